@@ -1,0 +1,1 @@
+"""The pool's decisions, free of IO."""

@@ -1,0 +1,1 @@
+"""The edge agent's decisions, free of IO."""

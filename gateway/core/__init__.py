@@ -1,0 +1,1 @@
+"""The gateway's decisions, free of IO: values and `now` in, values out."""

@@ -1,0 +1,1 @@
+"""Ways to reach a target; all of them look the same from the conductor."""

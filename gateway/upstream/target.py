@@ -1,0 +1,39 @@
+"""One target as the conductor sees it: something that answers a request within a budget, or says why not.
+
+Two kinds stand behind it: `link` speaks the link stream to targets of our own, `unary` speaks plain OIP to foreign servers.
+Both translate every failure of their transport into a ServeError, once, with the original as its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tidegate.types import Accepted, InferRequest, Reply
+
+
+class Target(Protocol):
+    """Cancelling `infer` cancels the attempt on the wire and in the queue that it waits in."""
+
+    @property
+    def id(self) -> str:
+        """ "edge/NAME" or "pool/NAME"."""
+        ...
+
+    async def infer(
+        self,
+        request: InferRequest,
+        *,
+        variant: str,
+        budget_s: float,
+        priority: int,
+        traceparent: str,
+        on_accepted: Callable[[Accepted], None],
+    ) -> Reply:
+        """The answer with its stage times (`queue`, `compute`, seconds) and the target's load report where it sends one.
+
+        Raises:
+            ServeError: any refusal of the target under its own class; Unreachable when the link or the process is gone;
+                DeadlineExceeded when `budget_s` ran out; BadAnswer when what came back is no answer to this request.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Simulated links and fleets around the real decision cores."""

@@ -1,0 +1,1 @@
+"""Making models: export, quantize, train, calibrate, and the `tidegate model` commands."""

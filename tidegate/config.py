@@ -1,0 +1,97 @@
+"""Configuration: one frozen model per process, read from a YAML file and the environment.
+
+Order of precedence: what the code passes, then the environment (`TIDEGATE_EDGE_GRPC_PORT=9001`), then the file, then the
+defaults. Unknown keys are errors that name the key and its nearest neighbour. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+SettingsT = TypeVar("SettingsT", bound="ProcessConfig")
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message names the file, the key, the value and the way out."""
+
+
+class Section(BaseModel):
+    """A nested part of a configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProcessConfig(BaseSettings):
+    """Base of each process's configuration. Subclasses set `env_prefix` and give every field a unit and a description."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__")
+
+
+def load(model: type[SettingsT], path: Path | None = None, **overrides: Any) -> SettingsT:
+    """The configuration from `path` (none: defaults and environment), with `overrides` on top.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, or a key is unknown or has a value that does not fit.
+    """
+    try:
+        return _bind(model, _read(path))(**overrides)
+    except ValidationError as error:
+        raise ConfigError(_explain(model, path, error)) from error
+
+
+def _bind(model: type[SettingsT], file_values: dict[str, Any]) -> type[SettingsT]:
+    """The same model with the file's values as its weakest source, under the environment."""
+
+    class Bound(model):  # type: ignore[valid-type,misc]  # a subclass of the argument is the way to add a source
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            **_: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=file_values)
+
+    Bound.__name__ = model.__name__
+    return Bound
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"the configuration {path} must be a mapping of keys, not a {type(loaded).__name__}")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _explain(model: type[ProcessConfig], path: Path | None, error: ValidationError) -> str:
+    where = f"{path}: " if path else ""
+    return "\n".join(where + _explain_one(model, dict(one)) for one in error.errors())
+
+
+def _explain_one(model: type[ProcessConfig], one: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in one["loc"])
+    if one["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(one["loc"][-1]), list(model.model_fields), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(model.model_fields))}"
+        return f"unknown key {key!r}{hint}"
+    prefix = model.model_config.get("env_prefix") or ""
+    env = prefix.upper() + key.upper().replace(".", "__")
+    hint = f" (from the environment variable {env})" if env in os.environ else ""
+    return f"key {key!r} = {one.get('input')!r}{hint}: {one['msg']}"

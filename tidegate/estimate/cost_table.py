@@ -1,0 +1,51 @@
+"""Service time from work: the table that each target measures at warm-up, read between its points.
+
+Work is counted in the unit that the model's manifest names (tokens, pixels, items, bytes). Cost is nearly affine in work on
+CPUs and small GPUs, but not at the small end (dispatch) nor at the large end (caches), so the table keeps the measured points
+and interpolates between neighbours; beyond the last point it goes on with the last slope, and below the first it stays flat,
+since the fixed part of a call does not shrink.
+
+It can be wrong when a device throttles or shares its cores: online correction belongs to whoever predicts with it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+
+class CostTable:
+    """Points of (work units, seconds), sorted by work.
+
+    Raises:
+        ValueError: no points, or a point that is not positive, or two points at the same work.
+    """
+
+    __slots__ = ("seconds", "units")
+
+    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+        ordered = sorted((float(units), float(seconds)) for units, seconds in points)
+        self.units = [units for units, _ in ordered]
+        self.seconds = [seconds for _, seconds in ordered]
+        if not ordered:
+            raise ValueError("a cost table needs at least one point")
+        if min(self.units) < 0 or not min(self.seconds) > 0 or len(set(self.units)) != len(ordered):
+            raise ValueError(f"cost points must have distinct work >= 0 and seconds > 0, not {ordered}")
+
+    def seconds_for(self, units: float) -> float:
+        """Predicted service seconds for one call of `units` work on an idle device."""
+        if units <= self.units[0] or len(self.units) == 1:
+            return self.seconds[0]
+        right = min(bisect_right(self.units, units), len(self.units) - 1)
+        left = right - 1
+        slope = (self.seconds[right] - self.seconds[left]) / (self.units[right] - self.units[left])
+        # A noisy measurement may slope down; more work is never cheaper than the point before it.
+        return self.seconds[left] + max(0.0, slope) * (units - self.units[left])
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        return list(zip(self.units, self.seconds, strict=True))
+
+    def __repr__(self) -> str:
+        first, last = self.points[0], self.points[-1]
+        return f"<CostTable {first[0]:g}:{first[1] * 1e3:.2f}ms … {last[0]:g}:{last[1] * 1e3:.2f}ms>"

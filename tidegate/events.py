@@ -1,0 +1,17 @@
+"""What a process tells its parent: one JSON object a line on stdout.
+
+`tidegate up` starts the processes and reads these lines: `ready` when a process serves, `served` for each answered request
+(the gateway, with `access_log: json`), `failed` with the reason when it cannot start. Logs go to stderr and are for people.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Write one event line and flush it, so that a parent on a pipe sees it at once."""
+    sys.stdout.write(json.dumps({"event": event, **fields}, separators=(",", ":"), default=str) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""What crosses MQTT: topics, messages, and the rules by which they merge in any order."""

@@ -1,0 +1,1 @@
+"""The link stream: frames on one long-lived bidirectional gRPC stream, both ends."""

@@ -1,0 +1,39 @@
+"""How much work a request is: its cost feature, its rows and its longest row, read from shapes alone.
+
+No tensor is decoded: the gateway prices a request it only passes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tidegate.models.manifest import Manifest
+from tidegate.types import InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`units` in the manifest's cost feature; `rows` is the first axis of the cost input and `longest_row` its last."""
+
+    units: float
+    rows: int
+    longest_row: int
+
+
+def work_of(manifest: Manifest, request: InferRequest) -> Work:
+    """The work of a request that was checked against `manifest`; a missing cost input counts as one unit."""
+    tensor = next((tensor for tensor in request.inputs if tensor.name == manifest.cost.input), None)
+    if tensor is None:
+        return Work(units=1.0, rows=1, longest_row=1)
+    shape = tensor.shape or (1,)
+    rows, longest = shape[0], shape[-1] if len(shape) > 1 else 1
+    units = {"tokens": prod(shape), "pixels": prod(shape), "items": rows, "bytes": len(tensor.raw)}[
+        manifest.cost.feature
+    ]
+    return Work(units=float(units), rows=rows, longest_row=longest)
+
+
+def fits(work: Work, *, max_batch: int | None, max_tokens: int | None) -> bool:
+    """Whether a variant with these limits takes the work; None means no limit."""
+    return (max_batch is None or work.rows <= max_batch) and (max_tokens is None or work.longest_row <= max_tokens)

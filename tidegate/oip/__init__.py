@@ -1,0 +1,1 @@
+"""Open Inference Protocol v2: wire ⇄ types, pure codecs first, servers over them."""

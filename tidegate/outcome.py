@@ -1,0 +1,124 @@
+"""Every way a call can end, once, from the error's class to the metric's label.
+
+An error says two things: whose fault it is, and whether another try may help. `code` travels with the status (JSON body,
+gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the very same class with `error_from_code`.
+Status numbers are not here: they belong to the protocols (`tidegate/oip/status.py`).
+
+`Outcome` is the metric label and the flight record's last word; each request ends in exactly one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ServeError(Exception):
+    """Anything that ends a call without an answer. The message is for the caller to read."""
+
+    code = "internal"
+    retry_elsewhere = False  # may another target answer it?
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.message!r}>"
+
+
+class CallerError(ServeError):
+    """The caller's fault: never counts against a target's health."""
+
+
+class InvalidRequest(CallerError):
+    code = "invalid_request"
+
+
+class TooLarge(CallerError):
+    """A body, message or tensor over a configured limit."""
+
+    code = "too_large"
+
+
+class ModelNotFound(CallerError):
+    code = "model_not_found"
+
+
+class NotSupported(CallerError):
+    code = "not_supported"
+
+
+class CapacityError(ServeError):
+    """Nobody's fault: there was no room or no time."""
+
+
+class Overloaded(CapacityError):
+    """A queue is full or the request was shed; `retry_after_s` says when there should be room."""
+
+    code = "overloaded"
+    retry_elsewhere = True
+
+
+class DeadlineExceeded(CapacityError):
+    code = "deadline_exceeded"
+
+
+class NothingAlive(CapacityError):
+    code = "nothing_alive"
+
+
+class PeerError(ServeError):
+    """A target's or a link's fault: counts against its health."""
+
+    retry_elsewhere = True
+
+
+class Unreachable(PeerError):
+    code = "unreachable"
+
+
+class BadAnswer(PeerError):
+    code = "bad_answer"
+
+
+class InternalError(ServeError):
+    """A defect of ours, seen from far away. Nearby, the original exception is raised and logged with its traceback."""
+
+    code = "internal"
+    retry_elsewhere = True
+
+
+ERRORS: tuple[type[ServeError], ...] = (
+    InvalidRequest, TooLarge, ModelNotFound, NotSupported, Overloaded, DeadlineExceeded, NothingAlive, Unreachable,
+    BadAnswer, InternalError,
+)  # fmt: skip
+_BY_CODE = {error.code: error for error in ERRORS}
+
+
+def error_from_code(code: str, message: str, *, retry_after_s: float | None = None) -> ServeError:
+    """The error that `code` names; an unknown code is a bad answer, since only a newer or foreign peer sends one."""
+    return _BY_CODE.get(code, BadAnswer)(message, retry_after_s=retry_after_s)
+
+
+class Outcome(str, Enum):
+    """How a request ended. The values of errors are their codes."""
+
+    OK = "ok"
+    LATE = "late"
+    DEGRADED = "degraded"
+    CANCELLED = "cancelled"
+    INVALID_REQUEST = "invalid_request"
+    TOO_LARGE = "too_large"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_SUPPORTED = "not_supported"
+    OVERLOADED = "overloaded"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    NOTHING_ALIVE = "nothing_alive"
+    UNREACHABLE = "unreachable"
+    BAD_ANSWER = "bad_answer"
+    INTERNAL = "internal"
+
+    @classmethod
+    def of(cls, error: BaseException) -> Outcome:
+        return cls(error.code) if isinstance(error, ServeError) else cls.INTERNAL

@@ -1,0 +1,163 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Envelope(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("hello", "request", "accepted", "answer", "refused", "cancel", "load", "ping", "pong", "chunk", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    request: Request
+    accepted: Accepted
+    answer: Answer
+    refused: Refused
+    cancel: Cancel
+    load: Load
+    ping: Ping
+    pong: Pong
+    chunk: Chunk
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "name", "epoch", "agent_version", "offers")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    name: str
+    epoch: int
+    agent_version: str
+    offers: bytes
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_US_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    budget_us: int
+    priority: int
+    variant: str
+    traceparent: str
+    message: bytes
+    chunked_bytes: int
+    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("id", "queue_ahead", "finish_in_us")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    FINISH_IN_US_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    queue_ahead: int
+    finish_in_us: int
+    def __init__(self, id: _Optional[int] = ..., queue_ahead: _Optional[int] = ..., finish_in_us: _Optional[int] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("id", "message", "chunked_bytes", "queue_us", "compute_us", "batch_size", "variant", "load")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    message: bytes
+    chunked_bytes: int
+    queue_us: int
+    compute_us: int
+    batch_size: int
+    variant: str
+    load: Load
+    def __init__(self, id: _Optional[int] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., variant: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("id", "code", "message", "retry_after_us", "load")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_US_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    code: str
+    message: str
+    retry_after_us: int
+    load: Load
+    def __init__(self, id: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_us: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("epoch", "sequence", "queued", "in_flight", "queue_delay_us", "offers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DELAY_US_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    queued: int
+    in_flight: int
+    queue_delay_us: int
+    offers: bytes
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., queued: _Optional[int] = ..., in_flight: _Optional[int] = ..., queue_delay_us: _Optional[int] = ..., offers: _Optional[bytes] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("sent_at_us",)
+    SENT_AT_US_FIELD_NUMBER: _ClassVar[int]
+    sent_at_us: int
+    def __init__(self, sent_at_us: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("sent_at_us",)
+    SENT_AT_US_FIELD_NUMBER: _ClassVar[int]
+    sent_at_us: int
+    def __init__(self, sent_at_us: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("id", "data")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    data: bytes
+    def __init__(self, id: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,175 @@
+"""The request and its answer, as every part of Tidegate sees them.
+
+Tensors stay bytes from ingress to egress. The wire formats in front of the gateway (OIP over HTTP, OIP over gRPC, OpenAI)
+and behind it (link stream, OIP unary) all carry tensors as little-endian row-major bytes, so whoever only passes a request
+on never decodes an element: `Tensor.raw` is a view of what arrived. JSON numbers are turned into bytes once, at ingress.
+
+Everything here is frozen and free of IO. Durations are seconds, instants are of the local monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from types import MappingProxyType
+from typing import Final
+
+Parameter = bool | int | float | str
+Parameters = Mapping[str, Parameter]
+NO_PARAMETERS: Final[Parameters] = MappingProxyType({})
+Buffer = bytes | bytearray | memoryview
+
+
+class Datatype(str, Enum):
+    """OIP's tensor element types, with Triton's BF16."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BF16 = "BF16"
+    BYTES = "BYTES"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element; 0 for BYTES, whose elements carry their own lengths."""
+        return _ITEMSIZE[self]
+
+    @property
+    def numpy_name(self) -> str:
+        """The numpy dtype that reads the raw bytes; BF16 reads as uint16, BYTES as object."""
+        return _NUMPY_NAME[self]
+
+
+_ITEMSIZE: Final = {
+    Datatype.BOOL: 1, Datatype.UINT8: 1, Datatype.UINT16: 2, Datatype.UINT32: 4, Datatype.UINT64: 8,
+    Datatype.INT8: 1, Datatype.INT16: 2, Datatype.INT32: 4, Datatype.INT64: 8,
+    Datatype.FP16: 2, Datatype.FP32: 4, Datatype.FP64: 8, Datatype.BF16: 2, Datatype.BYTES: 0,
+}  # fmt: skip
+_NUMPY_NAME: Final = {
+    Datatype.BOOL: "?", Datatype.UINT8: "<u1", Datatype.UINT16: "<u2", Datatype.UINT32: "<u4", Datatype.UINT64: "<u8",
+    Datatype.INT8: "<i1", Datatype.INT16: "<i2", Datatype.INT32: "<i4", Datatype.INT64: "<i8",
+    Datatype.FP16: "<f2", Datatype.FP32: "<f4", Datatype.FP64: "<f8", Datatype.BF16: "<u2", Datatype.BYTES: "O",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor; `raw` is little-endian, row-major, without padding (BYTES: each element with a uint32 length)."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    raw: Buffer
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name} {self.datatype.value}{list(self.shape)} {len(self.raw)} bytes>"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    name: str
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a caller asked, whatever protocol it came by. No `outputs` means all of them."""
+
+    model_name: str
+    inputs: tuple[Tensor, ...]
+    model_version: str = ""
+    id: str = ""
+    outputs: tuple[RequestedOutput, ...] = ()
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+    def __repr__(self) -> str:
+        version = f":{self.model_version}" if self.model_version else ""
+        return f"<InferRequest {self.id or '-'} {self.model_name}{version}>"
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    model_name: str
+    model_version: str
+    outputs: tuple[Tensor, ...]
+    id: str = ""
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A far side's word that it queued the request; durations count from when it said so, without the link."""
+
+    queue_ahead: int
+    finish_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How busy a target is. (epoch, sequence) orders reports that come by any road: answers, link frames, MQTT."""
+
+    epoch: int
+    sequence: int
+    queued: int
+    in_flight: int
+    queue_delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request with all that its caller said about how to serve it; a layer that learns more passes a `replace` down."""
+
+    request: InferRequest
+    protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link"
+    arrived_at: float
+    deadline: float | None = None  # an instant; None until someone knows a budget
+    priority: int = 0  # 1 is highest, 0 means the default
+    variant: str = ""  # a demanded variant, e.g. "fp32"; "" takes any
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only those a layer may need
+    on_accepted: Callable[[Accepted], None] | None = None
+
+    def budget_s(self, now: float) -> float | None:
+        """What is left of the deadline, possibly negative; None without one."""
+        return None if self.deadline is None else self.deadline - now
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
+
+    served_by: str  # "edge/NAME" or "pool/NAME"
+    reason: str  # cheapest, only, faster, pinned, demanded, escalated, fallback, hedge, last-resort
+    variant: str
+    attempts: int = 1
+    hedged: bool = False
+    fallback: bool = False
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with what is known of how it came to be; `stages`: classify, admit, queue, link, compute → seconds."""
+
+    response: InferResponse
+    stages: Mapping[str, float] = field(default_factory=dict)
+    route: Route | None = None
+    budget_left_s: float | None = None
+    batch_size: int = 1
+    variant: str = ""
+    load: LoadReport | None = None

@@ -1,0 +1,1 @@
+"""Worker processes: a child that loads engines and computes, and the parent's end of it."""
