@@ -1,0 +1,54 @@
+"""What a gateway learns from its connections to targets, as values: the fleet view folds them, whoever sent them.
+
+A link tells four things: it is up (with the other side's name, epoch and offers), it is down (with the reason in words), the
+other side's load changed, and how long a frame takes there and back. Unary targets send the ones they can know.
+
+Between one `LinkUp` and the next `LinkDown` of a target every `LinkLoad` and `LinkRtt` belongs to that connection; the
+(epoch, sequence) of a load report orders it with the reports that come over MQTT. Nothing here has a time: whoever folds an
+event passes its own `now`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.fleet.offers import ModelOffer
+from tidegate.types import LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The other side said hello: it can be sent requests for what it offers."""
+
+    target_id: str
+    name: str  # what it calls itself: "edge/kiosk-1"; the target's own id for a foreign server, which has no hello
+    epoch: int
+    offers: tuple[ModelOffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The connection is gone, or the other side takes no new requests; what was under way has failed or is being answered."""
+
+    target_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """A load report, from an answer, a refusal or a frame of its own. `offers` is None where they did not change."""
+
+    target_id: str
+    load: LoadReport
+    offers: tuple[ModelOffer, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRtt:
+    """A measured round trip without queue or compute."""
+
+    target_id: str
+    rtt_s: float
+
+
+LinkEvent = LinkUp | LinkDown | LinkLoad | LinkRtt
