@@ -1,7 +1,7 @@
 """Tensors ⇄ numpy arrays, for whoever really needs the elements: engines, checks, JSON.
 
-Reading is a view where it can be (no copy); BYTES tensors become object arrays of `bytes`. BF16 reads as its uint16 bits,
-because numpy has no bfloat16.
+Reading is a view where it can be (no copy); BYTES tensors become object arrays of `bytes`. BF16 reads as its uint16
+bits, because numpy has no bfloat16.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The one place that reads a clock or sleeps.
 
-`now()` is the running event loop's clock: the monotonic clock in production, virtual time under `tests/support/loop.py`.
-Everything that decides takes `now` as an argument instead. Wall-clock time (`utc_s`) is for people and for epochs only; it
-never orders events.
+`now()` is the running event loop's clock: the monotonic clock in production, virtual time under
+`tests/support/loop.py`. Everything that decides takes `now` as an argument instead. Wall-clock time (`utc_s`) is for
+people and for epochs only; it never orders events.
 """
 
 from __future__ import annotations

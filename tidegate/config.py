@@ -1,7 +1,7 @@
 """Configuration: one frozen model per process, read from a YAML file and the environment.
 
-Order of precedence: what the code passes, then the environment (`TIDEGATE_EDGE_GRPC_PORT=9001`), then the file, then the
-defaults. Unknown keys are errors that name the key and its nearest neighbour. Nothing is read at import.
+Order of precedence: what the code passes, then the environment (`TIDEGATE_EDGE_GRPC_PORT=9001`), then the file, then
+the defaults. Unknown keys are errors that name the key and its nearest neighbour. Nothing is read at import.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 
 class ProcessConfig(BaseSettings):
-    """Base of each process's configuration. Subclasses set `env_prefix` and give every field a unit and a description."""
+    """Base of each process's configuration. Subclasses set `env_prefix`; every field has a unit and a description."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__")
 

@@ -1,8 +1,8 @@
 """A child process that does not outlive its parent, even when the parent is killed with SIGKILL.
 
-Linux can send a signal to a child when its parent thread ends (PR_SET_PDEATHSIG). The child asks for it itself at its start,
-then checks that its parent did not end in between. Elsewhere the child's end of a pipe to the parent does the same job; a
-process that has such a pipe watches it anyway.
+Linux can send a signal to a child when its parent thread ends (PR_SET_PDEATHSIG). The child asks for it itself at its
+start, then checks that its parent did not end in between. Elsewhere the child's end of a pipe to the parent does the
+same job; a process that has such a pipe watches it anyway.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Every way a call can end, once, from the error's class to the metric's label.
 
-An error says two things: whose fault it is, and whether another try may help. `code` travels with the status (JSON body,
-gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the very same class with `error_from_code`.
-Status numbers are not here: they belong to the protocols (`tidegate/oip/status.py`).
+An error says two things: whose fault it is, and whether another try may help. `code` travels with the status (JSON
+body, gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the very same class with
+`error_from_code`. Status numbers are not here: they belong to the protocols (`tidegate/oip/status.py`).
 
 `Outcome` is the metric label and the flight record's last word; each request ends in exactly one.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
 class ServeError(Exception):
@@ -101,7 +101,7 @@ def error_from_code(code: str, message: str, *, retry_after_s: float | None = No
     return _BY_CODE.get(code, BadAnswer)(message, retry_after_s=retry_after_s)
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """How a request ended. The values of errors are their codes."""
 
     OK = "ok"

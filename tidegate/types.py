@@ -1,8 +1,9 @@
 """The request and its answer, as every part of Tidegate sees them.
 
-Tensors stay bytes from ingress to egress. The wire formats in front of the gateway (OIP over HTTP, OIP over gRPC, OpenAI)
-and behind it (link stream, OIP unary) all carry tensors as little-endian row-major bytes, so whoever only passes a request
-on never decodes an element: `Tensor.raw` is a view of what arrived. JSON numbers are turned into bytes once, at ingress.
+Tensors stay bytes from ingress to egress. The wire formats in front of the gateway (OIP over HTTP, OIP over gRPC,
+OpenAI) and behind it (link stream, OIP unary) all carry tensors as little-endian row-major bytes, so whoever only
+passes a request on never decodes an element: `Tensor.raw` is a view of what arrived. JSON numbers are turned into
+bytes once, at ingress.
 
 Everything here is frozen and free of IO. Durations are seconds, instants are of the local monotonic clock.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from math import prod
 from types import MappingProxyType
 from typing import Final
@@ -22,7 +23,7 @@ NO_PARAMETERS: Final[Parameters] = MappingProxyType({})
 Buffer = bytes | bytearray | memoryview
 
 
-class Datatype(str, Enum):
+class Datatype(StrEnum):
     """OIP's tensor element types, with Triton's BF16."""
 
     BOOL = "BOOL"
@@ -65,7 +66,7 @@ _NUMPY_NAME: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One named tensor; `raw` is little-endian, row-major, without padding (BYTES: each element with a uint32 length)."""
+    """One named tensor; `raw` is little-endian, row-major, unpadded (BYTES: each element with a uint32 length)."""
 
     name: str
     datatype: Datatype
@@ -133,7 +134,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request with all that its caller said about how to serve it; a layer that learns more passes a `replace` down."""
+    """A request with all its caller said about serving it; a layer that learns more passes a `replace` down."""
 
     request: InferRequest
     protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link"

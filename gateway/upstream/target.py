@@ -1,7 +1,7 @@
 """One target as the conductor sees it: something that answers a request within a budget, or says why not.
 
-Two kinds stand behind it: `link` speaks the link stream to targets of our own, `unary` speaks plain OIP to foreign servers.
-Both translate every failure of their transport into a ServeError, once, with the original as its cause.
+Two kinds stand behind it: `link` speaks the link stream to targets of our own, `unary` speaks plain OIP to foreign
+servers. Both translate every failure of their transport into a ServeError, once, with the original as its cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Target(Protocol):
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
     ) -> Reply:
-        """The answer with its stage times (`queue`, `compute`, seconds) and the target's load report where it sends one.
+        """The answer with its stage times (`queue`, `compute`, seconds) and the target's load where it reports one.
 
         Raises:
             ServeError: any refusal of the target under its own class; Unreachable when the link or the process is gone;

@@ -1,7 +1,7 @@
 """What an engine is: arrays in, arrays out, in this process, blocking.
 
-Engines know nothing of requests, queues or wires. They live in worker processes, where blocking is fine and a crash is cheap.
-A missing runtime is an error that says what to install.
+Engines know nothing of requests, queues or wires. They live in worker processes, where blocking is fine and a crash
+is cheap. A missing runtime is an error that says what to install.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Service time from work: the table that each target measures at warm-up, read between its points.
 
-Work is counted in the unit that the model's manifest names (tokens, pixels, items, bytes). Cost is nearly affine in work on
-CPUs and small GPUs, but not at the small end (dispatch) nor at the large end (caches), so the table keeps the measured points
-and interpolates between neighbours; beyond the last point it goes on with the last slope, and below the first it stays flat,
-since the fixed part of a call does not shrink.
+Work is counted in the unit that the model's manifest names (tokens, pixels, items, bytes). Cost is nearly affine in
+work on CPUs and small GPUs, but not at the small end (dispatch) nor at the large end (caches), so the table keeps the
+measured points and interpolates between neighbours; beyond the last point it goes on with the last slope, and below
+the first it stays flat, since the fixed part of a call does not shrink.
 
 It can be wrong when a device throttles or shares its cores: online correction belongs to whoever predicts with it.
 """

@@ -14,7 +14,7 @@ ModelState = Literal["ready", "loading", "warming", "evicted", "bad"]
 
 
 class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One way in which a target answers a model. `cost` holds measured (work units, seconds) points of this very device."""
+    """One way in which a target answers a model. `cost`: (work units, seconds) measured on this very device."""
 
     name: str
     precision: str

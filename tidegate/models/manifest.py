@@ -1,10 +1,11 @@
 """The manifest of one model version: `model.yaml`, the single place that says what a model takes, gives and costs.
 
-Everyone reads it and nobody guesses: the gateway checks requests against its shapes and bounds (so that a bad tensor never
-reaches batch-mates) and prices them by its cost feature; edge and pool pick the variant they may run and find its artefact.
+Everyone reads it and nobody guesses: the gateway checks requests against its shapes and bounds (so that a bad tensor
+never reaches batch-mates) and prices them by its cost feature; edge and pool pick the variant they may run and find
+its artefact.
 
-Axes are named once and used in shapes, so `[batch, sequence]` on two inputs means that both must agree.
-Work is counted in the unit of `cost.feature`; a variant's `max_tokens` bounds the longest row (last axis of the cost input)
+Axes are named once and used in shapes, so `[batch, sequence]` on two inputs means that both must agree. Work is
+counted in the unit of `cost.feature`; a variant's `max_tokens` bounds the longest row (last axis of the cost input)
 and its `max_batch` the rows, because those are what a small device runs out of.
 """
 
@@ -69,7 +70,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a request's work is counted: tokens and pixels by the elements of `input`, items by its first axis, bytes by its size."""
+    """How work is counted: tokens and pixels by the elements of `input`, items by its first axis, bytes by its size."""
 
     feature: Feature
     input: str

@@ -1,7 +1,7 @@
 """What stands behind an Open Inference Protocol server: the gateway, an edge agent and the pool each are a `ModelHost`.
 
-The servers in this package (`grpc_server`, `http_server`) and the answering end of the link stream know only this interface,
-so all three processes speak the protocol with the same code and the same errors.
+The servers in this package (`grpc_server`, `http_server`) and the answering end of the link stream know only this
+interface, so all three processes speak the protocol with the same code and the same errors.
 """
 
 from __future__ import annotations

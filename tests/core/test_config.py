@@ -1,0 +1,75 @@
+"""A configuration error names the file, the key, the value and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic_settings import SettingsConfigDict
+
+from tidegate.config import ConfigError, ProcessConfig, Section, load
+
+
+class Nested(Section):
+    retries: int = 3
+
+
+class Example(ProcessConfig):
+    model_config = SettingsConfigDict(env_prefix="TIDEGATE_EXAMPLE_")
+
+    http_port: int = 8000
+    name: str = "main"
+    nested: Nested = Nested()
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "example.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_hold_without_a_file() -> None:
+    assert load(Example).http_port == 8000
+
+
+def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
+    assert load(Example, write(tmp_path, "# nothing yet\n")).name == "main"
+
+
+def test_code_beats_the_environment_and_the_environment_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "http_port: 1\nname: file\nnested: {retries: 1}\n")
+    monkeypatch.setenv("TIDEGATE_EXAMPLE_HTTP_PORT", "2")
+    monkeypatch.setenv("TIDEGATE_EXAMPLE_NESTED__RETRIES", "9")
+    config = load(Example, path, name="code")
+    assert (config.http_port, config.name, config.nested.retries) == (2, "code", 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("http_prt: 1\n", "unknown key 'http_prt'; did you mean 'http_port'"),
+        ("zzz: 1\n", "unknown key 'zzz'; known keys: http_port, name, nested"),
+        ("http_port: many\n", "key 'http_port' = 'many'"),
+        ("nested: {retries: x}\n", "key 'nested.retries' = 'x'"),
+        ("- a list\n", "must be a mapping"),
+        ("{unclosed: [\n", "not valid YAML"),
+    ],
+)
+def test_an_error_names_the_key_and_the_value(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match="(?s)" + words.replace("(", r"\(")) as caught:
+        load(Example, path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_EXAMPLE_HTTP_PORT", "many")
+    with pytest.raises(ConfigError, match="from the environment variable TIDEGATE_EXAMPLE_HTTP_PORT"):
+        load(Example)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load(Example, tmp_path / "nowhere.yaml")
