@@ -1,0 +1,78 @@
+"""Inputs that a model accepts, made up from its manifest: for warm-up, for measuring cost, for checking an artefact.
+
+The values mean nothing, but they are valid: inside the bounds, of the right type, with axes of the asked-for lengths.
+What looks like a mask (integers or booleans from 0 to 1) is all ones, so that the work is real and not masked away.
+Optional inputs are left out. The same arguments always give the same arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.models.manifest import Bounds, Manifest, TensorSpec
+from tidegate.types import Datatype
+
+
+def example_arrays(manifest: Manifest, lengths: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
+    """One array per required input; axes that `lengths` does not name have their smallest length.
+
+    Raises:
+        ValueError: `lengths` names an axis that the manifest does not have, or a length that it does not allow.
+    """
+    sizes = _sizes(manifest, lengths)
+    random = np.random.default_rng(seed)
+    return {
+        spec.name: _values(
+            spec, tuple(sizes[entry] if isinstance(entry, str) else entry for entry in spec.shape), random
+        )
+        for spec in manifest.inputs
+        if not spec.optional
+    }
+
+
+def _sizes(manifest: Manifest, lengths: Mapping[str, int]) -> dict[str, int]:
+    for name, length in lengths.items():
+        axis = manifest.axes.get(name)
+        if axis is None:
+            raise ValueError(
+                f"model {manifest.name!r} has no axis {name!r} (axes: {', '.join(manifest.axes) or 'none'})"
+            )
+        if not axis.min <= length <= axis.max:
+            raise ValueError(f"axis {name!r} of {manifest.name!r} goes from {axis.min} to {axis.max}, not to {length}")
+    return {name: lengths.get(name, axis.min) for name, axis in manifest.axes.items()}
+
+
+def _values(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
+    if spec.datatype is Datatype.BYTES:
+        return np.full(shape, b"example", dtype=object)
+    if spec.datatype is Datatype.BOOL:
+        return np.ones(shape, dtype=bool)
+    if spec.datatype is Datatype.BF16:
+        # numpy has no bfloat16: its bits are the upper half of a float32's.
+        return (_floats(spec.bounds, shape, random).astype("<f4").view("<u4") >> 16).astype("<u2")
+    if spec.datatype in {Datatype.FP16, Datatype.FP32, Datatype.FP64}:
+        return _floats(spec.bounds, shape, random).astype(spec.datatype.numpy_name)
+    return _integers(spec.bounds, shape, random).astype(spec.datatype.numpy_name)
+
+
+def _floats(bounds: Bounds | None, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float64]:
+    if bounds is None:
+        return random.standard_normal(shape)
+    # Not uniform(min, max): max - min may be more than a float holds, and rounding must not leave the bounds.
+    part = random.random(shape)
+    return np.clip(bounds.min * (1.0 - part) + bounds.max * part, bounds.min, bounds.max)
+
+
+def _integers(bounds: Bounds | None, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
+    if bounds is None:
+        return np.zeros(shape, dtype=np.int64)  # the only index or id that every model surely knows
+    lowest, highest = ceil(bounds.min), floor(bounds.max)
+    if (lowest, highest) == (0, 1):
+        return np.ones(shape, dtype=np.int64)
+    # Bounds of the widest types are floats that round past 2**63; half the range is example enough.
+    return random.integers(max(lowest, -(2**62)), min(highest, 2**62), size=shape, endpoint=True)

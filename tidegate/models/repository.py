@@ -1,0 +1,256 @@
+"""The model repository: a folder per model and version, each with one manifest that is either right or refused by name.
+
+    ROOT/NAME/VERSION/model.yaml      what the version takes, gives and costs (`manifest.py`)
+    ROOT/NAME/VERSION/ARTEFACT        one file per variant; a gateway's repository may lack them
+    ROOT/NAME/VERSION/tokenizer.json  where the model takes text
+
+Reading is strict. A key that nobody knows is most often a misspelt one whose default then silently applies, so it is
+an error, as is a second key of the same name, a value of the wrong type, and all that `validate.py` finds. Each error
+names the file, the key and the value. A folder whose name starts with a dot is no model: builds and copies in progress
+live in those and are renamed when they are complete, so a version that can be seen is whole.
+
+Digests are checked when somebody asks (`verify`), not on each read: a gateway has no artefacts to check.
+The folders are read once, on first use; `reload` forgets what was read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from tidegate.models.digest import sha256_of
+from tidegate.models.manifest import Axis, Manifest, Variant
+from tidegate.models.validate import problems
+from tidegate.outcome import ModelNotFound
+
+MANIFEST_FILE = "model.yaml"
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+
+
+class RepositoryError(Exception):
+    """A repository, a manifest or an artefact that cannot be used; the message names file, key and value."""
+
+
+class Repository:
+    """The models under `root`. Reads the disk on first use and blocks while it does."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._manifests: tuple[Manifest, ...] | None = None
+
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Every model version, by name and then from the lowest version to the highest. Raises RepositoryError."""
+        if self._manifests is None:
+            found = (load_manifest(folder) for folder in _version_folders(self.root))
+            self._manifests = tuple(sorted(found, key=lambda manifest: (manifest.name, version_key(manifest.version))))
+        return self._manifests
+
+    def manifest(self, name: str, version: str = "") -> Manifest:
+        """One version, or the highest when `version` is empty. Raises ModelNotFound, RepositoryError."""
+        found = [one for one in self.manifests() if one.name == name and version in ("", one.version)]
+        if not found:
+            raise ModelNotFound(self._not_found(name, version))
+        return found[-1]
+
+    def folder(self, manifest: Manifest) -> Path:
+        return self.root / manifest.name / manifest.version
+
+    def artefact(self, manifest: Manifest, variant: Variant) -> Path:
+        """Where the variant's artefact belongs, whether or not it is there."""
+        return self.folder(manifest) / variant.artefact
+
+    def tokenizer(self, manifest: Manifest) -> Path | None:
+        """Where the model's tokenizer belongs; None for a model that takes no text."""
+        return None if manifest.text is None else self.folder(manifest) / manifest.text.tokenizer
+
+    def verify(self, manifest: Manifest, variant: Variant) -> None:
+        """Raise RepositoryError unless the artefact is there with the manifest's size and digest. Reads all of it."""
+        verify_artefact(self.artefact(manifest, variant), variant)
+
+    def reload(self) -> None:
+        """Read the folders again on the next use."""
+        self._manifests = None
+
+    def _not_found(self, name: str, version: str) -> str:
+        versions = [one.version for one in self.manifests() if one.name == name]
+        if versions:
+            return f"model {name!r} has no version {version!r} (versions: {', '.join(versions)})"
+        names = sorted({one.name for one in self.manifests()})
+        return f"there is no model {name!r} (models: {', '.join(names) or 'none'})"
+
+    def __repr__(self) -> str:
+        read = "unread" if self._manifests is None else f"{len(self._manifests)} versions"
+        return f"<Repository {self.root} {read}>"
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """The manifest of one version's folder. Raises RepositoryError."""
+    path = folder / MANIFEST_FILE
+    manifest = parse_manifest(_read(path), path)
+    for key, wanted, got in (("name", folder.parent.name, manifest.name), ("version", folder.name, manifest.version)):
+        if wanted != got:
+            raise RepositoryError(f"{path}: {key}: {got!r} does not match the folder's {wanted!r}")
+    return manifest
+
+
+def parse_manifest(text: str, source: Path) -> Manifest:
+    """The manifest that `text` spells; `source` is for the errors. Raises RepositoryError."""
+    try:
+        raw = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader that also refuses a key given twice
+    except yaml.YAMLError as error:
+        raise RepositoryError(f"{source}: is not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise RepositoryError(f"{source}: must be a mapping of keys, not {type(raw).__name__}")
+    manifest = _convert(raw, source)
+    if found := problems(manifest):
+        raise RepositoryError("\n".join(f"{source}: {problem}" for problem in found))
+    return manifest
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The manifest as YAML; equal manifests give equal texts, with the keys in the order of their declaration."""
+    # Through the types once, so that a bound given as 0 in code is spelled 0.0, as it reads back.
+    canonical = msgspec.convert(msgspec.to_builtins(manifest), Manifest)
+    values = {"schema": manifest.schema, **msgspec.to_builtins(canonical)}
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Write the manifest into its version's folder, all or nothing. Raises RepositoryError when it is not valid."""
+    path = folder / MANIFEST_FILE
+    if found := problems(manifest):
+        raise RepositoryError("\n".join(f"{path}: {problem}" for problem in found))
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{MANIFEST_FILE}.{os.getpid()}"
+    temporary.write_text(manifest_text(manifest), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def verify_artefact(path: Path, variant: Variant) -> None:
+    """Raise RepositoryError unless `path` has the size and the digest that `variant` names."""
+    try:
+        size_bytes = path.stat().st_size
+        # The size first: it costs nothing and finds every cut-off copy.
+        if size_bytes != variant.size_bytes:
+            raise RepositoryError(
+                f"{path}: has {size_bytes} bytes, but variant {variant.name!r} names {variant.size_bytes}"
+            )
+        digest = sha256_of(path)
+    except OSError as error:
+        raise RepositoryError(f"{path}: the artefact of variant {variant.name!r}: {error.strerror}") from error
+    if digest != variant.sha256:
+        raise RepositoryError(f"{path}: has sha256 {digest}, but variant {variant.name!r} names {variant.sha256}")
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Orders versions as people do: 2 before 10, 1.2 before 1.10, numbers before words."""
+    parts = (part for part in re.split(r"(\d+)|[._-]", version) if part)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
+
+
+def _version_folders(root: Path) -> list[Path]:
+    try:
+        models = [entry for entry in sorted(root.iterdir()) if _is_visible_folder(entry)]
+        return [entry for model in models for entry in sorted(model.iterdir()) if _is_visible_folder(entry)]
+    except OSError as error:
+        raise RepositoryError(
+            f"{error.filename}: cannot read the model repository: {error.strerror}; "
+            "`tidegate model build all --repository DIR` makes one with the demo models"
+        ) from error
+
+
+def _is_visible_folder(entry: Path) -> bool:
+    return entry.is_dir() and not entry.name.startswith(".")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RepositoryError(f"{path}: cannot read the manifest: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RepositoryError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _convert(raw: dict[Any, Any], source: Path) -> Manifest:
+    try:
+        return msgspec.convert(raw, Manifest)
+    except msgspec.ValidationError as error:
+        raise RepositoryError(f"{source}: {_explain(raw, error)}") from error
+
+
+def _explain(raw: dict[Any, Any], error: msgspec.ValidationError) -> str:
+    """msgspec says what was expected and where; an author also wants the value, and the key that was meant."""
+    match = _AT.match(str(error))
+    assert match is not None  # the pattern matches any text
+    what, steps = match["what"], _STEP.findall(match["path"] or "")
+    if "[...]" in (match["path"] or ""):
+        return _explain_axis(raw, what)
+    value: Any = raw
+    for name, index in steps:
+        value = value[int(index)] if index else value[name]
+    key = (match["path"] or "").removeprefix(".")
+    if unknown := _UNKNOWN.fullmatch(what):
+        return _explain_unknown(key, unknown["field"], value)
+    return f"{key or 'the manifest'}: {what}" + (f", namely {value!r}" if key else "")
+
+
+def _explain_axis(raw: dict[Any, Any], what: str) -> str:
+    """`axes` is the one mapping with names of the author's own, which msgspec leaves out of its path."""
+    name = next(name for name, value in raw["axes"].items() if not _is_axis(value))
+    return f"axes.{name}: {what}, namely {raw['axes'][name]!r}"
+
+
+def _is_axis(value: Any) -> bool:
+    try:
+        msgspec.convert(value, Axis)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _explain_unknown(key: str, field: str, holder: Any) -> str:
+    known = _known_fields(holder)
+    near = difflib.get_close_matches(field, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    value = holder.get(field) if isinstance(holder, dict) else None
+    return f"unknown key {f'{key}.{field}'.lstrip('.')!r} = {value!r}{hint}"
+
+
+def _known_fields(holder: Any) -> list[str]:
+    """Every key of any part of a manifest; near enough for a hint, and it cannot go stale."""
+    known: dict[str, None] = {}
+    pending: list[Any] = [msgspec.inspect.type_info(Manifest)]
+    while pending:
+        kind = pending.pop()
+        if isinstance(kind, msgspec.inspect.StructType):
+            known.update((field.encode_name, None) for field in kind.fields)
+            pending.extend(field.type for field in kind.fields)
+        pending.extend(getattr(kind, "types", ()))
+        pending.extend(part for part in (getattr(kind, "item_type", None), getattr(kind, "value_type", None)) if part)
+    return [name for name in known if not (isinstance(holder, dict) and name in holder)]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML lets a key appear twice and keeps the last; in a manifest that is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is there twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,206 @@
+"""What a manifest must hold beyond the types of its keys: every name that it mentions exists, every range is a range.
+
+Types are checked when the YAML is read (`repository.py`). What is left are the mistakes that types cannot see and that
+would otherwise surface far away, as a request that no target takes: an axis that is not declared, a cost input that is
+no input, text fields that name no tensor, an artefact that points outside of its folder.
+
+All problems are found in one go, each as one sentence that starts with the key and holds the value, so that an author
+fixes a manifest once. An empty result is a valid manifest. Pure: whether the files exist is the repository's question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
+
+from tidegate.models.manifest import Bounds, Manifest, TensorSpec, Variant
+from tidegate.types import Datatype
+
+# Names travel in URLs, MQTT topics, header values and folder names, so they keep to what is plain in all four.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_INTEGER_RANGE = {
+    Datatype.UINT8: (0, 2**8 - 1), Datatype.UINT16: (0, 2**16 - 1), Datatype.UINT32: (0, 2**32 - 1),
+    Datatype.UINT64: (0, 2**64 - 1), Datatype.INT8: (-(2**7), 2**7 - 1), Datatype.INT16: (-(2**15), 2**15 - 1),
+    Datatype.INT32: (-(2**31), 2**31 - 1), Datatype.INT64: (-(2**63), 2**63 - 1),
+}  # fmt: skip
+
+
+def problems(manifest: Manifest) -> tuple[str, ...]:
+    """Everything that is wrong with `manifest`, as `key: what is wrong with which value`; empty when it is valid."""
+    return (
+        *_names(manifest),
+        *_axes(manifest),
+        *_tensors("inputs", manifest.inputs, manifest),
+        *_tensors("outputs", manifest.outputs, manifest),
+        *_variants(manifest),
+        *_cost(manifest),
+        *_limits(manifest),
+        *_text(manifest),
+    )
+
+
+def file_name_problem(name: str) -> str | None:
+    """Why `name` may not name a file of a version's folder; None when it may."""
+    if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
+        return f"{name!r} must be a plain file name inside the version's folder"
+    if name == "model.yaml":
+        return f"{name!r} is the manifest itself"
+    return None
+
+
+def name_problem(name: str) -> str | None:
+    """Why `name` may not name a model, a version or a variant; None when it may."""
+    if _NAME.fullmatch(name):
+        return None
+    return f"{name!r} must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter or a digit"
+
+
+def _names(manifest: Manifest) -> Iterator[str]:
+    for key, name in (("name", manifest.name), ("version", manifest.version)):
+        if problem := name_problem(name):
+            yield f"{key}: {problem}"
+
+
+def _axes(manifest: Manifest) -> Iterator[str]:
+    for name, axis in manifest.axes.items():
+        if axis.min < 0 or axis.min > axis.max:
+            yield f"axes.{name}: must have 0 <= min <= max, not min {axis.min} and max {axis.max}"
+
+
+def _tensors(key: str, tensors: Sequence[TensorSpec], manifest: Manifest) -> Iterator[str]:
+    if not tensors:
+        yield f"{key}: must name at least one tensor"
+    yield from _duplicates(f"{key}.name", (tensor.name for tensor in tensors))
+    for index, tensor in enumerate(tensors):
+        yield from _shape(f"{key}[{index}] ({tensor.name}).shape", tensor, manifest)
+        if tensor.bounds is not None:
+            yield from _bounds(f"{key}[{index}] ({tensor.name}).bounds", tensor.datatype, tensor.bounds)
+
+
+def _shape(key: str, tensor: TensorSpec, manifest: Manifest) -> Iterator[str]:
+    for entry in tensor.shape:
+        if isinstance(entry, str) and entry not in manifest.axes:
+            known = ", ".join(sorted(manifest.axes)) or "none"
+            yield f"{key}: {entry!r} is not a declared axis (declared: {known})"
+        elif isinstance(entry, int) and entry < 1:
+            yield f"{key}: {entry} is not a length; name an axis for a dimension that varies"
+
+
+def _bounds(key: str, datatype: Datatype, bounds: Bounds) -> Iterator[str]:
+    if not (isfinite(bounds.min) and isfinite(bounds.max) and bounds.min <= bounds.max):
+        yield f"{key}: must be finite with min <= max, not min {bounds.min:g} and max {bounds.max:g}"
+        return
+    if datatype in {Datatype.BYTES, Datatype.BOOL}:
+        yield f"{key}: {datatype.value} elements have no bounds"
+    lowest, highest = _INTEGER_RANGE.get(datatype, (bounds.min, bounds.max))
+    if bounds.min < lowest or bounds.max > float(highest):  # a bound is a float: 2**64 - 1 reads as 2**64
+        yield f"{key}: {bounds.min:g} to {bounds.max:g} does not fit into {datatype.value}"
+
+
+def _variants(manifest: Manifest) -> Iterator[str]:
+    if not manifest.variants:
+        yield "variants: must name at least one variant"
+    yield from _duplicates("variants.name", (variant.name for variant in manifest.variants))
+    for index, variant in enumerate(manifest.variants):
+        for problem in _variant(variant):
+            yield f"variants[{index}] ({variant.name}).{problem}"
+    digests: dict[str, str] = {}
+    for variant in manifest.variants:
+        if digests.setdefault(variant.artefact, variant.sha256) != variant.sha256:
+            yield f"variants.sha256: the artefact {variant.artefact!r} has two different digests"
+
+
+def _variant(variant: Variant) -> Iterator[str]:
+    if problem := name_problem(variant.name):
+        yield f"name: {problem}"
+    if problem := file_name_problem(variant.artefact):
+        yield f"artefact: {problem}"
+    if not _SHA256.fullmatch(variant.sha256):
+        yield f"sha256: {variant.sha256!r} must be 64 lower-case hexadecimal digits"
+    if variant.size_bytes < 0:
+        yield f"size_bytes: {variant.size_bytes} must not be negative"
+    if len(set(variant.where)) != len(variant.where):
+        yield f"where: {list(variant.where)} names a place twice"
+    for key, limit in (("max_batch", variant.max_batch), ("max_tokens", variant.max_tokens)):
+        if limit is not None and limit < 1:
+            yield f"{key}: {limit} must be at least 1; leave the key out for no limit"
+    yield from _quality(variant)
+
+
+def _quality(variant: Variant) -> Iterator[str]:
+    quality = variant.quality
+    if quality is None:
+        return
+    lowest = -1.0 if quality.metric == "cosine" else 0.0
+    if not lowest <= quality.value <= 1.0:
+        yield f"quality.value: {quality.value:g} is not a {quality.metric} between {lowest:g} and 1"
+    if quality.samples < 1:
+        yield f"quality.samples: {quality.samples} must be at least 1"
+
+
+def _cost(manifest: Manifest) -> Iterator[str]:
+    if manifest.cost.input not in _tensor_names(manifest.inputs):
+        yield f"cost.input: {_no_tensor(manifest.cost.input, 'input', manifest.inputs)}"
+
+
+def _limits(manifest: Manifest) -> Iterator[str]:
+    batching = manifest.batching
+    if not (isfinite(manifest.default_budget_s) and manifest.default_budget_s > 0):
+        yield f"default_budget_s: {manifest.default_budget_s:g} must be a positive number of seconds"
+    if manifest.max_batch_size < 0:
+        yield f"max_batch_size: {manifest.max_batch_size} must not be negative"
+    if not (isfinite(batching.max_queue_delay_s) and batching.max_queue_delay_s >= 0):
+        yield f"batching.max_queue_delay_s: {batching.max_queue_delay_s:g} must not be negative"
+    for key in ("max_batch_size", "max_work", "max_queue_size"):
+        limit = getattr(batching, key)
+        if limit is not None and limit < 1:
+            yield f"batching.{key}: {limit} must be at least 1"
+    padded = {entry for tensor in manifest.inputs for entry in tensor.shape}
+    if batching.pad_axis is not None and batching.pad_axis not in padded:
+        yield f"batching.pad_axis: {batching.pad_axis!r} is not an axis of any input"
+
+
+def _text(manifest: Manifest) -> Iterator[str]:
+    text = manifest.text
+    if text is None:
+        return
+    if problem := file_name_problem(text.tokenizer):
+        yield f"text.tokenizer: {problem}"
+    for key, name, kind, tensors in (
+        ("input_ids", text.input_ids, "input", manifest.inputs),
+        ("attention_mask", text.attention_mask, "input", manifest.inputs),
+        ("output", text.output, "output", manifest.outputs),
+    ):
+        if name not in _tensor_names(tensors):
+            yield f"text.{key}: {_no_tensor(name, kind, tensors)}"
+    longest = _longest_row(manifest, text.input_ids)
+    if text.max_tokens < 1 or (longest is not None and text.max_tokens > longest):
+        yield f"text.max_tokens: {text.max_tokens} must be from 1 to {longest if longest else 'any'}, the longest row"
+
+
+def _longest_row(manifest: Manifest, name: str) -> int | None:
+    """The most elements that a row of input `name` may have; None when nothing says so."""
+    for tensor in manifest.inputs:
+        if tensor.name == name and tensor.shape:
+            last = tensor.shape[-1]
+            axis = manifest.axes.get(last) if isinstance(last, str) else None
+            return axis.max if axis else (last if isinstance(last, int) else None)
+    return None
+
+
+def _duplicates(key: str, names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{key}: {name!r} is there twice"
+        seen.add(name)
+
+
+def _tensor_names(tensors: Sequence[TensorSpec]) -> set[str]:
+    return {tensor.name for tensor in tensors}
+
+
+def _no_tensor(name: str, kind: str, tensors: Sequence[TensorSpec]) -> str:
+    return f"{name!r} is not an {kind} ({kind}s: {', '.join(tensor.name for tensor in tensors) or 'none'})"
