@@ -1,0 +1,197 @@
+"""The edge's queue: earliest deadline first, bounded, and honest at the door.
+
+A small device that takes more than it can do serves nobody: every answer comes late. So the decision is made once, at
+the door, and an immediate "no" lets the gateway place the request elsewhere while there is still time for it:
+
+- no room: `Overloaded`, with the predicted time until the present queue has drained;
+- *provably* late: even if everything ahead of it took only `OPTIMISM` of its predicted time, it would not be done by
+  its deadline: `DeadlineExceeded` at once. Merely probable lateness is not refused here; the gateway decides about
+  chances.
+
+Order is by deadline, moved forward by a boost for each level of priority. There is no ageing: every request has a
+deadline, so none waits for ever. A waiting request is dropped as soon as it could not make it even if it started now;
+`next_wake` says when that next happens, so its caller hears by a timer and not when a slot happens to become free.
+
+Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` are
+taken at once, and at most one of a lane (a model's worker process computes one call after another).
+
+Invariants: never more than `max_size` waiting; every admitted request leaves exactly once, by `take`, `expire` or
+`remove`; nothing is taken once it could not make its deadline any more. O(waiting) per operation, which the bound
+keeps to tens of microseconds.
+
+It can be wrong when predictions are: `cost_s` is the caller's, corrected by what calls really took.
+
+Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 1973
+(EDF); `routing.md` B6.3 (late, provable drop) and B7 (priority boost).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.types import Accepted
+
+OPTIMISM = 0.6  # routing.md B6.3: faster than its prediction by more than this, a call never is
+PRIORITY_BOOST_S = 0.025
+DEFAULT_PRIORITY = 3  # what 0 means: 1 and 2 go before it, larger numbers after
+LOWEST_PRIORITY = 5
+MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
+
+
+def boost_s(priority: int) -> float:
+    """By how much a priority (1 highest, 0 default) moves a deadline forward in the order; negative for low ones."""
+    level = min(priority, LOWEST_PRIORITY) if priority > 0 else DEFAULT_PRIORITY
+    return (DEFAULT_PRIORITY - level) * PRIORITY_BOOST_S
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One request's place: `lane` names the worker that will compute it, `cost_s` is its predicted service time."""
+
+    id: int
+    lane: str
+    deadline: float
+    cost_s: float
+    priority: int = 0
+
+    @property
+    def key(self) -> float:
+        return self.deadline - boost_s(self.priority)
+
+    @property
+    def latest_start(self) -> float:
+        """From this instant on it is provably late."""
+        return self.deadline - OPTIMISM * self.cost_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    ticket: Ticket
+    started_at: float
+
+
+class EdgeQueue:
+    """Mutable; `admit` takes in, `take`, `expire` and `remove` give out, `finish` frees a slot."""
+
+    def __init__(self, *, max_size: int, slots: int = 1) -> None:
+        self._max_size = max_size
+        self._slots = slots
+        self._waiting: list[Ticket] = []  # by key; equal keys in order of arrival
+        self._running: dict[int, _Running] = {}
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    def admit(self, ticket: Ticket, now: float) -> Accepted:
+        """Queue `ticket`; the number that goes before it, and the predicted time until its computation ends.
+
+        Raises:
+            Overloaded: no room; `retry_after_s` is the predicted time until the queue has drained.
+            DeadlineExceeded: provably late; it was not queued.
+        """
+        if len(self._waiting) >= self._max_size:
+            message = f"the queue is full: {self._max_size} requests wait"
+            raise Overloaded(message, retry_after_s=self._retry_after_s(now))
+        if self._finish_in_s(ticket, now, OPTIMISM) >= ticket.deadline - now:
+            raise DeadlineExceeded(self._too_late(ticket, now))
+        accepted = Accepted(self.queue_ahead(ticket.deadline, ticket.priority), self._finish_in_s(ticket, now, 1.0))
+        insort(self._waiting, ticket, key=_key)
+        return accepted
+
+    def take(self, now: float) -> Ticket | None:
+        """The next ticket to compute, now in its slot until `finish`; None when nothing can start."""
+        if len(self._running) >= self._slots:
+            return None
+        busy = {running.ticket.lane for running in self._running.values()}
+        for at, ticket in enumerate(self._waiting):
+            if ticket.lane not in busy and now < ticket.latest_start:
+                del self._waiting[at]
+                self._running[ticket.id] = _Running(ticket, now)
+                return ticket
+        return None
+
+    def finish(self, ticket_id: int) -> None:
+        """Free the slot of a taken ticket, whatever became of it."""
+        del self._running[ticket_id]
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Take out those that wait and can no longer make their deadlines."""
+        expired = [ticket for ticket in self._waiting if now >= ticket.latest_start]
+        if expired:
+            self._waiting = [ticket for ticket in self._waiting if now < ticket.latest_start]
+        return expired
+
+    def remove(self, ticket_id: int) -> bool:
+        """Take out one that waits, since nobody wants it any more; False when it does not wait (any more)."""
+        for at, ticket in enumerate(self._waiting):
+            if ticket.id == ticket_id:
+                del self._waiting[at]
+                return True
+        return False
+
+    def close(self, lane: str) -> list[Ticket]:
+        """Take out all that wait for a lane whose worker is gone."""
+        closed = [ticket for ticket in self._waiting if ticket.lane == lane]
+        self._waiting = [ticket for ticket in self._waiting if ticket.lane != lane]
+        return closed
+
+    def next_wake(self) -> float | None:
+        """The instant at which `expire` has something to give; None when nothing waits."""
+        return min((ticket.latest_start for ticket in self._waiting), default=None)
+
+    def queue_ahead(self, deadline: float, priority: int = 0) -> int:
+        """How many of those that wait or compute would go before a request that arrived now."""
+        key = deadline - boost_s(priority)
+        return len(self._running) + sum(1 for ticket in self._waiting if ticket.key <= key)
+
+    def queue_delay_s(self, now: float) -> float:
+        """Predicted wait of a request with the latest of deadlines, if it arrived now for an idle worker."""
+        return self._finish_in_s(Ticket(-1, "", float("inf"), 0.0), now, 1.0)
+
+    def _retry_after_s(self, now: float) -> float:
+        return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, self.queue_delay_s(now)))
+
+    def _too_late(self, ticket: Ticket, now: float) -> str:
+        ahead = self.queue_ahead(ticket.deadline, ticket.priority)
+        finish_ms = self._finish_in_s(ticket, now, OPTIMISM) * 1e3
+        return (
+            f"cannot be done in time: {ahead} requests go first and the earliest finish is in {finish_ms:.0f} ms, "
+            f"but {(ticket.deadline - now) * 1e3:.0f} ms are left"
+        )
+
+    def _finish_in_s(self, ticket: Ticket, now: float, factor: float) -> float:
+        """Predicted time until `ticket` would be done, were it queued now and every cost `factor` of its prediction.
+
+        Plays the queue forward: whenever a slot is free, the first in order whose lane is idle starts.
+        """
+        running = self._running.values()
+        busy = [(max(now, run.started_at + run.ticket.cost_s * factor), run.ticket.lane) for run in running]
+        heapify(busy)
+        waiting = sorted([*self._waiting, ticket], key=_key)
+        at = now
+        while True:
+            lanes = {lane for _, lane in busy}
+            startable = next((n for n, one in enumerate(waiting) if one.lane not in lanes), None)
+            if startable is None or len(busy) >= self._slots:
+                at = heappop(busy)[0]
+                continue
+            one = waiting.pop(startable)
+            finish = at + one.cost_s * factor
+            if one is ticket:
+                return finish - now
+            heappush(busy, (finish, one.lane))
+
+    def __repr__(self) -> str:
+        return f"<EdgeQueue {self.queued}/{self._max_size} waiting, {self.in_flight}/{self._slots} computing>"
+
+
+def _key(ticket: Ticket) -> float:
+    return ticket.key
