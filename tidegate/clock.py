@@ -1,22 +1,35 @@
 """The one place that reads a clock or sleeps.
 
-`now()` is the running event loop's clock: the monotonic clock in production, virtual time under
-`tests/support/loop.py`. Everything that decides takes `now` as an argument instead. Wall-clock time (`utc_s`) is for
-people and for epochs only; it never orders events.
+`now()` is the monotonic clock in production and virtual time under `tests/support/loop.py`. Everything that decides
+takes `now` as an argument instead. It shares its timeline with the event loop's own clock (`loop.call_at` takes these
+instants) but not its resolution: uvloop's clock stands still for a whole loop iteration and counts milliseconds, which
+is longer than a LAN's round trip. Wall-clock time (`utc_s`) is for people and for epochs only; it never orders events.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_read: Callable[[], float] = time.monotonic
 
 
 def now() -> float:
-    """Monotonic seconds, of the running event loop when there is one."""
+    """Monotonic seconds."""
+    return _read()
+
+
+@contextmanager
+def reading(source: Callable[[], float]) -> Iterator[None]:
+    """For the duration, `now()` reads `source`: how a virtual-time loop puts its own time in place of the machine's."""
+    global _read
+    before, _read = _read, source
     try:
-        return asyncio.get_running_loop().time()
-    except RuntimeError:
-        return time.monotonic()
+        yield
+    finally:
+        _read = before
 
 
 def utc_s() -> float:
