@@ -1,0 +1,147 @@
+"""Outcomes as the numbers of each protocol, and back.
+
+One table. The numbers were chosen by what unmodified clients do with them: kserve's gRPC client retries UNAVAILABLE
+only, the OpenAI SDK retries 408, 409, 429 and everything from 500 up unless `x-should-retry: false` says that it is
+pointless, and both honour a wait that we name. So lateness is DEADLINE_EXCEEDED and never UNAVAILABLE, and every
+refusal that a retry cannot help says so.
+
+Two classes share a status where the protocol has only one (RESOURCE_EXHAUSTED is both too much and too large); `code`
+travels beside it (`tidegate-code` in gRPC's trailing metadata, `code` in the JSON body), so that the far side rebuilds
+the very same class. A foreign server sends no code: then the status alone is read, with the reading that does least harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, isfinite
+from typing import Final
+
+from tidegate.outcome import (
+    BadAnswer,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NothingAlive,
+    NotSupported,
+    Overloaded,
+    ServeError,
+    TooLarge,
+    Unreachable,
+    error_from_code,
+)
+
+CODE_KEY: Final = "tidegate-code"
+REFUSED_KEY: Final = "tidegate-refused"
+RETRY_AFTER_KEY: Final = "retry-after-ms"
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+
+# A message travels in gRPC's trailing metadata too, where 8 KiB is the limit for everything together.
+MAX_MESSAGE_CHARACTERS: Final = 1000
+
+_STATUS: Final[dict[type[ServeError], tuple[int, str]]] = {
+    InvalidRequest: (400, "INVALID_ARGUMENT"),
+    TooLarge: (413, "RESOURCE_EXHAUSTED"),
+    ModelNotFound: (404, "NOT_FOUND"),
+    NotSupported: (501, "UNIMPLEMENTED"),
+    Overloaded: (429, "RESOURCE_EXHAUSTED"),
+    DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
+    NothingAlive: (503, "UNAVAILABLE"),
+    Unreachable: (502, "UNAVAILABLE"),
+    BadAnswer: (502, "INTERNAL"),
+    InternalError: (500, "INTERNAL"),
+}
+_INTERNAL: Final = _STATUS[InternalError]
+
+# What a foreign server's bare status means to a gateway: Triton answers UNAVAILABLE for a model that is not ready and
+# RESOURCE_EXHAUSTED for a full queue. Everything that is not named here (UNKNOWN, DATA_LOSS, ...) is a bad answer.
+_FROM_GRPC: Final[dict[str, type[ServeError]]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "OUT_OF_RANGE": InvalidRequest,
+    "NOT_FOUND": ModelNotFound,
+    "UNIMPLEMENTED": NotSupported,
+    "RESOURCE_EXHAUSTED": Overloaded,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "UNAVAILABLE": Unreachable,
+    "INTERNAL": InternalError,
+}
+
+
+def http_status(error: BaseException) -> int:
+    """The HTTP status of an error; 500 for anything that is not a ServeError."""
+    return _numbers(error)[0]
+
+
+def grpc_status(error: BaseException) -> str:
+    """The name of the gRPC status code of an error, as `grpc.StatusCode` spells it."""
+    return _numbers(error)[1]
+
+
+def error_code(error: BaseException) -> str:
+    return error.code if isinstance(error, ServeError) else InternalError.code
+
+
+def message_of(error: BaseException) -> str:
+    """What the caller may read: a ServeError's own words, shortened; nothing of an unexpected exception's inside."""
+    if not isinstance(error, ServeError):
+        return "internal error"
+    message = error.message
+    return message if len(message) <= MAX_MESSAGE_CHARACTERS else message[: MAX_MESSAGE_CHARACTERS - 1] + "…"
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """HTTP headers of a refusal: its code, and when and whether to try again."""
+    headers = {REFUSED_KEY: error_code(error)}
+    wait_s = retry_after_s(error)
+    if wait_s is not None:
+        headers[RETRY_AFTER_KEY] = _milliseconds(wait_s)
+        headers["retry-after"] = str(ceil(wait_s))
+    if not isinstance(error, Overloaded | NothingAlive | Unreachable):
+        headers["x-should-retry"] = "false"
+    return headers
+
+
+def error_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """gRPC trailing metadata of a refusal.
+
+    Where nothing is alive, gRPC clients are told not to repeat at once (-1) unless we know when to: kserve would
+    otherwise try three times within a second and find the same.
+    """
+    metadata = [(CODE_KEY, error_code(error))]
+    wait_s = retry_after_s(error)
+    if wait_s is not None:
+        metadata.append((RETRY_AFTER_KEY, _milliseconds(wait_s)))
+    if isinstance(error, NothingAlive | Overloaded):
+        metadata.append((PUSHBACK_KEY, "-1" if wait_s is None else _milliseconds(wait_s)))
+    return tuple(metadata)
+
+
+def error_from_grpc(status: str, message: str, metadata: Mapping[str, str]) -> ServeError:
+    """The error that a gRPC server answered with: by its `tidegate-code` where it sent one, else by the status."""
+    wait_s = _seconds(metadata.get(RETRY_AFTER_KEY) or metadata.get(PUSHBACK_KEY))
+    code = metadata.get(CODE_KEY)
+    if code:
+        return error_from_code(code, message, retry_after_s=wait_s)
+    return _FROM_GRPC.get(status, BadAnswer)(message, retry_after_s=wait_s)
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """The wait that the error names, where it is one that can be told."""
+    wait_s = error.retry_after_s if isinstance(error, ServeError) else None
+    return wait_s if wait_s is not None and isfinite(wait_s) and wait_s >= 0 else None
+
+
+def _numbers(error: BaseException) -> tuple[int, str]:
+    return _STATUS.get(type(error), _INTERNAL) if isinstance(error, ServeError) else _INTERNAL
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(ceil(seconds * 1e3))
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    try:
+        value = float(milliseconds) / 1e3 if milliseconds else -1.0
+    except ValueError:
+        return None
+    return value if isfinite(value) and value >= 0 else None
