@@ -1,0 +1,115 @@
+"""The `tidegate` command: a door with signs on it, behind which each part keeps its own commands.
+
+Commands are entry points of the group `tidegate.commands`, so this file imports none of the parts and an installation
+with one extra stays small. Only the command that is asked for is imported; the one-line help of the others is read
+from their source without running it. A command whose libraries are not installed says which extra brings them.
+
+An error that a user can cause (a bad configuration, a model that does not exist) is printed as one message, never as a
+traceback; everything else is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from tidegate.config import ConfigError
+from tidegate.lifeline import die_with_parent
+from tidegate.models.repository import RepositoryError
+from tidegate.outcome import ServeError
+
+GROUP: Final = "tidegate.commands"
+# Which extra brings what a command imports; a command that is not here needs no extra.
+EXTRAS: Final = {
+    "gateway": "gateway",
+    "status": "gateway",
+    "edge": "edge",
+    "pool": "cloud",
+    "model": "build",
+    "up": "demo",
+}
+OURS: Final = ("gateway", "edge_agent", "cloud_pool", "simulator", "tidegate")
+
+
+class Commands(click.Group):
+    """A group whose commands are found by entry point and imported when they are run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(point.name for point in entry_points(group=GROUP))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        point = _entry_point(cmd_name)
+        if point is None:
+            return None
+        try:
+            command = point.load()
+        except ModuleNotFoundError as error:
+            raise _missing(cmd_name, error) from error
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(point.name, _summary(point)) for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, RepositoryError, ServeError) as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise _missing(ctx.invoked_subcommand or "", error) from error
+
+
+@click.command(cls=Commands, no_args_is_help=True)
+@click.version_option(package_name="tidegate", prog_name="tidegate")
+@click.option("--die-with-parent", "parent_pid", type=int, hidden=True, help="End when this process, our parent, does.")
+def cli(parent_pid: int | None) -> None:
+    """One inference endpoint in front of your devices and your GPU pool.
+
+    \b
+    Start everything on this machine:  tidegate up
+    See what a gateway can reach:      tidegate status
+    """
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+
+
+def main() -> None:
+    cli(prog_name="tidegate")
+
+
+def _entry_point(name: str) -> EntryPoint | None:
+    return next(iter(entry_points(group=GROUP, name=name)), None)
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> Exception:
+    """A message that names the extra; a missing module of our own is a defect and stays what it is."""
+    package = (error.name or "").split(".")[0]
+    extra = EXTRAS.get(command)
+    if package in OURS or extra is None:
+        return error
+    return click.ClickException(f"`tidegate {command}` needs {package}: pip install 'tidegate[{extra}]'")
+
+
+def _summary(point: EntryPoint) -> str:
+    """The first line of the command's docstring, read from the source; "" when there is none to read."""
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except ModuleNotFoundError:
+        return ""
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ""
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == point.attr)
+    docstring = next((ast.get_docstring(function) for function in functions), None)
+    return (docstring or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    main()

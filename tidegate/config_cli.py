@@ -1,0 +1,113 @@
+"""`tidegate config`: what can be configured, whether a file is right, and a file to begin with.
+
+The configuration models are entry points of the group `tidegate.configs`, so a process that is not installed has none
+here and this file knows no process by name. The example is written from the model itself: each field's own sentence as
+its comment, its default as its value, commented out, so that the file says what differs from the defaults and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import yaml
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from tidegate.config import ProcessConfig, load
+
+GROUP: Final = "tidegate.configs"
+COMMENT_WIDTH: Final = 100
+
+
+def roles() -> list[str]:
+    return sorted(point.name for point in entry_points(group=GROUP))
+
+
+def config_model(role: str) -> type[ProcessConfig]:
+    """The configuration model of one process.
+
+    Raises:
+        ClickException: the role is unknown, or what its model imports is not installed.
+    """
+    point = next(iter(entry_points(group=GROUP, name=role)), None)
+    if point is None:
+        raise click.ClickException(f"no process is called {role!r}; there are: {', '.join(roles())}")
+    try:
+        model = point.load()
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"the configuration of {role!r} needs {error.name}, which is not installed"
+        ) from error
+    if not (isinstance(model, type) and issubclass(model, ProcessConfig)):
+        raise TypeError(f"the entry point {point.value} is not a ProcessConfig")
+    return model
+
+
+@click.group()
+def config() -> None:
+    """Print, check and begin configuration files."""
+
+
+@config.command()
+@click.argument("role")
+def schema(role: str) -> None:
+    """Print the JSON schema of a process's configuration (gateway, edge or pool).
+
+    \b
+    Example:  tidegate config schema edge > edge.schema.json
+    """
+    click.echo(json.dumps(config_model(role).model_json_schema(), indent=2))
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--for", "role", required=True, metavar="ROLE", help="gateway, edge or pool")
+def check(file: Path, role: str) -> None:
+    """Check a configuration file; the environment counts too, as it does when the process starts.
+
+    \b
+    Example:  tidegate config check deploy/config/device.yaml --for edge
+    """
+    load(config_model(role), file)
+    click.echo(f"{file}: a valid {role} configuration")
+
+
+@config.command()
+@click.argument("role")
+def example(role: str) -> None:
+    """Print a configuration file with every key, its meaning and its default.
+
+    \b
+    Example:  tidegate config example gateway > gateway.yaml
+    """
+    click.echo(example_yaml(role, config_model(role)), nl=False)
+
+
+def example_yaml(role: str, model: type[ProcessConfig]) -> str:
+    """A YAML file that says everything and changes nothing: defaults are commented out, required keys are not."""
+    prefix = str(model.model_config.get("env_prefix") or "").upper()
+    lines = [f"# Configuration of `tidegate {role}`. What stands here commented out is the default."]
+    lines += [f"# Each key can also come from the environment: {prefix}NAME for `name`, and so on.", ""]
+    for key, field in model.model_fields.items():
+        lines += [*_field_lines(key, field), ""]
+    return "\n".join(lines)
+
+
+def _field_lines(key: str, field: FieldInfo) -> Iterator[str]:
+    for line in textwrap.wrap(field.description or "", COMMENT_WIDTH):
+        yield f"# {line}"
+    if field.is_required():
+        yield f"{key}:  # required"
+    else:
+        yield from (f"#{line}" for line in _yaml({key: field.get_default(call_default_factory=True)}))
+
+
+def _yaml(value: dict[str, Any]) -> list[str]:
+    return yaml.safe_dump(to_jsonable_python(value), sort_keys=False, allow_unicode=True).splitlines()

@@ -1,0 +1,1 @@
+"""`tidegate up`: the whole system on one machine, as child processes of one command."""

@@ -1,0 +1,192 @@
+"""The command `tidegate up`: options in, a running system, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+
+from tidegate.models.repository import RepositoryError
+from tidegate.up import words
+from tidegate.up.children import ChildFailed
+from tidegate.up.models import build_models, missing_models
+from tidegate.up.plan import Options, Plan, PlanError, plan
+from tidegate.up.ports import PortsTaken, check_free
+from tidegate.up.screen import Screen
+from tidegate.up.system import DirectoryInUse, System, only_one
+
+BROKER_ANSWERS_WITHIN_S: Final = 3.0
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command()
+@click.option("--edges", default=2, show_default=True, metavar="N", help="How many edge agents to start.")
+@click.option(
+    "--ports-from",
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="First port. HTTP N, gRPC N+1, metrics N+2, admin N+3, broker N+4, pool N+5, edges from N+6 (gRPC, HTTP).",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where the gateway listens; the rest stays local.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".tidegate"),
+    show_default=True,
+    help="Models, logs, configurations and state; kept for the next start.",
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    metavar="DIR",
+    help="The model repository, if it is not DATA_DIR/models.",
+)
+@click.option(
+    "--broker", default=None, metavar="URL", help="Use this MQTT broker (mqtt://host:1883), not an embedded one."
+)
+@click.option("--no-restart", is_flag=True, help="Leave a child that died dead (else it is back after 2 s).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout when all is ready; words go to stderr.")
+@click.option(
+    "--requests/--no-requests", default=None, help="Show a line for each request (default: yes, but not with --json)."
+)
+def up(
+    edges: int,
+    ports_from: int,
+    host: str,
+    data_dir: Path,
+    models: Path | None,
+    broker: str | None,
+    no_restart: bool,
+    as_json: bool,
+    requests: bool | None,
+) -> None:
+    """Start everything on this machine: broker, pool, edges and gateway.
+
+    The first start builds the demo models and takes a few minutes; later ones take seconds. Ctrl-C stops everything.
+
+    \b
+    Examples:
+      tidegate up
+      tidegate up --edges 3 --ports-from 9000
+      tidegate up --broker mqtt://localhost:1883
+      tidegate up --json --data-dir /tmp/tidegate | head -1
+    """
+    options = Options(
+        data_dir=data_dir.resolve(),
+        models=(models or data_dir / "models").resolve(),
+        edges=edges,
+        ports_from=ports_from,
+        host=host,
+        broker=broker,
+        requests=not as_json if requests is None else requests,
+    )
+    screen = Screen(to_stderr=as_json)
+    try:
+        code = asyncio.run(_up(options, screen, restart=not no_restart, as_json=as_json))
+    except (PlanError, PortsTaken, DirectoryInUse, ChildFailed, RepositoryError) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
+async def _up(options: Options, screen: Screen, *, restart: bool, as_json: bool) -> int:
+    """Run the system until it is told to stop; the exit code."""
+    planned = plan(options)
+    check_free(planned.ports)
+    await _check_broker(options.broker)
+    with only_one(options.data_dir):
+        async with System(planned, screen, restart=restart) as system:
+            with _stop_signals(system) as stopped:
+                return await _serve(system, planned, options, screen, stopped, as_json)
+
+
+async def _serve(
+    system: System, planned: Plan, options: Options, screen: Screen, stopped: asyncio.Event, as_json: bool
+) -> int:
+    starting = asyncio.create_task(_start(system, planned, options, screen, as_json), name="start")
+    if not await _unless(stopped, starting):
+        screen.say("stopping …")
+        return 0
+    ended = asyncio.create_task(system.all_ended(), name="all ended")
+    if await _unless(stopped, ended):
+        screen.say("every part has ended", "red")
+        return 1
+    screen.say("stopping …")
+    return 0
+
+
+async def _start(system: System, planned: Plan, options: Options, screen: Screen, as_json: bool) -> None:
+    if missing := missing_models(options.models):
+        log_path = options.data_dir / "logs" / "build.log"
+        with screen.step(f"building the demo models {', '.join(missing)} (once)") as step:
+            await build_models(missing, options.models, log_path, step.update)
+    state = await system.start()
+    screen.table(words.process_rows(planned, system.pids, state))
+    screen.say(f"\nlogs: {options.data_dir / 'logs'}")
+    screen.say("no API keys are configured: any key, or none, is accepted")
+    if as_json:
+        print(words.ready_line(planned, system.pids), flush=True)
+        return
+    for title, command in words.commands(planned, sys.executable):
+        screen.say(f"\n# {title}", "dim")
+        screen.say(command)
+    screen.say("\nrequests, as they are served (Ctrl-C stops everything):")
+
+
+async def _unless(stopped: asyncio.Event, work: asyncio.Task[None]) -> bool:
+    """Wait for the work, or until told to stop; whether the work was done. Raises what the work raises."""
+    told = asyncio.create_task(stopped.wait(), name="told to stop")
+    try:
+        await asyncio.wait({told, work}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            return True
+        return False
+    finally:
+        for task in (told, work):
+            task.cancel()
+        await asyncio.gather(told, work, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _stop_signals(system: System) -> Iterator[asyncio.Event]:
+    """An event that is set by Ctrl-C, SIGTERM or a closed terminal; a second signal kills instead of waiting."""
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        if stopped.is_set():
+            system.kill()
+        stopped.set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    yield stopped
+    # The handlers stay: while the system stops, a second Ctrl-C still means "now". The loop's end removes them.
+
+
+async def _check_broker(url: str | None) -> None:
+    """Raises PlanError unless somebody listens where `--broker` says."""
+    if url is None:
+        return
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 1883
+    except ValueError as error:
+        raise PlanError(f"--broker {url}: {error}") from error
+    if parts.scheme != "mqtt" or not parts.hostname:
+        raise PlanError(f"--broker {url}: expected mqtt://host:port")
+    try:
+        async with asyncio.timeout(BROKER_ANSWERS_WITHIN_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except (OSError, TimeoutError) as error:
+        raise PlanError(f"--broker {url}: nobody answers there ({error or 'timed out'})") from error
+    writer.close()

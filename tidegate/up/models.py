@@ -1,0 +1,80 @@
+"""The demo models, built on the first start and kept for the next.
+
+The building itself is `tidegate model build`, run as a child: it needs torch and a lot of memory for a minute, and
+`tidegate up` should keep neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tidegate.models.repository import Repository
+from tidegate.up.children import ChildFailed, Event, append_to, describe_exit, log_tail, parse_event
+
+DEMO_MODELS: Final = ("minilm", "digits")
+
+
+def missing_models(root: Path) -> list[str]:
+    """The demo models of which the repository lacks the manifest or an artefact. Raises RepositoryError."""
+    if not root.is_dir():
+        return list(DEMO_MODELS)
+    repository = Repository(root)
+    whole = {
+        manifest.name
+        for manifest in repository.manifests()
+        if all(repository.artefact(manifest, variant).is_file() for variant in manifest.variants)
+    }
+    return [name for name in DEMO_MODELS if name not in whole]
+
+
+async def build_models(names: list[str], root: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:
+    """Build models into the repository, telling of progress; cancelling it ends the build.
+
+    Raises:
+        ChildFailed: a build failed.
+    """
+    for name in names:
+        await _build(name, root, log_path, on_event)
+
+
+async def _build(name: str, root: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:
+    with append_to(log_path) as log:
+        start_bytes = log.tell()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(os.getpid())),
+            *("model", "build", name, "--repository", str(root), "--json-progress"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            reason = await _follow(process, on_event)
+            code = await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if code != 0:
+        tail = [reason] if reason else log_tail(log_path, start_bytes)
+        raise ChildFailed("\n".join([f"building the model {name} {describe_exit(code)} (log: {log_path}):", *tail]))
+
+
+async def _follow(process: asyncio.subprocess.Process, on_event: Callable[[Event], None]) -> str:
+    """Pass events on until the process closes its stdout; the reason of a failure if it gave one."""
+    assert process.stdout is not None
+    reason = ""
+    async for line in process.stdout:
+        event = parse_event(line)
+        if event is not None and event["event"] == "failed":
+            reason = str(event.get("reason", ""))
+        elif event is not None:
+            on_event(event)
+    return reason

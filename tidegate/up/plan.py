@@ -1,0 +1,220 @@
+"""What `tidegate up` will start, decided before anything starts: ports, configurations, command lines, order.
+
+One number decides every port, so that two systems side by side need one flag: gateway HTTP, gRPC, metrics, admin,
+broker and pool from N up, then gRPC and HTTP of each edge. With N = 8000 the first three are Triton's.
+
+Only the gateway listens where `--host` says; broker, pool and edges stay on loopback, since nothing outside this
+machine talks to them directly.
+
+The order of `processes` is the order of starting. Pool and edges measure at warm-up what their work costs, and the
+placement trusts those figures: two that measure at once on one machine would both report twice the truth. So each
+starts when the one before is ready. The gateway comes last, so that whoever reaches it reaches everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+Role = Literal["broker", "pool", "edge", "gateway"]
+
+LOOPBACK: Final = "127.0.0.1"
+PORT_MAX: Final = 65535
+PORTS_BEFORE_EDGES: Final = 6
+PORTS_PER_EDGE: Final = 2
+PORTS_FLAG: Final = "--ports-from"
+
+
+class PlanError(Exception):
+    """Options that cannot work together; the message names the flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for. `broker` is the address of a broker that runs already, or None for the embedded one."""
+
+    data_dir: Path
+    models: Path
+    edges: int = 2
+    ports_from: int = 8000
+    host: str = LOOPBACK
+    broker: str | None = None
+    requests: bool = True  # whether the gateway tells of each request
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    host: str
+    number: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One child: `module` is run with `arguments`, after `config` has been written to `config_path`."""
+
+    role: Role
+    name: str
+    module: str
+    address: str
+    ports: tuple[Port, ...]
+    log_path: Path
+    arguments: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    config_path: Path | None = None
+    env_prefix: str = ""
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The inherited environment without the variables that would override what the plan decided."""
+        decided = {self.env_prefix + key.upper() for key in self.config or ()}
+        return {key: value for key, value in inherited.items() if key.upper() not in decided}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    processes: tuple[ProcessPlan, ...]
+    http: str
+    grpc: str
+    metrics: str
+    admin: str
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return tuple(port for process in self.processes for port in process.ports)
+
+    @property
+    def targets(self) -> int:
+        """How many targets the gateway should see."""
+        return sum(process.role in ("pool", "edge") for process in self.processes)
+
+
+def plan(options: Options) -> Plan:
+    """Everything `tidegate up` will start.
+
+    Raises:
+        PlanError: the ports do not fit below 65536, or there is nothing to start.
+    """
+    _check(options)
+    broker = options.broker or f"mqtt://{LOOPBACK}:{options.ports_from + 4}"
+    edges = tuple(_edge(options, number, broker) for number in range(1, options.edges + 1))
+    embedded = () if options.broker else (_broker(options),)
+    here = LOOPBACK if options.host in ("0.0.0.0", "::", "") else options.host
+    first = options.ports_from
+    return Plan(
+        processes=(*embedded, _pool(options), *edges, _gateway(options, broker)),
+        http=f"http://{here}:{first}",
+        grpc=f"{here}:{first + 1}",
+        metrics=f"http://{here}:{first + 2}",
+        admin=f"http://{here}:{first + 3}",
+    )
+
+
+def _check(options: Options) -> None:
+    if options.edges < 0:
+        raise PlanError(f"--edges {options.edges}: there cannot be fewer than none")
+    last = options.ports_from + PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges - 1
+    if options.ports_from < 1 or last > PORT_MAX:
+        raise PlanError(f"{PORTS_FLAG} {options.ports_from}: the ports {options.ports_from} to {last} do not all exist")
+
+
+def _broker(options: Options) -> ProcessPlan:
+    port = options.ports_from + 4
+    return ProcessPlan(
+        role="broker",
+        name="broker",
+        module="tidegate.broker",
+        address=f"mqtt://{LOOPBACK}:{port}",
+        ports=(Port(LOOPBACK, port, "embedded MQTT broker"),),
+        log_path=_log_path(options, "broker"),
+        arguments=("--host", LOOPBACK, "--port", str(port)),
+    )
+
+
+def _pool(options: Options) -> ProcessPlan:
+    port = options.ports_from + 5
+    return ProcessPlan(
+        role="pool",
+        name="pool",
+        module="cloud_pool",
+        address=f"{LOOPBACK}:{port}",
+        ports=(Port(LOOPBACK, port, "pool gRPC"),),
+        log_path=_log_path(options, "pool"),
+        config={
+            "name": "pool",
+            "host": LOOPBACK,
+            "grpc_port": port,
+            "model_repository": str(options.models),
+        },
+        config_path=_config_path(options, "pool"),
+        env_prefix="TIDEGATE_POOL_",
+    )
+
+
+def _edge(options: Options, number: int, broker: str) -> ProcessPlan:
+    name = f"edge-{number}"
+    grpc_port = options.ports_from + PORTS_BEFORE_EDGES + PORTS_PER_EDGE * (number - 1)
+    http_port = grpc_port + 1
+    return ProcessPlan(
+        role="edge",
+        name=name,
+        module="edge_agent",
+        address=f"{LOOPBACK}:{grpc_port}",
+        ports=(Port(LOOPBACK, grpc_port, f"{name} gRPC"), Port(LOOPBACK, http_port, f"{name} HTTP")),
+        log_path=_log_path(options, name),
+        config={
+            "name": name,
+            "host": LOOPBACK,
+            "grpc_port": grpc_port,
+            "http_port": http_port,
+            "model_repository": str(options.models),
+            "mqtt": broker,
+            "fleet": "demo",
+            "state_dir": str(options.data_dir / name),
+        },
+        config_path=_config_path(options, name),
+        env_prefix="TIDEGATE_EDGE_",
+    )
+
+
+def _gateway(options: Options, broker: str) -> ProcessPlan:
+    first, host = options.ports_from, options.host
+    return ProcessPlan(
+        role="gateway",
+        name="gateway",
+        module="gateway",
+        address=f"http://{host}:{first}",
+        ports=(
+            Port(host, first, "gateway HTTP (OIP and OpenAI)"),
+            Port(host, first + 1, "gateway gRPC (OIP)"),
+            Port(host, first + 2, "gateway metrics"),
+            Port(host, first + 3, "gateway admin"),
+        ),
+        log_path=_log_path(options, "gateway"),
+        config={
+            "name": "gateway",
+            "host": host,
+            "http_port": first,
+            "grpc_port": first + 1,
+            "metrics_port": first + 2,
+            "admin_port": first + 3,
+            "model_repository": str(options.models),
+            "mqtt": broker,
+            "fleet": "demo",
+            "targets": [
+                {"name": "pool", "tier": "pool", "address": f"{LOOPBACK}:{first + 5}", "transport": "link"},
+            ],
+            "access_log": "json" if options.requests else "none",
+        },
+        config_path=_config_path(options, "gateway"),
+        env_prefix="TIDEGATE_GATEWAY_",
+    )
+
+
+def _config_path(options: Options, name: str) -> Path:
+    return options.data_dir / "run" / f"{name}.yaml"
+
+
+def _log_path(options: Options, name: str) -> Path:
+    return options.data_dir / "logs" / f"{name}.log"

@@ -1,0 +1,140 @@
+"""What `tidegate up` says, as plain text: request lines, the table's rows, the commands to copy.
+
+Pure: values in, words out. Everything shown about a request comes from the gateway's `served` event, and everything
+about targets from the gateway's own `/v1/state`, so the screen never says more than the system knows.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidegate.up.plan import Plan, ProcessPlan
+
+Json = Mapping[str, Any]
+
+EXAMPLE_TEXT = "Time and tide wait for no one."
+# "hello world" between the markers that BERT-style models want; the tokenizer of `minilm` makes these of it.
+EXAMPLE_TOKENS = [101, 7592, 2088, 102]
+
+
+def request_line(served: Json) -> str:
+    """One line for one request: model, cost, budget, where it went, why, latency, budget left."""
+    return "  ".join(
+        (
+            f"{served.get('model', '?'):<8}",
+            f"{_cost(served):<20}",
+            f"budget {_milliseconds(served.get('budget_ms')):>8}",
+            f"→ {_where(served):<20}",
+            f"{_why(served):<12}",
+            f"{_milliseconds(served.get('latency_ms')):>8}",
+            f"{_milliseconds(served.get('budget_left_ms'))} left",
+        )
+    )
+
+
+def _cost(served: Json) -> str:
+    units, feature = served.get("units"), served.get("feature") or ""
+    if units is None:
+        return ""
+    cost_class = served.get("cost_class")
+    return f"{units:g} {feature}".rstrip() + (f" ({cost_class})" if cost_class else "")
+
+
+def _where(served: Json) -> str:
+    where = " ".join(part for part in (served.get("served_by"), served.get("variant")) if part)
+    return where or "nowhere"
+
+
+def _why(served: Json) -> str:
+    """The reason of an answer; the outcome of what was not answered, or not answered in time."""
+    outcome, reason = served.get("outcome") or "ok", served.get("reason") or ""
+    if outcome == "ok":
+        return reason
+    return f"{outcome}, {reason}" if reason else outcome
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f} ms" if abs(value) < 100 else f"{value:.0f} ms"
+
+
+def process_rows(plan: Plan, pids: Mapping[str, int | None], state: Json) -> list[tuple[str, str, str, str]]:
+    """(part, address, process id, models and variants) of each process, in the order in which a request meets them."""
+    models = {target.get("address"): _models(target) for target in state.get("targets", ())}
+    order = {"gateway": 0, "edge": 1, "pool": 2, "broker": 3}
+    processes = sorted(plan.processes, key=lambda process: order[process.role])
+    return [
+        (process.name, _addresses(plan, process), str(pids.get(process.name) or "-"), models.get(process.address, ""))
+        for process in processes
+    ]
+
+
+def _addresses(plan: Plan, process: ProcessPlan) -> str:
+    if process.role == "gateway":
+        return f"HTTP {plan.http}\ngRPC {plan.grpc}\nmetrics {plan.metrics}\nadmin {plan.admin}"
+    return process.address
+
+
+def _models(target: Json) -> str:
+    return "\n".join(
+        f"{model.get('name')} {_variants(model.get('variants', ()))}" for model in target.get("models", ())
+    )
+
+
+def _variants(variants: Iterable[Any]) -> str:
+    """Names of variants, which a gateway may list as names or as objects that have one."""
+    return ", ".join(str(one.get("name") if isinstance(one, Mapping) else one) for one in variants)
+
+
+def commands(plan: Plan, python: str) -> list[tuple[str, str]]:
+    """(what it shows, the command) of the three commands to copy."""
+    return [
+        ("text in, vector out", _curl(f"{plan.http}/v1/embeddings", {"model": "minilm", "input": EXAMPLE_TEXT})),
+        ("tensors in, tensors out", _curl(f"{plan.http}/v2/models/minilm/infer", _infer_body())),
+        ("the OpenAI SDK", f"{shlex.quote(python)} -c {shlex.quote(_sdk_program(plan))}"),
+    ]
+
+
+def _curl(url: str, body: Json) -> str:
+    # -i: the headers tell where the answer was made, and why there
+    return f"curl -i {url} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def _infer_body() -> Json:
+    shape = [1, len(EXAMPLE_TOKENS)]
+    return {
+        "inputs": [
+            {"name": "input_ids", "datatype": "INT64", "shape": shape, "data": EXAMPLE_TOKENS},
+            {"name": "attention_mask", "datatype": "INT64", "shape": shape, "data": [1] * len(EXAMPLE_TOKENS)},
+        ]
+    }
+
+
+def _sdk_program(plan: Plan) -> str:
+    return (
+        "from openai import OpenAI; "
+        f'client = OpenAI(base_url="{plan.http}/v1", api_key="any"); '
+        f'print(client.embeddings.create(model="minilm", input="{EXAMPLE_TEXT}").data[0].embedding[:4])'
+    )
+
+
+def ready_line(plan: Plan, pids: Mapping[str, int | None]) -> str:
+    """The one line of `tidegate up --json`."""
+    processes = [
+        {"role": one.role, "name": one.name, "pid": pids.get(one.name), "address": one.address}
+        for one in plan.processes
+    ]
+    return json.dumps(
+        {
+            "event": "ready",
+            "http": plan.http,
+            "grpc": plan.grpc,
+            "metrics": plan.metrics,
+            "admin": plan.admin,
+            "processes": processes,
+        }
+    )
