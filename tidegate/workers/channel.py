@@ -1,0 +1,228 @@
+"""Frames between a process and its worker: a small msgpack header, then the arrays' bytes as they lie in memory.
+
+    prefix   8 bytes   length of the header, length of the payload (two little-endian uint32)
+    header   msgpack   one message (a tagged struct); it names each array's dtype and shape, in order
+    payload  bytes     the arrays, row-major, each padded to ALIGNMENT so that engines get aligned memory
+
+Elements are never encoded: an array is written from where it lies and read in place from the buffer that it came
+in. Arrays of `bytes` or text (OIP's BYTES) are the exception; they travel as OIP's raw BYTES.
+
+Both ends of the socket pair are our own code, but a worker runs foreign native code over foreign input, so lengths
+are bounded before memory is taken, and a frame that does not parse is a FrameError: for the parent that is a dead
+worker.
+
+Pure: no sockets here. `process.py` (asyncio) and `child.py` (blocking) move the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.outcome import InvalidRequest
+from tidegate.types import Buffer, Datatype, Tensor
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = 1 << 30
+ALIGNMENT = 64  # a cache line, and what AVX-512 loads like best
+
+_PREFIX = struct.Struct("<II")
+PREFIX_BYTES = _PREFIX.size
+_MAX_TEXT = 4000  # characters of an error message that travel
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class FrameError(Exception):
+    """A frame that is too large or does not parse."""
+
+
+class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
+    """One array of the payload. `dtype` as numpy spells it, or "O" for an array of bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t"):
+    """Base of what travels. Each Load and Infer is answered once, under its `id`, in the order of sending."""
+
+
+class Load(Message, frozen=True, tag="load"):
+    """Parent → child: load an engine and keep it under `key`."""
+
+    id: int
+    key: str
+    engine: str
+    artefact: str
+    outputs: tuple[str, ...]
+    threads: int
+    device: str
+
+
+class Infer(Message, frozen=True, tag="infer"):
+    """Parent → child: run the engine under `key` on the payload's arrays."""
+
+    id: int
+    key: str
+    arrays: tuple[ArraySpec, ...] = ()
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Parent → child: do not begin `id` if it has not begun. It is still answered (Skipped)."""
+
+    id: int
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """Child → parent, once: it runs and listens."""
+
+    pid: int
+
+
+class Loaded(Message, frozen=True, tag="loaded"):
+    id: int
+    load_s: float
+
+
+class Computed(Message, frozen=True, tag="computed"):
+    """Child → parent: the payload holds the outputs."""
+
+    id: int
+    compute_s: float
+    arrays: tuple[ArraySpec, ...] = ()
+
+
+class Skipped(Message, frozen=True, tag="skipped"):
+    id: int
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """Child → parent: the engine refused or raised; the worker lives on."""
+
+    id: int
+    message: str
+
+
+ToChild = Load | Infer | Cancel
+FromChild = Hello | Loaded | Computed | Skipped | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
+_from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
+
+
+def pack(message: ToChild | FromChild) -> bytes:
+    """A whole frame of a message without arrays."""
+    header = _encoder.encode(message)
+    return _prefix(len(header), 0) + header
+
+
+def pack_with(message: Infer | Computed, arrays: Arrays) -> list[Buffer]:
+    """The frame of `message` with `arrays` as its payload, in parts that alias the arrays' memory.
+
+    Raises:
+        FrameError: the payload is over MAX_PAYLOAD_BYTES, or an array is of a type that does not travel.
+    """
+    specs, payload, payload_bytes = [], list[Buffer](), 0
+    for name, array in arrays.items():
+        dtype, raw = _raw(name, array)
+        specs.append(ArraySpec(name, dtype, array.shape, len(raw)))
+        payload += (raw, bytes(-len(raw) % ALIGNMENT))
+        payload_bytes += _aligned(len(raw))
+    header = _encoder.encode(msgspec.structs.replace(message, arrays=tuple(specs)))
+    return [_prefix(len(header), payload_bytes), header, *payload]
+
+
+def parse_prefix(prefix: Buffer) -> tuple[int, int]:
+    """The lengths of the header and the payload that follow. Raises FrameError when one is over its bound."""
+    header_bytes, payload_bytes = _PREFIX.unpack(prefix)
+    _check_sizes(header_bytes, payload_bytes)
+    return header_bytes, payload_bytes
+
+
+def parse_to_child(header: Buffer) -> ToChild:
+    """Raises FrameError."""
+    try:
+        return _to_child.decode(header)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a frame from the parent does not parse: {error}") from error
+
+
+def parse_from_child(header: Buffer) -> FromChild:
+    """Raises FrameError."""
+    try:
+        return _from_child.decode(header)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a frame from the worker does not parse: {error}") from error
+
+
+def unpack(specs: tuple[ArraySpec, ...], payload: Buffer) -> dict[str, NDArray[Any]]:
+    """The arrays of a payload; they alias it. Raises FrameError when `specs` and `payload` do not match."""
+    view = memoryview(payload)
+    try:
+        arrays = {spec.name: _array(spec, view[at : at + spec.size_bytes]) for at, spec in _layout(specs)}
+    except (ValueError, TypeError, InvalidRequest) as error:
+        raise FrameError(f"a frame's arrays do not match its payload: {error}") from error
+    expected = sum(_aligned(spec.size_bytes) for spec in specs)
+    if expected != len(view):
+        raise FrameError(f"a frame names arrays of {expected} bytes, but {len(view)} came")
+    return arrays
+
+
+def shorten(text: str) -> str:
+    """An error message cut to what fits in a header."""
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " …"
+
+
+def _layout(specs: tuple[ArraySpec, ...]) -> Iterator[tuple[int, ArraySpec]]:
+    at = 0
+    for spec in specs:
+        yield at, spec
+        at += _aligned(spec.size_bytes)
+
+
+def _raw(name: str, array: NDArray[Any]) -> tuple[str, Buffer]:
+    if array.dtype.kind in "OSU":
+        try:
+            return "O", array_to_tensor(name, array, Datatype.BYTES).raw
+        except TypeError as error:
+            raise FrameError(f"array {name!r} holds something that is neither bytes nor text: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise FrameError(f"array {name!r} is of type {array.dtype}, which does not travel")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return array.dtype.str, flat.view(np.uint8).data
+
+
+def _array(spec: ArraySpec, raw: memoryview) -> NDArray[Any]:
+    if spec.dtype == "O":
+        return tensor_to_array(Tensor(spec.name, Datatype.BYTES, spec.shape, raw))
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind not in "biuf":
+        raise FrameError(f"array {spec.name!r} is of type {dtype}, which does not travel")
+    return np.frombuffer(raw, dtype=dtype).reshape(spec.shape)
+
+
+def _prefix(header_bytes: int, payload_bytes: int) -> bytes:
+    _check_sizes(header_bytes, payload_bytes)
+    return _PREFIX.pack(header_bytes, payload_bytes)
+
+
+def _check_sizes(header_bytes: int, payload_bytes: int) -> None:
+    if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        raise FrameError(
+            f"a frame with {header_bytes} bytes of header and {payload_bytes} of arrays is over the limits "
+            f"of {MAX_HEADER_BYTES} and {MAX_PAYLOAD_BYTES}"
+        )
+
+
+def _aligned(size_bytes: int) -> int:
+    return size_bytes + -size_bytes % ALIGNMENT

@@ -1,0 +1,325 @@
+"""A worker process as its parent sees it: load engines, run them, and know at once when the worker is gone.
+
+Engines live in a child because they block for long, because native code crashes, and because a runtime's memory is
+only surely given back by ending its process. The child is started by `asyncio` and talks over a socket pair
+(`channel.py`).
+
+Invariants:
+* Every call ends exactly once: with its answer, with the engine's error, with WorkerDied, or cancelled by its caller.
+* At most PIPELINE calls are with the child, one computing and one already in its memory; the others wait here, in
+  order, so that cancelling them costs nothing. A call cancelled after it was sent keeps its place until the child
+  has answered for it, and that answer is dropped; the child skips it if it had not begun.
+* When the child ends, however it ends, every pending call fails with WorkerDied, and so do later ones. A
+  WorkerProcess does not restart itself: whoever owns it enters a new one.
+
+What it leaves to others: the order of calls (keep the queue yourself and give it one call at a time), restarting,
+batching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from tidegate.models.manifest import EngineName
+from tidegate.outcome import InternalError, PeerError, TooLarge
+from tidegate.types import Buffer
+from tidegate.workers import channel
+from tidegate.workers.channel import Arrays, FrameError
+
+PIPELINE = 2
+_READ_AHEAD_BYTES = 1 << 20
+_HELLO = 0  # the id under which the child's first message is awaited; calls count from 1
+_STOP_GRACE_S = 1.0  # from closing the socket to SIGKILL; the child leaves within milliseconds of the socket's end
+
+
+class WorkerDied(PeerError):
+    """The worker process is gone, or never came up. Another target, or the next worker, may answer."""
+
+    code = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What to load: `key` names it in its worker; `outputs` are the manifest's output names in graph order."""
+
+    key: str
+    engine: EngineName
+    artefact: Path
+    outputs: tuple[str, ...]
+    threads: int = 1
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the engine gave, and the seconds it took in the worker, without the way there and back."""
+
+    outputs: dict[str, NDArray[Any]]
+    compute_s: float
+
+
+_Answer = tuple[channel.FromChild, bytes]
+
+
+class WorkerProcess:
+    """One child process, alive inside `async with`.
+
+    Args:
+        name: for logs and errors.
+        start_timeout_s: how long the child may take to come up, and how long one engine may take to load.
+    """
+
+    def __init__(self, name: str, *, start_timeout_s: float = 60.0) -> None:
+        self.name = name
+        self._start_timeout_s = start_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._places = asyncio.Semaphore(PIPELINE)
+        self._pending: dict[int, asyncio.Future[_Answer]] = {}
+        self._ids = itertools.count(1)
+        self._reason: asyncio.Future[str] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._reason = asyncio.get_running_loop().create_future()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def alive(self) -> bool:
+        return self._reason is not None and not self._reason.done()
+
+    async def died(self) -> str:
+        """Wait for the child's end and say how it came, for example "was killed by SIGKILL"."""
+        if self._reason is None:
+            raise RuntimeError(f"worker {self.name} was not started")
+        return await asyncio.shield(self._reason)
+
+    async def load(self, spec: EngineSpec) -> float:
+        """Load an engine under `spec.key`, replacing one of that name; returns the seconds it took.
+
+        Raises:
+            InternalError: the engine could not be loaded, with its own message.
+            WorkerDied: the child ended, or did not answer within `start_timeout_s` (then it is ended).
+        """
+        message = channel.Load(
+            next(self._ids),
+            spec.key,
+            spec.engine,
+            str(spec.artefact),
+            spec.outputs,
+            spec.threads,
+            spec.device,
+        )
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                answer, _ = await self._call(message.id, [channel.pack(message)])
+        except TimeoutError as error:
+            self._kill()
+            raise WorkerDied(
+                f"worker {self.name} did not load {spec.key!r} within {self._start_timeout_s:g} s"
+            ) from error
+        if not isinstance(answer, channel.Loaded):
+            raise self._failure(answer)
+        return answer.load_s
+
+    async def infer(self, key: str, inputs: Arrays) -> Computed:
+        """Run the engine under `key`. The arrays are not copied before they are written: leave them alone until then.
+
+        Raises:
+            InternalError: the engine raised, or there is none under `key`; the worker lives on.
+            TooLarge: the arrays are over `channel.MAX_PAYLOAD_BYTES` or of a type that does not travel.
+            WorkerDied: the child is gone.
+        """
+        message = channel.Infer(next(self._ids), key)
+        try:
+            frame = channel.pack_with(message, inputs)
+        except FrameError as error:
+            raise TooLarge(str(error)) from error
+        answer, payload = await self._call(message.id, frame)
+        if not isinstance(answer, channel.Computed):
+            raise self._failure(answer)
+        try:
+            return Computed(channel.unpack(answer.arrays, payload), answer.compute_s)
+        except FrameError as error:
+            raise InternalError(f"worker {self.name}: {error}") from error
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = await self._spawn(theirs)
+                reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+            except BaseException:
+                ours.close()
+                raise
+        hello = self._expect(_HELLO)
+        self._watcher = asyncio.create_task(self._watch(reader), name=f"worker {self.name}")
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await hello
+        except TimeoutError as error:
+            raise WorkerDied(f"worker {self.name} did not start within {self._start_timeout_s:g} s") from error
+
+    async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tidegate.workers.child",
+            str(theirs.fileno()),
+            str(os.getpid()),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=2,  # our stderr: stdout carries our events, and nothing that a runtime prints may get among them
+            # numpy's own BLAS pool is never used in a worker; the runtimes' pools are bounded when an engine is
+            # loaded.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    async def _call(self, call_id: int, frame: list[Buffer] | list[bytes]) -> _Answer:
+        """Send one frame when there is a place for it, and wait for the answer of the same id."""
+        await self._places.acquire()
+        try:
+            if not self.alive or self._writer is None:
+                raise WorkerDied(self._obituary())
+            answer = self._expect(call_id)
+            self._writer.writelines(frame)
+        except BaseException:
+            self._places.release()
+            raise
+        # From here on the place belongs to the answer and not to the caller, who may leave.
+        answer.add_done_callback(lambda _: self._places.release())
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._abandon(call_id, answer)
+            raise
+
+    def _expect(self, call_id: int) -> asyncio.Future[_Answer]:
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._pending[call_id] = answer
+        return answer
+
+    def _abandon(self, call_id: int, answer: asyncio.Future[_Answer]) -> None:
+        if not answer.done() and self.alive and self._writer is not None:
+            self._writer.write(channel.pack(channel.Cancel(call_id)))
+
+    async def _watch(self, reader: asyncio.StreamReader) -> None:
+        """Hand answers to their callers until the child ends; then tell everyone."""
+        because = ""
+        try:
+            while True:
+                self._deliver(*await _read_frame(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the end of the socket: the exit status says the rest
+        except FrameError as error:
+            because = f" after {error}"
+            self._kill()
+        finally:
+            self._bury(await self._reap() + because)
+
+    def _deliver(self, message: channel.FromChild, payload: bytes) -> None:
+        call_id = _HELLO if isinstance(message, channel.Hello) else message.id
+        answer = self._pending.pop(call_id, None)
+        if answer is None:
+            raise FrameError(f"an answer to {call_id}, which nobody asked")
+        if not answer.done():
+            answer.set_result((message, payload))
+
+    async def _reap(self) -> str:
+        """Wait for the exit status; a child that closed its socket but stays is ended."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(_STOP_GRACE_S):
+                status = await self._process.wait()
+        except TimeoutError:
+            self._kill()
+            status = await self._process.wait()
+        return _cause_of_death(status)
+
+    def _bury(self, reason: str) -> None:
+        assert self._reason is not None
+        if not self._reason.done():
+            self._reason.set_result(reason)
+        pending, self._pending = self._pending, {}
+        for answer in pending.values():
+            if not answer.done():
+                answer.set_exception(WorkerDied(self._obituary()))
+
+    def _obituary(self) -> str:
+        if self._reason is None:
+            return f"worker {self.name} was not started"
+        return f"worker {self.name} {self._reason.result()}"
+
+    def _failure(self, answer: channel.FromChild) -> InternalError:
+        if isinstance(answer, channel.Failed):
+            return InternalError(answer.message)
+        return InternalError(f"worker {self.name} answered with {type(answer).__name__}")
+
+    async def _stop(self) -> None:
+        """End the child: by the end of its socket, which it obeys in the midst of anything, else by SIGKILL."""
+        if self._watcher is None:  # it never came to talk
+            self._kill()
+            if self._process is not None:
+                await self._process.wait()
+            return
+        if self._writer is not None:
+            self._writer.transport.abort()
+        try:
+            await asyncio.shield(self._watcher)
+        except asyncio.CancelledError:
+            self._kill()
+            await self._watcher
+            raise
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            if self._process is not None:
+                self._process.kill()
+
+    def __repr__(self) -> str:
+        if self._reason is None:
+            return f"<WorkerProcess {self.name} not started>"
+        if self._reason.done():
+            return f"<WorkerProcess {self.name} {self._reason.result()}>"
+        return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending>"
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> _Answer:
+    header_bytes, payload_bytes = channel.parse_prefix(await reader.readexactly(channel.PREFIX_BYTES))
+    message = channel.parse_from_child(await reader.readexactly(header_bytes))
+    return message, await reader.readexactly(payload_bytes)
+
+
+def _cause_of_death(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"

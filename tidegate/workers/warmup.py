@@ -1,0 +1,163 @@
+"""Warm-up that measures: run a model over the sizes it will meet, and keep what each size cost on this very device.
+
+A first run is slow for reasons that never come back (memory pools, kernel choice, lazy weights), so a target says
+ready only after its warm-up; and since the runs happen anyway, their times become the cost points that the gateway
+predicts with.
+
+The sizes are few and spread by factors of four, because cost is nearly affine in work between them (`CostTable`):
+one row of growing length, then more rows of a middle length, within the limits of the variant, the axes and the
+batch. Each size runs once to warm it and then `repeats` times, of which the median counts, so one hiccup does not
+price a size. Two sizes of equal work keep the slower time. When the time for warming up is spent, the largest sizes
+are left out, but never all: the table goes on with its last slope.
+
+It can be wrong when something else uses the device meanwhile; `ServiceTime` corrects that from real calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from tidegate import clock
+from tidegate.arrays import array_to_tensor
+from tidegate.models.example import example_arrays
+from tidegate.models.manifest import Manifest, TensorSpec, Variant
+from tidegate.models.work import work_of
+from tidegate.types import InferRequest
+from tidegate.workers.process import Computed
+
+CostPoints = tuple[tuple[float, float], ...]
+
+_STEP = 4 _MIDDLE_LENGTH = 64 _UNBOUNDED = 256  # how far to measure along an axis that the manifest does not bound;
+past 1024 it counts as unbounded _LONG = 1024
+
+
+class Computer(Protocol):
+    """The part of a WorkerProcess that is needed here."""
+
+    async def infer(self, key: str, inputs: Mapping[str, NDArray[Any]]) -> Computed: ...
+
+
+async def measure(
+    worker: Computer,
+    key: str,
+    manifest: Manifest,
+    variant: Variant,
+    *,
+    repeats: int = 3,
+    budget_s: float = 10.0,
+    on_point: Callable[[float, float], None] | None = None,
+) -> CostPoints:
+    """Warm the engine under `key` and return (work units, seconds) points, by work, for `VariantOffer.cost`.
+
+    Args:
+        repeats: timed runs of each size, after one that is not timed.
+        budget_s: sizes that have not begun by then are left out.
+        on_point: told each measured (work units, seconds), for progress.
+
+    Raises:
+        ServeError: whatever the worker raised.
+    """
+    give_up_at = clock.now() + budget_s
+    points: dict[float, float] = {}
+    for lengths in sizes(manifest, variant):
+        if points and clock.now() >= give_up_at:
+            break
+        inputs = example_arrays(manifest, lengths)
+        units = _units(manifest, inputs)
+        seconds = await _median_s(worker, key, inputs, repeats)
+        points[units] = max(seconds, points.get(units, 0.0))
+        if on_point is not None:
+            on_point(units, seconds)
+    return tuple(sorted(points.items()))
+
+
+async def warm(worker: Computer, key: str, manifest: Manifest, variant: Variant) -> None:
+    """Run the smallest and the largest size once each: enough for a restarted worker whose costs are known."""
+    smallest, *_, largest = sizes(manifest, variant) * 2
+    for lengths in (smallest, largest):
+        await worker.infer(key, example_arrays(manifest, lengths))
+
+
+def sizes(manifest: Manifest, variant: Variant) -> list[dict[str, int]]:
+    """The axis lengths to run, from little work to much: one row of growing length, then growing numbers of rows."""
+    rows, length = row_axis(manifest), length_axis(manifest)
+    lengths = [] if length is None else list(_ladder(*_length_range(manifest, variant, length)))
+    one_row: list[dict[str, int]] = [{length: n} for n in lengths] if length is not None else [{}]
+    if rows is None:
+        return one_row
+    low, high = _row_range(manifest, variant, rows)
+    middle = max((n for n in lengths if n <= _MIDDLE_LENGTH), default=lengths[0] if lengths else 1)
+    across = {} if length is None else {length: middle}
+    many = [{**across, rows: n} for n in _ladder(low, high) if n > low and _within_work(manifest, n * middle)]
+    return [{**size, rows: low} for size in one_row] + many
+
+
+def row_axis(manifest: Manifest) -> str | None:
+    """The axis that counts rows: the first one of the cost input, where it has a name."""
+    spec = _cost_input(manifest)
+    first = spec.shape[0] if spec is not None and spec.shape else None
+    return first if isinstance(first, str) else None
+
+
+def length_axis(manifest: Manifest) -> str | None:
+    """The axis along which a row may be long: the one that requests are padded along, else the cost input's last."""
+    if manifest.batching.pad_axis is not None:
+        return manifest.batching.pad_axis
+    spec = _cost_input(manifest)
+    last = spec.shape[-1] if spec is not None and len(spec.shape) > 1 else None
+    return last if isinstance(last, str) else None
+
+
+def _cost_input(manifest: Manifest) -> TensorSpec | None:
+    return next((spec for spec in manifest.inputs if spec.name == manifest.cost.input), None)
+
+
+def _length_range(manifest: Manifest, variant: Variant, name: str) -> tuple[int, int]:
+    axis = manifest.axes[name]
+    high = axis.max if axis.max <= _LONG else _UNBOUNDED
+    if variant.max_tokens is not None:
+        high = min(axis.max, variant.max_tokens, _LONG)
+    return axis.min, max(axis.min, high)
+
+
+def _row_range(manifest: Manifest, variant: Variant, name: str) -> tuple[int, int]:
+    axis, limit = manifest.axes[name], manifest.batching.max_batch_size
+    high = min(axis.max, limit if variant.max_batch is None else min(limit, variant.max_batch))
+    return axis.min, max(axis.min, high)
+
+
+def _within_work(manifest: Manifest, units: float) -> bool:
+    return manifest.batching.max_work is None or units <= manifest.batching.max_work
+
+
+def _ladder(low: int, high: int) -> Iterator[int]:
+    """`low`, then by factors of four, then `high`."""
+    n = low
+    while n < high:
+        yield n
+        n = max(n + 1, n * _STEP)
+    yield high
+
+
+def _units(manifest: Manifest, inputs: Mapping[str, NDArray[Any]]) -> float:
+    spec = _cost_input(manifest)
+    if spec is None or spec.name not in inputs:
+        return work_of(manifest, InferRequest(manifest.name, ())).units
+    tensor = array_to_tensor(spec.name, inputs[spec.name], spec.datatype)
+    return work_of(manifest, InferRequest(manifest.name, (tensor,))).units
+
+
+async def _median_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:
+    await worker.infer(key, inputs)
+    return median([await _timed_s(worker, key, inputs) for _ in range(max(1, repeats))])
+
+
+async def _timed_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]]) -> float:
+    """Seconds as the parent sees them: the way to the worker and back is part of what a call costs."""
+    began_at = clock.now()
+    await worker.infer(key, inputs)
+    return clock.now() - began_at
