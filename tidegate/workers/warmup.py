@@ -31,8 +31,10 @@ from tidegate.workers.process import Computed
 
 CostPoints = tuple[tuple[float, float], ...]
 
-_STEP = 4 _MIDDLE_LENGTH = 64 _UNBOUNDED = 256  # how far to measure along an axis that the manifest does not bound;
-past 1024 it counts as unbounded _LONG = 1024
+_STEP = 4
+_MIDDLE_LENGTH = 64
+_LONG = 1024  # an axis that may be longer counts as unbounded, and is measured up to _UNBOUNDED
+_UNBOUNDED = 256
 
 
 class Computer(Protocol):
