@@ -188,7 +188,8 @@ def _check_tensor(tensor: Tensor, rule: _Rule, lengths: dict[str, int]) -> None:
     shape = tensor.shape
     if len(shape) != len(rule.dimensions):
         raise InvalidRequest(
-            f"input {tensor.name!r} must have {len(rule.dimensions)} dimensions {_expected(rule)}, got {shown(list(shape))}"
+            f"input {tensor.name!r} must have {len(rule.dimensions)} dimensions {_expected(rule)}, "
+            f"got {shown(list(shape))}"
         )
     for length, dimension in zip(shape, rule.dimensions, strict=True):
         if not dimension.low <= length <= dimension.high:
@@ -208,8 +209,8 @@ def _check_content(tensor: Tensor, rule: _Rule) -> None:
         return
     if len(tensor.raw) != elements * rule.itemsize:
         raise InvalidRequest(
-            f"input {tensor.name!r}: {tensor.datatype.value}{list(tensor.shape)} needs {elements * rule.itemsize} bytes, "
-            f"got {len(tensor.raw)}"
+            f"input {tensor.name!r}: {tensor.datatype.value}{list(tensor.shape)} needs "
+            f"{elements * rule.itemsize} bytes, got {len(tensor.raw)}"
         )
     scan = rule.scan
     if scan is not None and elements:
@@ -245,7 +246,8 @@ def _wrong_value(tensor: Tensor, rule: _Rule) -> InvalidRequest:
     first = int(np.argmin((values >= bounds.min) & (values <= bounds.max)))
     where = [int(index) for index in np.unravel_index(first, tensor.shape)]
     return InvalidRequest(
-        f"input {tensor.name!r}: element {where} is {values[first]}, allowed is {_number(bounds.min)} to {_number(bounds.max)}"
+        f"input {tensor.name!r}: element {where} is {values[first]}, "
+        f"allowed is {_number(bounds.min)} to {_number(bounds.max)}"
     )
 
 

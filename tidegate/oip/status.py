@@ -7,7 +7,7 @@ refusal that a retry cannot help says so.
 
 Two classes share a status where the protocol has only one (RESOURCE_EXHAUSTED is both too much and too large); `code`
 travels beside it (`tidegate-code` in gRPC's trailing metadata, `code` in the JSON body), so that the far side rebuilds
-the very same class. A foreign server sends no code: then the status alone is read, with the reading that does least harm.
+the very same class. A foreign server sends no code: then the status alone is read, in the way that does least harm.
 """
 
 from __future__ import annotations

@@ -1,0 +1,66 @@
+"""From a decoded request to a `Call`: checked, with its deadline, its priority and the variant that it demands.
+
+The one place where both OIP servers and the OpenAI routes turn what a caller said into what the host is told, so that a
+budget means the same on every protocol. The instant is taken by the server as the request arrives, before its body is
+decoded: decoding is part of the caller's wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tidegate.models.manifest import Manifest
+from tidegate.oip.budget import OPENAI_TIMEOUT_HEADER, budget_s, priority_of, variant_of
+from tidegate.oip.check import checker_of
+from tidegate.types import Call, InferRequest
+
+TRACE_KEY: Final = "traceparent"
+
+_KEPT: Final = frozenset({TRACE_KEY, "tracestate", "authorization", OPENAI_TIMEOUT_HEADER})
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+def kept_headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    """The headers or metadata that a layer may need, with lower-case names; of a repeated one the last counts."""
+    kept: dict[str, str] = {}
+    for name, value in items:
+        key = name.lower()
+        if key in _KEPT or key.startswith("tidegate-"):
+            kept[key] = value
+    return kept or _NO_HEADERS
+
+
+def call_of(
+    request: InferRequest,
+    manifest: Manifest,
+    *,
+    protocol: str,
+    headers: Mapping[str, str],
+    arrived_at: float,
+    remaining_s: float | None = None,
+) -> Call:
+    """The checked call. `remaining_s` is what is left of the transport's own deadline.
+
+    Raises:
+        InvalidRequest: the request, a budget, the priority or the variant is wrong.
+        ModelNotFound: the manifest is that of another model or version.
+    """
+    checker = checker_of(manifest)
+    checker.check(request)
+    parameters = request.parameters
+    if not headers and not parameters:
+        deadline = None if remaining_s is None else arrived_at + remaining_s
+        return Call(request, protocol, arrived_at, deadline)
+    budget = budget_s(headers, parameters, remaining_s)
+    variant = variant_of(headers, parameters)
+    checker.check_variant(variant)
+    return Call(
+        request=request,
+        protocol=protocol,
+        arrived_at=arrived_at,
+        deadline=None if budget is None else arrived_at + budget,
+        priority=priority_of(parameters),
+        variant=variant,
+        headers=headers,
+    )

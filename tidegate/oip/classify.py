@@ -1,0 +1,81 @@
+"""OIP's classification extension: the top classes of an output as strings "value:index", best first.
+
+It is asked for by the output parameter `classification: k`. It is worked out at the front door from the tensor that
+the model gave, so that no target need know of it: the parameter is taken off the request that is passed on, or a
+foreign server behind us would classify first. Rows are the first axis where there is more than one; labels are not
+kept, so Triton's third part is absent.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.arrays import tensor_to_array
+from tidegate.oip.check import shown
+from tidegate.outcome import InvalidRequest
+from tidegate.types import Datatype, InferRequest, InferResponse, RequestedOutput, Tensor
+
+PARAMETER: Final = "classification"
+
+
+def wanted_classes(request: InferRequest) -> dict[str, int]:
+    """How many classes are asked for of which output. Raises InvalidRequest where that is no whole number."""
+    return {
+        output.name: count
+        for output in request.outputs
+        if PARAMETER in output.parameters and (count := _count(output)) > 0
+    }
+
+
+def without_classes(request: InferRequest) -> InferRequest:
+    """The request as a target should see it."""
+    return replace(request, outputs=tuple(_plain(output) for output in request.outputs))
+
+
+def with_classes(response: InferResponse, wanted: Mapping[str, int]) -> InferResponse:
+    """The answer with the wanted outputs replaced by their classes. Raises InvalidRequest for one without numbers."""
+    return replace(
+        response,
+        outputs=tuple(
+            _classes(tensor, wanted[tensor.name]) if tensor.name in wanted else tensor for tensor in response.outputs
+        ),
+    )
+
+
+def _count(output: RequestedOutput) -> int:
+    value = output.parameters[PARAMETER]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidRequest(
+            f"output {shown(output.name)}: parameter 'classification' must be a whole number, got {shown(value)}"
+        )
+    return value
+
+
+def _plain(output: RequestedOutput) -> RequestedOutput:
+    if PARAMETER not in output.parameters:
+        return output
+    return replace(output, parameters={name: value for name, value in output.parameters.items() if name != PARAMETER})
+
+
+def _classes(tensor: Tensor, count: int) -> Tensor:
+    if tensor.datatype in (Datatype.BYTES, Datatype.BF16):
+        raise InvalidRequest(f"output {tensor.name!r} is {tensor.datatype.value} and cannot be classified")
+    values = tensor_to_array(tensor)
+    rows = values.reshape(values.shape[0], -1) if values.ndim > 1 and values.size else values.reshape(1, -1)
+    count = min(count, rows.shape[1])
+    raw = b"".join(_packed_row(row, count) for row in rows)
+    shape = (rows.shape[0], count) if values.ndim > 1 else (count,)
+    return Tensor(tensor.name, Datatype.BYTES, shape, raw)
+
+
+def _packed_row(row: NDArray[Any], count: int) -> bytes:
+    # Stable on the negated values: of equal classes the one with the smaller index comes first.
+    best = np.argsort(-row.astype(np.float64), kind="stable")[:count]
+    words = [f"{float(row[index]):f}:{int(index)}".encode() for index in best]
+    return b"".join([struct.pack("<I", len(word)) + word for word in words])
