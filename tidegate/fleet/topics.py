@@ -1,0 +1,95 @@
+"""Topic names: one root per fleet, one subtree that a device writes and one that it reads.
+
+    tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv}    device → gateways
+    tidegate/v1/FLEET/down/DEVICE/cmd                   gateway → one device
+    tidegate/v1/FLEET/gw/GATEWAY/{state,hb}             gateway → everyone
+
+A device writes only below `up/DEVICE/` and reads only below `down/DEVICE/` and `gw/`, so two pattern ACL lines at the
+broker cover every device of a fleet. Names are one topic level each: a name with `/`, `+` or `#` in it could write into
+somebody else's subtree, so it is refused here, at start, and not found out by the broker's silence (MQTT 3.1.1 brokers
+answer a denied PUBLISH with success).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+# `~` marks a second connection of the same device (`kiosk-1~cli`); `#` there is refused under Mosquitto's pattern ACLs.
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}$"
+_NAME = re.compile(NAME_PATTERN)
+
+
+class Up(StrEnum):
+    """What a device says. Each is a register of its own: MQTT orders messages only within one topic and QoS."""
+
+    BIRTH = "birth"
+    DEATH = "death"
+    HEARTBEAT = "hb"
+    INVENTORY = "inv"
+
+
+_KINDS: Final = {kind.value: kind for kind in Up}
+# Heartbeats replace one another within a second; all else must arrive.
+QOS: Final = {Up.BIRTH: 1, Up.DEATH: 1, Up.HEARTBEAT: 0, Up.INVENTORY: 1}
+RETAINED: Final = frozenset({Up.BIRTH, Up.DEATH, Up.INVENTORY})
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name` itself. Raises ValueError when it cannot be one level of a topic."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} {name!r} must be 1 to 64 letters, digits and . _ ~ -, starting with a letter or digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one fleet."""
+
+    fleet: str
+
+    def __post_init__(self) -> None:
+        checked_name(self.fleet, "the fleet's name")
+
+    @property
+    def root(self) -> str:
+        return f"tidegate/v1/{self.fleet}"
+
+    def up(self, device: str, kind: Up) -> str:
+        return f"{self.root}/up/{device}/{kind.value}"
+
+    def command(self, device: str) -> str:
+        return f"{self.root}/down/{device}/cmd"
+
+    def gateway_state(self, gateway: str) -> str:
+        return f"{self.root}/gw/{gateway}/state"
+
+    def gateway_heartbeat(self, gateway: str) -> str:
+        return f"{self.root}/gw/{gateway}/hb"
+
+    @property
+    def for_gateways(self) -> tuple[tuple[str, int], ...]:
+        """(filter, QoS) of everything that a gateway listens to."""
+        return tuple((self.up("+", kind), QOS[kind]) for kind in Up)
+
+    def for_device(self, device: str) -> tuple[tuple[str, int], ...]:
+        """(filter, QoS) of everything that a device listens to."""
+        return (self.command(device), 1), (self.gateway_state("+"), 1), (self.gateway_heartbeat("+"), 0)
+
+    def parse_up(self, topic: str) -> tuple[str, Up] | None:
+        """(device, kind) of a device's topic in this fleet, None for any other."""
+        prefix = f"{self.root}/up/"
+        if not topic.startswith(prefix):
+            return None
+        device, _, kind = topic[len(prefix) :].partition("/")
+        return (device, _KINDS[kind]) if kind in _KINDS and _NAME.fullmatch(device) else None
+
+    def parse_gateway(self, topic: str) -> str | None:
+        """The gateway whose state or heartbeat this topic carries."""
+        prefix = f"{self.root}/gw/"
+        name, _, kind = topic.removeprefix(prefix).partition("/")
+        return name if topic.startswith(prefix) and kind in ("state", "hb") and _NAME.fullmatch(name) else None
