@@ -1,0 +1,111 @@
+"""What an answer costs in compute: predicted service time of one request on one target in one variant.
+
+Each target measures a table at its warm-up and offers it with the variant; a log residual corrects it by what the
+answers report (`ServiceTime`). A target that offers no table (a foreign server) is priced by a conservative prior for
+its kind of feature until its own answers correct it: too dear rather than too cheap, so that a sure target comes first,
+but never proof that a request is hopeless (`floor_s` is 0), since a wrong prior could then never be unlearned.
+
+What is learned survives a reconnect and is dropped when the target measures a different table: a new table is a new
+start. Predictions are in the manifest's work units and know nothing of queues or links.
+
+The class of a request (cheap, ambiguous, heavy) is derived from predictions for people and metrics; nothing routes
+by it.
+
+It can be wrong where a pool computes rows of several callers together: the residual then learns the usual company.
+Source: routing.md B1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp
+from typing import Final, Literal
+
+from tidegate.estimate.service_time import ServiceTime
+from tidegate.fleet.offers import VariantOffer
+from tidegate.models.manifest import Feature
+
+CostClass = Literal["cheap", "ambiguous", "heavy"]
+P95_SIGMAS: Final = 1.645
+OPTIMISTIC: Final = 0.6  # no call was ever faster than this share of its prediction; routing.md B6
+_CHEAP_SHARE: Final = 0.5  # of the budget, for an edge's unloaded p95; routing.md B1
+_UNMEASURED_SIGMA: Final = 0.5  # a prior is good to within a factor of e^±1 at two sigmas
+
+# (work, seconds) of a slow single-board computer: too dear on purpose.
+_PRIOR: Final[dict[Feature, tuple[tuple[float, float], ...]]] = {
+    "tokens": ((1.0, 0.010), (512.0, 0.500)),
+    "pixels": ((1.0, 0.010), (1e6, 0.500)),
+    "items": ((1.0, 0.020), (64.0, 0.500)),
+    "bytes": ((1.0, 0.010), (1e7, 0.500)),
+}
+
+
+class VariantCost:
+    """Mutable: the cost of one variant on one target; `record` after each computed answer."""
+
+    __slots__ = ("_factor", "_service", "measured", "points", "sigma")
+
+    def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
+        self.points = points
+        self.measured = bool(points)
+        self._service = ServiceTime(points or _PRIOR[feature])
+        self._read_residual()
+
+    def predict_s(self, units: float) -> float:
+        """Median seconds of compute for `units` of work, alone on the device."""
+        return self._service.table.seconds_for(units) * self._factor
+
+    def floor_s(self, units: float) -> float:
+        """Seconds below which no answer is possible; 0 where nothing was measured."""
+        if not self.measured:
+            return 0.0
+        # A device that was slow lately may be fast again: only a factor below 1 is taken at its word here.
+        return OPTIMISTIC * min(1.0, self._factor) * self._service.table.seconds_for(units)
+
+    def record(self, units: float, observed_s: float) -> None:
+        self._service.record(units, observed_s)
+        self._read_residual()
+
+    def _read_residual(self) -> None:
+        # Read once per answer instead of once per candidate: there are more candidates than answers.
+        residual = self._service.residual
+        self._factor = residual.factor
+        self.sigma = residual.sigma if self.measured else max(residual.sigma, _UNMEASURED_SIGMA)
+
+    def __repr__(self) -> str:
+        return f"<VariantCost {'measured' if self.measured else 'prior'} {self._service!r}>"
+
+
+class CostModel:
+    """The costs of every (target, model, version, variant) that was ever offered here."""
+
+    def __init__(self) -> None:
+        self._costs: dict[tuple[str, str, str, str], VariantCost] = {}
+
+    def of(self, target_id: str, model: str, version: str, offer: VariantOffer, feature: Feature) -> VariantCost:
+        """The cost that goes with this offer; the one already learned if its table is the same."""
+        key = (target_id, model, version, offer.name)
+        known = self._costs.get(key)
+        if known is None or known.points != offer.cost:
+            known = self._costs[key] = VariantCost(offer.cost, feature)
+        return known
+
+    def forget(self, target_id: str) -> None:
+        """Drop what was learned of a target that is gone for good: a fleet that comes and goes stays bounded."""
+        self._costs = {key: cost for key, cost in self._costs.items() if key[0] != target_id}
+
+    def __repr__(self) -> str:
+        return f"<CostModel {len(self._costs)} variants>"
+
+
+def unloaded_p95_s(cost: VariantCost, units: float, rtt_s: float) -> float:
+    """The 95th percentile of an answer's time from an idle target."""
+    return rtt_s + cost.predict_s(units) * exp(P95_SIGMAS * cost.sigma)
+
+
+def cost_class(edge_p95_s: Iterable[float], budget_s: float) -> CostClass:
+    """How hard a request is for the edges that may take it: `heavy` when none can be expected to make the budget."""
+    best_s = min(edge_p95_s, default=None)
+    if best_s is None or best_s > budget_s:
+        return "heavy"
+    return "cheap" if best_s <= _CHEAP_SHARE * budget_s else "ambiguous"

@@ -1,0 +1,231 @@
+"""Where a request should be computed: the cheapest target that is predicted to make the deadline.
+
+For each variant that takes the work on each usable target:
+
+    finish = link round trip + wait in its queue + compute       margin = 1.645 · spread (a 95 % answer)
+
+`spread` adds up what is uncertain: the compute's log-residual, the link's jitter and a share of the wait. Those with
+finish + margin within the budget are sure enough, and the cheapest of them is chosen (price × compute). Targets of the
+same price share the work by earliest predicted finish: always taking the very cheapest would queue everything at one
+edge while its twin idles. When none is sure enough, the earliest finish has the best chance.
+
+A request is refused before anything is spent when nobody can take it (`NothingAlive`, with each target's reason) or
+when even an optimist sees no way (`DeadlineExceeded`): that needs proof from measured tables, a prior is none.
+
+A policy chooses among candidates and sees nothing else, so `always_edge`, `always_cloud` and `random_choice` stand in
+the same place in benches. Candidates are plain numbers: a decision explains itself when asked, and costs nothing more
+when it is not.
+
+It can be wrong: margins of the parts are taken as independent, and other gateways' launches show up only in reports.
+Source: routing.md B3, without its calibration and externality terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from math import sqrt
+from typing import Final, NamedTuple
+
+from gateway.core.fleet import Fleet, Offered, TargetView
+from tidegate.fleet.offers import VariantOffer
+from tidegate.outcome import DeadlineExceeded, NothingAlive, ServeError
+
+_SIGMAS: Final = 1.645
+_WAIT_SPREAD: Final = 0.3  # of the wait, and ...
+_FLOOR_SPREAD_S: Final = 0.001  # ... a timer's worth on top: routing.md B3 has 6 ms for a 20 ms LAN
+
+
+class Ask(NamedTuple):
+    """What placement needs to know of a request."""
+
+    model: str
+    version: str
+    units: float
+    rows: int
+    longest_row: int
+    deadline: float
+    variant: str = ""  # demanded, by name or precision; "" takes any
+
+
+class Candidate(NamedTuple):
+    """One possible place with its predictions, in seconds."""
+
+    offered: Offered
+    compute_s: float
+    wait_s: float
+    link_s: float
+    margin_s: float
+    finish_s: float  # link + wait + compute
+    cost: float  # price × compute
+
+    @property
+    def target(self) -> TargetView:
+        return self.offered.target
+
+    @property
+    def variant(self) -> VariantOffer:
+        return self.offered.variant
+
+
+class Decision(NamedTuple):
+    """What was decided and on what ground. Exactly one of `chosen` and `refusal` is set."""
+
+    at: float
+    ask: Ask
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    reason: str
+    refusal: ServeError | None
+
+    def best_other(self) -> Candidate | None:
+        """The earliest finish on another target than the chosen one: whom a hedge would ask."""
+        if self.chosen is None or len(self.candidates) < 2:
+            return None
+        chosen_target = self.chosen.offered.target
+        others = [one for one in self.candidates if one.offered.target is not chosen_target]
+        return min(others, key=_finish) if others else None
+
+
+Policy = Callable[[Sequence[Candidate], float], tuple[Candidate, str]]
+
+
+def cheapest(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
+    """The rule: cheapest of the sure ones, else the earliest finish."""
+    sure = [one for one in candidates if one.finish_s + one.margin_s <= budget_s]
+    if not sure:
+        return min(candidates, key=_finish), "faster"
+    price = min(sure, key=_cost).offered.price
+    chosen = min((one for one in sure if one.offered.price == price), key=_finish)
+    bargain = len(sure) == len(candidates) or min(candidates, key=_cost).offered.price == price
+    return chosen, "cheapest" if bargain else "faster"
+
+
+def always_edge(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
+    """A baseline: an edge whenever one takes the work, deadlines or not."""
+    return _earliest_of_tier("edge", candidates)
+
+
+def always_cloud(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
+    """A baseline: the pool whenever it takes the work."""
+    return _earliest_of_tier("pool", candidates)
+
+
+def random_choice(draw: Callable[[], float]) -> Policy:
+    """A baseline: any candidate. `draw` is uniform in [0, 1)."""
+
+    def choose(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
+        return candidates[int(draw() * len(candidates))], "random"
+
+    return choose
+
+
+class Placer:
+    """Places asks by a policy over the fleet's view."""
+
+    def __init__(self, fleet: Fleet, policy: Policy = cheapest) -> None:
+        self.fleet = fleet
+        self._policy = policy
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+        """Where `ask` should go now, leaving out the targets in `exclude` (they had their chance)."""
+        budget_s = ask.deadline - now
+        candidates = self._candidates(ask, now, exclude)
+        if not candidates:
+            return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
+        floor_s = min(one.offered.cost.floor_s(ask.units) for one in candidates)
+        if floor_s > budget_s:
+            return Decision(now, ask, candidates, None, "", _infeasible(floor_s, budget_s))
+        chosen, reason = self._policy(candidates, budget_s)
+        if ask.variant:
+            reason = "demanded"
+        elif len(candidates) == 1:
+            reason = "only"
+        return Decision(now, ask, candidates, chosen, reason, None)
+
+    def _candidates(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
+        return tuple(
+            [
+                estimate(offered, ask.units, now)
+                for offered in self.fleet.offered(ask.model, ask.version)
+                if not misfit(offered.variant, ask)
+                and offered.target.breaker.allows(now)
+                and offered.target.id not in exclude
+            ]
+        )
+
+
+def estimate(offered: Offered, units: float, now: float) -> Candidate:
+    """The predictions for `units` of work on one offered variant."""
+    target, cost = offered.target, offered.cost
+    compute_s = cost.predict_s(units)
+    wait_s = target.ledger.wait_s(now)
+    link_s = target.link.rtt_s
+    spread_s = sqrt(
+        (compute_s * cost.sigma) ** 2
+        + (_WAIT_SPREAD * wait_s) ** 2
+        + target.link.jitter_s**2
+        + _FLOOR_SPREAD_S * _FLOOR_SPREAD_S
+    )
+    return Candidate(
+        offered,
+        compute_s,
+        wait_s,
+        link_s,
+        _SIGMAS * spread_s,
+        link_s + wait_s + compute_s,
+        offered.price * compute_s,
+    )
+
+
+def misfit(variant: VariantOffer, ask: Ask) -> str:
+    """Why the variant does not take the work; "" when it does."""
+    if variant.max_batch is not None and ask.rows > variant.max_batch:
+        return f"takes at most {variant.max_batch} rows"
+    if variant.max_tokens is not None and ask.longest_row > variant.max_tokens:
+        return f"takes rows of at most {variant.max_tokens}"
+    if ask.variant and ask.variant not in (variant.name, variant.precision):
+        return f"has {variant.name}"
+    return ""
+
+
+def why_nobody(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
+    """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
+    wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
+    size = f"{ask.rows} row{'s' if ask.rows != 1 else ''} × {ask.longest_row}"
+    reasons = [reason for target in fleet.targets.values() if (reason := _why_not(target, ask, now, exclude))]
+    return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets")
+
+
+def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str]) -> str:
+    state, reason = target.state(now)
+    if target.id in exclude:
+        return f"{target.id} was tried"
+    if state == "down":
+        return f"{target.id} is down since {now - target.since:.1f} s: {reason}"
+    model = next((one for one in target.offers if (one.name, one.version) == (ask.model, ask.version)), None)
+    if model is None:
+        return f"{target.id} does not offer it"
+    if model.state != "ready":
+        return f"{target.id} has it in state {model.state}"
+    misfits = [why for variant in model.variants if (why := misfit(variant, ask))]
+    return f"{target.id} {', '.join(misfits)}" if misfits else f"{target.id} is {state}: {reason}"
+
+
+def _infeasible(floor_s: float, budget_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"infeasible: even the fastest target needs {floor_s * 1e3:.0f} ms of compute for this work, "
+        f"and {budget_s * 1e3:.0f} ms of the budget are left"
+    )
+
+
+def _earliest_of_tier(tier: str, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    of_tier = [one for one in candidates if one.offered.target.spec.tier == tier]
+    return min(of_tier or candidates, key=_finish), f"always-{tier}"
+
+
+def _finish(candidate: Candidate) -> float:
+    return candidate.finish_s
+
+
+def _cost(candidate: Candidate) -> float:
+    return candidate.cost
