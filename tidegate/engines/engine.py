@@ -12,13 +12,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from tidegate.engines.errors import EngineError
 from tidegate.models.manifest import EngineName
 
 Arrays = Mapping[str, NDArray[Any]]
-
-
-class EngineError(Exception):
-    """An engine could not be loaded or could not run; the message names the artefact and the way out."""
 
 
 class Engine(Protocol):
@@ -35,10 +32,9 @@ def load_engine(
     Raises:
         EngineError: the runtime is not installed, or the artefact does not load.
     """
+    # Imported here: a pool need not have ONNX Runtime, nor an edge torch.
     if engine == "onnx":
-        from tidegate.engines.onnx import (
-            OnnxEngine,
-        )  # imported here: a pool need not have ONNX Runtime, nor an edge torch
+        from tidegate.engines.onnx import OnnxEngine
 
         return OnnxEngine(artefact, threads=threads, device=device)
     from tidegate.engines.torch import TorchEngine

@@ -1,0 +1,83 @@
+"""ONNX Runtime: what an edge device runs, int8 or fp32, on the threads it is given.
+
+Spinning is off. ONNX Runtime's threads otherwise burn their core for a while after each call in the hope of another
+one, which on a device that also does other work costs more than the wake-up it saves, and makes its neighbours late.
+The session loads from the path, not from bytes, so that a large model is not held twice while it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.engines.errors import EngineError
+
+try:
+    import onnxruntime
+except ImportError as error:
+    raise EngineError("ONNX models need ONNX Runtime, which is not installed: pip install 'tidegate[edge]'") from error
+
+_ERRORS_ONLY = 3  # ONNX Runtime's log severity; below it, every device without a GPU is warned about having none
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+class OnnxEngine:
+    """One session on one artefact.
+
+    Args:
+        threads: threads within one operator; 0 takes as many as there are cores.
+        device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where this ONNX Runtime has it).
+
+    Raises:
+        EngineError: ONNX Runtime does not have the device, or refuses the artefact.
+    """
+
+    def __init__(self, artefact: Path, *, threads: int = 1, device: str = "cpu") -> None:
+        self.artefact = artefact
+        if not artefact.is_file():
+            raise EngineError(f"{artefact}: there is no such artefact")
+        try:
+            self._session = onnxruntime.InferenceSession(str(artefact), _options(threads), providers=_providers(device))
+        except EngineError:
+            raise
+        except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
+            raise EngineError(f"{artefact}: ONNX Runtime cannot load it: {error}") from error
+        self.inputs = tuple(str(one.name) for one in self._session.get_inputs())
+        self.outputs = tuple(str(one.name) for one in self._session.get_outputs())
+
+    def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All outputs by name. Blocks. Raises EngineError."""
+        feed = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        try:
+            values = self._session.run(None, feed)
+        except Exception as error:  # as above
+            raise EngineError(f"{self.artefact.name}: ONNX Runtime cannot run it: {error}") from error
+        return dict(zip(self.outputs, values, strict=True))
+
+    def __repr__(self) -> str:
+        provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")
+        return f"<OnnxEngine {self.artefact.name} on {provider}>"
+
+
+def _options(threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1  # the worker runs one call after another
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return options
+
+
+def _providers(device: str) -> list[Any]:
+    available = onnxruntime.get_available_providers()
+    kind, _, index = device.partition(":")
+    if kind == "cpu" or (kind == "auto" and _CUDA not in available):
+        return [_CPU]
+    if kind in ("cuda", "auto") and _CUDA in available:
+        return [(_CUDA, {"device_id": index or "0"}), _CPU]
+    raise EngineError(f"this ONNX Runtime has no device {device!r} (it has {', '.join(available)})")

@@ -1,0 +1,146 @@
+"""PyTorch: exported programs (.pt2) and TorchScript, on the pool's CPU or GPU.
+
+An exported program is a graph with its weights: it loads and runs without the code that made it, so a pool needs torch
+and nothing else. Inputs are matched by name to the program's own parameters, never by the order in which they came.
+
+Arrays that came over the wire are read-only views of a message. They are copied once on the way in: a graph may write
+to its inputs, and torch cannot promise that it will not. bfloat16, which numpy lacks, travels as its bits in uint16.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.engines.errors import EngineError
+
+try:
+    import torch
+except ImportError as error:
+    raise EngineError("torch models need PyTorch, which is not installed: pip install 'tidegate[cloud]'") from error
+
+Kind = Literal["torch-export", "torchscript"]
+
+
+class TorchEngine:
+    """One program on one device.
+
+    Args:
+        outputs: the manifest's output names, in the order in which the program returns them.
+        threads: threads within one operator, set for the whole process; 0 leaves torch's choice, all cores.
+        device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where there is one).
+
+    Raises:
+        EngineError: torch does not see the device, or refuses the artefact.
+    """
+
+    def __init__(
+        self, kind: Kind, artefact: Path, *, outputs: Sequence[str], threads: int = 1, device: str = "cpu"
+    ) -> None:
+        self.artefact = artefact
+        self.outputs = tuple(outputs)
+        self.device = _device(device)
+        if not artefact.is_file():
+            raise EngineError(f"{artefact}: there is no such artefact")
+        if threads > 0:
+            torch.set_num_threads(threads)
+        load = _Exported if kind == "torch-export" else _Script
+        try:
+            self._program: _Exported | _Script = load(artefact, self.device)
+        except Exception as error:  # torch's loaders raise whatever zip, pickle and C++ raise
+            raise EngineError(f"{artefact}: torch cannot load it as {kind}: {error}") from error
+        self.inputs = self._program.inputs
+
+    def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All outputs by name. Blocks. Raises EngineError."""
+        if set(inputs) != set(self.inputs):
+            given = ", ".join(inputs) or "nothing"
+            raise EngineError(f"{self.artefact.name} takes {', '.join(self.inputs)}, but {given} came")
+        try:
+            with torch.inference_mode():
+                leaves = [self._tensor(name, inputs[name]) for name in self.inputs]
+                return self._named(self._program.run(leaves))
+        except EngineError:
+            raise
+        except Exception as error:  # a guard, a shape, the device's memory: many classes, most of them RuntimeError
+            raise EngineError(f"{self.artefact.name}: torch cannot run it: {error}") from error
+
+    def _tensor(self, name: str, array: NDArray[Any]) -> torch.Tensor:
+        owned = array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C")
+        tensor = torch.from_numpy(owned)
+        if self._program.dtypes.get(name) is torch.bfloat16 and array.dtype == np.uint16:
+            tensor = tensor.view(torch.bfloat16)
+        return tensor.to(self.device)
+
+    def _named(self, returned: Any) -> dict[str, NDArray[Any]]:
+        if isinstance(returned, Mapping):
+            returned = [returned.get(name) for name in self.outputs]
+        values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        if len(values) != len(self.outputs) or not all(isinstance(value, torch.Tensor) for value in values):
+            raise EngineError(f"{self.artefact.name} does not return one tensor for each of {', '.join(self.outputs)}")
+        return {name: _array(value) for name, value in zip(self.outputs, values, strict=True)}
+
+    def __repr__(self) -> str:
+        return f"<TorchEngine {self.artefact.name} on {self.device}>"
+
+
+class _Exported:
+    """A program of `torch.export`, moved to its device with the constants that its graph holds."""
+
+    def __init__(self, artefact: Path, device: torch.device) -> None:
+        program = torch.export.load(artefact)
+        if device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        self.inputs = tuple(str(name) for name in program.graph_signature.user_inputs)
+        self.dtypes = {
+            node.name: node.meta["val"].dtype
+            for node in program.graph.nodes
+            if node.op == "placeholder" and node.name in self.inputs and hasattr(node.meta.get("val"), "dtype")
+        }
+        self._in_spec = program.call_spec.in_spec
+        self._module = program.module()
+
+    def run(self, leaves: list[torch.Tensor]) -> Any:
+        args, kwargs = self._in_spec.unflatten(leaves)
+        return self._module(*args, **kwargs)
+
+
+class _Script:
+    """A TorchScript module; its parameter names come from the schema of `forward`."""
+
+    def __init__(self, artefact: Path, device: torch.device) -> None:
+        with warnings.catch_warnings():
+            # TorchScript is deprecated in favour of torch.export, but many models that people have are still in it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._module = torch.jit.load(str(artefact), map_location=device).eval()  # type: ignore[no-untyped-call]
+        self.inputs = tuple(argument.name for argument in self._module.forward.schema.arguments[1:])
+        self.dtypes: dict[str, torch.dtype] = {}
+
+    def run(self, leaves: list[torch.Tensor]) -> Any:
+        return self._module(*leaves)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    array: NDArray[Any] = tensor.contiguous().cpu().numpy()
+    return array
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise EngineError(f"{device!r} is not a device that torch knows") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise EngineError(f"torch sees no CUDA device here, but {device!r} was asked for")
+    return chosen
