@@ -1,0 +1,104 @@
+# Everyday commands. Each sets up what it needs; nothing has to be installed by hand but Python 3.11 or later.
+#   make run     start the whole system on this machine        make test   lint and every test
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.set-up
+# kserve's and Triton's clients pin versions of their own, so they live in an environment of their own.
+CLIENTS := .venv-clients
+CLIENTS_READY := $(CLIENTS)/.set-up
+TEST_FLAGS ?=
+BENCH_FLAGS ?=
+RUN_FLAGS ?=
+
+# The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$python; break; }; done)
+
+# Show of pip's many lines only what takes long. $(1): where the full log goes.
+PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
+	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
+
+.PHONY: help setup clients tools run test test-fast lint fmt bench proto clean
+
+help: ## Say what there is.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with everything in it (only when something changed).
+
+run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FLAGS="--edges 3"
+	@exec $(BIN)/tidegate up $(RUN_FLAGS)
+
+test: setup clients tools lint ## Lint and every test. TEST_FLAGS="-k words"
+	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+test-fast: setup ## The tests without processes, models and clients, in seconds.
+	$(BIN)/python -m pytest -q -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
+
+lint: setup ## ruff, mypy, import rules, and whether the generated code fits the .proto files.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	$(MAKE) generate INTO="$$scratch"; \
+	for generated in tidegate/rpc/*_pb2*; do \
+		diff -u "$$generated" "$$scratch/$$generated" || { echo "$$generated does not fit proto/: run make proto" >&2; exit 1; }; \
+	done; echo "generated code fits proto/"
+
+fmt: setup ## Format the code and mend what can be mended.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Measure the gateway's overhead against a bare forwarder. BENCH_FLAGS="--help"
+	$(BIN)/python -m tests.bench.gateway_overhead $(BENCH_FLAGS)
+
+proto: setup ## Generate tidegate/rpc from proto/.
+	$(MAKE) generate INTO=.
+
+clean: ## Remove everything that was made here: environments, caches, models and state.
+	rm -rf $(VENV) $(CLIENTS) .tidegate .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or later with venv and ensurepip (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version) (once; torch alone is some 200 MB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[dev]' $(call PIP_WORDS,$(VENV)/pip.log)
+	@touch $@ && echo "set up"
+
+clients: $(CLIENTS_READY)
+
+# Without these the tests that drive them are skipped, and say so: the system itself needs neither.
+$(CLIENTS_READY): Makefile | $(READY)
+	@echo "setting up $(CLIENTS): kserve's client and Triton's perf_analyzer, for the tests only"
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@if $(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check \
+		kserve==0.21.0 tritonclient==2.41.0 nvidia-cuda-runtime-cu12 >$(CLIENTS)/pip.log 2>&1; then touch $@; \
+	else echo "  not possible here (see $(CLIENTS)/pip.log): the tests of these clients will be skipped"; fi
+
+# Programs that tests drive and pip cannot bring: a production broker, and the library that perf_analyzer wants.
+tools: | setup
+	@wanted=""; \
+	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || wanted="$$wanted mosquitto"; \
+	ls /lib/*/libb64.so.0d /usr/lib/*/libb64.so.0d >/dev/null 2>&1 || wanted="$$wanted libb64-0d"; \
+	if [ -z "$$wanted" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing$$wanted, for the tests only"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get install -y -qq --no-install-recommends $$wanted >$(VENV)/apt.log 2>&1 \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$wanted; } >>$(VENV)/apt.log 2>&1 \
+		|| echo "  not possible here (see $(VENV)/apt.log): the tests that need$$wanted will be skipped"; \
+	else echo "not installed:$$wanted; the tests that need them will be skipped"; fi
+
+# Not for calling by hand: generates into $(INTO).
+.PHONY: generate
+generate:
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(INTO) --pyi_out=$(INTO) --grpc_python_out=$(INTO) \
+		$$(find proto -name '*.proto' | sort)
+	@rm -f $(INTO)/tidegate/rpc/oip_pb2_grpc.py # it has no service: OIP is served by generic handlers
