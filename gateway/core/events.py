@@ -1,11 +1,12 @@
 """What a gateway learns from its connections to targets, as values: the fleet view folds them, whoever sent them.
 
-A link tells four things: it is up (with the other side's name, epoch and offers), it is down (with the reason in words), the
-other side's load changed, and how long a frame takes there and back. Unary targets send the ones they can know.
+A link tells four things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
+words), the other side's load changed, and how long a frame takes there and back. Unary targets send the ones they can
+know.
 
-Between one `LinkUp` and the next `LinkDown` of a target every `LinkLoad` and `LinkRtt` belongs to that connection; the
-(epoch, sequence) of a load report orders it with the reports that come over MQTT. Nothing here has a time: whoever folds an
-event passes its own `now`.
+Between one `LinkUp` and the next `LinkDown` of a target every `LinkLoad` and `LinkRtt` belongs to that connection;
+the (epoch, sequence) of a load report orders it with the reports that come over MQTT. Nothing here has a time:
+whoever folds an event passes its own `now`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The connection is gone, or the other side takes no new requests; what was under way has failed or is being answered."""
+    """The connection is gone, or the other side is leaving: nothing new; what is under way may be answered."""
 
     target_id: str
     reason: str

@@ -1,0 +1,378 @@
+"""The side that does the work: requests in, one task each, answers out.
+
+`LinkService` stands on a gRPC server and runs a session for every stream that is dialled; each stream has an
+`Answerer` of its own. A request becomes a `Call` whose deadline is its budget from the moment at which it was
+complete, is checked against the host's manifest like any other (the gateway has done so, but a link is a way in for
+everyone who can dial it), and is answered by `host.infer`. Whatever the host raises goes back under its own code.
+
+What a peer can make this side spend is bounded: requests under way per stream, bytes of incomplete messages, bytes
+waiting to be written. What goes over is refused, and the stream goes on; what no correct peer sends ends the stream.
+When a stream ends, everything that was being done for it is cancelled: nobody is left to hear the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidegate import __version__, clock
+from tidegate.fleet.offers import ModelOffer, encode_offers
+from tidegate.link import frames
+from tidegate.link.asker import MAX_MESSAGE_BYTES
+from tidegate.link.chunks import Assembly
+from tidegate.link.frames import Answered, Greeting, Violation
+from tidegate.link.outbox import Outbox, Parcel
+from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
+from tidegate.link.streams import METHOD, SERVICE, ServedStream
+from tidegate.oip.check import checker_of
+from tidegate.oip.grpc import message_from_response, request_from_message
+from tidegate.oip.host import ModelHost
+from tidegate.outcome import InternalError, InvalidRequest, Overloaded, ServeError
+from tidegate.rpc import link_pb2, oip_pb2
+from tidegate.types import Call, InferRequest, LoadReport, Reply
+
+log = structlog.get_logger(__name__)
+
+_ANSWER_FRAME_BYTES = 96  # without the message
+
+
+class Answerer:
+    """A `Party` that answers: one stream, from its greeting to its end."""
+
+    def __init__(
+        self,
+        duplex: Duplex,
+        host: ModelHost,
+        *,
+        greeting: Callable[[], Greeting],
+        load: Callable[[], LoadReport],
+        heartbeat: Heartbeat,
+        max_concurrent: int,
+        max_message_bytes: int,
+        outbox: Outbox | None = None,
+    ) -> None:
+        self._host = host
+        self._greeting = greeting
+        self._load = load
+        self._max_concurrent = max_concurrent
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: dict[int, Parcel] = {}  # large ones that are still being written
+        self._highest_id = 0
+        self._partials: Assembly[link_pb2.Request] = Assembly(
+            max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
+        )
+        self._peer = ""
+        self._told_offers = b""
+        self._leaving = ""
+        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=outbox or Outbox())
+
+    def __repr__(self) -> str:
+        return f"<Answerer for {self._peer or 'nobody yet'}, {len(self._tasks)} under way, {self.session!r}>"
+
+    @property
+    def under_way(self) -> int:
+        return len(self._tasks)
+
+    async def run(self) -> str:
+        """Serve the stream until it ends; the reason in words. Everything done for it has ended when this returns."""
+        try:
+            return await self.session.run()
+        finally:
+            tasks = tuple(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def announce(self) -> None:
+        """Send the load now, with the offers if they changed since this stream last heard them."""
+        if not self._peer:
+            return
+        offers = encode_offers(self._greeting().offers)
+        changed = offers != self._told_offers
+        self._told_offers = offers
+        self.session.send(frames.load(self._load(), offers if changed else b""))
+
+    def leave(self, reason: str) -> None:
+        """Take no new requests; the stream ends when those under way are answered."""
+        self._leaving = reason
+        self.session.send(frames.goodbye(reason))
+        self._end_if_done()
+
+    # Party
+
+    def hello(self) -> Greeting:
+        greeting = self._greeting()
+        self._told_offers = encode_offers(greeting.offers)
+        return greeting
+
+    def handlers(self) -> Mapping[str, Callable[[Any], None]]:
+        return {
+            "request": self._take_request,
+            "chunk": self._take_chunk,
+            "cancel": self._take_cancel,
+            "goodbye": lambda _frame: None,  # it will close the stream when it has its answers
+        }
+
+    def greeted(self, greeting: Greeting) -> None:
+        self._peer = greeting.name
+
+    def measured(self, rtt_s: float) -> None:
+        """The asking side decides by it; this one does not."""
+
+    def ticked(self) -> None:
+        self.announce()
+
+    def ended(self, reason: str) -> None:
+        """`run` cancels what is under way."""
+
+    # frames
+
+    def _take_request(self, frame: link_pb2.Request) -> None:
+        if frame.id == 0 or frame.id in self._tasks or frame.id in self._partials:
+            raise Violation(f"request {frame.id} announced twice")
+        self._highest_id = max(self._highest_id, frame.id)
+        try:
+            self._check_room()
+            if frame.chunked_bytes:
+                self._partials.open(frame.id, frame, frame.chunked_bytes)
+            else:
+                self._begin(frame, frame.message)
+        except ServeError as exc:
+            self._refuse(frame.id, exc)
+
+    def _check_room(self) -> None:
+        if self._leaving:
+            raise Overloaded(f"leaving: {self._leaving}", retry_after_s=1.0)
+        if len(self._tasks) >= self._max_concurrent:
+            raise Overloaded(f"{len(self._tasks)} requests of this stream are under way", retry_after_s=0.1)
+
+    def _take_chunk(self, frame: link_pb2.Chunk) -> None:
+        if frame.id not in self._partials:
+            if frame.id > self._highest_id:
+                raise Violation(f"a chunk of request {frame.id}, which was not announced")
+            return  # of a request that was refused or cancelled: on its way when the sender heard of it
+        whole = self._partials.add(frame.id, frame.data)
+        if whole is None:
+            return
+        try:
+            self._check_room()
+            self._begin(*whole)
+        except ServeError as exc:
+            self._refuse(frame.id, exc)
+
+    def _take_cancel(self, frame: link_pb2.Cancel) -> None:
+        self._partials.drop(frame.id)
+        if (task := self._tasks.get(frame.id)) is not None:
+            task.cancel()
+        if (parcel := self._answers.pop(frame.id, None)) is not None:
+            self.session.drop(parcel)
+
+    # work
+
+    def _begin(self, frame: link_pb2.Request, message: bytes) -> None:
+        """A task of its own for a complete request. The frame's bytes are let go here: a 64 MiB body is held once."""
+        id, arrived_at = frame.id, clock.now()
+        call = Call(
+            request=_request(message),
+            protocol="link",
+            arrived_at=arrived_at,
+            deadline=arrived_at + frame.budget_us / 1e6 if frame.budget_us else None,
+            priority=frame.priority,
+            variant=frame.variant,
+            headers={"traceparent": frame.traceparent} if frame.traceparent else {},
+            on_accepted=lambda word: self.session.send(frames.accepted(id, word)),
+        )
+        task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")
+        self._tasks[id] = task
+        task.add_done_callback(lambda _task: self._over(id))
+
+    def _over(self, id: int) -> None:
+        self._tasks.pop(id, None)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._leaving and not self._tasks:
+            self.session.finish(f"left: {self._leaving}")
+
+    async def _serve(self, id: int, call: Call) -> None:
+        try:
+            checker = checker_of(self._host.manifest(call.request.model_name, call.request.model_version))
+            checker.check(call.request)
+            checker.check_variant(call.variant)
+            reply = await self._host.infer(call)
+            await self._answer(id, reply)
+        except ServeError as exc:
+            self._refuse(id, exc)
+        except LinkLost:
+            return  # nobody is left to hear it
+        except asyncio.CancelledError:
+            if not _cancelled_from_outside():  # something inside the host gave up; the other side must not wait for it
+                self._refuse(id, InternalError("the work was cancelled where it was done"))
+            raise
+        except Exception:
+            log.exception("request failed", model=call.request.model_name, peer=self._peer)
+            self._refuse(id, InternalError("internal error; the target's log has the traceback"))
+
+    async def _answer(self, id: int, reply: Reply) -> None:
+        answered = Answered(
+            message=message_from_response(reply.response).SerializeToString(),
+            queue_s=reply.stages.get("queue", 0.0),
+            compute_s=reply.stages.get("compute", 0.0),
+            batch_size=reply.batch_size,
+            variant=reply.variant,
+            load=reply.load or self._load(),
+        )
+        if not self.session.has_room:
+            await self.session.room()
+        size_bytes = len(answered.message)
+        if size_bytes <= self.session.chunk_bytes:
+            self.session.post(Parcel(lambda _now: frames.answer(id, answered), size_bytes + _ANSWER_FRAME_BYTES))
+        else:
+            self._post_large(id, answered)
+
+    def _post_large(self, id: int, answered: Answered) -> None:
+        size_bytes = len(answered.message)
+
+        def encode(_now: float) -> bytes:
+            return frames.answer(id, answered, chunked_bytes=size_bytes)
+
+        self._answers = {other: parcel for other, parcel in self._answers.items() if not parcel.done}
+        self._answers[id] = parcel = Parcel(encode, _ANSWER_FRAME_BYTES, id, answered.message)
+        self.session.post(parcel)
+
+    def _refuse(self, id: int, error: ServeError) -> None:
+        self.session.send(frames.refused(id, error, self._load()))
+
+
+class LinkService:
+    """All streams of one server. A stream lives as long as its gRPC handler; `drain` says goodbye on each and waits."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        *,
+        name: str,
+        epoch: Callable[[], int],
+        offers: Callable[[], tuple[ModelOffer, ...]],
+        load: Callable[[], LoadReport],
+        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        max_concurrent: int = 1024,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._host = host
+        self._name = name
+        self._epoch = epoch
+        self._offers = offers
+        self._load = load
+        self._heartbeat = heartbeat
+        self._max_concurrent = max_concurrent
+        self._max_message_bytes = max_message_bytes
+        self._answerers: set[Answerer] = set()
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+        self._draining = ""
+
+    def __repr__(self) -> str:
+        return f"<LinkService {self._name}, {len(self._answerers)} streams{', draining' if self._draining else ''}>"
+
+    @property
+    def streams(self) -> int:
+        return len(self._answerers)
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are being worked on, over all streams."""
+        return sum(answerer.under_way for answerer in self._answerers)
+
+    async def announce(self) -> None:
+        """Send the load, and the offers where they changed, to every stream now."""
+        for answerer in self._answerers:
+            answerer.announce()
+
+    async def drain(self, reason: str) -> None:
+        """Say goodbye on every stream and return when what was under way is answered and the streams have ended."""
+        self._draining = reason
+        for answerer in tuple(self._answerers):
+            answerer.leave(reason)
+        await self._all_gone.wait()
+
+    async def serve(self, duplex: Duplex) -> str:
+        """Answer on one stream, whoever dialled it, until it ends; the reason in words."""
+        answerer = Answerer(
+            duplex,
+            self._host,
+            greeting=self._greeting,
+            load=self._load,
+            heartbeat=self._heartbeat,
+            max_concurrent=self._max_concurrent,
+            max_message_bytes=self._max_message_bytes,
+        )
+        self._answerers.add(answerer)
+        self._all_gone.clear()
+        try:
+            if self._draining:
+                answerer.leave(self._draining)
+            return await answerer.run()
+        finally:
+            self._answerers.discard(answerer)
+            if not self._answerers:
+                self._all_gone.set()
+
+    async def exchange(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        """The gRPC method."""
+        reason = await self.serve(ServedStream(context))
+        log.info("link stream ended", peer=context.peer(), reason=reason)
+
+    def _greeting(self) -> Greeting:
+        return Greeting(self._name, self._epoch(), __version__, self._offers())
+
+
+def add_link_service(
+    server: grpc.aio.Server,
+    host: ModelHost,
+    *,
+    name: str,
+    epoch: Callable[[], int],
+    offers: Callable[[], tuple[ModelOffer, ...]],
+    load: Callable[[], LoadReport],
+    heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+    max_concurrent: int = 1024,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> LinkService:
+    """Serve the link stream on a gRPC server that has not started yet.
+
+    Args:
+        name: "edge/NAME" or "pool/NAME".
+        epoch: the epoch under which `load` reports; asked again for each stream.
+        max_concurrent: requests under way per stream; more are refused as overloaded.
+    """
+    service = LinkService(
+        host,
+        name=name,
+        epoch=epoch,
+        offers=offers,
+        load=load,
+        heartbeat=heartbeat,
+        max_concurrent=max_concurrent,
+        max_message_bytes=max_message_bytes,
+    )
+    handler = grpc.stream_stream_rpc_method_handler(service.exchange)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    return service
+
+
+def _request(message: bytes) -> InferRequest:
+    try:
+        return request_from_message(oip_pb2.ModelInferRequest.FromString(message))
+    except DecodeError as exc:
+        raise InvalidRequest(f"{len(message)} bytes that are no ModelInferRequest") from exc
+
+
+def _cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

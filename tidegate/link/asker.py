@@ -1,0 +1,285 @@
+"""The side that wants work done: questions out, answers matched to whoever waits for them.
+
+Each question has an id, a future and, with a budget, a timer. It ends in exactly one way: its answer, the other
+side's refusal (rebuilt as the very error that was raised there), DeadlineExceeded when its budget is gone,
+Unreachable when the stream ends, or cancellation. However it ends before an answer, the other side is told to stop
+working on it, unless nothing of it has left yet. What still arrives for it afterwards is ignored: an id that was
+never asked is a violation, one that is over is just late.
+
+An asker lives for one stream. Whoever dials again makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tidegate import clock
+from tidegate.fleet.offers import ModelOffer
+from tidegate.link import frames
+from tidegate.link.chunks import Assembly
+from tidegate.link.frames import Answered, Greeting, Violation
+from tidegate.link.outbox import Outbox, Parcel
+from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
+from tidegate.outcome import BadAnswer, CapacityError, DeadlineExceeded, TooLarge, Unreachable
+from tidegate.rpc import link_pb2
+from tidegate.types import Accepted, LoadReport
+
+MAX_MESSAGE_BYTES = 65 * 1024 * 1024  # 64 MiB of tensors and their names
+_REQUEST_FRAME_BYTES = 96  # without the message
+
+
+class Listener(Protocol):
+    """What an asker tells whoever owns it; called in the order in which it happened."""
+
+    def greeted(self, greeting: Greeting) -> None: ...
+
+    def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None: ...
+
+    def measured(self, rtt_s: float) -> None: ...
+
+    def leaving(self, reason: str) -> None:
+        """The other side takes no new requests."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request as it is asked of one target."""
+
+    message: bytes  # tidegate.oip.ModelInferRequest, serialized
+    deadline: float  # an instant
+    priority: int
+    variant: str
+    traceparent: str
+    on_accepted: Callable[[Accepted], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    parcel: Parcel
+    answer: asyncio.Future[Answered]
+    on_accepted: Callable[[Accepted], None]
+
+
+class Asker:
+    """A `Party` that asks. `run` exchanges frames until the stream ends; `ask` may be called while `open`."""
+
+    def __init__(
+        self,
+        duplex: Duplex,
+        greeting: Greeting,
+        listener: Listener,
+        *,
+        heartbeat: Heartbeat,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        outbox: Outbox | None = None,
+    ) -> None:
+        self._greeting = greeting
+        self._listener = listener
+        self._max_message_bytes = max_message_bytes
+        self._pending: dict[int, _Pending] = {}
+        self._last_id = 0
+        self._partials: Assembly[link_pb2.Answer] = Assembly(
+            max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
+        )
+        self._closed = "the other side has not said hello yet"
+        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=outbox or Outbox())
+
+    def __repr__(self) -> str:
+        return f"<Asker {self._closed or 'open'}, {len(self._pending)} pending, {self.session!r}>"
+
+    @property
+    def open(self) -> bool:
+        """Whether new questions are taken."""
+        return not self._closed
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    async def run(self) -> str:
+        """Exchange frames until the stream ends; the reason in words."""
+        return await self.session.run()
+
+    async def ask(self, question: Question) -> Answered:
+        """The other side's answer.
+
+        Raises:
+            ServeError: what the other side raised; Unreachable when the stream is not open or ends; DeadlineExceeded;
+                TooLarge for a message over `max_message_bytes`; BadAnswer for an answer over it.
+        """
+        self._check(question)
+        if not self.session.has_room:
+            await self._wait_for_room(question.deadline)
+        id, pending = self._post(question)
+        timer = pending.answer.get_loop().call_at(question.deadline, self._expire, id)
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._withdraw(id)
+            raise
+        finally:
+            timer.cancel()
+            self._forget(id)
+
+    def _check(self, question: Question) -> None:
+        if self._closed:
+            raise Unreachable(self._closed)
+        if question.deadline <= clock.now():
+            raise DeadlineExceeded("no time was left to ask")
+        if len(question.message) > self._max_message_bytes:
+            raise TooLarge(f"a request of {len(question.message)} bytes; at most {self._max_message_bytes}")
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.session.room()
+        except TimeoutError as exc:
+            raise DeadlineExceeded("the link had no room in time") from exc
+        except LinkLost as exc:
+            raise Unreachable(str(exc)) from exc
+        if self._closed:
+            raise Unreachable(self._closed)
+
+    def _post(self, question: Question) -> tuple[int, _Pending]:
+        self._last_id = id = self._last_id + 1
+        message = question.message
+        chunked = len(message) > self.session.chunk_bytes
+
+        def encode(now: float) -> bytes:
+            return frames.request(
+                id,
+                message,
+                budget_s=question.deadline - now,
+                priority=question.priority,
+                variant=question.variant,
+                traceparent=question.traceparent,
+                chunked_bytes=len(message) if chunked else 0,
+            )
+
+        size_bytes = _REQUEST_FRAME_BYTES + (0 if chunked else len(message))
+        parcel = Parcel(encode, size_bytes, id, message if chunked else b"")
+        pending = _Pending(parcel, asyncio.get_running_loop().create_future(), question.on_accepted)
+        self._pending[id] = pending
+        self.session.post(parcel)
+        return id, pending
+
+    def _expire(self, id: int) -> None:
+        self._withdraw(id)
+        self._fail(id, DeadlineExceeded("the target did not answer in time"))
+
+    def _withdraw(self, id: int) -> None:
+        """Have the other side stop working on it, if it may have begun."""
+        pending = self._pending.get(id)
+        if pending is None or (pending.answer.done() and not pending.answer.cancelled()):
+            return
+        if not self.session.drop(pending.parcel):
+            self.session.send(frames.cancel(id))
+
+    def _fail(self, id: int, error: Exception) -> None:
+        pending = self._forget(id)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_exception(error)
+
+    def _forget(self, id: int) -> _Pending | None:
+        """Expect and send no more of it: a large request may be refused before the rest of it has left."""
+        pending = self._pending.pop(id, None)
+        if pending is not None:
+            self._partials.drop(id)
+            self.session.drop(pending.parcel)
+        return pending
+
+    # Party
+
+    def hello(self) -> Greeting:
+        return self._greeting
+
+    def handlers(self) -> Mapping[str, Callable[[Any], None]]:
+        return {
+            "accepted": self._take_accepted,
+            "answer": self._take_answer,
+            "chunk": self._take_chunk,
+            "refused": self._take_refused,
+            "load": self._take_load,
+            "goodbye": self._take_goodbye,
+        }
+
+    def greeted(self, greeting: Greeting) -> None:
+        self._closed = ""
+        self._listener.greeted(greeting)
+
+    def measured(self, rtt_s: float) -> None:
+        self._listener.measured(rtt_s)
+
+    def ticked(self) -> None:
+        """Nothing of this side gets old."""
+
+    def ended(self, reason: str) -> None:
+        self._closed = reason
+        for id in tuple(self._pending):
+            self._fail(id, Unreachable(reason))
+
+    # frames
+
+    def _find(self, id: int) -> _Pending | None:
+        """Who waits for it, if anyone still does. Raises Violation for an id that was never asked."""
+        if not 0 < id <= self._last_id:
+            raise Violation(f"a frame for request {id}, which was never sent")
+        return self._pending.get(id)
+
+    def _take_accepted(self, frame: link_pb2.Accepted) -> None:
+        pending = self._find(frame.id)
+        if pending is not None and not pending.answer.done():
+            pending.on_accepted(frames.accepted_of(frame))
+
+    def _take_answer(self, frame: link_pb2.Answer) -> None:
+        pending = self._find(frame.id)
+        if frame.HasField("load"):
+            self._listener.loaded(frames.load_of(frame.load), None)
+        if pending is None:
+            return
+        if frame.chunked_bytes:
+            self._expect(frame)
+        elif not pending.answer.done():
+            pending.answer.set_result(frames.answered_of(frame, frame.message))
+
+    def _expect(self, frame: link_pb2.Answer) -> None:
+        try:
+            self._partials.open(frame.id, frame, frame.chunked_bytes)
+        except TooLarge as exc:
+            self._give_up(frame.id, BadAnswer(exc.message))
+        except CapacityError as exc:
+            self._give_up(frame.id, exc)
+
+    def _give_up(self, id: int, error: Exception) -> None:
+        """Refuse an answer that is too much for us: the other side need not send the rest."""
+        self.session.send(frames.cancel(id))
+        self._fail(id, error)
+
+    def _take_chunk(self, frame: link_pb2.Chunk) -> None:
+        pending = self._find(frame.id)
+        if pending is None:
+            return
+        if frame.id not in self._partials:
+            raise Violation(f"a chunk of answer {frame.id}, which was not announced")
+        whole = self._partials.add(frame.id, frame.data)
+        if whole is not None and not pending.answer.done():
+            pending.answer.set_result(frames.answered_of(*whole))
+
+    def _take_refused(self, frame: link_pb2.Refused) -> None:
+        pending = self._find(frame.id)
+        if frame.HasField("load"):
+            self._listener.loaded(frames.load_of(frame.load), None)
+        if pending is not None:
+            self._fail(frame.id, frames.error_of(frame))
+
+    def _take_load(self, frame: link_pb2.Load) -> None:
+        offers = frames.offers_of(frame.offers) if frame.offers else None
+        self._listener.loaded(frames.load_of(frame), offers)
+
+    def _take_goodbye(self, frame: link_pb2.Goodbye) -> None:
+        self._closed = f"the other side is leaving: {frame.reason}"
+        self._listener.leaving(frame.reason)

@@ -1,0 +1,77 @@
+"""Large messages put together again from their chunks, in memory that the receiver bounded beforehand.
+
+A sender announces a size, then sends that many bytes in Chunk frames, with other frames between them. The receiver
+counts the *announced* bytes of everything that is still incomplete, so a peer that announces much and sends nothing
+is refused as early as one that sends it all. Nothing is allocated before it arrives.
+
+Chunks for an id that is not open are the caller's to judge: they may belong to a message that it has just given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tidegate.link.frames import Violation
+from tidegate.outcome import Overloaded, TooLarge
+
+Head = TypeVar("Head")
+
+
+@dataclass(slots=True)
+class _Partial(Generic[Head]):
+    head: Head
+    announced_bytes: int
+    received_bytes: int = 0
+    pieces: list[bytes] = field(default_factory=list)
+
+
+class Assembly(Generic[Head]):
+    """The incomplete messages of one direction of one stream, each with the frame (`head`) that announced it."""
+
+    def __init__(self, *, max_message_bytes: int, max_partial_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._max_partial_bytes = max_partial_bytes
+        self._partials: dict[int, _Partial[Head]] = {}
+        self._announced_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Assembly {len(self._partials)} open, {self._announced_bytes} bytes announced>"
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._partials
+
+    def open(self, id: int, head: Head, size_bytes: int) -> None:
+        """Expect `size_bytes` for `id`.
+
+        Raises:
+            TooLarge: more than one message may have.
+            Overloaded: more than all incomplete messages together may have; there is room when others are complete.
+            Violation: the id is open already.
+        """
+        if id in self._partials:
+            raise Violation(f"message {id} announced twice")
+        if size_bytes > self._max_message_bytes:
+            raise TooLarge(f"a message of {size_bytes} bytes; at most {self._max_message_bytes} are taken")
+        if self._announced_bytes + size_bytes > self._max_partial_bytes:
+            raise Overloaded(f"{self._announced_bytes} bytes of other messages are still arriving", retry_after_s=0.1)
+        self._partials[id] = _Partial(head, size_bytes)
+        self._announced_bytes += size_bytes
+
+    def add(self, id: int, piece: bytes) -> tuple[Head, bytes] | None:
+        """The head and the whole message with its last piece, else None. Raises Violation; KeyError when not open."""
+        partial = self._partials[id]
+        partial.received_bytes += len(piece)
+        if not piece or partial.received_bytes > partial.announced_bytes:
+            raise Violation(f"chunks of message {id} do not fit the {partial.announced_bytes} bytes announced")
+        partial.pieces.append(piece)
+        if partial.received_bytes < partial.announced_bytes:
+            return None
+        self.drop(id)
+        return partial.head, b"".join(partial.pieces)
+
+    def drop(self, id: int) -> None:
+        """Give a message up, if it is open."""
+        partial = self._partials.pop(id, None)
+        if partial is not None:
+            self._announced_bytes -= partial.announced_bytes

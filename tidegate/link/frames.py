@@ -1,0 +1,242 @@
+"""The frames of the link stream, as bytes: what each side writes and how the other reads it back into our own types.
+
+A frame is serialized as an Envelope that holds only it. Protobuf joins messages by concatenating their bytes, so an
+Envelope of many frames is `b"".join(frames)`: whoever has frames ready at the same moment coalesces them without
+touching them again (`outbox.py`).
+
+The other side is hostile until proven otherwise. Everything that no correct peer can send is a `Violation` and ends
+the stream; it never costs more than the one Envelope that carried it. Durations travel as unsigned microseconds; what
+does not fit (negative, infinite, NaN) is written as the nearest number that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from tidegate.fleet.offers import ModelOffer, decode_offers, encode_offers
+from tidegate.outcome import ServeError, error_from_code
+from tidegate.rpc import link_pb2
+from tidegate.types import Accepted, LoadReport
+
+PROTOCOL = 1
+MAX_OFFERS_BYTES = 4 * 1024 * 1024
+_MAX_MICROS = 2**53  # exact as a float, and 285 years
+_MAX_UINT32 = 2**32 - 1
+
+
+class Violation(Exception):
+    """The other side sent what the protocol forbids: the stream is closed, whatever else it carried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What one side says of itself in its first frame."""
+
+    name: str
+    epoch: int
+    agent_version: str
+    offers: tuple[ModelOffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer, its OIP message still serialized: whoever asked may want to look at the route before the tensors."""
+
+    message: bytes
+    queue_s: float
+    compute_s: float
+    batch_size: int
+    variant: str
+    load: LoadReport | None
+
+
+def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
+    """The frames of one Envelope. Raises Violation."""
+    try:
+        return link_pb2.Envelope.FromString(envelope).frames
+    except DecodeError as exc:
+        raise Violation(f"{len(envelope)} bytes that are no Envelope") from exc
+
+
+# Writing: each returns the bytes of an Envelope with one frame.
+
+
+def hello(greeting: Greeting) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().hello
+    frame.protocol = PROTOCOL
+    frame.name = greeting.name
+    frame.epoch = greeting.epoch
+    frame.agent_version = greeting.agent_version
+    frame.offers = encode_offers(greeting.offers) if greeting.offers else b""
+    return envelope.SerializeToString()
+
+
+def request(
+    id: int,
+    message: bytes,
+    *,
+    budget_s: float,
+    priority: int,
+    variant: str,
+    traceparent: str,
+    chunked_bytes: int = 0,
+) -> bytes:
+    """A budget that has run out is written as 1 µs, since 0 on the wire means that there is none."""
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().request
+    frame.id = id
+    frame.budget_us = max(1, _micros(budget_s))
+    if priority:
+        frame.priority = _uint32(priority)
+    if variant:
+        frame.variant = variant
+    if traceparent:
+        frame.traceparent = traceparent
+    if chunked_bytes:
+        frame.chunked_bytes = chunked_bytes
+    else:
+        frame.message = message
+    return envelope.SerializeToString()
+
+
+def accepted(id: int, word: Accepted) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().accepted
+    frame.id = id
+    frame.queue_ahead = _uint32(word.queue_ahead)
+    frame.finish_in_us = _micros(word.finish_in_s)
+    return envelope.SerializeToString()
+
+
+def answer(id: int, answered: Answered, *, chunked_bytes: int = 0) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().answer
+    frame.id = id
+    frame.queue_us = _micros(answered.queue_s)
+    frame.compute_us = _micros(answered.compute_s)
+    frame.batch_size = _uint32(answered.batch_size)
+    frame.variant = answered.variant
+    if answered.load is not None:
+        _write_load(frame.load, answered.load)
+    if chunked_bytes:
+        frame.chunked_bytes = chunked_bytes
+    else:
+        frame.message = answered.message
+    return envelope.SerializeToString()
+
+
+def refused(id: int, error: ServeError, load: LoadReport | None) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().refused
+    frame.id = id
+    frame.code = error.code
+    frame.message = error.message
+    if error.retry_after_s is not None:
+        frame.retry_after_us = max(1, _micros(error.retry_after_s))
+    if load is not None:
+        _write_load(frame.load, load)
+    return envelope.SerializeToString()
+
+
+def cancel(id: int) -> bytes:
+    envelope = link_pb2.Envelope()
+    envelope.frames.add().cancel.id = id
+    return envelope.SerializeToString()
+
+
+def load(report: LoadReport, offers: bytes = b"") -> bytes:
+    """`offers` as `encode_offers` wrote them; empty when they did not change."""
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().load
+    _write_load(frame, report)
+    frame.offers = offers
+    return envelope.SerializeToString()
+
+
+def ping(sent_at_s: float) -> bytes:
+    envelope = link_pb2.Envelope()
+    envelope.frames.add().ping.sent_at_us = _micros(sent_at_s)
+    return envelope.SerializeToString()
+
+
+def pong(sent_at_us: int) -> bytes:
+    """The other side's own clock, echoed unread."""
+    envelope = link_pb2.Envelope()
+    envelope.frames.add().pong.sent_at_us = sent_at_us
+    return envelope.SerializeToString()
+
+
+def chunk(id: int, piece: bytes) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().chunk
+    frame.id = id
+    frame.data = piece
+    return envelope.SerializeToString()
+
+
+def goodbye(reason: str) -> bytes:
+    envelope = link_pb2.Envelope()
+    envelope.frames.add().goodbye.reason = reason
+    return envelope.SerializeToString()
+
+
+# Reading: from a frame's message back to our types.
+
+
+def greeting_of(frame: link_pb2.Hello) -> Greeting:
+    """Raises Violation for another protocol or unreadable offers."""
+    if frame.protocol != PROTOCOL:
+        raise Violation(f"link protocol {frame.protocol}; this side speaks {PROTOCOL}")
+    return Greeting(frame.name, frame.epoch, frame.agent_version, offers_of(frame.offers))
+
+
+def offers_of(raw: bytes) -> tuple[ModelOffer, ...]:
+    """Raises Violation for what is no list of offers."""
+    if len(raw) > MAX_OFFERS_BYTES:
+        raise Violation(f"offers of {len(raw)} bytes; at most {MAX_OFFERS_BYTES}")
+    try:
+        return decode_offers(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise Violation(f"offers that cannot be read: {exc}") from exc
+
+
+def accepted_of(frame: link_pb2.Accepted) -> Accepted:
+    return Accepted(frame.queue_ahead, frame.finish_in_us / 1e6)
+
+
+def answered_of(frame: link_pb2.Answer, message: bytes) -> Answered:
+    """`message` apart from the frame, because it may have come in chunks."""
+    report = load_of(frame.load) if frame.HasField("load") else None
+    return Answered(message, frame.queue_us / 1e6, frame.compute_us / 1e6, frame.batch_size, frame.variant, report)
+
+
+def error_of(frame: link_pb2.Refused) -> ServeError:
+    retry_after_s = frame.retry_after_us / 1e6 if frame.retry_after_us else None
+    return error_from_code(frame.code, frame.message, retry_after_s=retry_after_s)
+
+
+def load_of(frame: link_pb2.Load) -> LoadReport:
+    return LoadReport(frame.epoch, frame.sequence, frame.queued, frame.in_flight, frame.queue_delay_us / 1e6)
+
+
+def _write_load(frame: link_pb2.Load, report: LoadReport) -> None:
+    frame.epoch = report.epoch
+    frame.sequence = report.sequence
+    frame.queued = _uint32(report.queued)
+    frame.in_flight = _uint32(report.in_flight)
+    frame.queue_delay_us = _micros(report.queue_delay_s)
+
+
+def _micros(seconds: float) -> int:
+    if 0.0 <= seconds < 1e9:  # False for NaN as well
+        return int(seconds * 1e6)
+    return _MAX_MICROS if seconds > 0 else 0
+
+
+def _uint32(number: int) -> int:
+    return min(max(number, 0), _MAX_UINT32)

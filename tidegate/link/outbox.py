@@ -1,0 +1,133 @@
+"""What waits to be written on one stream: small frames first, large messages in turns, and all of it coalesced.
+
+gRPC from Python costs some 50 µs a message, whatever is in it; frames that are ready at the same moment therefore
+share one Envelope. `take` gives the next one: every small frame that waits (up to `envelope_bytes`), then one chunk
+of one large message, each large message in its turn. So a small frame never waits for more than the Envelope that is
+being written, a 20 MiB body does not starve another, and a busy stream's Envelopes grow by themselves while the cost
+per frame falls.
+
+A parcel is encoded when it leaves, not when it is put in: a budget is what is left *then*, and what was dropped in
+between costs nothing at all.
+
+Bounds: callers that bring work wait while `has_room` is False; frames that answer the other side's frames (refusals,
+pongs) cannot wait, so a peer that makes us write and does not read ends up `swamped`, which is a reason to close the
+stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidegate.link.frames import chunk
+
+CHUNK_BYTES = 64 * 1024  # 5 ms on 100 Mbit/s, 100 ms on a 5 Mbit/s uplink: what a small frame may have to wait for
+_FRAME_OVERHEAD_BYTES = 512  # what a small parcel takes here beside its bytes
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One frame, or one frame (`encode`) with a message (`body`) that follows it in chunks of the same `id`."""
+
+    encode: Callable[[float], bytes]  # the instant at which it leaves → the frame
+    size_bytes: int  # of the frame, roughly
+    id: int = 0
+    body: bytes = b""
+    sent_bytes: int = 0  # of the body
+    left: bool = False  # the frame has been taken
+    dropped: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the body needs no more writing."""
+        return self.dropped or self.sent_bytes == len(self.body)
+
+
+class Outbox:
+    """Mutable and pure: `put`, `take`, `drop`. Whoever owns it awaits."""
+
+    def __init__(
+        self,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        envelope_bytes: int = 4 * CHUNK_BYTES,
+        room_bytes: int = 8 * 1024 * 1024,
+    ) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._envelope_bytes = envelope_bytes
+        self._room_bytes = room_bytes
+        self._small: deque[Parcel] = deque()
+        self._large: deque[Parcel] = deque()
+        self._small_bytes = 0
+        self._large_bytes = 0
+
+    def __repr__(self) -> str:
+        size_bytes = self._small_bytes + self._large_bytes
+        return f"<Outbox {len(self._small)} frames, {len(self._large)} large messages, {size_bytes} bytes>"
+
+    def __bool__(self) -> bool:
+        return bool(self._small or self._large)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether work may be put in. The last message in may be larger than the room that was left."""
+        return self._small_bytes + self._large_bytes < self._room_bytes
+
+    @property
+    def swamped(self) -> bool:
+        """Whether frames that could not wait for room have piled up: the other side writes and does not read."""
+        return self._small_bytes > 4 * self._room_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A message over this size goes as a parcel's body."""
+        return self._chunk_bytes
+
+    def put(self, parcel: Parcel) -> None:
+        if parcel.body:
+            self._large.append(parcel)
+            self._large_bytes += len(parcel.body)
+        else:
+            self._small.append(parcel)
+            self._small_bytes += parcel.size_bytes + _FRAME_OVERHEAD_BYTES
+
+    def drop(self, parcel: Parcel) -> bool:
+        """Write no more of it. True when nothing of it has been written, so the other side need not hear of it."""
+        if parcel.body and not parcel.dropped and parcel in self._large:  # small ones are skipped in their turn
+            self._large.remove(parcel)
+            self._large_bytes -= len(parcel.body) - parcel.sent_bytes
+        parcel.dropped = True
+        return not parcel.left
+
+    def take(self, now: float) -> bytes:
+        """The next Envelope, empty when nothing waits."""
+        frames: list[bytes] = []
+        self._take_small(frames, now)
+        if self._large:
+            self._take_chunk(frames, now)
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _take_small(self, frames: list[bytes], now: float) -> None:
+        room_bytes = self._envelope_bytes
+        while self._small and room_bytes > 0:
+            parcel = self._small.popleft()
+            self._small_bytes -= parcel.size_bytes + _FRAME_OVERHEAD_BYTES
+            if parcel.dropped:
+                continue
+            parcel.left = True
+            frame = parcel.encode(now)
+            room_bytes -= len(frame)
+            frames.append(frame)
+
+    def _take_chunk(self, frames: list[bytes], now: float) -> None:
+        parcel = self._large.popleft()
+        if not parcel.left:
+            parcel.left = True
+            frames.append(parcel.encode(now))
+        end = min(parcel.sent_bytes + self._chunk_bytes, len(parcel.body))
+        frames.append(chunk(parcel.id, parcel.body[parcel.sent_bytes : end]))
+        self._large_bytes -= end - parcel.sent_bytes
+        parcel.sent_bytes = end
+        if end < len(parcel.body):
+            self._large.append(parcel)  # to the back: the next large message has its turn

@@ -1,0 +1,93 @@
+"""The link's gRPC method, and a stream of it as a `Duplex` from either end.
+
+Messages pass through gRPC as bytes: the session reads and writes Envelopes itself (`frames.py`). Every way in which
+gRPC says that a stream is gone becomes a `LinkLost` here, with the status and its details in words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+
+from tidegate.link.session import LinkLost
+
+SERVICE: Final = "tidegate.link.v1.Link"
+METHOD: Final = "Exchange"
+PATH: Final = f"/{SERVICE}/{METHOD}"
+MAX_ENVELOPE_BYTES: Final = 8 * 1024 * 1024
+
+# A stream's own heartbeat finds a silent link first; these find it where only the transport is left, and keep a
+# dialler from waiting out gRPC's default backoff of up to two minutes after the far side is back.
+DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.min_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, never a share in a half-open one
+    ("grpc.enable_retries", 0),  # the request machine decides about second attempts
+    ("grpc.max_send_message_length", MAX_ENVELOPE_BYTES),
+    ("grpc.max_receive_message_length", MAX_ENVELOPE_BYTES),
+]
+
+
+class DialledStream:
+    """The end that dialled."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(PATH, None, None)(None)
+
+    async def read(self) -> bytes | None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as exc:
+            raise LinkLost(_words(exc)) from exc
+        if isinstance(message, bytes):
+            return message
+        await self._raise_status()
+        return None
+
+    async def write(self, message: bytes) -> None:
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as exc:
+            raise LinkLost(_words(exc)) from exc
+        except asyncio.InvalidStateError:
+            await self._raise_status()
+            raise LinkLost("the other side closed the stream") from None
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    async def _raise_status(self) -> None:
+        code, details = await self._call.code(), await self._call.details()
+        if code is not grpc.StatusCode.OK:
+            raise LinkLost(f"{code.name}: {details}")
+
+
+class ServedStream:
+    """The end that was dialled."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        self._context = context
+
+    async def read(self) -> bytes | None:
+        try:
+            message = await self._context.read()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+            raise LinkLost(f"{type(exc).__name__}: {exc}") from exc
+        return message if isinstance(message, bytes) else None
+
+    async def write(self, message: bytes) -> None:
+        try:
+            await self._context.write(message)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+            raise LinkLost(f"{type(exc).__name__}: {exc}") from exc
+
+
+def _words(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
