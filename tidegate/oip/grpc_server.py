@@ -1,0 +1,336 @@
+"""OIP v2 over gRPC in front of any `ModelHost`, with the parts of Triton's superset that clients use.
+
+The service is registered by hand under `/inference.GRPCInferenceService/…`, and messages are parsed here and not by
+grpc: what is no message is then the caller's fault with a sentence, where grpc would answer INTERNAL.
+
+The road of one inference: bytes → message → `InferRequest` (raw tensors, nothing decoded) → checked `Call` → host →
+message → bytes. The deadline of the gRPC call counts as a budget. When the caller leaves or its deadline passes, grpc
+cancels the handler, which is inside `host.infer` then: cancelling goes all the way down, and is never caught here.
+
+Every refusal carries its code in trailing metadata; every answer says there and in its parameters where it was made.
+
+A stream (`ModelStreamInfer`) answers in the order of its requests and works on several of them at a time; an error is
+an `error_message` in its place, or, for callers that set `triton_grpc_error: true`, ends the stream with its status.
+
+Loading a model that exists here is answered as done, because whatever the repository holds is served; unloading and
+loading with overrides are not supported, nor are tracing, log settings and shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+import structlog
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tidegate import clock
+from tidegate.oip import metadata
+from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
+from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.grpc import message_from_response, request_from_message
+from tidegate.oip.health import HealthService
+from tidegate.oip.host import ModelHost
+from tidegate.oip.reflection import SERVICE, inference_pool
+from tidegate.oip.reply import LOAD_KEY, load_text, reply_parameters
+from tidegate.oip.status import CODE_KEY, error_code, error_metadata, grpc_status, message_of
+from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.rpc import oip_pb2
+from tidegate.types import Call, Reply
+
+PROTOCOL: Final = "oip-grpc"
+STREAM_WINDOW: Final = 64  # requests of one stream that may be worked on at a time
+
+RefusalObserver = Callable[[str, str, ServeError], None]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_UNSUPPORTED: Final = (
+    "TraceSetting", "LogSettings",
+    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
+)  # fmt: skip
+_STATUS_CODES: Final = {code.name: code for code in grpc.StatusCode}
+
+_log = structlog.get_logger(__name__)
+
+
+def server_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+    """Options for `grpc.aio.server`: the size of a message, and what a long-lived connection needs."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Without this two processes on one port would share its connections instead of the second failing to start.
+        ("grpc.so_reuseport", 0),
+        # A gateway and kserve ping idle connections; the default of five minutes would send them away for it.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ]
+
+
+def add_oip_service(
+    server: grpc.aio.Server,
+    host: ModelHost,
+    *,
+    max_message_bytes: int,
+    on_refused: RefusalObserver | None = None,
+) -> None:
+    """Serve `host` as OIP, with gRPC health and reflection.
+
+    Args:
+        server: not yet started; made with `server_options`.
+        max_message_bytes: of a request and of an answer.
+        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
+    """
+    service = OipService(host, max_message_bytes=max_message_bytes, on_refused=on_refused)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, service.handlers()),))
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(host, (SERVICE,)), server)
+    names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=inference_pool(service.signatures()))
+
+
+class OipService:
+    """The methods of the service over one host."""
+
+    def __init__(self, host: ModelHost, *, max_message_bytes: int, on_refused: RefusalObserver | None = None) -> None:
+        self._host = host
+        self._max_message_bytes = max_message_bytes
+        self._on_refused = on_refused
+        self._asked: dict[str, tuple[type[Message], type[Message], Callable[[Any], Mapping[str, Any]]]] = {
+            "ServerLive": (oip_pb2.ServerLiveRequest, oip_pb2.ServerLiveResponse, lambda _: {"live": True}),
+            "ServerReady": (oip_pb2.ServerReadyRequest, oip_pb2.ServerReadyResponse, self._server_ready),
+            "ModelReady": (oip_pb2.ModelReadyRequest, oip_pb2.ModelReadyResponse, self._model_ready),
+            "ServerMetadata": (oip_pb2.ServerMetadataRequest, oip_pb2.ServerMetadataResponse, self._server_metadata),
+            "ModelMetadata": (oip_pb2.ModelMetadataRequest, oip_pb2.ModelMetadataResponse, self._model_metadata),
+            "ModelConfig": (oip_pb2.ModelConfigRequest, oip_pb2.ModelConfigResponse, self._model_config),
+            "ModelStatistics": (
+                oip_pb2.ModelStatisticsRequest, oip_pb2.ModelStatisticsResponse, self._model_statistics,
+            ),
+            "RepositoryIndex": (oip_pb2.RepositoryIndexRequest, oip_pb2.RepositoryIndexResponse, self._index),
+            "RepositoryModelLoad": (
+                oip_pb2.RepositoryModelLoadRequest, oip_pb2.RepositoryModelLoadResponse, self._load,
+            ),
+            "RepositoryModelUnload": (
+                oip_pb2.RepositoryModelUnloadRequest, oip_pb2.RepositoryModelUnloadResponse, self._unload,
+            ),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<OipService {self._host.server_name} {len(self._host.manifests())} models>"
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """The handler of each method. No (de)serializers: bytes come in and go out."""
+        unary = {name: self._answer(*entry) for name, entry in self._asked.items()}
+        unary |= {name: _refuse_unsupported(name) for name in _UNSUPPORTED}
+        unary["ModelInfer"] = self._model_infer
+        handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in unary.items()}
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
+        return handlers
+
+    def signatures(self) -> list[tuple[str, str, str, bool]]:
+        """Name, request, response and streaming of each method, for reflection."""
+        asked = [
+            (name, request.DESCRIPTOR.name, response.DESCRIPTOR.name, False)
+            for name, (request, response, _) in self._asked.items()
+        ]
+        return [
+            *asked,
+            ("ModelInfer", "ModelInferRequest", "ModelInferResponse", False),
+            ("ModelStreamInfer", "ModelInferRequest", "ModelStreamInferResponse", True),
+        ]
+
+    # Inference
+
+    async def _model_infer(self, raw: bytes, context: Context) -> bytes:
+        arrived_at = clock.now()
+        try:
+            call, wanted = self._call(raw, context, arrived_at)
+            reply = await self._host.infer(call)
+            words = reply_parameters(reply)
+            answer = self._message(reply, wanted, words).SerializeToString()
+            if len(answer) > self._max_message_bytes:
+                raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
+        except Exception as error:
+            await _refuse(context, error)
+        context.set_trailing_metadata(_trailers(call, reply, words))
+        return answer
+
+    def _call(self, raw: bytes, context: Context, arrived_at: float) -> tuple[Call, dict[str, int]]:
+        message = oip_pb2.ModelInferRequest()
+        try:
+            if len(raw) > self._max_message_bytes:
+                raise TooLarge(f"the message has {len(raw)} bytes; at most {self._max_message_bytes} may come")
+            _parse(message, raw)
+            request = request_from_message(message)
+            manifest = self._host.manifest(request.model_name, request.model_version)
+            wanted = wanted_classes(request) if request.outputs else {}
+            call = call_of(
+                without_classes(request) if wanted else request,
+                manifest,
+                protocol=PROTOCOL,
+                headers=kept_headers(_text_metadata(context)),
+                arrived_at=arrived_at,
+                remaining_s=context.time_remaining(),
+            )
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, message.model_name, error)
+            raise
+        return call, wanted
+
+    def _message(self, reply: Reply, wanted: Mapping[str, int], words: Mapping[str, str]) -> oip_pb2.ModelInferResponse:
+        response = with_classes(reply.response, wanted) if wanted else reply.response
+        return message_from_response(response, words)
+
+    async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        strict = dict(_text_metadata(context)).get("triton_grpc_error") == "true"
+        window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
+        refused: ServeError | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_write_in_order(window, context), name="oip-stream-writer")
+                async for raw in requests:
+                    answer = self._stream_answer(raw, context, strict=strict)
+                    await window.put(group.create_task(answer, name="oip-stream-infer"))
+                await window.put(None)
+        except* ServeError as failed:
+            refused = _first(failed)
+        if refused is not None:
+            await _refuse(context, refused)
+
+    async def _stream_answer(self, raw: bytes, context: Context, *, strict: bool) -> bytes:
+        """One answer of a stream; raises ServeError only when `strict`, which ends the stream."""
+        try:
+            call, wanted = self._call(raw, context, clock.now())
+            reply = await self._host.infer(call)
+            response = self._message(reply, wanted, reply_parameters(reply))
+        except Exception as error:
+            known = _known(error)
+            if strict:
+                raise known from error
+            return _stream_error(raw, known).SerializeToString()
+        response.parameters["triton_final_response"].bool_param = True
+        return oip_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+
+    # Everything else
+
+    def _answer(
+        self, request: type[Message], response: type[Message], ask: Callable[[Any], Mapping[str, Any]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """A method that is answered from a dict with the fields of its response message."""
+
+        async def method(raw: bytes, context: Context) -> bytes:
+            try:
+                answer = ask(_parse(request(), raw))
+                return ParseDict(dict(answer), response(), ignore_unknown_fields=True).SerializeToString()
+            except Exception as error:
+                await _refuse(context, error)
+
+        return method
+
+    def _server_ready(self, _: Any) -> Mapping[str, Any]:
+        return {"ready": self._host.ready()}
+
+    def _server_metadata(self, _: Any) -> Mapping[str, Any]:
+        return metadata.server_metadata(self._host)
+
+    def _model_ready(self, message: oip_pb2.ModelReadyRequest) -> Mapping[str, Any]:
+        return {"ready": self._host.model_ready(message.name, message.version)}
+
+    def _model_metadata(self, message: oip_pb2.ModelMetadataRequest) -> Mapping[str, Any]:
+        manifest = self._host.manifest(message.name, message.version)
+        return metadata.model_metadata(manifest, metadata.versions_of(self._host, message.name))
+
+    def _model_config(self, message: oip_pb2.ModelConfigRequest) -> Mapping[str, Any]:
+        return {"config": metadata.model_config(self._host.manifest(message.name, message.version))}
+
+    def _model_statistics(self, message: oip_pb2.ModelStatisticsRequest) -> Mapping[str, Any]:
+        return metadata.model_statistics(self._host.statistics(message.name, message.version))
+
+    def _index(self, message: oip_pb2.RepositoryIndexRequest) -> Mapping[str, Any]:
+        return {"models": metadata.repository_index(self._host, only_ready=message.ready)}
+
+    def _load(self, message: oip_pb2.RepositoryModelLoadRequest) -> Mapping[str, Any]:
+        name = message.model_name or message.repository_name  # kserve sends the name in the repository's field
+        self._host.manifest(name)
+        if message.parameters:
+            raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
+        return {}
+
+    def _unload(self, message: oip_pb2.RepositoryModelUnloadRequest) -> Mapping[str, Any]:
+        self._host.manifest(message.model_name or message.repository_name)
+        raise NotSupported("unloading a model is not supported; take it out of the repository instead")
+
+
+def _refuse_unsupported(name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def method(raw: bytes, context: Context) -> bytes:
+        await _refuse(context, NotSupported(f"{name} is not supported"))
+
+    return method
+
+
+async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], context: Context) -> None:
+    while (task := await window.get()) is not None:
+        await context.write(await task)
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    """End the call with the status of `error`; one that is no ServeError is our defect and logged in full."""
+    known = _known(error)
+    await context.abort(_STATUS_CODES[grpc_status(known)], message_of(known), error_metadata(known))
+    raise AssertionError("abort returned")  # grpc's abort always raises, which its types do not say
+
+
+def _known(error: Exception) -> ServeError:
+    if isinstance(error, ServeError):
+        return error
+    _log.exception("a request failed by a defect", exc_info=error)
+    return InternalError(message_of(error))
+
+
+def _first(failed: BaseExceptionGroup[ServeError]) -> ServeError:
+    leaf: BaseException = failed
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    assert isinstance(leaf, ServeError)
+    return leaf
+
+
+def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResponse:
+    """An error in an answer's place, with the id of its request so that a client can tell which one failed."""
+    request = oip_pb2.ModelInferRequest()
+    try:
+        request.ParseFromString(raw)
+    except DecodeError:
+        request.Clear()
+    answer = oip_pb2.ModelStreamInferResponse(error_message=message_of(error))
+    answer.infer_response.id = request.id
+    answer.infer_response.model_name = request.model_name
+    answer.infer_response.parameters[CODE_KEY].string_param = error_code(error)
+    answer.infer_response.parameters["triton_final_response"].bool_param = True
+    return answer
+
+
+def _parse(message: Message, raw: bytes) -> Message:
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"the bytes that came are no {message.DESCRIPTOR.name}") from error
+    return message
+
+
+def _text_metadata(context: Context) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+
+
+def _trailers(call: Call, reply: Reply, words: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    trailers = tuple(words.items())
+    if reply.load is not None:
+        trailers += ((LOAD_KEY, load_text(reply.load)),)
+    if TRACE_KEY in call.headers:
+        trailers += ((TRACE_KEY, call.headers[TRACE_KEY]),)
+    return trailers

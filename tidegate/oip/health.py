@@ -1,0 +1,53 @@
+"""gRPC's standard health service over a `ModelHost`, for load balancers and `grpc_health_probe`.
+
+The library's own servicer wants to be told of every change; here the host is asked instead, so health can never be out
+of step with what it would answer. A watcher is told at once and then when a look each second finds a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from tidegate import clock
+from tidegate.oip.host import ModelHost
+
+WATCH_INTERVAL_S: Final = 1.0
+
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
+    """`services` are the names that may be asked for beside "", the whole server."""
+
+    def __init__(self, host: ModelHost, services: tuple[str, ...]) -> None:
+        self._host = host
+        self._services = frozenset({"", health.SERVICE_NAME, *services})
+
+    def __repr__(self) -> str:
+        return f"<HealthService {self._host.server_name} {'serving' if self._host.ready() else 'not serving'}>"
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        status = self._status(request.service)
+        if status == _UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        told = None
+        while True:
+            status = self._status(request.service)
+            if status != told:
+                told = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await clock.sleep(WATCH_INTERVAL_S)
+
+    def _status(self, service: str) -> int:
+        if service not in self._services:
+            return int(_UNKNOWN)
+        return int(_SERVING if self._host.ready() else _NOT_SERVING)
