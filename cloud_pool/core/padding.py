@@ -1,0 +1,143 @@
+"""Padding: requests of unequal length become the arrays of one batch, and one batch's outputs each caller's own.
+
+Rows of all members are stacked along the first axis; along the manifest's `pad_axis` each is filled up with zeros to
+the longest, ids and mask alike, so that a model with a mask does not see the filling. An output that has the pad axis
+is cut back to its member's own length. Nothing else is touched: one member's content cannot reach another's rows.
+
+Which requests may share is a question of shapes alone: their `kind` holds every name, datatype and axis length that
+must agree. A model joins rows only if the first axis of every input and output is one and the same named axis;
+otherwise each request runs by itself. A model without `pad_axis` joins only equal shapes.
+
+The number of rows that comes back is checked before anything is handed out: a model that drops or adds a row would
+otherwise answer one caller with another's result.
+
+Source: `reference/batching.md` D.2: results cross-wired between callers (MLServer#1306), wrong number of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.models.manifest import Manifest, TensorSpec
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class WrongResults(Exception):
+    """The model's outputs do not match the batch that went in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a member takes of its batch: rows, and the length of each."""
+
+    rows: int
+    length: int
+
+
+class Layout:
+    """Where rows and padding lie in a model's tensors, read from its manifest."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        pad_axis = manifest.batching.pad_axis
+        self._outputs = tuple(spec.name for spec in manifest.outputs)
+        self._pad_dims = {spec.name: _dims(spec, pad_axis) for spec in manifest.inputs}
+        self._output_pad_dims = {spec.name: _dims(spec, pad_axis) for spec in manifest.outputs}
+        firsts = {spec.shape[0] if spec.shape else None for spec in (*manifest.inputs, *manifest.outputs)}
+        self.joins_rows = len(firsts) == 1 and isinstance(next(iter(firsts)), str)
+
+    def extent(self, arrays: Arrays) -> Extent:
+        """The rows and the length of a checked request; 1 where the model has none."""
+        rows = next(iter(arrays.values())).shape[0] if self.joins_rows and arrays else 1
+        lengths = (arrays[name].shape[dim] for name, dims in self._pad_dims.items() if name in arrays for dim in dims)
+        return Extent(rows, next(lengths, 1))
+
+    def kind(self, arrays: Arrays) -> Hashable:
+        """Equal for requests that may share a batch. Ask `joins_rows` first."""
+        return tuple(sorted((name, array.dtype.str, self._fixed(name, array)) for name, array in arrays.items()))
+
+    def stack(self, members: Sequence[Arrays]) -> Arrays:
+        """The arrays of one batch. A single member's are given back as they are."""
+        if len(members) == 1:
+            return members[0]
+        extents = [self.extent(member) for member in members]
+        rows = sum(extent.rows for extent in extents)
+        length = max(extent.length for extent in extents)
+        return {name: self._stack_one(name, members, extents, rows, length) for name in members[0]}
+
+    def split(self, outputs: Arrays, extents: Sequence[Extent]) -> list[dict[str, NDArray[Any]]]:
+        """Each member's own outputs, as views of the batch's.
+
+        Raises:
+            WrongResults: an output is missing, or has another number of rows than went in.
+        """
+        missing = [name for name in self._outputs if name not in outputs]
+        if missing:
+            raise WrongResults(f"the model did not give {', '.join(missing)}")
+        if not self.joins_rows:
+            return [dict(outputs)]
+        rows = sum(extent.rows for extent in extents)
+        for name, array in outputs.items():
+            if array.ndim == 0 or array.shape[0] != rows:
+                raise WrongResults(f"output {name!r} came with shape {list(array.shape)} for {rows} rows")
+        return self._cut(outputs, extents)
+
+    def split_rows(self, arrays: Arrays, max_rows: int) -> list[Arrays]:
+        """A request in parts of at most `max_rows`, as views; in one where rows cannot be told apart."""
+        rows = self.extent(arrays).rows
+        if not self.joins_rows or rows <= max_rows:
+            return [arrays]
+        return [{name: array[at : at + max_rows] for name, array in arrays.items()} for at in range(0, rows, max_rows)]
+
+    def join_rows(self, parts: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+        """The outputs of a request from those of its parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def __repr__(self) -> str:
+        return f"<Layout {'joins rows' if self.joins_rows else 'one request a call'}, pads {self._pad_dims}>"
+
+    def _fixed(self, name: str, array: NDArray[Any]) -> tuple[int, ...]:
+        free = {0, *self._pad_dims.get(name, ())}
+        return tuple(-1 if dim in free else length for dim, length in enumerate(array.shape))
+
+    def _stack_one(
+        self, name: str, members: Sequence[Arrays], extents: Sequence[Extent], rows: int, length: int
+    ) -> NDArray[Any]:
+        first = members[0][name]
+        shape = [rows, *first.shape[1:]]
+        for dim in self._pad_dims.get(name, ()):
+            shape[dim] = length
+        stacked = np.full(shape, b"", object) if first.dtype.kind == "O" else np.zeros(shape, first.dtype)
+        at = 0
+        for member, extent in zip(members, extents, strict=True):
+            array = member[name]
+            inside = tuple(slice(size) for size in array.shape[1:])
+            stacked[(slice(at, at + extent.rows), *inside)] = array
+            at += extent.rows
+        return stacked
+
+    def _cut(self, outputs: Arrays, extents: Sequence[Extent]) -> list[dict[str, NDArray[Any]]]:
+        cut, at = [], 0
+        for extent in extents:
+            cut.append({name: self._cut_one(name, array, at, extent) for name, array in outputs.items()})
+            at += extent.rows
+        return cut
+
+    def _cut_one(self, name: str, array: NDArray[Any], at: int, extent: Extent) -> NDArray[Any]:
+        index = [slice(None)] * array.ndim
+        for dim in self._output_pad_dims.get(name, ()):
+            index[dim] = slice(extent.length)
+        index[0] = slice(at, at + extent.rows)
+        return array[tuple(index)]
+
+
+def _dims(spec: TensorSpec, axis: str | None) -> tuple[int, ...]:
+    """Every dimension of `spec` but the first that is `axis`."""
+    return tuple(dim for dim, entry in enumerate(spec.shape) if dim > 0 and entry == axis)

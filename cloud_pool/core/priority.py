@@ -1,0 +1,31 @@
+"""Who goes first: the earliest deadline, where a level of priority is worth a fixed stretch of deadline.
+
+Strict levels (all of 1 before any of 2) starve whatever is low for as long as anything high keeps coming, and let an
+unhurried important request overtake an ordinary one that is about to be late, for nothing. Here each level below the
+first moves a request's place in the order, not its deadline, back by LEVEL_S: among requests of like budgets a higher
+level always goes first, and nobody is passed by requests that came more than `levels · LEVEL_S` later.
+
+OIP's numbers: 1 is the highest, larger is lower, 0 means the default, which is DEFAULT_LEVEL so that a caller may ask
+for more as well as for less. Levels past the last count as the last.
+
+Ties (a batch job stamps one deadline on everything) go by arrival, then by number: first come, first served.
+
+Source: Triton's priority levels (`reference/batching.md` D.3, D.5) with the starvation taken out; earliest deadline
+first: Liu and Layland, JACM 1973, optimal on one machine while the deadlines can be met at all.
+"""
+
+from __future__ import annotations
+
+DEFAULT_LEVEL = 2
+LAST_LEVEL = 4
+LEVEL_S = 5.0  # over twice the usual budget, so that levels are strict among ordinary requests
+
+
+def level_of(priority: int) -> int:
+    """The level from 1 (first) to LAST_LEVEL that OIP's `priority` asks for."""
+    return DEFAULT_LEVEL if priority <= 0 else min(priority, LAST_LEVEL)
+
+
+def order_key(deadline: float, priority: int) -> float:
+    """Smaller goes first. An instant: deadlines and keys may be compared only on one machine."""
+    return deadline + LEVEL_S * (level_of(priority) - 1)
