@@ -1,0 +1,396 @@
+"""OIP's HTTP bodies ⇄ types: JSON, and the binary tensor extension in which tensors follow the JSON as they are.
+
+    Inference-Header-Content-Length: N  →  N bytes of JSON, then the tensors' bytes in the order of `inputs`
+    no such header                      →  JSON alone, tensors as numbers, flat or nested by their shape
+    N = 0                               →  the body is the one input's bytes and nothing else
+
+A binary tensor becomes a `memoryview` of the body: it is never copied nor decoded here. JSON numbers are turned into
+bytes once, strictly: 1.5 is no INT64, 300 no UINT8, 1e39 no FP32, and nothing is rounded or wrapped to fit. FP16 and
+BF16 have no JSON form. The JSON is read by one typed decoder that leaves each `data` alone until its datatype is
+known; depth is bounded by the tensor's rank, and a parser's recursion limit is a caller's error like any other.
+
+`binary_data_size`, `binary_data` and `binary_data_output` say how bytes lay in this body, so they end here; all other
+parameters, known or not, stay with the request.
+
+Cost: JSON of tens of megabytes holds the event loop for tenths of a second. Whoever sends that much should send binary.
+
+Source: Triton's binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.arrays import split_bytes, tensor_to_array
+from tidegate.models.manifest import Manifest
+from tidegate.oip.check import shown
+from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported
+from tidegate.types import (
+    NO_PARAMETERS,
+    Buffer,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    RequestedOutput,
+    Tensor,
+)
+
+HEADER_LENGTH_KEY: Final = "Inference-Header-Content-Length"
+MAX_RANK: Final = 16
+
+_SIZE: Final = "binary_data_size"
+_BINARY: Final = "binary_data"
+_BINARY_ALL: Final = "binary_data_output"
+_BINARY_ONLY: Final = frozenset({Datatype.FP16, Datatype.BF16})
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryOutputs:
+    """Which outputs the caller wants as bytes behind the JSON; `named` overrides `default`."""
+
+    default: bool = False
+    named: Mapping[str, bool] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return self.named.get(name, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    request: InferRequest
+    binary: BinaryOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A response's body; `header_length` is that of the JSON where binary tensors follow it."""
+
+    body: bytes
+    header_length: int | None = None
+
+
+class _InputJson(msgspec.Struct):
+    name: str
+    shape: tuple[int, ...]
+    datatype: Datatype
+    parameters: dict[str, bool | int | float | str] | None = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _OutputJson(msgspec.Struct):
+    name: str
+    parameters: dict[str, bool | int | float | str] | None = None
+
+
+class _RequestJson(msgspec.Struct):
+    inputs: list[_InputJson]
+    outputs: list[_OutputJson] | None = None
+    id: str | None = None
+    parameters: dict[str, bool | int | float | str] | None = None
+
+
+_NESTED: Final = re.compile(rb"\s*\[\s*\[")
+_decode_json = msgspec.json.Decoder(_RequestJson).decode
+_encode_json = msgspec.json.Encoder().encode
+
+_ELEMENT: Final[Mapping[str, type]] = {"?": bool, "u": int, "i": int, "f": float, "O": str}
+_decoders: dict[tuple[type, int], msgspec.json.Decoder[Any]] = {}
+
+
+def header_length_of(text: str | None, size: int) -> int | None:
+    """The length of the JSON part from its header; None where there is none. Raises InvalidRequest."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 15) or int(text) > size:
+        raise InvalidRequest(
+            f"header {HEADER_LENGTH_KEY} must be a length from 0 to the body's {size} bytes, got {shown(text)}"
+        )
+    return int(text)
+
+
+def decode_request(body: Buffer, *, header_length: int | None, model_name: str, model_version: str = "") -> Decoded:
+    """The request in a body of JSON, or of `header_length` > 0 bytes of JSON and then tensors.
+
+    Raises:
+        InvalidRequest: the JSON, a tensor's data or the sizes are wrong; nothing is checked against a model yet.
+        NotSupported: a tensor lies in shared memory.
+    """
+    view = memoryview(body)
+    json = _parse(view if header_length is None else view[:header_length])
+    binary = view[len(view) if header_length is None else header_length :]
+    request = InferRequest(
+        model_name=model_name,
+        inputs=_tensors(json.inputs, binary),
+        model_version=model_version,
+        id=json.id or "",
+        outputs=tuple([_requested(output) for output in json.outputs]) if json.outputs else (),
+        parameters=_without(json.parameters, _BINARY_ALL),
+    )
+    return Decoded(request, _binary_outputs(json))
+
+
+def decode_raw_request(body: Buffer, manifest: Manifest) -> Decoded:
+    """The request of a body that is nothing but its one input's bytes (a header length of 0).
+
+    At most one length can follow from a size: a first axis beside another free one is taken as a batch of 1.
+
+    Raises:
+        InvalidRequest: the model has several inputs or too many free axes, or the size fits no shape.
+    """
+    if len(manifest.inputs) != 1:
+        raise InvalidRequest(
+            f"a raw binary body needs a model of one input; {manifest.name!r} has {len(manifest.inputs)}"
+        )
+    spec = manifest.inputs[0]
+    if spec.datatype is Datatype.BYTES:
+        # One string, for which the caller sends no length of its own.
+        raw: Buffer = struct.pack("<I", len(body)) + bytes(body)
+        shape = _raw_shape(spec.name, spec.shape, 1)
+    else:
+        raw = memoryview(body)
+        if len(raw) % spec.datatype.itemsize:
+            raise InvalidRequest(f"{len(raw)} bytes are no whole number of {spec.datatype.value} elements")
+        shape = _raw_shape(spec.name, spec.shape, len(raw) // spec.datatype.itemsize)
+    request = InferRequest(manifest.name, (Tensor(spec.name, spec.datatype, shape, raw),), manifest.version)
+    return Decoded(request, BinaryOutputs(default=True))
+
+
+def encode_response(response: InferResponse, binary: BinaryOutputs, extra: Mapping[str, str] | None = None) -> Encoded:
+    """The response's body; `extra` are further parameters, such as the words of `reply_parameters`.
+
+    Raises:
+        InvalidRequest: an output has no JSON form, so the caller must ask for it as binary.
+        BadAnswer: an output's bytes do not fit its shape.
+    """
+    blobs: list[Buffer] = []
+    outputs = [_output_json(tensor, tensor.name in binary, blobs) for tensor in response.outputs]
+    json: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        json["id"] = response.id
+    if response.parameters or extra:
+        json["parameters"] = {**response.parameters, **(extra or {})}
+    json["outputs"] = outputs
+    header = _encode_json(json)
+    if not blobs:
+        return Encoded(header)
+    return Encoded(b"".join((header, *blobs)), len(header))
+
+
+# Reading
+
+
+def _parse(json: memoryview) -> _RequestJson:
+    try:
+        return _decode_json(json)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the request's JSON is wrong: {error}") from error
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest("the request's JSON is nested too deeply or is no UTF-8") from error
+
+
+def _tensors(entries: list[_InputJson], binary: memoryview) -> tuple[Tensor, ...]:
+    at, tensors = 0, []
+    for entry in entries:
+        _check_shape(entry)
+        size = _binary_size(entry)
+        if size is None:
+            raw: Buffer = _raw_from_json(entry)
+        else:
+            raw = binary[at : at + size]
+            at += size
+        if at > len(binary):
+            raise InvalidRequest(
+                f"the binary part is cut short: input {shown(entry.name)} ends at byte {at}, "
+                f"but only {len(binary)} came"
+            )
+        tensors.append(Tensor(entry.name, entry.datatype, entry.shape, raw, _without(entry.parameters, _SIZE)))
+    if at != len(binary):
+        raise InvalidRequest(f"the inputs take {at} bytes of the binary part, but {len(binary)} came")
+    return tuple(tensors)
+
+
+def _check_shape(entry: _InputJson) -> None:
+    if len(entry.shape) > MAX_RANK:
+        raise InvalidRequest(f"input {shown(entry.name)} has {len(entry.shape)} dimensions; at most {MAX_RANK} may be")
+    if entry.shape and min(entry.shape) < 0:
+        raise InvalidRequest(f"input {shown(entry.name)} has a negative length in its shape {shown(list(entry.shape))}")
+
+
+def _binary_size(entry: _InputJson) -> int | None:
+    """The size of an input's binary part; None where its data is JSON."""
+    parameters = entry.parameters
+    if parameters is None:
+        return None
+    if "shared_memory_region" in parameters:
+        raise NotSupported("shared memory is not supported: callers and models do not share a machine")
+    size = parameters.get(_SIZE)
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InvalidRequest(f"input {shown(entry.name)}: {_SIZE} must be a whole number of bytes, got {shown(size)}")
+    if len(entry.data):
+        raise InvalidRequest(f"input {shown(entry.name)} has both JSON data and a {_SIZE}; use one of them")
+    return size
+
+
+def _raw_from_json(entry: _InputJson) -> bytes:
+    if entry.datatype in _BINARY_ONLY:
+        raise InvalidRequest(
+            f"input {shown(entry.name)}: {entry.datatype.value} has no JSON form; send it as binary data"
+        )
+    if not len(entry.data):
+        raise InvalidRequest(f"input {shown(entry.name)} has no data")
+    values = _values(entry)
+    if entry.datatype is Datatype.BYTES:
+        return _raw_from_strings(values, entry)
+    return _raw_from_numbers(values, entry)
+
+
+def _values(entry: _InputJson) -> list[Any]:
+    """The JSON data as lists of one Python type, nested as deep as the shape or not at all."""
+    nested = _NESTED.match(entry.data) is not None
+    element = _ELEMENT[entry.datatype.numpy_name.lstrip("<")[0]]
+    try:
+        values: list[Any] = _decoder(element, len(entry.shape) if nested else 1).decode(entry.data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}: {error}") from error
+    return values
+
+
+def _decoder(element: type, depth: int) -> msgspec.json.Decoder[Any]:
+    decoder = _decoders.get((element, depth))
+    if decoder is None:
+        kind: Any = element
+        for _ in range(max(1, depth)):
+            kind = list[kind]
+        decoder = _decoders[element, depth] = msgspec.json.Decoder(kind)
+    return decoder
+
+
+def _raw_from_numbers(values: list[Any], entry: _InputJson) -> bytes:
+    datatype = entry.datatype
+    try:
+        array = np.array(values, dtype=_wide(datatype))
+        _check_layout(array.shape, entry)
+        with np.errstate(over="ignore"):
+            narrow = array.astype(datatype.numpy_name)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}") from error
+    # A float loses digits on its way to FP32 but must stay a number; an integer must stay what it is.
+    kept = np.isfinite(narrow).all() if narrow.dtype.kind == "f" else np.array_equal(narrow, array)
+    if not kept:
+        raise InvalidRequest(f"input {shown(entry.name)}: an element does not fit into {datatype.value}")
+    return narrow.tobytes()
+
+
+def _wide(datatype: Datatype) -> str:
+    """A dtype that holds whatever the JSON may say, so that what does not fit is seen and not wrapped."""
+    kind = datatype.numpy_name.lstrip("<")[0]
+    if kind == "u" and datatype is Datatype.UINT64:
+        return "O"
+    return {"?": "?", "u": "<i8", "i": "<i8", "f": "<f8"}[kind]
+
+
+def _raw_from_strings(values: list[Any], entry: _InputJson) -> bytes:
+    array = np.array(values, dtype=object)
+    _check_layout(array.shape, entry)
+    items = [item.encode() if isinstance(item, str) else None for item in array.reshape(-1)]
+    if None in items:
+        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}")
+    return b"".join([struct.pack("<I", len(item)) + item for item in items if item is not None])
+
+
+def _check_layout(layout: tuple[int, ...], entry: _InputJson) -> None:
+    """Data is nested exactly as its shape, or flat with as many elements."""
+    if layout != entry.shape and (len(layout) > 1 or prod(layout) != prod(entry.shape)):
+        came = f"nested as {list(layout)}" if len(layout) > 1 else f"{prod(layout)} elements"
+        raise InvalidRequest(f"input {shown(entry.name)}: its shape is {list(entry.shape)}, but its data is {came}")
+
+
+def _form(entry: _InputJson) -> str:
+    return f"flat or nested array of {entry.datatype.value} in shape {shown(list(entry.shape))}"
+
+
+def _requested(output: _OutputJson) -> RequestedOutput:
+    return RequestedOutput(output.name, _without(output.parameters, _BINARY))
+
+
+def _binary_outputs(json: _RequestJson) -> BinaryOutputs:
+    default = _flag(json.parameters, _BINARY_ALL)
+    named = {
+        output.name: _flag(output.parameters, _BINARY)
+        for output in json.outputs or ()
+        if output.parameters and _BINARY in output.parameters
+    }
+    return BinaryOutputs(bool(default), named)
+
+
+def _flag(parameters: Mapping[str, Any] | None, name: str) -> bool:
+    value = parameters.get(name, False) if parameters else False
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"parameter {name!r} must be true or false, got {shown(value)}")
+    return value
+
+
+def _without(parameters: dict[str, Any] | None, name: str) -> Parameters:
+    if not parameters:
+        return NO_PARAMETERS
+    parameters.pop(name, None)
+    return parameters or NO_PARAMETERS
+
+
+def _raw_shape(name: str, entries: tuple[int | str, ...], elements: int) -> tuple[int, ...]:
+    free = [index for index, entry in enumerate(entries) if isinstance(entry, str)]
+    shape = [entry if isinstance(entry, int) else 1 for entry in entries]
+    if len(free) == 2 and free[0] == 0:
+        free = free[1:]
+    if len(free) > 1:
+        raise InvalidRequest(f"input {name!r} has {len(free)} free axes, so a raw binary body cannot tell its shape")
+    fixed = prod(shape)
+    if free and fixed:
+        shape[free[0]] = elements // fixed
+    if prod(shape) != elements:
+        raise InvalidRequest(f"input {name!r}: {elements} elements fit no shape {list(entries)}")
+    return tuple(shape)
+
+
+# Writing
+
+
+def _output_json(tensor: Tensor, binary: bool, blobs: list[Buffer]) -> dict[str, Any]:
+    json: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
+    if binary:
+        json["parameters"] = {**tensor.parameters, _SIZE: len(tensor.raw)}
+        blobs.append(tensor.raw)
+        return json
+    if tensor.parameters:
+        json["parameters"] = dict(tensor.parameters)
+    json["data"] = _json_data(tensor)
+    return json
+
+
+def _json_data(tensor: Tensor) -> list[Any]:
+    if tensor.datatype in _BINARY_ONLY:
+        raise InvalidRequest(
+            f"output {tensor.name!r} is {tensor.datatype.value}, which has no JSON form; ask for binary data"
+        )
+    try:
+        if tensor.datatype is Datatype.BYTES:
+            return [item.decode() for item in split_bytes(tensor.raw, name=tensor.name)]
+        array: NDArray[Any] = tensor_to_array(tensor)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"output {tensor.name!r} is no UTF-8 text; ask for binary data") from error
+    except InvalidRequest as error:
+        raise BadAnswer(error.message) from error
+    values: list[Any] = array.reshape(-1).tolist()
+    return values

@@ -1,0 +1,330 @@
+"""OIP v2 over HTTP in front of any `ModelHost`: JSON and binary tensors, and what clients use of Triton's API.
+
+What unmodified clients need, and what is therefore so here:
+- nothing is dispatched on Content-Type: tritonclient sends none at all, its aio flavour octet-stream even for JSON;
+- errors are `{"error": "…", "code": "…"}` with a Content-Type of exactly `application/json`: with a charset behind it
+  kserve loses the message. Also where aiohttp itself answers (404, 405, 413), through `error_middleware`;
+- health answers have a JSON body, because kserve parses it;
+- request bodies may be gzip or deflate, and the limit counts what comes out: a small bomb is a 413 like a large body;
+- answers are never br or zstd, and gzip only for a caller that asks for nothing else (`Accept-Encoding: gzip`): HTTP
+  libraries announce a list of their own accord, and embeddings do not compress.
+
+When the caller leaves, `host.infer` must be cancelled. aiohttp does that only under `AppRunner(handler_cancellation=
+True)`, which is for the owner of the application to set; nothing here catches the cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.client_exceptions import ClientPayloadError
+from aiohttp.http_exceptions import HttpProcessingError
+
+from tidegate import clock
+from tidegate.oip import metadata
+from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
+from tidegate.oip.check import shown
+from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.host import ModelHost
+from tidegate.oip.http import (
+    HEADER_LENGTH_KEY,
+    BinaryOutputs,
+    Decoded,
+    Encoded,
+    decode_raw_request,
+    decode_request,
+    encode_response,
+    header_length_of,
+)
+from tidegate.oip.reply import reply_headers, reply_parameters
+from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.types import Call, Reply
+
+PROTOCOL: Final = "oip-http"
+JSON_TYPE: Final = "application/json"
+BINARY_TYPE: Final = "application/octet-stream"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RefusalObserver = Callable[[str, str, ServeError], None]
+
+_SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
+_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
+_ENCODINGS: Final = frozenset({"", "identity", *_WINDOW_BITS})
+
+_log = structlog.get_logger(__name__)
+
+
+def oip_routes(
+    host: ModelHost, *, max_body_bytes: int, on_refused: RefusalObserver | None = None
+) -> list[web.RouteDef]:
+    """The routes of OIP v2 and of Triton's extensions over `host`.
+
+    Args:
+        host: what answers.
+        max_body_bytes: of a request, after decompression.
+        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
+    """
+    return OipRoutes(host, max_body_bytes=max_body_bytes, on_refused=on_refused).table()
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error of the application in OIP's form; outermost, since aiohttp answers 404 and 405 itself."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _http_error(request, error)
+    except Exception as error:
+        return error_response(error)
+
+
+def error_response(error: Exception) -> web.Response:
+    """The answer to an error; one that is no ServeError is our defect and logged in full."""
+    if not isinstance(error, ServeError):
+        _log.exception("a request failed by a defect", exc_info=error)
+    body = {"error": message_of(error), "code": error_code(error)}
+    return json_response(body, status=http_status(error), headers=error_headers(error))
+
+
+def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """JSON under a Content-Type of nothing but `application/json`, which aiohttp's own would follow with a charset."""
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, headers={**(headers or {}), "Content-Type": JSON_TYPE}
+    )
+
+
+async def read_body(request: web.Request, max_body_bytes: int) -> bytes:
+    """The request's body, decompressed. Raises TooLarge before more than the limit is held, and InvalidRequest."""
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise InvalidRequest(f"Content-Encoding {shown(encoding)} is not supported; use gzip or deflate")
+    announced = request.content_length
+    if announced is not None and announced > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    chunks, size = [], 0
+    try:
+        async for chunk in request.content.iter_any():
+            size += len(chunk)
+            if size > max_body_bytes:
+                raise _too_large(max_body_bytes)
+            chunks.append(chunk)
+    except (HttpProcessingError, ClientPayloadError) as error:
+        raise InvalidRequest(f"the body is no valid {encoding or 'HTTP'} data") from error
+    except ConnectionError as error:  # nobody is left to read this, but it is no defect of ours either
+        raise InvalidRequest("the connection ended before the body did") from error
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class OipRoutes:
+    """The handlers over one host."""
+
+    def __init__(self, host: ModelHost, *, max_body_bytes: int, on_refused: RefusalObserver | None = None) -> None:
+        self._host = host
+        self._max_body_bytes = max_body_bytes
+        self._on_refused = on_refused
+
+    def __repr__(self) -> str:
+        return f"<OipRoutes {self._host.server_name} {len(self._host.manifests())} models>"
+
+    def table(self) -> list[web.RouteDef]:
+        model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+        return [
+            web.post(f"{model}/infer", self.infer),
+            web.post(f"{version}/infer", self.infer),
+            web.get("/v2", self.server_metadata),
+            web.get("/v2/", self.server_metadata),
+            web.get("/v2/health/live", self.live),
+            web.get("/v2/health/ready", self.ready),
+            web.get("/v2/models/stats", self.statistics),
+            *[route for prefix in (model, version) for route in self._model_table(prefix)],
+            web.post("/v2/repository/index", self.index),
+            web.post("/v2/repository/models/{model}/load", self.load),
+            web.post("/v2/repository/models/{model}/unload", self.unload),
+            *_unsupported_table(),
+        ]
+
+    def _model_table(self, prefix: str) -> list[web.RouteDef]:
+        return [
+            web.get(prefix, self.model_metadata),
+            web.get(f"{prefix}/ready", self.model_ready),
+            web.get(f"{prefix}/config", self.model_config),
+            web.get(f"{prefix}/stats", self.statistics),
+            web.post(f"{prefix}/generate", _refuse_unsupported),
+            web.post(f"{prefix}/generate_stream", _refuse_unsupported),
+        ]
+
+    # Inference
+
+    async def infer(self, request: web.Request) -> web.Response:
+        arrived_at = clock.now()
+        try:
+            call, binary, wanted = await self._call(request, arrived_at)
+            reply = await self._host.infer(call)
+            response = with_classes(reply.response, wanted) if wanted else reply.response
+            encoded = encode_response(response, binary, reply_parameters(reply))
+        except Exception as error:
+            return error_response(error)
+        return await _answer(request, encoded, _answer_headers(call, reply))
+
+    async def _call(self, request: web.Request, arrived_at: float) -> tuple[Call, BinaryOutputs, dict[str, int]]:
+        name = request.match_info["model"]
+        try:
+            body = await read_body(request, self._max_body_bytes)
+            manifest = self._host.manifest(name, request.match_info.get("version", ""))
+            decoded = self._decode(request, body, name)
+            wanted = wanted_classes(decoded.request) if decoded.request.outputs else {}
+            call = call_of(
+                without_classes(decoded.request) if wanted else decoded.request,
+                manifest,
+                protocol=PROTOCOL,
+                headers=kept_headers(request.headers.items()),
+                arrived_at=arrived_at,
+            )
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, name, error)
+            raise
+        return call, decoded.binary, wanted
+
+    def _decode(self, request: web.Request, body: bytes, name: str) -> Decoded:
+        header_length = header_length_of(request.headers.get(HEADER_LENGTH_KEY), len(body))
+        version = request.match_info.get("version", "")
+        if header_length == 0:
+            return decode_raw_request(body, self._host.manifest(name, version))
+        return decode_request(body, header_length=header_length, model_name=name, model_version=version)
+
+    # Everything else
+
+    async def server_metadata(self, _: web.Request) -> web.Response:
+        return json_response(metadata.server_metadata(self._host))
+
+    async def live(self, _: web.Request) -> web.Response:
+        return json_response({"live": True})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        ready = self._host.ready()
+        return json_response({"live": True, "ready": ready}, status=200 if ready else 503)
+
+    async def model_ready(self, request: web.Request) -> web.Response:
+        name, version = _address(request)
+        manifest = self._host.manifest(name, version)
+        ready = self._host.model_ready(name, version)
+        return json_response({"name": manifest.name, "ready": ready}, status=200 if ready else 503)
+
+    async def model_metadata(self, request: web.Request) -> web.Response:
+        name, version = _address(request)
+        manifest = self._host.manifest(name, version)
+        return json_response(metadata.model_metadata(manifest, metadata.versions_of(self._host, name)))
+
+    async def model_config(self, request: web.Request) -> web.Response:
+        return json_response(metadata.model_config(self._host.manifest(*_address(request))))
+
+    async def statistics(self, request: web.Request) -> web.Response:
+        return json_response(metadata.model_statistics(self._host.statistics(*_address(request))))
+
+    async def index(self, request: web.Request) -> web.Response:
+        asked = _json_object(await read_body(request, self._max_body_bytes))
+        return json_response(metadata.repository_index(self._host, only_ready=asked.get("ready") is True))
+
+    async def load(self, request: web.Request) -> web.Response:
+        """Done for a model that exists: whatever the repository holds is served."""
+        self._host.manifest(request.match_info["model"])
+        if _json_object(await read_body(request, self._max_body_bytes)).get("parameters"):
+            raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
+        return web.Response()
+
+    async def unload(self, request: web.Request) -> web.Response:
+        self._host.manifest(request.match_info["model"])
+        raise NotSupported("unloading a model is not supported; take it out of the repository instead")
+
+
+def _unsupported_table() -> list[web.RouteDef]:
+    settings = ("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging")
+    tables = [web.route(verb, path, _refuse_unsupported) for path in settings for verb in ("GET", "POST")]
+    for kind in ("system", "cuda"):
+        tables += [
+            web.get(f"/v2/{kind}sharedmemory/status", _refuse_unsupported),
+            web.get(f"/v2/{kind}sharedmemory/region/{{region}}/status", _refuse_unsupported),
+            web.post(f"/v2/{kind}sharedmemory/unregister", _refuse_unsupported),
+            web.post(f"/v2/{kind}sharedmemory/region/{{region}}/register", _refuse_unsupported),
+            web.post(f"/v2/{kind}sharedmemory/region/{{region}}/unregister", _refuse_unsupported),
+        ]
+    return tables
+
+
+async def _refuse_unsupported(request: web.Request) -> web.StreamResponse:
+    raise NotSupported(f"{request.method} {shown(request.path)} is not supported")
+
+
+def _address(request: web.Request) -> tuple[str, str]:
+    return request.match_info.get("model", ""), request.match_info.get("version", "")
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """A body that may be empty or a JSON object."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest("the body is no JSON object") from error
+
+
+def _answer_headers(call: Call, reply: Reply) -> dict[str, str]:
+    headers = reply_headers(reply)
+    if TRACE_KEY in call.headers:
+        headers[TRACE_KEY] = call.headers[TRACE_KEY]
+    return headers
+
+
+async def _answer(request: web.Request, encoded: Encoded, headers: dict[str, str]) -> web.Response:
+    if encoded.header_length is None:
+        headers["Content-Type"] = JSON_TYPE
+    else:
+        headers["Content-Type"] = BINARY_TYPE
+        headers[HEADER_LENGTH_KEY] = str(encoded.header_length)
+    body = encoded.body
+    asked = request.headers.get("Accept-Encoding")
+    if asked in _WINDOW_BITS:
+        body = await _compressed(body, asked)
+        headers["Content-Encoding"] = asked
+    return web.Response(body=body, headers=headers)
+
+
+async def _compressed(body: bytes, encoding: str) -> bytes:
+    if len(body) <= _SMALL_BYTES:
+        return _deflated(body, encoding)
+    return await asyncio.to_thread(_deflated, body, encoding)
+
+
+def _deflated(body: bytes, encoding: str) -> bytes:
+    squeezer = zlib.compressobj(1, wbits=_WINDOW_BITS[encoding])
+    return squeezer.compress(body) + squeezer.flush()
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    """aiohttp's own refusals, in words that name the route."""
+    route = f"{request.method} {shown(request.path)}"
+    words = {
+        404: f"there is no {route}",
+        405: f"{route} is not allowed; allowed: {error.headers.get('Allow', 'nothing')}",
+        413: "the body is too large",
+    }
+    code = {404: "not_found", 405: "method_not_allowed", 413: TooLarge.code}
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    body = {
+        "error": words.get(error.status, error.reason),
+        "code": code.get(error.status, InvalidRequest.code if error.status < 500 else InternalError.code),
+    }
+    return json_response(body, status=error.status, headers=headers)
+
+
+def _too_large(max_body_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than the limit of {max_body_bytes} bytes")
