@@ -40,7 +40,7 @@ from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import ServeError, Unreachable
-from tidegate.workers.process import Computed, EngineSpec
+from tidegate.workers.process import Computed, EngineSpec, WorkerDied
 from tidegate.workers.warmup import CostPoints
 
 CRASH_LOOP = 3
@@ -173,6 +173,8 @@ class Runner:
         try:
             async with asyncio.timeout(self._hang_timeout_s):
                 return await worker.infer(variant, inputs)
+        except WorkerDied as error:
+            raise Unreachable(f"model {self.name!r}: {error.message}") from error
         except TimeoutError as error:
             if self._worker is worker:
                 self._hung.set()

@@ -1,0 +1,181 @@
+"""The edge agent put together: what is started in which order, and how it ends.
+
+    repository → doors open (not ready) → models load and warm, one after another → the fleet is told → ready
+
+Models warm up one at a time, because each measures what it costs on this device, and two that measure at once would
+both report twice the truth. The fleet is told last: a gateway that discovers this device may use it at once.
+
+The end runs backwards and within `drain_s` plus a moment: the fleet hears a goodbye first, so that nothing new is
+sent; each link stream hears one too; what is under way is answered; then workers, doors and futures end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from edge_agent.catalogue import Entry, read_catalogue
+from edge_agent.config import EdgeConfig
+from edge_agent.core.admission import EdgeQueue
+from edge_agent.epoch import EpochStore
+from edge_agent.host import EdgeHost
+from edge_agent.runner import Runner, StartError
+from edge_agent.scheduler import Scheduler
+from edge_agent.server import grpc_door, http_door
+from tidegate import clock
+from tidegate.backoff import Backoff
+from tidegate.link.answerer import LinkService
+from tidegate.models.repository import Repository
+from tidegate.workers.process import WorkerProcess
+from tidegate.workers.warmup import measure, warm
+
+WILDCARDS = ("", "0.0.0.0", "::")
+log = structlog.get_logger(__name__)
+
+
+class EdgeApp:
+    """A whole edge agent, serving inside `async with`.
+
+    Args:
+        draw: chance, uniform in [0, 1).
+        on_progress: told in words what a long start is at.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        *,
+        draw: Callable[[], float] = random.random,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.config = config
+        self.addresses: dict[str, str] = {}
+        self.runners: tuple[Runner, ...] = ()
+        self._draw = draw
+        self._on_progress = on_progress
+        self._stack = AsyncExitStack()
+        self._epoch = EpochStore(config.state_dir / "epoch")
+        self._host: EdgeHost | None = None
+        self._scheduler: Scheduler | None = None
+        self._link: LinkService | None = None
+        self._announcements: set[asyncio.Task[None]] = set()
+
+    @property
+    def host(self) -> EdgeHost:
+        assert self._host is not None, "enter the app first"
+        return self._host
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            await self._start()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def failed(self) -> None:
+        """Wait for a defect that ends the supervision of a model: raises it."""
+        waits = [asyncio.create_task(runner.failed(), name=f"watch {runner.name}") for runner in self.runners]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def ready_event(self) -> dict[str, Any]:
+        """The fields of the `ready` event."""
+        models = [
+            {"name": offer.name, "version": offer.version, "variants": [variant.name for variant in offer.variants]}
+            for offer in self.host.offers()
+        ]
+        return {"role": "edge", "name": self.config.name, "addresses": self.addresses, "models": models}
+
+    async def _start(self) -> None:
+        config = self.config
+        _check_advertised(config)
+        entries = await asyncio.to_thread(read_catalogue, Repository(config.model_repository), config.models)
+        await self._bump_epoch()
+        self.runners = tuple(self._runner(entry) for entry in entries)
+        queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
+        self._scheduler = await self._stack.enter_async_context(Scheduler(queue))
+        self._host = EdgeHost(config.name, self.runners, self._scheduler, epoch=lambda: self._epoch.current)
+        await self._open_doors()
+        for number, runner in enumerate(self.runners, start=1):
+            self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
+            await self._stack.enter_async_context(runner)
+        self._stack.push_async_callback(self._drain)
+
+    async def _open_doors(self) -> None:
+        config, host, enter = self.config, self.host, self._stack.enter_async_context
+        door = grpc_door(
+            host,
+            config.host,
+            config.grpc_port,
+            epoch=lambda: self._epoch.current,
+            max_message_bytes=config.max_message_bytes,
+        )
+        self.addresses["grpc"], self._link = await enter(door)
+        if config.http_port is not None:
+            http = http_door(host, config.host, config.http_port, max_body_bytes=config.max_message_bytes)
+            self.addresses["http"] = await enter(http)
+
+    async def _bump_epoch(self) -> None:
+        """Load reports of this process must order after those of the one before, MQTT or not."""
+        try:
+            await asyncio.to_thread(self._epoch.bump, clock.utc_s())
+        except OSError as error:
+            raise StartError(f"cannot write {self._epoch.path} (key 'state_dir'): {error.strerror}") from error
+
+    def _runner(self, entry: Entry) -> Runner:
+        config = self.config
+        return Runner(
+            entry.manifest,
+            entry.loadables,
+            start_worker=WorkerProcess,
+            measure=partial(measure, budget_s=config.warmup_budget_s / len(entry.loadables)),
+            warm=warm,
+            backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),
+            on_change=self._changed,
+            threads=config.threads,
+            hang_timeout_s=config.hang_timeout_s,
+        )
+
+    def _changed(self, runner: Runner) -> None:
+        """A model came or went: gateways on a link stream hear it now."""
+        self.host.refresh(runner)
+        if self._link is not None:
+            task = asyncio.create_task(self._link.announce(), name="announce")
+            self._announcements.add(task)
+            task.add_done_callback(self._announcements.discard)
+
+    async def _drain(self) -> None:
+        assert self._scheduler is not None and self._link is not None
+        self.host.drain()
+        try:
+            async with asyncio.timeout(self.config.drain_s):
+                await asyncio.gather(self._link.drain("shutdown"), self._scheduler.drained())
+        except TimeoutError:
+            log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
+
+    def __repr__(self) -> str:
+        return f"<EdgeApp {self.config.name} {self.addresses} {self._host!r}>"
+
+
+def _check_advertised(config: EdgeConfig) -> None:
+    if config.mqtt is not None and config.advertise is None and config.host in WILDCARDS:
+        raise StartError(
+            f"key 'advertise' is needed: 'host' is {config.host!r}, which tells no gateway where this device is"
+        )

@@ -1,0 +1,55 @@
+"""What this device will serve: the models of its repository that may run on an edge, with artefacts that are what they
+say.
+
+Of each model the highest version is served; a small device has no memory for the others. Digests are checked before
+anything is loaded: a copy that was cut off would otherwise show as wrong answers, or as a crash of the runtime.
+
+Blocks on the disk: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_agent.runner import Loadable, StartError
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository
+from tidegate.outcome import ModelNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model with the variants that run here, in the manifest's order."""
+
+    manifest: Manifest
+    loadables: tuple[Loadable, ...]
+
+
+def read_catalogue(repository: Repository, wanted: Sequence[str] | None) -> tuple[Entry, ...]:
+    """The models to serve: `wanted` by name, or all that have a variant for edges.
+
+    Raises:
+        StartError: a wanted model does not exist or has nothing for an edge; there is nothing to serve at all.
+        RepositoryError: a manifest or an artefact cannot be used.
+    """
+    if wanted is None:
+        names = sorted({manifest.name for manifest in repository.manifests() if manifest.variants_for("edge")})
+    else:
+        names = list(dict.fromkeys(wanted))
+    if not names:
+        raise StartError(f"{repository.root}: no model has a variant for edges (a variant with `where: [edge]`)")
+    return tuple(_entry(repository, name) for name in names)
+
+
+def _entry(repository: Repository, name: str) -> Entry:
+    try:
+        manifest = repository.manifest(name)
+    except ModelNotFound as error:
+        raise StartError(f"key 'models': {error.message}") from error
+    variants = manifest.variants_for("edge")
+    if not variants:
+        raise StartError(f"model {name}:{manifest.version} of {repository.root} has no variant for edges")
+    for variant in variants:
+        repository.verify(manifest, variant)
+    return Entry(manifest, tuple(Loadable(variant, repository.artefact(manifest, variant)) for variant in variants))

@@ -1,0 +1,87 @@
+"""What an edge agent can be told, with units, defaults and what more of it buys and costs."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tidegate.config import ProcessConfig
+from tidegate.fleet.topics import NAME_PATTERN
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+def _host_name() -> str:
+    """This device's host name, as far as a fleet's names may be spelled."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0]).strip("-._")[:64] or "edge"
+
+
+class EdgeConfig(ProcessConfig):
+    """Configuration of `tidegate edge`. Every key can also come from the environment, as TIDEGATE_EDGE_KEY."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDEGATE_EDGE_")
+
+    name: Name = Field(
+        default_factory=_host_name,
+        description="This device in its fleet, unique there; answers say served-by edge/NAME. Default: the host name.",
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 lets a gateway on another machine in.")
+    grpc_port: Port = Field(
+        9001, description="Port of OIP gRPC and of the gateway's link stream; 0 takes any free one."
+    )
+    http_port: Port | None = Field(
+        9000, description="Port of OIP HTTP for local callers; 0 takes any free one, null listens on none."
+    )
+    advertise: str | None = Field(
+        None,
+        pattern=r"^[^\s/]+:\d{1,5}$",
+        description="HOST:PORT under which gateways reach this device's gRPC port. Default: host:grpc_port.",
+    )
+    model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
+    models: tuple[str, ...] | None = Field(
+        None,
+        description="Names of the models to serve, each in its highest version. Default: all with an edge variant.",
+    )
+    mqtt: str | None = Field(
+        None, description="The fleet's broker as mqtt://HOST:PORT; null tells nobody, so gateways need a static target."
+    )
+    fleet: Name = Field("demo", description="The fleet to which this device belongs: the third level of MQTT topics.")
+    state_dir: Path = Field(
+        Path("state"), description="Folder for what must survive a restart: the number of the last session (epoch)."
+    )
+    threads: int = Field(
+        1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."
+    )
+    slots: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Models that compute at once, one call each. Cores used at most: slots x threads.",
+    )
+    max_queue_size: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="Requests that may wait. More takes longer bursts; a request that would be late is refused anyway.",
+    )
+    max_message_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."
+    )
+    warmup_budget_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="Seconds to measure what a model costs here; larger sizes are left out after it.",
+    )
+    hang_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="Seconds after which a computation counts as hung and its worker is replaced."
+    )
+    drain_s: float = Field(
+        2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."
+    )
