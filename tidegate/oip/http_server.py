@@ -23,8 +23,6 @@ from typing import Any, Final
 import msgspec
 import structlog
 from aiohttp import web
-from aiohttp.client_exceptions import ClientPayloadError
-from aiohttp.http_exceptions import HttpProcessingError
 
 from tidegate import clock
 from tidegate.oip import metadata
@@ -64,7 +62,7 @@ _log = structlog.get_logger(__name__)
 def oip_routes(
     host: ModelHost, *, max_body_bytes: int, on_refused: RefusalObserver | None = None
 ) -> list[web.RouteDef]:
-    """The routes of OIP v2 and of Triton's extensions over `host`.
+    """The routes of OIP v2 and of Triton's extensions over `host`; the application needs `error_middleware` for them.
 
     Args:
         host: what answers.
@@ -76,7 +74,7 @@ def oip_routes(
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error of the application in OIP's form; outermost, since aiohttp answers 404 and 405 itself."""
+    """Every error of the application in OIP's form: the handlers raise, and aiohttp answers 404 and 405 itself."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -84,7 +82,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             raise
         return _http_error(request, error)
     except Exception as error:
-        return error_response(error)
+        return close_if_broken(request, error_response(error))
 
 
 def error_response(error: Exception) -> web.Response:
@@ -93,6 +91,15 @@ def error_response(error: Exception) -> web.Response:
         _log.exception("a request failed by a defect", exc_info=error)
     body = {"error": message_of(error), "code": error_code(error)}
     return json_response(body, status=http_status(error), headers=error_headers(error))
+
+
+def close_if_broken(request: web.Request, response: web.Response) -> web.Response:
+    """Announce the connection's end after a body that could not be read: its parser is stuck in the middle of it."""
+    if request.content.exception() is not None:
+        response.force_close()
+        # Else aiohttp reads on for the rest, meets the same exception and logs it as a defect of its own.
+        request.content.feed_eof()
+    return response
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -117,7 +124,7 @@ async def read_body(request: web.Request, max_body_bytes: int) -> bytes:
             if size > max_body_bytes:
                 raise _too_large(max_body_bytes)
             chunks.append(chunk)
-    except (HttpProcessingError, ClientPayloadError) as error:
+    except web.RequestPayloadError as error:
         raise InvalidRequest(f"the body is no valid {encoding or 'HTTP'} data") from error
     except ConnectionError as error:  # nobody is left to read this, but it is no defect of ours either
         raise InvalidRequest("the connection ended before the body did") from error
@@ -166,13 +173,10 @@ class OipRoutes:
 
     async def infer(self, request: web.Request) -> web.Response:
         arrived_at = clock.now()
-        try:
-            call, binary, wanted = await self._call(request, arrived_at)
-            reply = await self._host.infer(call)
-            response = with_classes(reply.response, wanted) if wanted else reply.response
-            encoded = encode_response(response, binary, reply_parameters(reply))
-        except Exception as error:
-            return error_response(error)
+        call, binary, wanted = await self._call(request, arrived_at)
+        reply = await self._host.infer(call)
+        response = with_classes(reply.response, wanted) if wanted else reply.response
+        encoded = encode_response(response, binary, reply_parameters(reply))
         return await _answer(request, encoded, _answer_headers(call, reply))
 
     async def _call(self, request: web.Request, arrived_at: float) -> tuple[Call, BinaryOutputs, dict[str, int]]:
