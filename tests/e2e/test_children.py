@@ -214,3 +214,11 @@ def test_an_exit_is_told_in_words(code: int, words: str) -> None:
 @pytest.mark.parametrize("line", [b"words\n", b"[1]\n", b'{"no": "event"}\n', b'{"event": 3}\n', b"\xff\n", b""])
 def test_a_line_that_is_no_event_is_not_taken_for_one(line: bytes) -> None:
     assert parse_event(line) is None
+
+
+async def test_a_log_that_cannot_be_written_is_a_failure_that_names_it(make: Callable[..., Child]) -> None:
+    child = make()
+    child.plan.log_path.mkdir(parents=True)
+    async with child:
+        with pytest.raises(ChildFailed, match=r"Is a directory: .*fake\.log"):
+            await child.ready()

@@ -132,23 +132,27 @@ class Child:
 
     async def _one_life(self) -> str:
         """Run the process until it ends; how it ended."""
-        write_config(self.plan)
         self._failed_reason = ""
-        with append_to(self.plan.log_path) as log:
-            self._log_start_bytes = log.tell()
-            try:
-                self._process = await self._spawn(log)
-            except OSError as error:
-                self._settle(ChildFailed(f"cannot start {self.plan.name}: {error}"))
-                return f"could not be started: {error}"
-            if self._stopping.is_set():  # asked to stop while it was being started
-                self._signal(signal.SIGTERM)
-            await self._read_events(self._process, log)
-            code = await self._process.wait()
-        self._kill_session(self._process.pid)  # workers that outlived it, if any
-        how = describe_exit(code)
+        try:
+            write_config(self.plan)
+            with append_to(self.plan.log_path) as log:
+                self._log_start_bytes = log.tell()
+                how = await self._run(log)
+        except OSError as error:
+            how = f"could not be started: {error}"
+            self._failed_reason = str(error)
         self._settle(ChildFailed(self._why_not_ready(how)))
         return how
+
+    async def _run(self, log: BinaryIO) -> str:
+        self._process = process = await self._spawn(log)
+        try:
+            if self._stopping.is_set():  # asked to stop while it was being started
+                self._signal(signal.SIGTERM)
+            await self._read_events(process, log)
+            return describe_exit(await process.wait())
+        finally:
+            self._kill_session(process.pid)  # workers that outlived it, if any
 
     async def _spawn(self, log: BinaryIO) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(

@@ -13,25 +13,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
-from tidegate.models.repository import Repository
+from tidegate.build.demo import RECIPES, whole
 from tidegate.up.children import ChildFailed, Event, append_to, describe_exit, log_tail, parse_event
-
-DEMO_MODELS: Final = ("minilm", "digits")
 
 
 def missing_models(root: Path) -> list[str]:
-    """The demo models of which the repository lacks the manifest or an artefact. Raises RepositoryError."""
-    if not root.is_dir():
-        return list(DEMO_MODELS)
-    repository = Repository(root)
-    whole = {
-        manifest.name
-        for manifest in repository.manifests()
-        if all(repository.artefact(manifest, variant).is_file() for variant in manifest.variants)
-    }
-    return [name for name in DEMO_MODELS if name not in whole]
+    """The demo models that are not in the repository whole and in the version that this release builds."""
+    return [name for name, (_, version) in RECIPES.items() if whole(root, name, version) is None]
 
 
 async def build_models(names: list[str], root: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:

@@ -1,0 +1,28 @@
+"""One system for all tests that only use it; a test that breaks a part gets it whole and leaves it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import Stack, eventually
+
+MENDED_WITHIN_S = 90.0  # a killed pool comes back after 2 s and then warms up
+
+
+@pytest.fixture(scope="session")
+def shared_stack(demo_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = Stack(tmp_path_factory.mktemp("stack"), "--models", str(demo_repository))
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def stack(shared_stack: Stack) -> Stack:
+    """The running system, with every target ready."""
+    eventually(shared_stack.whole, MENDED_WITHIN_S, f"every target ready\n{shared_stack.words}\n{shared_stack.logs}")
+    return shared_stack

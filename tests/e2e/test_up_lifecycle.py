@@ -1,0 +1,124 @@
+"""How `tidegate up` begins and ends: nothing heavy before the ports are known to be free, nothing left afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.stack import PORTS, Stack, eventually, free_ports, is_free, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+def run_up(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "tidegate.cli", "up", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def nobody_is_left(stack: Stack, everyone: list[psutil.Process], within_s: float) -> None:
+    _, alive = psutil.wait_procs(everyone, timeout=within_s)
+    assert not alive, alive
+    taken = [port for port in range(stack.ports_from, stack.ports_from + PORTS) if not is_free(port)]
+    assert not taken
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_it_ends_within_five_seconds_and_leaves_no_process_and_no_port(
+    demo_repository: Path, tmp_path: Path, by: signal.Signals
+) -> None:
+    with running(tmp_path, "--models", str(demo_repository), "--edges", "1") as stack:
+        everyone = stack.everyone()
+        assert len(everyone) >= 6  # up, broker, pool, edge, gateway, and workers
+        began_at = time.perf_counter()
+        assert stack.stop(by) == 0
+        assert time.perf_counter() - began_at < 5
+        nobody_is_left(stack, everyone, within_s=0.5)
+        assert "killed" not in stack.words
+
+
+def test_when_it_is_killed_itself_everyone_ends(demo_repository: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(demo_repository), "--edges", "1") as stack:
+        everyone = stack.everyone()
+        stack.stop(signal.SIGKILL)
+        nobody_is_left(stack, everyone, within_s=6)
+
+
+def test_interrupted_while_it_starts_it_leaves_nothing_either(demo_repository: Path, tmp_path: Path) -> None:
+    stack = Stack(tmp_path, "--models", str(demo_repository), "--edges", "1")
+    try:
+        eventually(lambda: "pool" in stack.words, 60, "the pool is being started")
+        everyone = stack.everyone()
+        assert stack.stop(signal.SIGINT) == 0
+        nobody_is_left(stack, everyone, within_s=0.5)
+        assert stack.stdout == []
+    finally:
+        stack.close()
+
+
+def test_a_taken_port_is_an_error_that_names_it_and_nothing_is_started(tmp_path: Path) -> None:
+    first = free_ports(PORTS)
+    with socket.create_server(("127.0.0.1", first + 5)):
+        failed = run_up("--ports-from", str(first), "--data-dir", str(tmp_path), "--json")
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    assert f"port {first + 5} on 127.0.0.1 (pool gRPC): already in use" in failed.stderr
+    assert "--ports-from" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    port = free_ports(PORTS)
+    failed = run_up(
+        *("--ports-from", str(port), "--data-dir", str(tmp_path)), *("--broker", f"mqtt://127.0.0.1:{port + 15}")
+    )
+    assert failed.returncode == 1
+    assert f"--broker mqtt://127.0.0.1:{port + 15}: nobody answers there" in failed.stderr
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1883", "http://127.0.0.1:1883", "mqtt://host:port"])
+def test_a_broker_url_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    failed = run_up("--ports-from", str(free_ports(PORTS)), "--data-dir", str(tmp_path), "--broker", url)
+    assert failed.returncode == 1
+    assert f"--broker {url}" in failed.stderr
+
+
+def test_a_second_one_in_the_same_directory_is_refused(demo_repository: Path, tmp_path: Path) -> None:
+    first = Stack(tmp_path, "--models", str(demo_repository), "--edges", "1")
+    try:
+        eventually((tmp_path / "run" / "lock").exists, 30, "the first one works in the directory")
+        second = run_up("--ports-from", str(free_ports(PORTS)), "--data-dir", str(tmp_path))
+        assert second.returncode == 1
+        assert f"process {first.up.pid}" in second.stderr
+    finally:
+        first.stop()
+
+
+def test_a_part_that_cannot_start_fails_the_start_with_its_reason(
+    demo_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_POOL_DEVICE", "abacus")
+    first = free_ports(PORTS)
+    failed = run_up(
+        *("--ports-from", str(first), "--data-dir", str(tmp_path)), *("--models", str(demo_repository), "--json")
+    )
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    assert "pool did not start" in failed.stderr
+    assert "abacus" in failed.stderr
+    assert all(is_free(port) for port in range(first, first + PORTS))
+
+
+def test_the_ready_line_is_the_only_line_on_stdout_and_it_is_json(demo_repository: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(demo_repository), "--edges", "0") as stack:
+        stack.stop()
+        assert len(stack.stdout) == 1
+        assert json.loads(stack.stdout[0])["event"] == "ready"
