@@ -43,10 +43,11 @@ _PRIOR: Final[dict[Feature, tuple[tuple[float, float], ...]]] = {
 class VariantCost:
     """Mutable: the cost of one variant on one target; `record` after each computed answer."""
 
-    __slots__ = ("_factor", "_service", "measured", "points", "sigma")
+    __slots__ = ("_factor", "_service", "feature", "measured", "points", "sigma")
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
         self.points = points
+        self.feature = feature
         self.measured = bool(points)
         self._service = ServiceTime(points or _PRIOR[feature])
         self._read_residual()
@@ -86,7 +87,7 @@ class CostModel:
         """The cost that goes with this offer; the one already learned if its table is the same."""
         key = (target_id, model, version, offer.name)
         known = self._costs.get(key)
-        if known is None or known.points != offer.cost:
+        if known is None or known.points != offer.cost or known.feature != feature:
             known = self._costs[key] = VariantCost(offer.cost, feature)
         return known
 

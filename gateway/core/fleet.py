@@ -6,7 +6,7 @@ word is. The data plane outranks the control plane both ways: a device that MQTT
 is not used, and one whose link works stays in use while its broker is gone.
 
     link target     usable ⇔ its link is up              offers from its hello and its load frames
-    unary target    usable ⇔ offers are known            liveness is the breaker's business
+    unary target    usable ⇔ its last probe succeeded    from whoever described it; it has no hello
     any             used   ⇔ usable and its breaker allows it
 
 Per target the view keeps the three estimators that placement reads: breaker, link and ledger. They live as long as
@@ -32,6 +32,7 @@ from tidegate.models.manifest import Feature
 from tidegate.types import LoadReport
 
 Tier = Literal["edge", "pool"]
+Transport = Literal["link", "unary"]
 TargetState = Literal["ready", "suspect", "down"]
 
 # A second of an edge's compute is paid for already; one of the pool's is what the bill is made of.
@@ -49,7 +50,7 @@ class TargetSpec:
     id: str  # "edge/NAME" or "pool/NAME"
     tier: Tier
     address: str
-    transport: Literal["link", "unary"] = "link"
+    transport: Transport = "link"
     foreign: bool = False
     models: tuple[str, ...] = ()  # only these; () means all it offers
     static: bool = True
@@ -70,6 +71,7 @@ class TargetView:
     epoch: int = 0
     offers: tuple[ModelOffer, ...] = ()  # the last known ones, also while it is down
     doubt: str = ""  # why the control plane distrusts it; "" when it does not
+    accepting: bool = True  # False while a device says that it takes no new work
 
     @property
     def id(self) -> str:
@@ -79,6 +81,8 @@ class TargetView:
         """For people: the state and its reason."""
         if not self.up:
             return "down", self.reason
+        if not self.accepting:
+            return "down", "it takes no new work"
         if self.breaker.state is State.OPEN:
             left_s = max(0.0, self.breaker.retry_at - now)
             return "down", f"it kept failing; next probe in {left_s:.1f} s"
@@ -132,29 +136,45 @@ class Fleet:
         if target is None:
             return
         match event:
-            case LinkUp():
-                self._came_up(target, event.epoch, event.offers, now)
-            case LinkDown():
-                self._went_down(target, event.reason, now)
-            case LinkLoad():
+            case LinkLoad():  # first: one comes with every answer
                 target.ledger.report(event.load, "link", now)
                 if event.offers is not None:
                     self._offer(target, event.offers)
             case LinkRtt():
                 target.link.record(event.rtt_s, now)
+            case LinkUp():
+                self._came_up(target, event.epoch, event.offers, now)
+            case LinkDown():
+                self._went_down(target, event.reason, now)
 
-    def known_offers(self, target_id: str, offers: tuple[ModelOffer, ...], now: float) -> None:
-        """What a unary target offers: it has no hello, so whoever described it says so."""
-        self.fold(LinkUp(target_id, target_id, 0, offers), now)
+    def heard(
+        self,
+        target_id: str,
+        *,
+        load: LoadReport | None,
+        doubt: str,
+        now: float,
+        accepting: bool = True,
+        offers: tuple[ModelOffer, ...] | None = None,
+    ) -> None:
+        """What the control plane says of a device: its load, why to doubt it, and whether it takes new work.
 
-    def heard(self, target_id: str, *, load: LoadReport | None, doubt: str, now: float) -> None:
-        """What the control plane says of a device: its heartbeat's load, and why to doubt it, if so."""
+        Args:
+            offers: for a unary target, which has no other way to say them; None leaves them as they are.
+        """
         target = self.targets.get(target_id)
         if target is None:
             return
         target.doubt = doubt
         if load is not None:
             target.ledger.report(load, "mqtt", now)
+        if accepting != target.accepting or (offers is not None and offers != target.offers):
+            target.accepting = accepting
+            self._offer(target, target.offers if offers is None else offers)
+
+    def repriced(self) -> None:
+        """The cost features of models changed: read them again."""
+        self._rebuild()
 
     def offered(self, model: str, version: str) -> tuple[Offered, ...]:
         """Every variant of the model on a usable target. The breaker is not asked: it changes with time."""
@@ -170,7 +190,7 @@ class Fleet:
 
     def _came_up(self, target: TargetView, epoch: int, offers: tuple[ModelOffer, ...], now: float) -> None:
         if epoch != target.epoch or not target.up:
-            target.breaker = Breaker()
+            target.breaker = Breaker()  # a new process or a new connection: the old one's failures are not its own
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
         self._offer(target, offers)
 
@@ -194,7 +214,7 @@ class Fleet:
 
     def _ready_offers(self, target: TargetView) -> Iterable[Offered]:
         price = PRICE[target.spec.tier]
-        for model in target.offers if target.up else ():
+        for model in target.offers if target.up and target.accepting else ():
             feature = self._feature_of(model.name, model.version)
             for variant in model.variants if model.state == "ready" else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)

@@ -37,8 +37,8 @@ class Ledger:
     """Mutable: one target's own in-flight attempts and its latest load report."""
 
     __slots__ = (
-        "_entries", "_finished_at", "_heard", "_own_s", "_report_delay_s", "_reported_at", "_reports", "_share",
-        "_since_s", "load",
+        "_entries", "_finished_at", "_heard", "_own_s", "_report_delay_s", "_reports", "_share",
+        "_since_s", "load", "reported_at",
     )  # fmt: skip
 
     def __init__(self, *, share: float = 1.0) -> None:
@@ -49,7 +49,7 @@ class Ledger:
         self._since_s = 0.0  # work of those launched since the latest report
         self._finished_at = 0.0
         self._reports = 0
-        self._reported_at = 0.0
+        self.reported_at = 0.0
         self._report_delay_s = 0.0
         self._heard: dict[str, tuple[int, int]] = {}  # road → (epoch, sequence)
 
@@ -83,7 +83,7 @@ class Ledger:
         self._heard[road] = (load.epoch, load.sequence)
         self.load = load
         self._reports += 1
-        self._reported_at, self._report_delay_s = now, max(0.0, load.queue_delay_s)
+        self.reported_at, self._report_delay_s = now, max(0.0, load.queue_delay_s)
         self._since_s = 0.0
         return True
 
@@ -101,7 +101,7 @@ class Ledger:
         return max(0.0, self._own_s - done_s)
 
     def _reported_s(self, now: float) -> float:
-        age_s = now - self._reported_at
+        age_s = now - self.reported_at
         if age_s >= _STALE_S or not self._report_delay_s:
             return 0.0
         return max(0.0, self._report_delay_s - age_s) * (1.0 - age_s / _STALE_S)

@@ -1,0 +1,60 @@
+"""Every model this gateway knows: the repository's manifests, and those that foreign servers described.
+
+Read by every request, so it is two dictionaries. The repository outranks a foreign description of the same version:
+its manifest has bounds, qualities and a tokenizer that metadata lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.models.manifest import Feature, Manifest
+from tidegate.models.repository import version_key
+from tidegate.outcome import ModelNotFound
+
+_UNKNOWN_FEATURE: Feature = "items"
+
+
+class Catalog:
+    """Mutable: `learn` adds what a foreign server described."""
+
+    def __init__(self, manifests: Iterable[Manifest]) -> None:
+        self._own = {(one.name, one.version): one for one in manifests}
+        self._foreign: dict[tuple[str, str], Manifest] = {}
+        self._index()
+
+    def learn(self, manifests: Iterable[Manifest]) -> None:
+        """Take in the manifests of a foreign server; a later description replaces an earlier one."""
+        self._foreign |= {(one.name, one.version): one for one in manifests}
+        self._index()
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        return self._sorted
+
+    def manifest(self, name: str, version: str = "") -> Manifest:
+        """One version, or the highest when `version` is empty. Raises ModelNotFound."""
+        found = self._by_key.get((name, version))
+        if found is None:
+            raise ModelNotFound(self._not_found(name, version))
+        return found
+
+    def feature_of(self, name: str, version: str) -> Feature:
+        found = self._by_key.get((name, version))
+        return found.cost.feature if found else _UNKNOWN_FEATURE
+
+    def _index(self) -> None:
+        known = {**self._foreign, **self._own}
+        self._sorted = tuple(sorted(known.values(), key=lambda one: (one.name, version_key(one.version))))
+        latest = {(one.name, ""): one for one in self._sorted}  # sorted: the highest version is the last to be put in
+        self._by_key = {**latest, **known}
+
+    def _not_found(self, name: str, version: str) -> str:
+        versions = [one.version for one in self._sorted if one.name == name]
+        if versions:
+            return f"model {name!r} has no version {version!r}; it has {', '.join(versions)}"
+        names = ", ".join(sorted({one.name for one in self._sorted})) or "none"
+        return f"no model is called {name!r}; known models: {names}"
+
+    def __repr__(self) -> str:
+        return f"<Catalog {len(self._own)} own, {len(self._foreign)} foreign>"

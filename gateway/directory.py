@@ -1,0 +1,281 @@
+"""The targets that exist now: opened and closed as the configuration and the fleet's messages say.
+
+The fleet view decides from numbers; this file owns the connections behind them. Static targets are opened at the
+start and closed at the end. A device that MQTT tells of gets a target when it is believed alive, and loses it when it
+is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
+another address gets a new connection.
+
+What links tell goes two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
+answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only leave word.
+
+Not everything is taken on trust: a link whose other side says another name than the device's is not used (addresses
+are reused on a LAN), and what a unary target of our own offers comes from what is known of it, as OIP has no hello.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import structlog
+
+from gateway.catalog import Catalog
+from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet import Fleet, TargetSpec, Tier, Transport
+from gateway.upstream.link import LinkTarget
+from gateway.upstream.target import Target
+from gateway.upstream.unary import UnaryTarget
+from tidegate import clock
+from tidegate.fleet.freshness import DeviceView, Freshness
+from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.models.manifest import Manifest
+from tidegate.outcome import ServeError
+from tidegate.types import LoadReport
+
+log = structlog.get_logger(__name__)
+
+
+class Register(Protocol):
+    """Where evidence from the data plane goes: `tidegate.fleet.merge.FleetRegister`."""
+
+    def devices(self, now: float) -> tuple[DeviceView, ...]: ...
+
+    def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool: ...
+
+    def data_plane_alive(self, name: str, now: float) -> bool: ...
+
+    def data_plane_lost(self, name: str, now: float) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Open:
+    spec: TargetSpec
+    stack: AsyncExitStack
+
+
+class Directory:
+    """`async with` opens the static targets and keeps up with the fleet until it ends."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        catalog: Catalog,
+        static: Iterable[TargetSpec],
+        *,
+        gateway_name: str,
+        edge_transport: Transport,
+        max_message_bytes: int,
+        draw: Callable[[], float],
+    ) -> None:
+        self.targets: dict[str, Target] = {}
+        self.register: Register | None = None  # set once there is one to tell
+        self._fleet = fleet
+        self._catalog = catalog
+        self._static = {spec.id: spec for spec in static}
+        self._gateway_name = gateway_name
+        self._edge_transport = edge_transport
+        self._max_message_bytes = max_message_bytes
+        self._draw = draw
+        self._open: dict[str, _Open] = {}
+        self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Directory:
+        for spec in self._static.values():
+            await self._open_target(spec)
+        self._task = asyncio.create_task(self._keep_up(), name="target directory")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for target_id in list(self._open):
+            await self._close_target(target_id)
+
+    def devices_changed(self) -> None:
+        """The register has news: look at it soon."""
+        self._changed.set()
+
+    # what links tell
+
+    def on_event(self, event: LinkEvent) -> None:
+        """Fold an event of a link into the fleet view, and tell the register."""
+        held = self._open.get(event.target_id)
+        if held is None:
+            return
+        if isinstance(event, LinkUp):
+            event = self._checked_hello(event, held.spec)
+        self._log(event)
+        now = clock.now()
+        self._fleet.fold(event, now)
+        if held.spec.tier == "edge":
+            self._testify(event, held.spec.id.partition("/")[2], now)
+
+    def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp | LinkDown:
+        if spec.foreign:
+            self._undescribed.add(spec.id)
+            self._changed.set()
+            return event
+        if spec.transport == "unary":
+            return LinkUp(event.target_id, event.name, event.epoch, self._known_offers(spec))
+        if not spec.static and event.name != spec.id:
+            return LinkDown(spec.id, f"whoever answers at {spec.address} is {event.name}")
+        return event
+
+    def _testify(self, event: LinkEvent, device: str, now: float) -> None:
+        if self.register is None:
+            return
+        match event:
+            case LinkLoad(load=load):
+                self.register.data_plane(device, load.epoch, load.sequence, load, now)
+            case LinkRtt():
+                self.register.data_plane_alive(device, now)
+            case LinkUp(epoch=epoch):
+                self.register.data_plane(device, epoch, 0, None, now)
+            case LinkDown():
+                self.register.data_plane_lost(device, now)
+
+    def _log(self, event: LinkEvent) -> None:
+        target = self._fleet.targets[event.target_id]
+        if isinstance(event, LinkUp):
+            log.info("target is up", target=target.id, models=[offer.name for offer in event.offers])
+        elif isinstance(event, LinkDown) and target.up:
+            log.warning("target is down", target=target.id, reason=event.reason)
+        elif isinstance(event, LinkDown):
+            log.info("target is not there yet", target=target.id, reason=event.reason)
+
+    def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
+        for view in self._views():
+            if f"edge/{view.name}" == spec.id:
+                return view.offers
+        return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
+
+    # opening and closing
+
+    async def _keep_up(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._follow()
+            except Exception:
+                log.exception("cannot keep up with the fleet")  # a defect here must not end all changes for good
+
+    async def _follow(self) -> None:
+        for target_id in sorted(self._undescribed):
+            await self._describe(target_id)
+        views = self._views()
+        wanted = {spec.id: spec for view in views if (spec := self._spec_of(view)) is not None}
+        for target_id, held in list(self._open.items()):
+            if not held.spec.static and self._is_over(target_id, held.spec, wanted.get(target_id)):
+                await self._close_target(target_id)
+        for target_id, spec in wanted.items():
+            if target_id not in self._open:
+                await self._open_target(spec)
+        now = clock.now()
+        for view in views:
+            self._hear(view, now)
+
+    def _is_over(self, target_id: str, spec: TargetSpec, wanted: TargetSpec | None) -> bool:
+        if wanted is not None:
+            return wanted != spec
+        return not self._fleet.targets[target_id].up
+
+    def _hear(self, view: DeviceView, now: float) -> None:
+        doubt = "" if view.freshness.is_usable else f"{view.freshness}: {view.reason}"
+        offers = view.offers if self._edge_transport == "unary" else None
+        self._fleet.heard(
+            f"edge/{view.name}", load=view.load, doubt=doubt, accepting=view.accepting, offers=offers, now=now
+        )
+
+    def _views(self) -> tuple[DeviceView, ...]:
+        return self.register.devices(clock.now()) if self.register else ()
+
+    def _spec_of(self, view: DeviceView) -> TargetSpec | None:
+        """The target that a device should have; None for one that is gone, or is configured anyway."""
+        address = _address_of(view.urls)
+        target_id = f"edge/{view.name}"
+        if view.freshness is Freshness.DEAD or address is None or target_id in self._static:
+            return None
+        return TargetSpec(target_id, "edge", address, self._edge_transport, static=False)
+
+    async def _open_target(self, spec: TargetSpec) -> None:
+        self._fleet.add(spec, clock.now())
+        stack = AsyncExitStack()
+        target = self._make(spec)
+        self._open[spec.id] = _Open(spec, stack)
+        self.targets[spec.id] = await stack.enter_async_context(target)
+
+    async def _close_target(self, target_id: str) -> None:
+        held = self._open.pop(target_id)
+        self.targets.pop(target_id, None)
+        self._fleet.remove(target_id)
+        await held.stack.aclose()
+
+    def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget:
+        if spec.transport == "link":
+            return LinkTarget(
+                spec.id,
+                spec.address,
+                gateway_name=self._gateway_name,
+                on_event=self.on_event,
+                draw=self._draw,
+                max_message_bytes=self._max_message_bytes,
+            )
+        return UnaryTarget(
+            spec.id,
+            spec.address,
+            foreign=spec.foreign,
+            models=spec.models if spec.foreign else (),
+            on_event=self.on_event,
+            max_message_bytes=self._max_message_bytes,
+        )
+
+    async def _describe(self, target_id: str) -> None:
+        """Learn a foreign server's models; left for the next time when it is gone again meanwhile."""
+        self._undescribed.discard(target_id)
+        held, target = self._open.get(target_id), self.targets.get(target_id)
+        if held is None or not isinstance(target, UnaryTarget):
+            return
+        try:
+            self._catalog.learn(await target.describe(held.spec.models))
+        except ServeError as error:
+            log.warning("a foreign server's models are unknown", target=target_id, reason=error.message)
+        else:
+            self._fleet.repriced()
+
+    def __repr__(self) -> str:
+        return f"<Directory {len(self._open)} targets>"
+
+
+def _offer_of(manifest: Manifest, tier: Tier) -> ModelOffer:
+    variants = tuple(
+        VariantOffer(
+            one.name,
+            one.precision,
+            max_batch=one.max_batch,
+            max_tokens=one.max_tokens,
+            quality=one.quality.value if one.quality else None,
+        )
+        for one in manifest.variants_for(tier)
+    )
+    return ModelOffer(manifest.name, manifest.version, variants)
+
+
+def _address_of(urls: tuple[str, ...]) -> str | None:
+    """host:port of the first gRPC address; a bare one is taken as gRPC."""
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        if not separator:
+            return scheme
+        if scheme in ("grpc", "link"):
+            return rest.rstrip("/")
+    return None

@@ -1,0 +1,30 @@
+"""Fix the deadline, once, and refuse what is already late.
+
+The protocols put the least of a caller's own budgets into the call; who gave none gets the model's default. Everything
+further in may rely on a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.layers.stack import Layer, Service
+from tidegate.outcome import DeadlineExceeded
+from tidegate.types import Call, InferRequest, Reply
+
+
+def expire(now: Callable[[], float], default_budget_s: Callable[[InferRequest], float]) -> Layer:
+    """Args: default_budget_s: the budget of a request whose caller gave none."""
+
+    def layer(inner: Service) -> Service:
+        async def service(call: Call) -> Reply:
+            if call.deadline is None:
+                call = replace(call, deadline=call.arrived_at + default_budget_s(call.request))
+            if call.deadline is not None and now() >= call.deadline:
+                raise DeadlineExceeded("the budget ran out before the request was read")
+            return await inner(call)
+
+        return service
+
+    return layer
