@@ -69,7 +69,7 @@ class Answerer:
         self._peer = ""
         self._told_offers = b""
         self._leaving = ""
-        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=outbox or Outbox())
+        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
     def __repr__(self) -> str:
         return f"<Answerer for {self._peer or 'nobody yet'}, {len(self._tasks)} under way, {self.session!r}>"
@@ -100,7 +100,8 @@ class Answerer:
     def leave(self, reason: str) -> None:
         """Take no new requests; the stream ends when those under way are answered."""
         self._leaving = reason
-        self.session.send(frames.goodbye(reason))
+        if self._peer:
+            self.session.send(frames.goodbye(reason))
         self._end_if_done()
 
     # Party
@@ -303,6 +304,8 @@ class LinkService:
 
     async def serve(self, duplex: Duplex) -> str:
         """Answer on one stream, whoever dialled it, until it ends; the reason in words."""
+        if self._draining:
+            return f"leaving: {self._draining}"  # without a hello, so that nobody takes it for a target that is up
         answerer = Answerer(
             duplex,
             self._host,
@@ -315,8 +318,6 @@ class LinkService:
         self._answerers.add(answerer)
         self._all_gone.clear()
         try:
-            if self._draining:
-                answerer.leave(self._draining)
             return await answerer.run()
         finally:
             self._answerers.discard(answerer)
@@ -325,6 +326,8 @@ class LinkService:
 
     async def exchange(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """The gRPC method."""
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"leaving: {self._draining}")
         reason = await self.serve(ServedStream(context))
         log.info("link stream ended", peer=context.peer(), reason=reason)
 

@@ -86,7 +86,7 @@ class Asker:
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
         self._closed = "the other side has not said hello yet"
-        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=outbox or Outbox())
+        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
     def __repr__(self) -> str:
         return f"<Asker {self._closed or 'open'}, {len(self._pending)} pending, {self.session!r}>"

@@ -53,10 +53,12 @@ class Outbox:
         chunk_bytes: int = CHUNK_BYTES,
         envelope_bytes: int = 4 * CHUNK_BYTES,
         room_bytes: int = 8 * 1024 * 1024,
+        swamp_bytes: int = 32 * 1024 * 1024,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._envelope_bytes = envelope_bytes
         self._room_bytes = room_bytes
+        self._swamp_bytes = swamp_bytes
         self._small: deque[Parcel] = deque()
         self._large: deque[Parcel] = deque()
         self._small_bytes = 0
@@ -77,7 +79,7 @@ class Outbox:
     @property
     def swamped(self) -> bool:
         """Whether frames that could not wait for room have piled up: the other side writes and does not read."""
-        return self._small_bytes > 4 * self._room_bytes
+        return self._small_bytes > self._swamp_bytes
 
     @property
     def chunk_bytes(self) -> int:
