@@ -37,8 +37,12 @@ def post(url: str, body: Any, **headers: str) -> tuple[int, dict[str, str], Any]
             return error.code, {key.lower(): value for key, value in error.headers.items()}, json.load(error)
 
 
+def embed_at(http: str, text: str, **headers: str) -> tuple[int, dict[str, str], Any]:
+    return post(f"{http}/v1/embeddings", {"model": "minilm", "input": text}, **headers)
+
+
 def embed(stack: Stack, text: str, **headers: str) -> tuple[int, dict[str, str], Any]:
-    return post(f"{stack.http}/v1/embeddings", {"model": "minilm", "input": text}, **headers)
+    return embed_at(stack.http, text, **headers)
 
 
 def tokens(count: int) -> dict[str, NDArray[np.int64]]:

@@ -240,10 +240,12 @@ class Child:
 
 
 def write_config(plan: ProcessPlan) -> None:
-    """Write the process's configuration, fresh for each life: whoever edited the file edited a copy."""
-    if plan.config_path:
-        plan.config_path.parent.mkdir(parents=True, exist_ok=True)
-        plan.config_path.write_text(yaml.safe_dump(dict(plan.config or {}), sort_keys=False), encoding="utf-8")
+    """Write the process's configuration, anew for each life: whoever edited the file edited a copy."""
+    if plan.config_path is None:
+        return
+    plan.config_path.parent.mkdir(parents=True, exist_ok=True)
+    plan.config_path.touch(mode=0o600)  # a broker's address may hold a password
+    plan.config_path.write_text(yaml.safe_dump(dict(plan.config or {}), sort_keys=False), encoding="utf-8")
 
 
 def append_to(log_path: Path) -> BinaryIO:

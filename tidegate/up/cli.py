@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import click
 
 from tidegate.models.repository import RepositoryError
+from tidegate.mqtt_session import BrokerUrl
 from tidegate.up import words
 from tidegate.up.children import ChildFailed
 from tidegate.up.models import build_models, missing_models
@@ -177,16 +177,12 @@ async def _check_broker(url: str | None) -> None:
     """Raises PlanError unless somebody listens where `--broker` says."""
     if url is None:
         return
-    parts = urlsplit(url)
     try:
-        port = parts.port or 1883
+        broker = BrokerUrl.parse(url)
+        async with asyncio.timeout(BROKER_ANSWERS_WITHIN_S):
+            _, writer = await asyncio.open_connection(broker.host, broker.port)
     except ValueError as error:
         raise PlanError(f"--broker {url}: {error}") from error
-    if parts.scheme != "mqtt" or not parts.hostname:
-        raise PlanError(f"--broker {url}: expected mqtt://host:port")
-    try:
-        async with asyncio.timeout(BROKER_ANSWERS_WITHIN_S):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
     except (OSError, TimeoutError) as error:
         raise PlanError(f"--broker {url}: nobody answers there ({error or 'timed out'})") from error
     writer.close()

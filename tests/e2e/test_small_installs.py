@@ -1,0 +1,156 @@
+"""Each process runs with only what its extra installs: the rest is made impossible to import, in its workers too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import yaml
+
+from tests.e2e.stack import eventually, free_ports
+from tests.e2e.test_stack_serving import check_embedding, embed_at, tokens, triton_inputs
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+BUILD_TOOLS = ("grpc_tools", "transformers", "sklearn", "onnx", "onnxscript", "safetensors")
+NOT_FOR = {
+    "edge": ("torch", "tokenizers", "amqtt", "prometheus_client", *BUILD_TOOLS),
+    "gateway": ("torch", "onnxruntime", "amqtt", *BUILD_TOOLS),
+    "pool": ("aiohttp", "paho", "amqtt", "onnxruntime", "tokenizers", "uvloop", "prometheus_client", *BUILD_TOOLS),
+}
+# Python imports `sitecustomize` at every start, so workers are covered as well.
+BLOCKER = """
+import os, sys
+
+class Blocked:
+    names = frozenset(os.environ["BLOCKED_MODULES"].split())
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+READY_WITHIN_S = 90.0
+
+
+class Part:
+    """One process of the system, alone."""
+
+    def __init__(self, role: str, folder: Path, config: dict[str, Any]) -> None:
+        module = {"edge": "edge_agent", "gateway": "gateway", "pool": "cloud_pool"}[role]
+        (folder / "sitecustomize.py").write_text(BLOCKER)
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        self._log_path = folder / "log"
+        environment = os.environ | {
+            "PYTHONPATH": str(folder),
+            "BLOCKED_MODULES": " ".join(NOT_FOR[role]),
+        }
+        self._log = open(self._log_path, "wb")  # noqa: SIM115  # open as long as the process writes there
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, "--config", str(folder / "config.yaml")],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+        )
+        self.events: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+
+    def wait_ready(self) -> None:
+        eventually(lambda: self._told("ready") or self.process.poll() is not None, READY_WITHIN_S, "ready or ended")
+        assert self._told("ready"), f"{self.events}\n{self._log_path.read_text()}"
+
+    def _told(self, event: str) -> bool:
+        return any(one["event"] == event for one in self.events)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(5)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self._log.close()
+
+
+@contextlib.contextmanager
+def alone(role: str, folder: Path, **config: Any) -> Iterator[Part]:
+    folder.mkdir()
+    part = Part(role, folder, config)
+    try:
+        part.wait_ready()
+        yield part
+    finally:
+        code = part.stop()
+    assert code == 0
+
+
+def ask(address: str, length: int) -> None:
+    with triton_grpc.InferenceServerClient(address) as client:
+        check_embedding(client.infer("minilm", triton_inputs(triton_grpc, tokens(length))))
+        image = triton_grpc.InferInput("image", [1, 1, 8, 8], "FP32")
+        image.set_data_from_numpy(np.full((1, 1, 8, 8), 0.5, dtype=np.float32))
+        assert client.infer("digits", [image]).as_numpy("probabilities").shape == (1, 10)
+
+
+def test_an_edge_runs_without_torch_and_without_anything_that_builds(demo_repository: Path, tmp_path: Path) -> None:
+    port = free_ports(2)
+    with alone(
+        "edge",
+        tmp_path / "edge",
+        name="edge-1",
+        grpc_port=port,
+        http_port=port + 1,
+        model_repository=str(demo_repository),
+        state_dir=str(tmp_path / "state"),
+    ):
+        ask(f"127.0.0.1:{port}", length=12)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/v2/health/ready", timeout=5) as answer:
+            assert answer.status == 200
+
+
+def test_a_pool_runs_without_http_mqtt_and_onnx_runtime(demo_repository: Path, tmp_path: Path) -> None:
+    port = free_ports(1)
+    with alone("pool", tmp_path / "pool", name="pool", grpc_port=port, model_repository=str(demo_repository)):
+        ask(f"127.0.0.1:{port}", length=200)
+
+
+def test_a_gateway_runs_without_torch_and_without_onnx_runtime(demo_repository: Path, tmp_path: Path) -> None:
+    port = free_ports(5)
+    with (
+        alone("pool", tmp_path / "pool", name="pool", grpc_port=port + 4, model_repository=str(demo_repository)),
+        alone(
+            "gateway",
+            tmp_path / "gateway",
+            http_port=port,
+            grpc_port=port + 1,
+            metrics_port=port + 2,
+            admin_port=port + 3,
+            model_repository=str(demo_repository),
+            targets=[{"name": "pool", "tier": "pool", "address": f"127.0.0.1:{port + 4}"}],
+        ),
+    ):
+        http = f"http://127.0.0.1:{port}"
+        eventually(lambda: embed_at(http, "Time and tide")[0] == 200, 10, "the gateway answers from the pool")
+        ask(f"127.0.0.1:{port + 1}", length=12)
