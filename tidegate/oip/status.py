@@ -132,7 +132,8 @@ def retry_after_s(error: BaseException) -> float | None:
 
 
 def _numbers(error: BaseException) -> tuple[int, str]:
-    return _STATUS.get(type(error), _INTERNAL) if isinstance(error, ServeError) else _INTERNAL
+    # Along the ancestry, so that a protocol may refine a class (say, by the parameter that is wrong).
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), _INTERNAL)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,0 +1,244 @@
+"""OpenAI's HTTP interface over a `ModelHost`: text in, embeddings out, for every tool that speaks it.
+
+    POST /v1/embeddings      texts or tokens, float or base64
+    GET  /v1/models[/{id}]   the models that take text
+
+A text is tokenized with the model's own tokenizer, and what the model cannot take is cut off and said so
+(`tidegate-truncated: N`). A large body becomes several calls at a time (`embeddings.py`), all under the one deadline;
+the first that fails ends them all.
+
+Errors have OpenAI's form, and say in `x-should-retry` and `retry-after-ms` what the SDK should do: it would otherwise
+repeat a late request twice. Its read timeout, announced on every request, is taken as the caller's budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from gateway.protocols import embeddings
+from gateway.protocols.embeddings import Asked, Row, WrongParameter
+from gateway.protocols.tokens import Folders, Tokenizers
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
+from tidegate.oip.check import shown
+from tidegate.oip.host import ModelHost
+from tidegate.oip.http_server import RefusalObserver, close_if_broken, json_response, read_body
+from tidegate.oip.reply import BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY, reply_parameters
+from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.outcome import CallerError, ModelNotFound, Overloaded, ServeError
+from tidegate.types import Call, Reply
+
+PROTOCOL: Final = "openai"
+TRUNCATED_KEY: Final = "tidegate-truncated"
+MAX_CONCURRENT_CALLS: Final = 8  # of one body, so that it cannot fill every queue by itself
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+_log = structlog.get_logger(__name__)
+
+
+def openai_routes(
+    host: ModelHost,
+    repository: Folders,
+    *,
+    max_body_bytes: int = 64 * 1024 * 1024,
+    on_refused: RefusalObserver | None = None,
+) -> list[web.RouteDef]:
+    """OpenAI's routes over `host`, with the tokenizers that `repository` holds.
+
+    Args:
+        host: what answers.
+        repository: where each model's tokenizer lies.
+        max_body_bytes: of a request, after decompression.
+        on_refused: told (protocol, model name, error) of each request refused here, before the host saw it.
+    """
+    return OpenAIRoutes(host, repository, max_body_bytes=max_body_bytes, on_refused=on_refused).table()
+
+
+class OpenAIRoutes:
+    """The handlers over one host."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        repository: Folders,
+        *,
+        max_body_bytes: int,
+        on_refused: RefusalObserver | None = None,
+    ) -> None:
+        self._host = host
+        self._tokenizers = Tokenizers(repository)
+        self._max_body_bytes = max_body_bytes
+        self._on_refused = on_refused
+
+    def __repr__(self) -> str:
+        return f"<OpenAIRoutes {self._host.server_name} {self._tokenizers!r}>"
+
+    def table(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/embeddings", _guarded(self.embed)),
+            web.get("/v1/models", _guarded(self.models)),
+            web.get("/v1/models/{model}", _guarded(self.model)),
+            # Last: whatever else is asked under /v1 is refused in OpenAI's form too.
+            web.route("*", "/v1/{tail:.*}", _unknown),
+        ]
+
+    async def embed(self, request: web.Request) -> web.Response:
+        arrived_at = clock.now()
+        name = ""
+        try:
+            asked = embeddings.parse(await read_body(request, self._max_body_bytes))
+            name = asked.model
+            manifest = self._host.manifest(name)
+            embeddings.check_dimensions(asked, manifest)
+            rows = await self._rows(asked, manifest)
+            max_rows, max_work = embeddings.group_limits(manifest)
+            parts = embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
+            headers = kept_headers(request.headers.items())
+            calls = [
+                call_of(
+                    embeddings.infer_request(manifest, [rows[index] for index in part]),
+                    manifest,
+                    protocol=PROTOCOL,
+                    headers=headers,
+                    arrived_at=arrived_at,
+                )
+                for part in parts
+            ]
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, name, error)
+            raise
+        replies = await self._infer_all(calls)
+        return _answer(asked, manifest, rows, parts, calls, replies)
+
+    async def models(self, _: web.Request) -> web.Response:
+        names = {manifest.name: manifest for manifest in self._host.manifests() if manifest.text is not None}
+        return json_response({"object": "list", "data": [_model(name) for name in names]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        manifest = self._host.manifest(request.match_info["model"])
+        embeddings.text_of(manifest)
+        return json_response(_model(manifest.name))
+
+    async def _rows(self, asked: Asked, manifest: Manifest) -> list[Row]:
+        text = embeddings.text_of(manifest)
+        if asked.texts:
+            return await self._tokenizers.rows(manifest, asked.texts)
+        return embeddings.token_rows(asked.tokens, text.max_tokens)
+
+    async def _infer_all(self, calls: Sequence[Call]) -> list[Reply]:
+        """Every call's reply, in order; the first failure cancels the rest and is raised."""
+        if len(calls) == 1:
+            return [await self._host.infer(calls[0])]
+        gate = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+        failure: BaseException | None = None
+        tasks: list[asyncio.Task[Reply]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._infer(call, gate), name="openai-infer") for call in calls]
+        except* Exception as failed:
+            failure = failed.exceptions[0]
+        if failure is not None:
+            raise failure
+        return [task.result() for task in tasks]
+
+    async def _infer(self, call: Call, gate: asyncio.Semaphore) -> Reply:
+        async with gate:
+            return await self._host.infer(call)
+
+
+def _guarded(handler: Handler) -> Handler:
+    """The handler with every error in OpenAI's form."""
+
+    async def guarded(request: web.Request) -> web.Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            return close_if_broken(request, _error(error))
+
+    return guarded
+
+
+async def _unknown(request: web.Request) -> web.Response:
+    # aiohttp tries routes in turn, so a known path arrives here only by a verb that it does not have.
+    known = request.path in ("/v1/embeddings", "/v1/models") or request.path.startswith("/v1/models/")
+    status = 405 if known else 404
+    words = f"{request.method} {shown(request.path)} is not {'allowed' if known else 'served here'}"
+    code = "method_not_allowed" if known else "unknown_url"
+    return _error_json(status, words, "invalid_request_error", None, code, {"x-should-retry": "false"})
+
+
+def _error(error: Exception) -> web.Response:
+    if not isinstance(error, ServeError):
+        _log.exception("a request failed by a defect", exc_info=error)
+    return _error_json(
+        http_status(error), message_of(error), _type(error), _parameter(error), error_code(error), error_headers(error)
+    )
+
+
+def _error_json(
+    status: int, message: str, kind: str, parameter: str | None, code: str, headers: Mapping[str, str]
+) -> web.Response:
+    body = {"error": {"message": message, "type": kind, "param": parameter, "code": code}}
+    return json_response(body, status=status, headers=headers)
+
+
+def _type(error: Exception) -> str:
+    if isinstance(error, CallerError):
+        return "invalid_request_error"
+    return "rate_limit_error" if isinstance(error, Overloaded) else "server_error"
+
+
+def _parameter(error: Exception) -> str | None:
+    if isinstance(error, WrongParameter):
+        return error.parameter
+    return "model" if isinstance(error, ModelNotFound) else None
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "tidegate"}
+
+
+def _answer(
+    asked: Asked,
+    manifest: Manifest,
+    rows: Sequence[Row],
+    parts: Sequence[Sequence[int]],
+    calls: Sequence[Call],
+    replies: Sequence[Reply],
+) -> web.Response:
+    output = embeddings.text_of(manifest).output
+    found: dict[int, Any] = {}
+    for part, reply in zip(parts, replies, strict=True):
+        found.update(zip(part, embeddings.vectors(reply.response, output, len(part)), strict=True))
+    words = _joined([reply_parameters(reply) for reply in replies])
+    headers = dict(words)
+    truncated = sum(row.truncated for row in rows)
+    if truncated:
+        headers[TRUNCATED_KEY] = str(truncated)
+    if TRACE_KEY in calls[0].headers:
+        headers[TRACE_KEY] = calls[0].headers[TRACE_KEY]
+    return json_response(embeddings.answer(asked, rows, found, words), headers=headers)
+
+
+def _joined(all_words: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What several replies say of themselves, as one: every place and route once, and the least budget left."""
+    if len(all_words) == 1:
+        return dict(all_words[0])
+    words = {}
+    for key, joint in ((SERVED_BY_KEY, ", "), (ROUTE_KEY, " | ")):
+        if said := dict.fromkeys(one[key] for one in all_words if key in one):
+            words[key] = joint.join(said)
+    if left := [one[BUDGET_LEFT_KEY] for one in all_words if BUDGET_LEFT_KEY in one]:
+        words[BUDGET_LEFT_KEY] = min(left, key=float)
+    slowest = min(all_words, key=lambda one: float(one.get(BUDGET_LEFT_KEY, "inf")))
+    if TIMING_KEY in slowest:
+        words[TIMING_KEY] = slowest[TIMING_KEY]
+    return words

@@ -1,0 +1,80 @@
+"""Texts to token ids, with each model's own tokenizer, without holding the event loop.
+
+The tokenizer is a Rust library that lets go of Python's lock while it works on a batch. A short text takes some tens of
+microseconds, less than a thread's round trip, and is done in place; more goes to a thread. Tokenizers are read from the
+model's folder on first use and kept.
+
+A text far beyond the model's length is read only as far as it matters: a megabyte takes over a second, its beginning a
+few milliseconds. The beginning's tokens are the text's own wherever at least as many again follow them, since where a
+text is cut can only disturb the tokens next to the cut; if fewer do, the whole text is read.
+
+A tokenizer.json may carry its author's padding and truncation; both are replaced: rows stay as long as they are, and
+are cut where the manifest says that the model ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tokenizers import Tokenizer
+
+from gateway.protocols.embeddings import Row, text_of
+from tidegate.models.manifest import Manifest
+
+INLINE_CHARACTERS: Final = 2048
+HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5; a head is then some seven times what the model takes
+
+
+class Folders(Protocol):
+    """The part of the model repository that is needed here."""
+
+    def folder(self, manifest: Manifest) -> Path: ...
+
+
+class Tokenizers:
+    """The tokenizers of a repository's models."""
+
+    def __init__(self, repository: Folders) -> None:
+        self._repository = repository
+        self._loaded: dict[tuple[str, str], Any] = {}
+        self._loading = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Tokenizers {len(self._loaded)} loaded>"
+
+    async def rows(self, manifest: Manifest, texts: Sequence[str]) -> list[Row]:
+        """Each text as a row of tokens, cut to the model's length."""
+        tokenizer = await self._tokenizer(manifest)
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return _rows(tokenizer, texts)
+        return await asyncio.to_thread(_rows, tokenizer, texts)
+
+    async def _tokenizer(self, manifest: Manifest) -> Any:
+        key = (manifest.name, manifest.version)
+        if key not in self._loaded:
+            async with self._loading:
+                if key not in self._loaded:
+                    text = text_of(manifest)
+                    path = self._repository.folder(manifest) / text.tokenizer
+                    self._loaded[key] = await asyncio.to_thread(_load, path, text.max_tokens)
+        return self._loaded[key]
+
+
+def _load(path: Path, max_tokens: int) -> Any:
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length=max_tokens)
+    return tokenizer
+
+
+def _rows(tokenizer: Any, texts: Sequence[str]) -> list[Row]:
+    head = HEAD_CHARACTERS_PER_TOKEN * tokenizer.truncation["max_length"]
+    encodings = tokenizer.encode_batch([text[:head] for text in texts])
+    for index, text in enumerate(texts):
+        # One overflow is up to another full length: two prove that a full length lies between what is kept and the cut.
+        if len(text) > head and len(encodings[index].overflowing) < 2:
+            encodings[index] = tokenizer.encode_batch([text])[0]
+    return [Row(encoding.ids, truncated=bool(encoding.overflowing)) for encoding in encodings]
