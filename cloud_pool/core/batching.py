@@ -138,15 +138,13 @@ class Batcher:
         self.remove([entry.item.id for entry in chosen])
         return [entry.item for entry in chosen]
 
-    def next_wake(self, now: float) -> float | None:
-        """When to call `expire` or, with a free worker, `release` again; None while nothing waits."""
+    def next_wake(self, now: float, *, worker_free: bool = True) -> float | None:
+        """When to call `expire`, or with a free worker `release`, again; None while nothing waits."""
         if not self._entries:
             return None
-        wake_at = min(entry.doomed_at for entry in self._entries)
-        if self._max_queue_delay_s <= 0.0:
-            return wake_at
-        chosen = self._choose(now)
-        return min(wake_at, self._held_until(chosen)) if chosen else wake_at
+        doomed_at = min(entry.doomed_at for entry in self._entries)
+        chosen = self._choose(now) if worker_free and self._max_queue_delay_s > 0.0 else []
+        return min(doomed_at, self._held_until(chosen)) if chosen else doomed_at
 
     @property
     def head_key(self) -> float:

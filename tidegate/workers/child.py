@@ -155,7 +155,9 @@ def _receive(sock: socket.socket, size_bytes: int) -> memoryview:
 
 
 def _limit_threads(threads: int) -> None:
-    """Bound the pools that runtimes size by the environment when they are first imported."""
+    """Bound the pools that runtimes size by the environment when they are first imported. 0 leaves them all cores."""
+    if threads <= 0:
+        return
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
 

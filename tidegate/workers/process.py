@@ -52,7 +52,10 @@ class WorkerDied(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What to load: `key` names it in its worker; `outputs` are the manifest's output names in graph order."""
+    """What to load: `key` names it in its worker; `outputs` are the manifest's output names in graph order.
+
+    `threads` are those of one computation, 0 for all cores.
+    """
 
     key: str
     engine: EngineName

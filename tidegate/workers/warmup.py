@@ -79,8 +79,8 @@ async def measure(
 
 async def warm(worker: Computer, key: str, manifest: Manifest, variant: Variant) -> None:
     """Run the smallest and the largest size once each: enough for a restarted worker whose costs are known."""
-    smallest, *_, largest = sizes(manifest, variant) * 2
-    for lengths in (smallest, largest):
+    planned = sizes(manifest, variant)
+    for lengths in (planned[0], planned[-1]):
         await worker.infer(key, example_arrays(manifest, lengths))
 
 

@@ -1,0 +1,8 @@
+"""`python -m cloud_pool --config FILE`"""
+
+from __future__ import annotations
+
+from cloud_pool.cli import pool
+
+if __name__ == "__main__":
+    pool(prog_name="python -m cloud_pool")

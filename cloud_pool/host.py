@@ -1,0 +1,232 @@
+"""What stands behind the pool's doors: its models, and one call from its tensors to its answer.
+
+OIP gRPC and the link stream both end here, so a request is treated alike whoever brought it: find the lane, read the
+tensors, wait for a turn in a batch, write the outputs that were asked for.
+
+A caller without a deadline gets the model's default budget, so that everything in the queue has one. Load reports
+carry the epoch of this process, microseconds of its start since 1970: larger than that of the process before,
+without a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cloud_pool.core.lane import Lane
+from cloud_pool.scheduler import Answer, Ask, Scheduler
+from cloud_pool.supervisor import Supervisor
+from cloud_pool.worker import Loadable
+from tidegate import clock
+from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.work import Work, fits, work_of
+from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.outcome import ModelNotFound, NotSupported, Unreachable
+from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route
+
+
+class PoolHost:
+    """A `ModelHost` over one scheduler.
+
+    Args:
+        name: of this pool; answers say "pool/NAME".
+        loadables: what is served; the first of each model is used when no variant is demanded.
+        epoch: unique to this process and larger than that of the one before.
+    """
+
+    def __init__(
+        self, name: str, loadables: Iterable[Loadable], scheduler: Scheduler, supervisor: Supervisor, *, epoch: int
+    ) -> None:
+        self.epoch = epoch
+        self._name = name
+        self._scheduler = scheduler
+        self._supervisor = supervisor
+        self._sequence = count(1)
+        self._models: dict[str, list[Loadable]] = {}
+        self._draining = False
+        for loadable in loadables:
+            self._models.setdefault(loadable.manifest.name, []).append(loadable)
+
+    @property
+    def server_name(self) -> str:
+        return f"pool/{self._name}"
+
+    def ready(self) -> bool:
+        return not self._draining and self._supervisor.state == "ready"
+
+    def manifests(self) -> Sequence[Manifest]:
+        return tuple(loadables[0].manifest for loadables in self._models.values())
+
+    def manifest(self, name: str, version: str = "") -> Manifest:
+        return self._loadables(name, version)[0].manifest
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        try:
+            self._loadables(name, version)
+        except ModelNotFound:
+            return False
+        return self.ready()
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        if name:
+            return (self._statistics(self._loadables(name, version)),)
+        return tuple(self._statistics(loadables) for loadables in self._models.values())
+
+    def offers(self) -> tuple[ModelOffer, ...]:
+        """What is offered now, with the costs as measured at warm-up."""
+        return tuple(self._offer(loadables) for loadables in self._models.values())
+
+    def load_report(self) -> LoadReport:
+        """How busy this pool is now; each report has the next sequence number."""
+        scheduler = self._scheduler
+        delay_s = scheduler.queue_delay_s(clock.now())
+        return LoadReport(self.epoch, next(self._sequence), scheduler.queued, scheduler.in_flight, delay_s)
+
+    def drain(self) -> None:
+        """Take no more calls; those that were taken are answered."""
+        self._draining = True
+
+    async def infer(self, call: Call) -> Reply:
+        """Answer a checked call.
+
+        Raises:
+            ModelNotFound: no such model or version here.
+            NotSupported: no variant here is the demanded one, or takes rows of this length.
+            Unreachable: there is no worker and no time to wait for one, or the pool is shutting down.
+            Overloaded, DeadlineExceeded: by `core/batching.py`.
+            InternalError: the engine raised.
+        """
+        if self._draining:
+            raise Unreachable(f"{self.server_name} is shutting down")
+        loadables = self._loadables(call.request.model_name, call.request.model_version)
+        work = work_of(loadables[0].manifest, call.request)
+        loadable = self._choose(loadables, work, call.variant)
+        deadline = loadable.manifest.default_budget_s + call.arrived_at if call.deadline is None else call.deadline
+        ask = Ask(
+            {tensor.name: tensor_to_array(tensor) for tensor in call.request.inputs},
+            work.units,
+            call.arrived_at,
+            deadline,
+            call.priority,
+            call.on_accepted,
+        )
+        answer = await self._counted(loadable.key, ask)
+        return self._reply(loadable, call.request, answer, deadline)
+
+    async def _counted(self, key: str, ask: Ask) -> Answer:
+        """The scheduler's answer, or its error, in the statistics. A caller who leaves is neither."""
+        began_at = clock.now()
+        lane = self._supervisor.lanes.get(key)
+        try:
+            answer = await self._scheduler.submit(key, ask)
+        except Exception:
+            if lane is not None:
+                lane.statistics.fail.add(clock.now() - began_at)
+            raise
+        if lane is not None:
+            lane.statistics.success.add(clock.now() - began_at)
+            lane.statistics.queue.add(answer.queue_s)
+            lane.statistics.compute_infer.add(answer.compute_s)
+        return answer
+
+    def _reply(self, loadable: Loadable, request: InferRequest, answer: Answer, deadline: float) -> Reply:
+        variant = loadable.variant.name
+        return Reply(
+            response=_response(loadable.manifest, request, answer.outputs),
+            stages={"queue": answer.queue_s, "compute": answer.compute_s},
+            route=Route(self.server_name, "only", variant),
+            budget_left_s=deadline - clock.now(),
+            batch_size=answer.batch_rows,
+            variant=variant,
+            load=self.load_report(),
+        )
+
+    def _choose(self, loadables: Sequence[Loadable], work: Work, demanded: str) -> Loadable:
+        wanted = [one for one in loadables if demanded in ("", one.variant.name, one.variant.precision)]
+        name = loadables[0].manifest.name
+        if not wanted:
+            here = ", ".join(one.variant.name for one in loadables)
+            raise NotSupported(f"{self.server_name} has no variant {demanded!r} of {name!r} (here: {here})")
+        # Rows are no limit here: a request of many is run in parts.
+        fitting = (one for one in wanted if fits(work, max_batch=None, max_tokens=one.variant.max_tokens))
+        chosen = next(fitting, None)
+        if chosen is None:
+            limits = ", ".join(f"{one.variant.name} up to {one.variant.max_tokens}" for one in wanted)
+            raise NotSupported(
+                f"{name!r} on {self.server_name} takes no rows of {work.longest_row} (max_tokens: {limits})"
+            )
+        return chosen
+
+    def _loadables(self, name: str, version: str) -> list[Loadable]:
+        loadables = self._models.get(name)
+        if loadables is None:
+            here = ", ".join(self._models)
+            raise ModelNotFound(f"there is no model {name!r} on {self.server_name} (models: {here})")
+        served = loadables[0].manifest.version
+        if version not in ("", served):
+            raise ModelNotFound(f"model {name!r} has no version {version!r} on {self.server_name} (versions: {served})")
+        return loadables
+
+    def _offer(self, loadables: Sequence[Loadable]) -> ModelOffer:
+        first = loadables[0]
+        variants = tuple(_variant_offer(one.variant, self._supervisor.lanes.get(one.key)) for one in loadables)
+        return ModelOffer(
+            first.manifest.name,
+            first.manifest.version,
+            variants,
+            state=self._supervisor.state,
+            digest=first.variant.sha256,
+        )
+
+    def _statistics(self, loadables: Sequence[Loadable]) -> ModelStatistics:
+        lanes = [self._supervisor.lanes[one.key] for one in loadables if one.key in self._supervisor.lanes]
+        manifest = loadables[0].manifest
+        return _merged(ModelStatistics(manifest.name, manifest.version), [lane.statistics for lane in lanes])
+
+    def __repr__(self) -> str:
+        return f"<PoolHost {self._name} {self._supervisor.state} {', '.join(self._models)} {self._scheduler!r}>"
+
+
+def _variant_offer(variant: Variant, lane: Lane | None) -> VariantOffer:
+    return VariantOffer(
+        variant.name,
+        variant.precision,
+        cost=lane.cost if lane is not None else (),
+        max_batch=None,  # more rows than a batch holds are run in parts
+        max_tokens=variant.max_tokens,
+        quality=variant.quality.value if variant.quality is not None else None,
+    )
+
+
+def _merged(total: ModelStatistics, parts: Sequence[ModelStatistics]) -> ModelStatistics:
+    """The sum of the statistics of a model's variants."""
+    for part in parts:
+        total.last_inference_ms = max(total.last_inference_ms, part.last_inference_ms)
+        total.inference_count += part.inference_count
+        total.execution_count += part.execution_count
+        for into, tally in (
+            (total.success, part.success),
+            (total.fail, part.fail),
+            (total.queue, part.queue),
+            (total.compute_infer, part.compute_infer),
+            *((total.batches.setdefault(rows, Tally()), tally) for rows, tally in part.batches.items()),
+        ):
+            into.count += tally.count
+            into.ns += tally.ns
+    return total
+
+
+def _response(manifest: Manifest, request: InferRequest, outputs: Mapping[str, NDArray[Any]]) -> InferResponse:
+    """The outputs that were asked for, or all, in the manifest's order."""
+    wanted = {output.name for output in request.outputs}
+    tensors = tuple(
+        array_to_tensor(spec.name, outputs[spec.name], spec.datatype)
+        for spec in manifest.outputs
+        if not wanted or spec.name in wanted
+    )
+    return InferResponse(manifest.name, manifest.version, tensors, id=request.id)
