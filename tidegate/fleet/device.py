@@ -356,5 +356,5 @@ class Device:
 
 
 def _rank(birth: Birth) -> tuple[int, int, str]:
-    # `boot` only settles, the same way everywhere, which of two claimants of one epoch is shown until a hint parts them.
+    # `boot` only settles, the same way everywhere, which of two claimants of one epoch shows until a hint parts them.
     return birth.epoch, birth.sequence, birth.boot

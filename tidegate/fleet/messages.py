@@ -112,7 +112,7 @@ class Death(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A gateway's presence (retained, with a will), and its heartbeat, which tells the time to devices without a clock."""
+    """A gateway's presence (retained, with a will), and its heartbeat, which tells clockless devices the time."""
 
     gateway: Name = field(name="gw")
     online: bool

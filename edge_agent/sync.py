@@ -1,0 +1,200 @@
+"""The agent's side of MQTT: a new epoch, a birth, an inventory, then a heartbeat a second, and a goodbye at the end.
+
+    epoch on disk → CONNECT with the will of that epoch → subscriptions granted → birth → inventory → heartbeats …
+
+The order matters. The epoch is safe before the broker learns of it, so no later session can be mistaken for a past one.
+The subscriptions stand before the birth, so a gateway that answers the birth is heard. The goodbye is acknowledged
+before the DISCONNECT, so a gateway need not wait for a will.
+
+What to say and when is decided in `core/reporting.py`; this file sends it, and does what a gateway may ask: say
+everything again (`resync`), or begin a session with a greater epoch (`epoch_hint`). Serving requests never waits for
+any of this: without a broker the agent serves whoever reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+
+import structlog
+
+from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporting
+from edge_agent.epoch import EpochStore
+from tidegate import clock
+from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
+from tidegate.fleet.topics import Topics, checked_name
+from tidegate.mqtt_link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+
+FAREWELL_TIMEOUT_S = 1.0
+RESYNC_GAP_S = 1.0  # however many gateways ask
+MAX_GATEWAYS = 64
+
+log = structlog.get_logger(__name__)
+
+
+class EdgeSync:
+    """Owns the link to the broker and one task, from `async with` to its end.
+
+    Args:
+        url: of the broker, "mqtt://host:1883".
+        fleet: the namespace that agents and gateways share.
+        device: this agent's name in it; one live agent per name.
+        state: what to tell, read whenever something is about to be said; must be cheap.
+        epochs: where this device's session number is kept.
+        draw: chance, uniform in [0, 1).
+        agent_version: for people, told in the birth.
+        interval_s: between heartbeats.
+        backoff_cap_s: the longest wait between attempts to reach the broker; a gateway allows 30 s for it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        fleet: str,
+        device: str,
+        state: Callable[[], AgentState],
+        epochs: EpochStore,
+        draw: Callable[[], float],
+        agent_version: str = "",
+        interval_s: float = 1.0,
+        backoff_cap_s: float = 30.0,
+    ) -> None:
+        self.gateways: dict[str, GatewayState] = {}  # the last word of each
+        self._topics = Topics(fleet)
+        self._device = checked_name(device, "the device's name")
+        self._state = state
+        self._epochs = epochs
+        self._boot = uuid.uuid4().hex[:16]
+        self._reporting = Reporting(
+            device,
+            boot=self._boot,
+            started_at=clock.now(),
+            draw=draw,
+            agent_version=agent_version,
+            interval_s=interval_s,
+        )
+        self._wake = asyncio.Event()
+        self._link = MqttLink(
+            url,
+            client_id=device,
+            subscriptions=self._topics.for_device(device),
+            draw=draw,
+            on_activity=self._wake.set,
+            before_connect=self._begin_epoch,
+            backoff_cap_s=backoff_cap_s,
+        )
+        self._minimum_epoch = 1
+        self._resync_from = 0.0
+        self._farewell: Farewell = "shutdown"
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EdgeSync:
+        await self._link.__aenter__()
+        self._task = asyncio.create_task(self._run(), name=f"edge-sync {self._device}")
+        self._task.add_done_callback(_complain)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            if self._publish(self._reporting.farewell(self._farewell)):
+                await self._link.flush(FAREWELL_TIMEOUT_S)
+        finally:
+            await self._link.__aexit__()
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest session, for load reports on other roads; 0 before the first."""
+        return self._epochs.current
+
+    def notify(self) -> None:
+        """The state changed; whether that is worth a message now is decided by `core/reporting.py`."""
+        self._wake.set()
+
+    def leave_with(self, reason: Farewell) -> None:
+        """What the goodbye shall say instead of `shutdown`."""
+        self._farewell = reason
+
+    async def _begin_epoch(self) -> Will:
+        # In a thread, since it waits for the disk and the loop serves requests.
+        epoch = await asyncio.to_thread(self._epochs.bump, clock.utc_s(), at_least=self._minimum_epoch)
+        will = self._reporting.will(epoch)
+        return Will(self._topics.up(self._device, will.kind), will.payload, will.qos, will.retain)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            for event in self._link.take():
+                self._take_in(event)
+            self._publish(self._reporting.due(self._state(), clock.now(), clock.utc_s()))
+            if not self._link.inbox:
+                await self._pause(self._reporting.next_wake(self._state()))
+            await clock.sleep(0)  # whatever arrives, the requests get their turn
+
+    async def _pause(self, until: float | None) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _take_in(self, event: LinkEvent) -> None:
+        match event:
+            case Connected():
+                self._publish(
+                    self._reporting.connected(self._epochs.current, self._state(), clock.now(), clock.utc_s())
+                )
+            case Disconnected():
+                self._reporting.disconnected()
+            case Message():
+                self._hear(event)
+
+    def _hear(self, message: Message) -> None:
+        try:
+            if message.topic == self._topics.command(self._device):
+                self._obey(decode_command(message.payload))
+            elif gateway := self._topics.parse_gateway(message.topic):
+                self._note_gateway(gateway, decode_gateway_state(message.payload))
+        except BadMessage as error:
+            log.info("ignored a message", topic=message.topic, reason=str(error))
+
+    def _obey(self, command: Command) -> None:
+        now = clock.now()
+        if command.op == "resync" and now >= self._resync_from:
+            self._resync_from = now + RESYNC_GAP_S
+            self._publish(self._reporting.resync(self._state(), now, clock.utc_s()))
+        elif command.op == "epoch_hint" and self._is_meant(command):
+            self._minimum_epoch = command.minimum or 1
+            self._link.restart("a gateway knows a greater epoch")
+
+    def _is_meant(self, command: Command) -> bool:
+        """Whether the hint is about the session that is on, and not a past one's late message."""
+        return command.seen == self._reporting.epoch and command.boot in ("", self._boot)
+
+    def _note_gateway(self, name: str, state: GatewayState) -> None:
+        if name in self.gateways or len(self.gateways) < MAX_GATEWAYS:
+            self.gateways[name] = state
+
+    def _publish(self, publications: list[Publication]) -> bool:
+        """Send in order; whether there was anything and all of it was taken."""
+        taken = [
+            self._link.publish(self._topics.up(self._device, one.kind), one.payload, qos=one.qos, retain=one.retain)
+            for one in publications
+        ]
+        return bool(taken) and all(taken)
+
+    def __repr__(self) -> str:
+        return f"<EdgeSync {self._device} {self._reporting!r} {self._link!r}>"
+
+
+def _complain(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("state reporting has crashed; gateways will think this agent dead", exc_info=task.exception())

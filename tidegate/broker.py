@@ -1,0 +1,166 @@
+"""The embedded broker: amqtt in a process of its own, so that a first try needs nothing installed.
+
+    python -m tidegate.broker --host 127.0.0.1 --port 1883 --die-with-parent PID
+
+It speaks MQTT 3.1.1, keeps retained messages in memory and lets anybody in, and says so at its start; that is why it
+listens on loopback unless asked otherwise. Production runs Mosquitto or another broker: every guarantee that Tidegate
+gives about fleet state holds on either, by the same contract tests.
+
+It is a process and not a task of the gateway, so that a gateway's restart does not lose the retained births, and a
+flood at the broker does not delay a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from typing import Any, Final
+
+import click
+import structlog
+from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+from amqtt.broker import Broker
+
+from tidegate import events
+from tidegate.lifeline import die_with_parent
+
+MAX_CONNECTIONS: Final = 1024
+CONNECT_TIMEOUT_S: Final = 5.0
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+CONNACK_5_UNSUPPORTED: Final = bytes((0x20, 3, 0, 0x84, 0))
+
+log = structlog.get_logger(__name__)
+
+
+class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
+    """amqtt, that also knows how to say no.
+
+    It reads an MQTT 5 CONNECT as if it were 3.1.1: properties and will shift what follows, so it waits for bytes that
+    never come and the client waits with it. Here the first bytes are looked at before amqtt sees them: a 5 is refused
+    in 5's own words, whereupon `MqttLink` tries 3.1.1 at once; a peer that says nothing (a port scan) ends in silence.
+    """
+
+    async def stream_connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
+    ) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                head = await _read_head(reader)
+            if _speaks_5(head):
+                writer.write(CONNACK_5_UNSUPPORTED)
+                await writer.drain()
+            else:
+                await self._client_connected(listener_name, _Rewound(head, reader), StreamWriterAdapter(writer))
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            # A client that vanished, or our own end: streams' done-callback would print a traceback for each.
+            pass
+        finally:
+            writer.close()
+
+
+class _Rewound(StreamReaderAdapter):  # type: ignore[misc]
+    """A reader that begins with bytes which were already read."""
+
+    def __init__(self, head: bytes, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self._head = head
+
+    async def read(self, n: int = -1) -> bytes:
+        if not self._head or n < 0:
+            head, self._head = self._head, b""
+            return head + bytes(await super().read(n))
+        head, self._head = self._head[:n], self._head[n:]
+        return head if len(head) == n else head + bytes(await super().read(n - len(head)))
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
+    """The fixed header, then name and level of the protocol, if this is a CONNECT of our time."""
+    head = await reader.readexactly(2)
+    while head[-1] & 0x80 and len(head) < 5:
+        head += await reader.readexactly(1)
+    return head + await reader.readexactly(7)
+
+
+def _speaks_5(head: bytes) -> bool:
+    return head[0] == 0x10 and head[-7:] == b"\x00\x04MQTT\x05"
+
+
+async def serve(host: str, port: int) -> None:
+    """Serve until SIGTERM or SIGINT. Raises OSError when the address cannot be had."""
+    _probe(host, port)
+    stop = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+    broker = EmbeddedBroker(_config(host, port))
+    await broker.start()
+    bound_port = _bound_port(broker)
+    log.info("the embedded broker lets anybody in (anonymous, no encryption)", host=host, port=bound_port)
+    if host not in LOOPBACK:
+        log.warning("the embedded broker is open to the network; use Mosquitto with passwords there", host=host)
+    address = f"mqtt://{_bracketed(host)}:{bound_port}"
+    events.emit("ready", role="broker", name="embedded", addresses={"mqtt": address}, models=[])
+    await stop.wait()
+    await broker.shutdown()
+
+
+def _probe(host: str, port: int) -> None:
+    """Bind the address once, since amqtt reports a taken port as a traceback."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
+def _config(host: str, port: int) -> dict[str, Any]:
+    bind = f"{_bracketed(host)}:{port}"
+    return {
+        "listeners": {"default": {"type": "tcp", "bind": bind, "max_connections": MAX_CONNECTIONS}},
+        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    }
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _bound_port(broker: Any) -> int:
+    sockets = broker._servers["default"].instance.sockets
+    return int(sockets[0].getsockname()[1])
+
+
+def _quiet_logs() -> None:
+    """Logs to stderr; of amqtt's only what ends it, for it warns of every version probe, takeover and killed client."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    for name in ("amqtt", "transitions"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=1883, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
+@click.option("--die-with-parent", "parent_pid", type=int, hidden=True, help="End when the process of this id ends.")
+def main(host: str, port: int, parent_pid: int | None) -> None:
+    """Run the embedded MQTT broker until SIGTERM.
+
+    \b
+    Examples:
+      python -m tidegate.broker
+      python -m tidegate.broker --port 1884
+    """
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    _quiet_logs()
+    try:
+        asyncio.run(serve(host, port))
+    except OSError as error:
+        reason = f"cannot listen on {host}:{port} (--host, --port): {error.strerror or error}"
+        events.emit("failed", role="broker", name="embedded", reason=reason)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
