@@ -24,12 +24,14 @@ import structlog
 from edge_agent.catalogue import Entry, read_catalogue
 from edge_agent.config import EdgeConfig
 from edge_agent.core.admission import EdgeQueue
+from edge_agent.core.reporting import AgentState
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
 from edge_agent.runner import Runner, StartError
 from edge_agent.scheduler import Scheduler
 from edge_agent.server import grpc_door, http_door
-from tidegate import clock
+from edge_agent.sync import EdgeSync
+from tidegate import __version__, clock
 from tidegate.backoff import Backoff
 from tidegate.link.answerer import LinkService
 from tidegate.models.repository import Repository
@@ -65,6 +67,7 @@ class EdgeApp:
         self._host: EdgeHost | None = None
         self._scheduler: Scheduler | None = None
         self._link: LinkService | None = None
+        self._sync: EdgeSync | None = None
         self._announcements: set[asyncio.Task[None]] = set()
 
     @property
@@ -106,17 +109,20 @@ class EdgeApp:
     async def _start(self) -> None:
         config = self.config
         _check_advertised(config)
+        self._sync = self._fleet_sync()
         entries = await asyncio.to_thread(read_catalogue, Repository(config.model_repository), config.models)
         await self._bump_epoch()
         self.runners = tuple(self._runner(entry) for entry in entries)
         queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
-        self._scheduler = await self._stack.enter_async_context(Scheduler(queue))
+        self._scheduler = await self._stack.enter_async_context(Scheduler(queue, on_moved=self._tell_fleet))
         self._host = EdgeHost(config.name, self.runners, self._scheduler, epoch=lambda: self._epoch.current)
         await self._open_doors()
         for number, runner in enumerate(self.runners, start=1):
             self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
             await self._stack.enter_async_context(runner)
         self._stack.push_async_callback(self._drain)
+        if self._sync is not None:
+            await self._stack.enter_async_context(self._sync)
 
     async def _open_doors(self) -> None:
         config, host, enter = self.config, self.host, self._stack.enter_async_context
@@ -131,6 +137,29 @@ class EdgeApp:
         if config.http_port is not None:
             http = http_door(host, config.host, config.http_port, max_body_bytes=config.max_message_bytes)
             self.addresses["http"] = await enter(http)
+
+    def _fleet_sync(self) -> EdgeSync | None:
+        config = self.config
+        if config.mqtt is None:
+            return None
+        try:
+            return EdgeSync(
+                config.mqtt,
+                fleet=config.fleet,
+                device=config.name,
+                state=self._state,
+                epochs=self._epoch,
+                draw=self._draw,
+                agent_version=__version__,
+            )
+        except ValueError as error:
+            raise StartError(f"key 'mqtt': {error}") from error
+
+    def _state(self) -> AgentState:
+        """What the fleet is told of this device."""
+        url = self.config.advertise or self.addresses["grpc"]
+        host = self.host
+        return AgentState(host.offers(), (url,), host.load_report(), "draining" if host.draining else "open")
 
     async def _bump_epoch(self) -> None:
         """Load reports of this process must order after those of the one before, MQTT or not."""
@@ -154,12 +183,17 @@ class EdgeApp:
         )
 
     def _changed(self, runner: Runner) -> None:
-        """A model came or went: gateways on a link stream hear it now."""
+        """A model came or went: every gateway hears it now, by link stream and by MQTT."""
         self.host.refresh(runner)
         if self._link is not None:
             task = asyncio.create_task(self._link.announce(), name="announce")
             self._announcements.add(task)
             task.add_done_callback(self._announcements.discard)
+        self._tell_fleet()
+
+    def _tell_fleet(self) -> None:
+        if self._sync is not None:
+            self._sync.notify()
 
     async def _drain(self) -> None:
         assert self._scheduler is not None and self._link is not None

@@ -32,6 +32,7 @@ from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, ServeError, Unreachable
 from tidegate.types import Accepted
 
+MOVED = 4
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
@@ -54,10 +55,16 @@ class _Job:
 
 
 class Scheduler:
-    """Runs work inside `async with`, in the order and within the bounds of its queue."""
+    """Runs work inside `async with`, in the order and within the bounds of its queue.
 
-    def __init__(self, queue: EdgeQueue) -> None:
+    Args:
+        on_moved: called when the number of those that wait has changed by MOVED since the last call.
+    """
+
+    def __init__(self, queue: EdgeQueue, *, on_moved: Callable[[], None] = lambda: None) -> None:
         self._queue = queue
+        self._on_moved = on_moved
+        self._told_queued = 0
         self._ids = count(1)
         self._jobs: dict[int, _Job] = {}  # waiting or computing
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,6 +155,9 @@ class Scheduler:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._arm()
+        if abs(self._queue.queued - self._told_queued) >= MOVED:
+            self._told_queued = self._queue.queued
+            self._on_moved()
 
     async def _compute(self, job: _Job, started_at: float) -> None:
         give_up = asyncio.get_running_loop().call_at(job.ticket.deadline, _give_up, job)
