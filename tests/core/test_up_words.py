@@ -18,6 +18,7 @@ SERVED: dict[str, Any] = {
     "model": "minilm", "outcome": "ok", "feature": "tokens", "units": 12, "cost_class": "small", "budget_ms": 2000.0,
     "served_by": "edge/edge-1", "variant": "int8", "reason": "cheapest", "latency_ms": 4.25, "budget_left_ms": 1995.75,
 }  # fmt: skip
+REFUSED = {"outcome": "nothing_alive", "served_by": "", "variant": "", "reason": "no target is alive"}
 
 
 def words_of(line: str) -> str:
@@ -33,7 +34,8 @@ def test_a_request_line_says_what_it_cost_where_it_went_why_and_what_was_left() 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"outcome": "nothing_alive", "served_by": None, "variant": None, "reason": None}, "→ nowhere nothing_alive"),
+        (REFUSED, "→ nowhere nothing_alive 4.2 ms 1996 ms left no target is alive"),
+        (REFUSED | {"reason": "x" * 500}, "left " + "x" * 159 + "…"),
         ({"outcome": "late"}, "late, cheapest"),
         ({"units": None}, "minilm budget"),
         ({"budget_ms": None}, "budget -"),

@@ -145,7 +145,13 @@ async def _read_state(session: aiohttp.ClientSession, url: str) -> Mapping[str, 
 
 
 def _ready_targets(state: Mapping[str, Any]) -> list[Any]:
-    return [target for target in state.get("targets", ()) if target.get("state") == "ready" and target.get("models")]
+    """The targets that are ready with every model that they offer."""
+    return [target for target in state.get("targets", ()) if target.get("state") == "ready" and _offers_ready(target)]
+
+
+def _offers_ready(target: Mapping[str, Any]) -> bool:
+    models = target.get("models", ())
+    return bool(models) and all(model.get("state", "ready") == "ready" for model in models)
 
 
 def _title(process: ProcessPlan) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from tidegate.up.plan import Plan, ProcessPlan
 
 Json = Mapping[str, Any]
+REASON_MAX_CHARACTERS: Final = 160
 
 EXAMPLE_TEXT = "Time and tide wait for no one."
 # "hello world" between the markers that BERT-style models want; the tokenizer of `minilm` makes these of it.
@@ -22,17 +23,21 @@ EXAMPLE_TOKENS = [101, 7592, 2088, 102]
 
 def request_line(served: Json) -> str:
     """One line for one request: model, cost, budget, where it went, why, latency, budget left."""
-    return "  ".join(
-        (
-            f"{served.get('model', '?'):<8}",
-            f"{_cost(served):<20}",
-            f"budget {_milliseconds(served.get('budget_ms')):>8}",
-            f"→ {_where(served):<20}",
-            f"{_why(served):<12}",
-            f"{_milliseconds(served.get('latency_ms')):>8}",
-            f"{_milliseconds(served.get('budget_left_ms'))} left",
-        )
+    words = (
+        f"{served.get('model', '?'):<8}",
+        f"{_cost(served):<20}",
+        f"budget {_milliseconds(served.get('budget_ms')):>8}",
+        f"→ {_where(served):<20}",
+        f"{_why(served):<12}",
+        f"{_milliseconds(served.get('latency_ms')):>8}",
+        f"{_milliseconds(served.get('budget_left_ms'))} left",
+        "" if served.get("served_by") else shortened(str(served.get("reason") or "")),
     )
+    return "  ".join(words).rstrip()
+
+
+def shortened(words: str) -> str:
+    return words if len(words) <= REASON_MAX_CHARACTERS else words[: REASON_MAX_CHARACTERS - 1] + "…"
 
 
 def _cost(served: Json) -> str:
@@ -49,11 +54,11 @@ def _where(served: Json) -> str:
 
 
 def _why(served: Json) -> str:
-    """The reason of an answer; the outcome of what was not answered, or not answered in time."""
+    """Why it went there; for what was not answered, or not as it should be, how it ended."""
     outcome, reason = served.get("outcome") or "ok", served.get("reason") or ""
-    if outcome == "ok":
-        return reason
-    return f"{outcome}, {reason}" if reason else outcome
+    if not served.get("served_by"):
+        return outcome
+    return reason if outcome == "ok" else f"{outcome}, {reason}"
 
 
 def _milliseconds(value: float | None) -> str:
