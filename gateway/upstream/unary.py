@@ -242,7 +242,7 @@ def _error_of(error: grpc.aio.AioRpcError) -> ServeError:
     trailers = _texts(error.trailing_metadata())
     if CODE_KEY not in trailers:
         if "larger than max" in details:
-            return BadAnswer(details) if "CLIENT: Received" in details else TooLarge(details)
+            return TooLarge(details)  # a request or its answer, over the limit of either side
         if code is grpc.StatusCode.CANCELLED:  # by the server, as it stops; our own cancellation is no AioRpcError
             return Unreachable(f"the server dropped the call: {details}")
     return error_from_grpc(code.name, details, trailers)

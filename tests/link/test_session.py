@@ -67,7 +67,7 @@ class Pair:
         self.asking, self.answering = stream_pair()
         self.host = EchoHost()
         self.heard = Heard()
-        self.offers = OFFERS
+        self.offers: tuple[ModelOffer, ...] = OFFERS
         self.sequence = 0
         self.asker = asker_on(self.asking, self.heard, outbox=service_options.pop("outbox", None))
         self.service = LinkService(
@@ -404,10 +404,10 @@ async def test_a_request_that_is_too_large_for_the_other_side_is_refused_at_its_
 
 
 @on_virtual_time
-async def test_an_answer_that_is_too_large_is_a_bad_answer_and_the_stream_goes_on() -> None:
+async def test_an_answer_that_is_too_large_fails_its_request_alone() -> None:
     async with running() as pair:
         pair.host.answer_bytes = 100_000
-        with pytest.raises(BadAnswer, match="at most 5000"):
+        with pytest.raises(TooLarge, match="at most 5000"):
             await pair.ask()
 
         pair.host.answer_bytes = 1

@@ -23,7 +23,7 @@ from tidegate.link.chunks import Assembly
 from tidegate.link.frames import Answered, Greeting, Violation
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
-from tidegate.outcome import BadAnswer, CapacityError, DeadlineExceeded, TooLarge, Unreachable
+from tidegate.outcome import CapacityError, DeadlineExceeded, TooLarge, Unreachable
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
 
@@ -109,7 +109,7 @@ class Asker:
 
         Raises:
             ServeError: what the other side raised; Unreachable when the stream is not open or ends; DeadlineExceeded;
-                TooLarge for a message over `max_message_bytes`; BadAnswer for an answer over it.
+                TooLarge for a message over `max_message_bytes` in either direction.
         """
         self._check(question)
         if not self.session.has_room:
@@ -249,9 +249,7 @@ class Asker:
     def _expect(self, frame: link_pb2.Answer) -> None:
         try:
             self._partials.open(frame.id, frame, frame.chunked_bytes)
-        except TooLarge as exc:
-            self._give_up(frame.id, BadAnswer(exc.message))
-        except CapacityError as exc:
+        except (TooLarge, CapacityError) as exc:
             self._give_up(frame.id, exc)
 
     def _give_up(self, id: int, error: Exception) -> None:
