@@ -127,6 +127,7 @@ def decode_request(body: Buffer, *, header_length: int | None, model_name: str, 
     """
     view = memoryview(body)
     json = _parse(view if header_length is None else view[:header_length])
+    outputs = _binary_outputs(json)  # before its words are taken off the parameters
     binary = view[len(view) if header_length is None else header_length :]
     request = InferRequest(
         model_name=model_name,
@@ -136,7 +137,7 @@ def decode_request(body: Buffer, *, header_length: int | None, model_name: str, 
         outputs=tuple([_requested(output) for output in json.outputs]) if json.outputs else (),
         parameters=_without(json.parameters, _BINARY_ALL),
     )
-    return Decoded(request, _binary_outputs(json))
+    return Decoded(request, outputs)
 
 
 def decode_raw_request(body: Buffer, manifest: Manifest) -> Decoded:
@@ -303,16 +304,17 @@ def _wide(datatype: Datatype) -> str:
 
 def _raw_from_strings(values: list[Any], entry: _InputJson) -> bytes:
     array = np.array(values, dtype=object)
-    _check_layout(array.shape, entry)
     items = [item.encode() if isinstance(item, str) else None for item in array.reshape(-1)]
     if None in items:
         raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}")
+    _check_layout(array.shape, entry)
     return b"".join([struct.pack("<I", len(item)) + item for item in items if item is not None])
 
 
 def _check_layout(layout: tuple[int, ...], entry: _InputJson) -> None:
-    """Data is nested exactly as its shape, or flat with as many elements."""
-    if layout != entry.shape and (len(layout) > 1 or prod(layout) != prod(entry.shape)):
+    """Data is nested exactly as its shape, or flat with as many elements; of nothing, no nesting can be told."""
+    loose = len(layout) <= 1 or 0 in layout
+    if layout != entry.shape and not (loose and prod(layout) == prod(entry.shape)):
         came = f"nested as {list(layout)}" if len(layout) > 1 else f"{prod(layout)} elements"
         raise InvalidRequest(f"input {shown(entry.name)}: its shape is {list(entry.shape)}, but its data is {came}")
 
