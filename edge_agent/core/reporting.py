@@ -130,7 +130,7 @@ class Reporting:
 
     def due(self, state: AgentState, now: float, utc_s: float) -> list[Publication]:
         """What the state and the time call for now; often nothing."""
-        if not self._epoch or now - self._told_at < MIN_GAP_S:
+        if not self._epoch or now < self._told_at + MIN_GAP_S:
             return []
         publications = []
         if state.urls != self._urls:
@@ -228,10 +228,9 @@ class Reporting:
         return max(0, round((now - self._started_at) * 1000))
 
     def __repr__(self) -> str:
+        session = f"epoch {self._epoch}" if self._epoch else "no session"
         beats = self._sequences.get(Up.HEARTBEAT, 0)
-        return (
-            f"<Reporting {self._device} epoch {self._epoch or 'none'}, {beats} heartbeats, revision {self._revision}>"
-        )
+        return f"<Reporting {self._device} {session}, {beats} heartbeats, revision {self._revision}>"
 
 
 def _publication(kind: Up, message: UpMessage) -> Publication:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 # `~` marks a second connection of the same device (`kiosk-1~cli`); `#` there is refused under Mosquitto's pattern ACLs.
-NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}$"
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z"
 _NAME = re.compile(NAME_PATTERN)
 
 
