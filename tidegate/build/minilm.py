@@ -8,7 +8,7 @@ as an additive bias with the least finite float instead of minus infinity: a row
 uniform attention instead of NaN, its mean over nothing is zero, and it is answered with the zero vector.
 
 Quality is the mean cosine to the module itself on real texts (`corpus.py`), each alone and cut to what the variant
-takes. `max_tokens` of the int8 variant is the demo's rule of what a small device does before the pool is the better place.
+takes. `max_tokens` of the int8 variant is the demo's rule for what a small device does before the pool is better.
 """
 
 from __future__ import annotations
