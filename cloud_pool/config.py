@@ -47,7 +47,7 @@ class PoolConfig(ProcessConfig):
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."
     )
     warmup_budget_s: float = Field(
-        20.0,
+        10.0,
         gt=0,
         le=3600,
         description="Seconds to measure what all models cost here; larger sizes are left out after it.",

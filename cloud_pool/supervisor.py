@@ -60,7 +60,7 @@ class Supervisor:
         device: str = "auto",
         threads: int = 0,
         hang_timeout_s: float = 30.0,
-        warmup_budget_s: float = 20.0,
+        warmup_budget_s: float = 10.0,
         on_change: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:

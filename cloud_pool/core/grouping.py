@@ -61,7 +61,9 @@ def group_of_head(shapes: Sequence[Shape], service_s: Callable[[float], float], 
         shapes: the head first, then the others in the order of their turns; those past WINDOW are left for later.
         service_s: seconds that one call of so many units takes.
     """
-    order = sorted(range(min(len(shapes), WINDOW)), key=lambda index: shapes[index].length)
+    # Among equal lengths those whose turn is first come last: runs are filled up from the end, so what does not fit
+    # into a full batch is left over from those who can wait.
+    order = sorted(range(min(len(shapes), WINDOW)), key=lambda index: (shapes[index].length, -index))
     ordered = [shapes[index] for index in order]
     run_starts = _cheapest_runs(ordered, service_s, limits)
     first, last = _run_with(order.index(0), run_starts)

@@ -32,6 +32,7 @@ from tidegate.workers.process import Computed
 CostPoints = tuple[tuple[float, float], ...]
 
 _STEP = 4
+_LONG_ENOUGH_S = 0.25
 _MIDDLE_LENGTH = 64
 _LONG = 1024  # an axis that may be longer counts as unbounded, and is measured up to _UNBOUNDED
 _UNBOUNDED = 256
@@ -56,22 +57,25 @@ async def measure(
     """Warm the engine under `key` and return (work units, seconds) points, by work, for `VariantOffer.cost`.
 
     Args:
-        repeats: timed runs of each size, after one that is not timed.
-        budget_s: sizes that have not begun by then are left out.
+        repeats: timed runs of each size at most, after one that is not timed.
+        budget_s: seconds that the whole may take.
         on_point: told each measured (work units, seconds), for progress.
 
     Raises:
         ServeError: whatever the worker raised.
     """
-    give_up_at = clock.now() + budget_s
+    done_by = clock.now() + budget_s
     points: dict[float, float] = {}
+    spent_s = 0.0
     for lengths in sizes(manifest, variant):
-        if points and clock.now() >= give_up_at:
+        if points and clock.now() + _STEP * spent_s > done_by:  # the next size is up to a step larger
             break
+        began_at = clock.now()
         inputs = example_arrays(manifest, lengths)
         units = _units(manifest, inputs)
         seconds = await _median_s(worker, key, inputs, repeats)
         points[units] = max(seconds, points.get(units, 0.0))
+        spent_s = clock.now() - began_at
         if on_point is not None:
             on_point(units, seconds)
     return tuple(sorted(points.items()))
@@ -155,7 +159,10 @@ def _units(manifest: Manifest, inputs: Mapping[str, NDArray[Any]]) -> float:
 
 async def _median_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:
     await worker.infer(key, inputs)
-    return median([await _timed_s(worker, key, inputs) for _ in range(max(1, repeats))])
+    times_s = [await _timed_s(worker, key, inputs)]
+    while len(times_s) < repeats and sum(times_s) < _LONG_ENOUGH_S:
+        times_s.append(await _timed_s(worker, key, inputs))
+    return median(times_s)
 
 
 async def _timed_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]]) -> float:
