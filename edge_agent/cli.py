@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
 
 import click
-import structlog
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
@@ -18,6 +16,7 @@ from tidegate import config as configuration
 from tidegate import events
 from tidegate.lifeline import die_with_parent
 from tidegate.models.repository import RepositoryError
+from tidegate.telemetry import configure_logging
 
 
 @click.command(
@@ -43,12 +42,13 @@ def edge(path: Path | None, parent_pid: int | None) -> None:
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
-    _log_to_stderr()
     try:
         config = configuration.load(EdgeConfig, path)
+        configure_logging(f"edge/{config.name}", level=config.log_level)
         asyncio.run(serve(config))
     except (configuration.ConfigError, RepositoryError, StartError) as error:
         events.emit("failed", role="edge", reason=str(error))
+        click.echo(f"the edge cannot start: {error}", err=True)
         sys.exit(1)
 
 
@@ -61,8 +61,9 @@ async def serve(config: EdgeConfig) -> None:
 
     def stop() -> None:
         nonlocal stopped
-        stopped = True
-        main.cancel()
+        if not stopped:  # a second signal must not cut the drain that the first began
+            stopped = True
+            main.cancel()
 
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, stop)
@@ -73,17 +74,3 @@ async def serve(config: EdgeConfig) -> None:
     except asyncio.CancelledError:
         if not stopped:
             raise
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"], sort_keys=False),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -7,14 +7,15 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from tidegate.config import ProcessConfig
-from tidegate.fleet.topics import NAME_PATTERN
+from tidegate.fleet.topics import checked_name
+from tidegate.telemetry import Level
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Name = Annotated[str, AfterValidator(lambda name: checked_name(name, "a name in a fleet"))]
 
 
 def _host_name() -> str:
@@ -82,6 +83,7 @@ class EdgeConfig(ProcessConfig):
     hang_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="Seconds after which a computation counts as hung and its worker is replaced."
     )
+    log_level: Level = Field("info", description="Least severity of logs on stderr.")
     drain_s: float = Field(
         2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."
     )

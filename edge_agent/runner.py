@@ -193,7 +193,8 @@ class Runner:
             if healthy_s >= HEALTHY_S:
                 self._backoff.reset()
             delay_s = self._backoff.next_delay_s()
-            self._become("bad" if self._backoff.failures >= CRASH_LOOP else "loading")
+            if self._backoff.failures >= CRASH_LOOP:
+                self._become("bad")
             log.warning("worker lost", model=self.name, reason=reason, restart_in_s=round(delay_s, 3), state=self.state)
             await clock.sleep(delay_s)
 
@@ -246,6 +247,8 @@ class Runner:
         hung = asyncio.create_task(self._hung.wait(), name=f"hang of {self.name}")
         try:
             await asyncio.wait((died, hung), return_when=asyncio.FIRST_COMPLETED)
+            self._worker = None
+            self._become("loading")  # now and not after the burial, which takes a second where the worker hangs
             return died.result() if died.done() else f"hung for {self._hang_timeout_s:g} s"
         finally:
             self._worker = None

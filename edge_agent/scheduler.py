@@ -69,11 +69,9 @@ class Scheduler:
         self._jobs: dict[int, _Job] = {}  # waiting or computing
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._idle = asyncio.Event()
         self._closed = "has not started"
 
     async def __aenter__(self) -> Self:
-        self._idle.set()
         self._closed = ""
         return self
 
@@ -82,8 +80,9 @@ class Scheduler:
     ) -> None:
         self._closed = "is shutting down"
         for job in list(self._jobs.values()):
-            self._queue.remove(job.ticket.id)
-            self._refuse(job.ticket.id, Unreachable("the edge is shutting down"))
+            if self._queue.remove(job.ticket.id):
+                del self._jobs[job.ticket.id]
+            _fail(job, Unreachable("the edge is shutting down"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,7 +123,6 @@ class Scheduler:
         ticket = Ticket(next(self._ids), lane, deadline, cost_s, priority)
         accepted = self._queue.admit(ticket, now)
         job = self._jobs[ticket.id] = _Job(ticket, work, asyncio.get_running_loop().create_future(), now)
-        self._idle.clear()
         try:
             if on_accepted is not None:
                 on_accepted(accepted)
@@ -140,8 +138,9 @@ class Scheduler:
         self._pump()
 
     async def drained(self) -> None:
-        """Return once nothing waits and nothing computes."""
-        await self._idle.wait()
+        """Return once nobody waits for an answer; a computation whose caller has left is not waited for."""
+        while answers := [job.answer for job in self._jobs.values() if not job.answer.done()]:
+            await asyncio.wait(answers)
 
     def _pump(self) -> None:
         """Answer whom it is too late for, start what may start, and arm the timer for the next."""
@@ -171,24 +170,18 @@ class Scheduler:
         finally:
             give_up.cancel()
             self._queue.finish(job.ticket.id)
-            self._forget(job.ticket.id)
+            del self._jobs[job.ticket.id]
             self._pump()
 
     def _refuse(self, ticket_id: int, error: ServeError) -> None:
         """Answer one that has left the queue without being computed."""
-        _fail(self._jobs[ticket_id], error)
-        self._forget(ticket_id)
+        _fail(self._jobs.pop(ticket_id), error)
 
     def _leave(self, ticket_id: int) -> None:
         """The caller is gone: free its place if it still waits."""
         if self._queue.remove(ticket_id):
-            self._forget(ticket_id)
+            del self._jobs[ticket_id]
             self._arm()
-
-    def _forget(self, ticket_id: int) -> None:
-        self._jobs.pop(ticket_id, None)
-        if not self._jobs:
-            self._idle.set()
 
     def _arm(self) -> None:
         if self._timer is not None:
