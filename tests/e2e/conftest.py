@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stack import Stack, eventually
+from tidegate.models.repository import Repository
 
 MENDED_WITHIN_S = 90.0  # a killed pool comes back after 2 s and then warms up
 
 
 @pytest.fixture(scope="session")
-def shared_stack(demo_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    running = Stack(tmp_path_factory.mktemp("stack"), "--models", str(demo_repository))
+def models(demo_repository: Repository) -> Path:
+    """The folder of the demo models, built once for all tests."""
+    return demo_repository.root
+
+
+@pytest.fixture(scope="session")
+def shared_stack(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = Stack(tmp_path_factory.mktemp("stack"), "--models", str(models))
     try:
         yield running.wait_ready()
     finally:

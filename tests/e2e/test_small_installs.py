@@ -114,7 +114,7 @@ def ask(address: str, length: int) -> None:
         assert client.infer("digits", [image]).as_numpy("probabilities").shape == (1, 10)
 
 
-def test_an_edge_runs_without_torch_and_without_anything_that_builds(demo_repository: Path, tmp_path: Path) -> None:
+def test_an_edge_runs_without_torch_and_without_anything_that_builds(models: Path, tmp_path: Path) -> None:
     port = free_ports(2)
     with alone(
         "edge",
@@ -122,7 +122,7 @@ def test_an_edge_runs_without_torch_and_without_anything_that_builds(demo_reposi
         name="edge-1",
         grpc_port=port,
         http_port=port + 1,
-        model_repository=str(demo_repository),
+        model_repository=str(models),
         state_dir=str(tmp_path / "state"),
     ):
         ask(f"127.0.0.1:{port}", length=12)
@@ -130,16 +130,16 @@ def test_an_edge_runs_without_torch_and_without_anything_that_builds(demo_reposi
             assert answer.status == 200
 
 
-def test_a_pool_runs_without_http_mqtt_and_onnx_runtime(demo_repository: Path, tmp_path: Path) -> None:
+def test_a_pool_runs_without_http_mqtt_and_onnx_runtime(models: Path, tmp_path: Path) -> None:
     port = free_ports(1)
-    with alone("pool", tmp_path / "pool", name="pool", grpc_port=port, model_repository=str(demo_repository)):
+    with alone("pool", tmp_path / "pool", name="pool", grpc_port=port, model_repository=str(models)):
         ask(f"127.0.0.1:{port}", length=200)
 
 
-def test_a_gateway_runs_without_torch_and_without_onnx_runtime(demo_repository: Path, tmp_path: Path) -> None:
+def test_a_gateway_runs_without_torch_and_without_onnx_runtime(models: Path, tmp_path: Path) -> None:
     port = free_ports(5)
     with (
-        alone("pool", tmp_path / "pool", name="pool", grpc_port=port + 4, model_repository=str(demo_repository)),
+        alone("pool", tmp_path / "pool", name="pool", grpc_port=port + 4, model_repository=str(models)),
         alone(
             "gateway",
             tmp_path / "gateway",
@@ -147,7 +147,7 @@ def test_a_gateway_runs_without_torch_and_without_onnx_runtime(demo_repository: 
             grpc_port=port + 1,
             metrics_port=port + 2,
             admin_port=port + 3,
-            model_repository=str(demo_repository),
+            model_repository=str(models),
             targets=[{"name": "pool", "tier": "pool", "address": f"127.0.0.1:{port + 4}"}],
         ),
     ):

@@ -203,6 +203,6 @@ def test_metrics_are_where_the_ready_line_says(stack: Stack) -> None:
         assert b"tidegate_" in answer.read()
 
 
-def test_the_models_of_a_repository_elsewhere_are_used_where_they_are(stack: Stack, demo_repository: Path) -> None:
+def test_the_models_of_a_repository_elsewhere_are_used_where_they_are(stack: Stack, models: Path) -> None:
     assert not (stack.data_dir / "models").exists()
-    assert demo_repository.is_dir()
+    assert models.is_dir()

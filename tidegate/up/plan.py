@@ -25,6 +25,8 @@ PORT_MAX: Final = 65535
 PORTS_BEFORE_EDGES: Final = 6
 PORTS_PER_EDGE: Final = 2
 PORTS_FLAG: Final = "--ports-from"
+# Less than a pool of its own takes: a user waits for it, and real calls correct what is measured roughly.
+POOL_WARMUP_S: Final = 6.0
 
 
 class PlanError(Exception):
@@ -146,6 +148,7 @@ def _pool(options: Options) -> ProcessPlan:
             "host": LOOPBACK,
             "grpc_port": port,
             "model_repository": str(options.models),
+            "warmup_budget_s": POOL_WARMUP_S,
         },
         config_path=_config_path(options, "pool"),
         env_prefix="TIDEGATE_POOL_",

@@ -28,6 +28,7 @@ from tidegate.up.words import request_line
 
 REQUEST_LINES_PER_S: Final = 50
 QUEUED_LINES_MAX: Final = 200
+PLAIN_WIDTH: Final = 200  # a pipe has no width; addresses and model names must not be cut
 
 
 class Step:
@@ -41,12 +42,12 @@ class Step:
         self._last = ""
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Show a `progress` event: `what`, and how far when it says `done` and `total`."""
+        """Show a `progress` event: `what`, and how far where it says `done_ratio`."""
         what = str(event.get("what", ""))
         if self._progress is not None and self._task is not None:
-            self._progress.update(
-                self._task, description=f"{self._title}: {what}", completed=event.get("done"), total=event.get("total")
-            )
+            ratio = event.get("done_ratio")
+            total = None if ratio is None else 1.0  # a bar without a total swings
+            self._progress.update(self._task, description=f"{self._title}: {what}", completed=ratio, total=total)
         elif what != self._last:
             self._screen.say(f"  {what}")
         self._last = what
@@ -56,6 +57,8 @@ class Screen:
     def __init__(self, *, to_stderr: bool = False) -> None:
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._console = Console(file=self._stream, highlight=False)
+        if not self._console.is_terminal:
+            self._console.width = PLAIN_WIDTH
         self._lines: queue.Queue[str] = queue.Queue(QUEUED_LINES_MAX)
         self._budget = LineBudget(REQUEST_LINES_PER_S)
         self._printer: threading.Thread | None = None
