@@ -1,0 +1,63 @@
+"""Both OIP servers and the OpenAI routes over one host, in the test's own loop, on ports of the system's choice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from aiohttp import web
+
+from gateway.protocols.openai import openai_routes
+from tests.support.host import FakeHost
+from tidegate.models.manifest import Manifest
+from tidegate.oip.grpc_server import add_oip_service, server_options
+from tidegate.oip.http_server import error_middleware, oip_routes
+from tidegate.outcome import ServeError
+
+MAX_BYTES = 1024 * 1024
+
+
+@dataclass
+class Servers:
+    host: FakeHost
+    http: str  # host:port
+    grpc: str
+    refused: list[tuple[str, str, ServeError]] = field(default_factory=list)
+
+
+@dataclass
+class OneFolder:
+    """A repository whose models all keep their tokenizer in one folder."""
+
+    path: Path
+
+    def folder(self, manifest: Manifest) -> Path:
+        return self.path
+
+
+@asynccontextmanager
+async def serving(host: FakeHost, tokenizers: Path = Path("/nonexistent")) -> AsyncIterator[Servers]:
+    servers = Servers(host, "", "")
+
+    def refused(protocol: str, model: str, error: ServeError) -> None:
+        servers.refused.append((protocol, model, error))
+
+    app = web.Application(middlewares=[error_middleware])
+    app.add_routes(oip_routes(host, max_body_bytes=MAX_BYTES, on_refused=refused))
+    app.add_routes(openai_routes(host, OneFolder(tokenizers), max_body_bytes=4 * MAX_BYTES, on_refused=refused))
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = grpc.aio.server(options=server_options(MAX_BYTES))
+    add_oip_service(server, host, max_message_bytes=MAX_BYTES, on_refused=refused)
+    servers.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    servers.http = f"127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield servers
+    finally:
+        await server.stop(0)
+        await runner.cleanup()
