@@ -24,7 +24,7 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.core.breaker import Breaker, State
 from gateway.core.cost import CostModel, VariantCost
-from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.events import LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
 from tidegate.fleet.offers import ModelOffer, VariantOffer
@@ -144,7 +144,7 @@ class Fleet:
                 target.link.record(event.rtt_s, now)
             case LinkUp():
                 self._came_up(target, event.epoch, event.offers, now)
-            case LinkDown():
+            case _:  # LinkDown, the only one left
                 self._went_down(target, event.reason, now)
 
     def heard(

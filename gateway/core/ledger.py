@@ -89,7 +89,8 @@ class Ledger:
 
     def wait_s(self, now: float) -> float:
         """How long a request that arrives there now would wait before its compute begins."""
-        return max(self._own_ahead_s(now), self._reported_s(now) + self._since_s)
+        own_s, reported_s = self._own_ahead_s(now), self._reported_s(now)
+        return max(own_s, reported_s + self._since_s) if reported_s else own_s
 
     def _own_ahead_s(self, now: float) -> float:
         if not self._entries:

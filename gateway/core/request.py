@@ -197,8 +197,6 @@ class RequestMachine:
         if not is_silent(self._promised, now + _EARLY_S, self._ask.deadline):
             self._hedge_at = self._promised  # it has until then to keep its word
             return [self._wake()]
-        if not self._may_launch(now):
-            return [self._wake()]
         decision = self._next_place(now)
         # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
         if decision.chosen is None or now + decision.chosen.finish_s > self._ask.deadline:

@@ -1,0 +1,260 @@
+"""The estimators under placement: cost, link, ledger, precision, and what attempts teach them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.breaker import State
+from gateway.core.cost import CostModel, VariantCost, cost_class, unloaded_p95_s
+from gateway.core.evidence import Attempt
+from gateway.core.ledger import Ledger
+from gateway.core.link import LinkEstimate
+from gateway.core.placement import estimate
+from gateway.core.precision import is_lesser
+from tests.support.fleets import NOW, fleet_of, variant
+from tidegate.fleet.offers import VariantOffer
+from tidegate.outcome import BadAnswer, DeadlineExceeded
+from tidegate.types import LoadReport
+
+TABLE = ((1.0, 0.010), (101.0, 0.110))
+
+
+def report(queue_delay_s: float, sequence: int = 1, epoch: int = 1) -> LoadReport:
+    return LoadReport(epoch, sequence, queued=1, in_flight=1, queue_delay_s=queue_delay_s)
+
+
+# cost
+
+
+def test_a_measured_table_is_the_prediction_and_answers_correct_it() -> None:
+    cost = VariantCost(TABLE, "tokens")
+    assert cost.predict_s(51.0) == pytest.approx(0.060)
+
+    for _ in range(100):
+        cost.record(51.0, 0.120)
+
+    assert cost.predict_s(51.0) == pytest.approx(0.120, rel=0.1)
+    assert "measured" in repr(cost)
+
+
+def test_a_target_without_a_table_is_priced_dearly_but_proves_nothing() -> None:
+    prior = VariantCost((), "tokens")
+
+    assert prior.predict_s(23.0) > VariantCost(TABLE, "tokens").predict_s(1.0)
+    assert prior.floor_s(1e9) == 0.0
+    assert prior.sigma >= 0.5
+    assert "prior" in repr(prior)
+
+
+def test_the_optimistic_floor_does_not_believe_that_a_slow_spell_lasts() -> None:
+    cost = VariantCost(TABLE, "tokens")
+    for _ in range(200):
+        cost.record(1.0, 0.100)
+
+    assert cost.floor_s(1.0) == pytest.approx(0.6 * 0.010)
+
+
+def test_what_was_learned_survives_a_reconnect_but_not_a_new_table() -> None:
+    model = CostModel()
+    first = model.of("edge/a", "minilm", "1", VariantOffer("int8", "int8", TABLE), "tokens")
+
+    assert model.of("edge/a", "minilm", "1", VariantOffer("int8", "int8", TABLE), "tokens") is first
+    assert model.of("edge/a", "minilm", "1", VariantOffer("int8", "int8", ((1.0, 0.02),)), "tokens") is not first
+    prior = model.of("edge/b", "minilm", "1", VariantOffer("int8", "int8"), "items")
+    assert model.of("edge/b", "minilm", "1", VariantOffer("int8", "int8"), "tokens") is not prior
+    assert repr(model) == "<CostModel 2 variants>"
+
+    model.forget("edge/b")
+    assert repr(model) == "<CostModel 1 variants>"
+
+
+@pytest.mark.parametrize(
+    ("edges_p95_s", "expected"), [([], "heavy"), ([3.0], "heavy"), ([1.5], "ambiguous"), ([3.0, 1.0], "cheap")]
+)
+def test_the_class_of_a_request_is_derived_from_what_edges_would_take(edges_p95_s: list[float], expected: str) -> None:
+    assert cost_class(edges_p95_s, budget_s=2.0) == expected
+
+
+def test_an_unloaded_p95_is_above_the_median_by_the_spread() -> None:
+    cost = VariantCost(TABLE, "tokens")
+    assert unloaded_p95_s(cost, 1.0, rtt_s=0.005) > 0.005 + cost.predict_s(1.0)
+
+
+# link
+
+
+def test_the_first_sample_replaces_the_prior() -> None:
+    link = LinkEstimate(prior_rtt_s=0.5)
+    link.record(0.010, NOW)
+
+    assert (link.rtt_s, link.jitter_s, link.samples) == (0.010, 0.005, 1)
+    assert repr(link) == "<LinkEstimate 10.00 ms ± 5.00 ms of 1>"
+
+
+def test_a_busy_link_is_smoothed_and_a_silent_one_believes_the_news() -> None:
+    busy, silent = LinkEstimate(), LinkEstimate()
+    for link in (busy, silent):
+        link.record(0.010, NOW)
+    busy.record(0.110, NOW + 0.1)
+    silent.record(0.110, NOW + 60.0)
+
+    assert busy.rtt_s < 0.03
+    assert silent.rtt_s > 0.10
+
+
+def test_a_negative_round_trip_is_rounding() -> None:
+    link = LinkEstimate()
+    link.record(-0.001, NOW)
+    assert link.rtt_s == 0.0
+
+
+# ledger
+
+
+def test_own_launches_count_at_once_and_leave_with_their_end() -> None:
+    ledger = Ledger()
+    ledger.launch(1, 0.100, NOW)
+    ledger.launch(2, 0.100, NOW)
+
+    assert ledger.wait_s(NOW) == pytest.approx(0.200)
+    assert ledger.in_flight == 2
+    ledger.finish(1, NOW + 0.1)
+    assert ledger.wait_s(NOW + 0.1) == pytest.approx(0.100)
+    ledger.finish(2, NOW + 0.2)
+    assert ledger.wait_s(NOW + 0.2) == 0.0
+    assert "0 in flight" in repr(ledger)
+
+
+def test_the_head_of_the_queue_works_its_way_down_but_not_below_the_rest() -> None:
+    ledger = Ledger()
+    ledger.launch(1, 0.100, NOW)
+    ledger.launch(2, 0.050, NOW)
+
+    assert ledger.wait_s(NOW + 0.040) == pytest.approx(0.110)
+    assert ledger.wait_s(NOW + 9.0) == pytest.approx(0.050)  # overdue: nothing is known of how much is to come
+
+
+def test_a_pool_shares_its_work_among_those_that_wait_together() -> None:
+    ledger = Ledger(share=0.5)
+    ledger.launch(1, 0.100, NOW)
+    assert ledger.wait_s(NOW) == pytest.approx(0.050)
+
+
+def test_others_work_is_known_from_reports_and_fades() -> None:
+    ledger = Ledger()
+    assert ledger.report(report(0.6), "link", NOW)
+
+    assert ledger.wait_s(NOW) == pytest.approx(0.6)
+    assert 0.0 < ledger.wait_s(NOW + 0.3) < 0.3
+    assert ledger.wait_s(NOW + 2.0) == 0.0
+
+
+def test_what_was_launched_since_the_report_adds_to_it_and_what_was_in_it_does_not() -> None:
+    ledger = Ledger()
+    ledger.launch(1, 0.100, NOW)
+    ledger.report(report(0.300), "link", NOW)
+    ledger.launch(2, 0.050, NOW)
+
+    assert ledger.wait_s(NOW) == pytest.approx(0.350)
+    ledger.finish(2, NOW)
+    assert ledger.wait_s(NOW) == pytest.approx(0.300)
+
+
+def test_an_idle_report_does_not_hide_what_we_sent_ourselves() -> None:
+    ledger = Ledger()
+    ledger.launch(1, 0.100, NOW)
+    ledger.report(report(0.0), "mqtt", NOW)
+    assert ledger.wait_s(NOW) == pytest.approx(0.100)
+
+
+def test_reports_are_ordered_per_road_and_epochs_over_all_roads() -> None:
+    ledger = Ledger()
+    assert ledger.report(report(0.1, sequence=5), "link", NOW)
+    assert not ledger.report(report(0.9, sequence=5), "link", NOW)
+    assert ledger.report(report(0.2, sequence=1), "mqtt", NOW)
+    assert ledger.report(report(0.3, sequence=1, epoch=2), "link", NOW)
+    assert not ledger.report(report(0.9, sequence=9, epoch=1), "mqtt", NOW)
+    assert ledger.load == report(0.3, sequence=1, epoch=2)
+
+
+@given(st.lists(st.tuples(st.sampled_from("lfr"), st.floats(0.0, 1.0), st.floats(0.0, 0.5)), max_size=60))
+def test_waits_are_never_negative_and_an_empty_ledger_is_exactly_empty(
+    steps: list[tuple[str, float, float]],
+) -> None:
+    ledger, now, under_way = Ledger(), NOW, list[int]()
+    for key, (step, size_s, pause_s) in enumerate(steps):
+        now += pause_s
+        if step == "l":
+            ledger.launch(key, size_s, now)
+            under_way.append(key)
+        elif step == "f" and under_way:
+            ledger.finish(under_way.pop(key % len(under_way)), now)
+        elif step == "r":
+            ledger.report(report(size_s, sequence=key + 1), "link", now)
+        assert ledger.wait_s(now) >= 0.0
+        assert ledger.in_flight == len(under_way)
+    for left in under_way:
+        ledger.finish(left, now)
+    assert ledger.wait_s(now + 2.0) == 0.0
+
+
+# precision
+
+
+@pytest.mark.parametrize(
+    ("one", "than", "lesser"),
+    [
+        (variant("int8"), variant("fp32"), True),
+        (variant("fp32"), variant("int8"), False),
+        (variant("int8", quality=0.99), variant("fp32", quality=0.98), False),
+        (variant("int8", quality=0.97), variant("bf16"), True),
+        (variant("mystery"), variant("fp32"), False),
+    ],
+)
+def test_the_lesser_of_two_variants_needs_a_ground(one: VariantOffer, than: VariantOffer, lesser: bool) -> None:
+    assert is_lesser(one, than) is lesser
+
+
+# evidence
+
+
+def test_an_answer_teaches_cost_link_health_and_load() -> None:
+    target = (fleet := fleet_of(edge_a=variant())).targets["edge/a"]
+    candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
+    attempt = Attempt(candidate, 7, 16.0, NOW)
+    assert target.ledger.in_flight == 1
+    assert "edge/a" in repr(attempt)
+
+    link_s = attempt.answered({"queue": 0.002, "compute": 0.020}, report(0.5), NOW + 0.030)
+
+    assert link_s == pytest.approx(0.008)
+    assert target.link.rtt_s == pytest.approx(0.008)
+    assert candidate.offered.cost.predict_s(16.0) > 0.010
+    assert target.ledger.in_flight == 0
+    assert target.ledger.wait_s(NOW + 0.030) == pytest.approx(0.5)
+
+
+def test_an_answer_without_stage_times_teaches_what_is_left_as_compute() -> None:
+    fleet = fleet_of(pool_a=variant())
+    candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
+    for key in range(60):
+        link_s = Attempt(candidate, key, 16.0, NOW).answered({}, None, NOW + 0.045)
+
+    assert link_s == candidate.link_s
+    assert candidate.offered.cost.predict_s(16.0) == pytest.approx(0.040, rel=0.1)
+
+
+def test_errors_count_only_where_they_are_the_targets_fault() -> None:
+    target = (fleet := fleet_of(edge_a=variant())).targets["edge/a"]
+    candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
+    for key in range(20):
+        Attempt(candidate, key, 16.0, NOW).failed(DeadlineExceeded("too short"), NOW, 0.5)
+        Attempt(candidate, key, 16.0, NOW).cancelled(NOW)
+    assert target.breaker.state is State.CLOSED
+
+    for key in range(5):
+        Attempt(candidate, key, 16.0, NOW).failed(BadAnswer("garbage"), NOW, 0.5)
+    assert target.breaker.state is State.OPEN
+    assert target.ledger.in_flight == 0
