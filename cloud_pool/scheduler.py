@@ -78,10 +78,6 @@ class _Job:
     answer: asyncio.Future[Answer]
     parts: list[_Part] = field(default_factory=list)
 
-    def fail(self, error: ServeError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
 
 @dataclass(slots=True, eq=False)
 class _Part:
@@ -139,7 +135,7 @@ class Scheduler:
             self._server.cancel()
             await asyncio.wait([self._server])
         for job in list(self._jobs):
-            job.fail(Unreachable("the pool is shutting down"))
+            self._fail(job, Unreachable("the pool is shutting down"))
 
     def open(self, lane: Lane) -> None:
         """Take requests for a lane from now on."""
@@ -157,7 +153,7 @@ class Scheduler:
         self._compute, self._absence = None, reason
         self._back_at = clock.now() + self._restart_s
         for part in [part for part in self._waiting.values() if self._cannot_wait(part.job.lane, part.queued)]:
-            part.job.fail(WorkerDied(reason))
+            self._fail(part.job, WorkerDied(reason))
 
     async def submit(self, key: str, ask: Ask) -> Answer:
         """Wait in the lane of `key` and be answered. Cancelling gives the place up at once.
@@ -223,16 +219,19 @@ class Scheduler:
         ahead = [lane.batcher.ahead(key) for lane in self._lanes.values()]
         own_s = sum(job.lane.service.predict_s(part.piece.shape.units) for part in job.parts)
         finish_in_s = self._busy_s(now) + sum(seconds for _, seconds in ahead) + own_s
-        job.ask.on_accepted(Accepted(sum(count for count, _ in ahead), finish_in_s))
+        job.ask.on_accepted(Accepted(self.in_flight + sum(count for count, _ in ahead), finish_in_s))
 
     def _forget(self, job: _Job) -> None:
-        """Take whatever of a job still waits out of the queue. A part in the running batch is ignored when it ends."""
+        """The caller has its answer or has left. A part of it in the running batch is ignored when that ends."""
         self._jobs.discard(job)
+        self._withdraw(job)
+        if not job.answer.cancel() and not job.answer.cancelled():
+            job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
+
+    def _withdraw(self, job: _Job) -> None:
         waiting = [part.queued.id for part in job.parts if self._waiting.pop(part.queued.id, None)]
         if waiting:
             job.lane.batcher.remove(waiting)
-        if not job.answer.cancel() and not job.answer.cancelled():
-            job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
 
     # Around: one batch after another, and a timer for those whose time runs out meanwhile.
 
@@ -267,9 +266,9 @@ class Scheduler:
     def _expire(self, now: float) -> None:
         for lane in self._lanes.values():
             for item in lane.batcher.expire(now):
-                job = self._waiting.pop(item.id).job
-                waited_s = now - job.ask.arrived_at
-                job.fail(DeadlineExceeded(f"it could no longer be answered in time after {waited_s * 1e3:.0f} ms here"))
+                if part := self._waiting.pop(item.id, None):  # else another part of its job was found just now
+                    waited_ms = (now - part.job.ask.arrived_at) * 1e3
+                    self._fail(part.job, DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here"))
 
     def _wake(self, now: float) -> None:
         self._changed.set()
@@ -306,7 +305,7 @@ class Scheduler:
             self._retry(batch, InternalError(f"{batch.lane.key}: {error}"))
         except Exception as error:  # a defect of ours must not stop the queue: those it hit are told, the rest go on
             log.exception("a batch could not be run", lane=batch.lane.key, rows=batch.rows)
-            self._fail(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
+            self._fail_all(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
         finally:
             self._running = None
 
@@ -331,7 +330,7 @@ class Scheduler:
     def _retry(self, batch: _Batch, error: ServeError) -> None:
         """Give each member one more try by itself, unless it was by itself already or nobody waits for it any more."""
         again = [part for part in batch.parts if self._may_retry(part, batch, error)]
-        self._fail([part for part in batch.parts if part not in again], error)
+        self._fail_all([part for part in batch.parts if part not in again], error)
         if again:
             log.warning(
                 "a batch failed; its members are tried one by one",
@@ -348,17 +347,25 @@ class Scheduler:
         return len(batch.parts) > 1
 
     def _requeue(self, part: _Part) -> None:
+        if part.job.answer.done():  # another part of it was given up just now
+            return
         part.queued = replace(part.queued, id=next(self._numbers), alone=True)
         try:
             part.job.lane.batcher.add([part.queued], clock.now(), readmit=True)
         except ServeError as error:
-            part.job.fail(error)
+            self._fail(part.job, error)
         else:
             self._waiting[part.queued.id] = part
 
-    def _fail(self, parts: Iterable[_Part], error: ServeError) -> None:
+    def _fail_all(self, parts: Iterable[_Part], error: ServeError) -> None:
         for part in parts:
-            part.job.fail(error)
+            self._fail(part.job, error)
+
+    def _fail(self, job: _Job, error: ServeError) -> None:
+        """Tell the caller, and take what else of its request waits out of the queue before it costs anything."""
+        if not job.answer.done():
+            job.answer.set_exception(error)
+        self._withdraw(job)
 
     # Predictions.
 

@@ -1,107 +1,137 @@
-"""What an edge relies on in a worker, of the real process and of the fake that stands for it."""
+"""What a worker promises: the real process and the fake that stands for it elsewhere in these tests."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge_agent.runner import Worker
-from tests.support.fake_worker import FakeWorker
-from tests.support.tiny_models import FOREVER, tiny_repository
-from tidegate import clock
-from tidegate.models.repository import Repository
+from cloud_pool.worker import Process
+from tests.pool.workers import BAD_ID, Arrays, FakeProcess, spin, text, write_spin_model, write_text_model
 from tidegate.outcome import InternalError
 from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
 
-X = np.array([[1.0, -3.0]], dtype=np.float32)
+FOREVER = 10**12  # turns of the spin model
 
 
+@dataclass
 class Subject:
-    """A worker with what a test needs to load into it and to kill it."""
+    process: Process
+    kill: Callable[[], None]
+    folder: Path
 
-    def __init__(self, worker: Worker, artefacts: dict[str, Path], kill: Callable[[], None]) -> None:
-        self.worker = worker
-        self.artefacts = artefacts
-        self.kill = kill
-
-    async def load(self, name: str, outputs: tuple[str, ...]) -> None:
-        await self.worker.load(EngineSpec(name, "onnx", self.artefacts[name], outputs))
+    async def load_all(self) -> None:
+        await self.process.load(EngineSpec("text", "onnx", self.folder / "text.onnx", ("sum", "twice")))
+        await self.process.load(EngineSpec("spin", "onnx", self.folder / "spin.onnx", ("count",)))
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slow)])
-async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
-    missing = {"missing": tmp_path / "missing.onnx"}
-    if request.param == "fake":
-        async with FakeWorker() as fake:
-            artefacts = {name: Path(f"{name}.onnx") for name in ("double", "rounds")}
-            yield Subject(fake, artefacts | missing, fake.kill)
-        return
-    repository = Repository(tiny_repository(tmp_path / "models"))
-    artefacts = {one.name: repository.artefact(one, one.variants[0]) for one in repository.manifests()}
-    async with WorkerProcess("real") as real:
-        assert real.pid is not None
-        pid = real.pid
-        yield Subject(real, artefacts | missing, lambda: os.kill(pid, signal.SIGKILL))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("worker")
+    write_text_model(path / "text.onnx")
+    write_spin_model(path / "spin.onnx")
+    return path
 
 
-async def test_it_computes_with_the_engine_of_the_key(subject: Subject) -> None:
-    await subject.load("double", ("y",))
+@asynccontextmanager
+async def fake(folder: Path) -> AsyncIterator[Subject]:
+    def service_s(inputs: Arrays) -> float:
+        return 1e-6 * float(inputs["turns"]) if "turns" in inputs else 0.0
 
-    computed = await subject.worker.infer("double", {"x": X})
-
-    np.testing.assert_array_equal(computed.outputs["y"], [[2.0, -6.0]])
-
-
-async def test_an_artefact_that_does_not_load_is_an_error_that_names_it_and_the_worker_lives_on(
-    subject: Subject,
-) -> None:
-    with pytest.raises(InternalError, match=r"missing\.onnx"):
-        await subject.load("missing", ("y",))
-
-    assert subject.worker.alive
-    await subject.load("double", ("y",))
+    async with FakeProcess(service_s) as process:
+        yield Subject(process, process.kill, folder)
 
 
-async def test_an_engine_that_refuses_is_an_error_of_that_call_alone(subject: Subject) -> None:
-    await subject.load("double", ("y",))
+@asynccontextmanager
+async def real(folder: Path) -> AsyncIterator[Subject]:
+    async with WorkerProcess("contract") as process:
 
-    with pytest.raises(InternalError):
-        await subject.worker.infer("double", {})
-    with pytest.raises(InternalError, match="nothing"):
-        await subject.worker.infer("nothing", {"x": X})
+        def kill() -> None:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
 
-    assert (await subject.worker.infer("double", {"x": X})).outputs["y"][0, 0] == 2.0
+        yield Subject(process, kill, folder)
 
 
-async def test_killed_in_the_middle_of_a_call_it_fails_that_call_and_all_later_ones(subject: Subject) -> None:
-    await subject.load("rounds", ("counted",))
-    endless = asyncio.create_task(subject.worker.infer("rounds", {"rounds": np.array([FOREVER])}))
-    waiting = asyncio.create_task(subject.worker.infer("rounds", {"rounds": np.array([0])}))
-    await clock.sleep(0)  # lets both calls begin, no time passes
+@pytest.fixture(params=[fake, pytest.param(real, marks=pytest.mark.slow)], ids=["fake", "real"])
+async def subject(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Subject]:
+    async with request.param(folder) as one:
+        await one.load_all()
+        yield one
 
+
+async def once(awaitable: Awaitable[object]) -> asyncio.Task[object]:
+    """A task that has had its first turns."""
+    task = asyncio.ensure_future(awaitable)
+    for _ in range(5):
+        await asyncio.sleep(0)  # noqa: TID251 - gives turns, waits for nothing
+    assert isinstance(task, asyncio.Task)
+    return task
+
+
+async def test_outputs_come_by_name_with_the_time_they_took(subject: Subject) -> None:
+    computed = await subject.process.infer("text", text(3, rows=2, fill=5))
+    assert computed.outputs["sum"].tolist() == [[15.0], [15.0]]
+    assert computed.outputs["twice"].tolist() == [[10, 10, 10]] * 2
+    assert computed.outputs["sum"].dtype == np.float32
+    assert computed.compute_s >= 0.0
+
+
+async def test_an_engines_error_is_an_answer_and_the_worker_lives_on(subject: Subject) -> None:
+    with pytest.raises(InternalError, match="text"):
+        await subject.process.infer("text", text(3, fill=BAD_ID))
+    assert subject.process.alive
+    assert (await subject.process.infer("text", text(3))).outputs["sum"].tolist() == [[3.0]]
+
+
+async def test_an_engine_that_is_not_loaded_is_named(subject: Subject) -> None:
+    with pytest.raises(InternalError, match="'nothing'"):
+        await subject.process.infer("nothing", text(3))
+
+
+async def test_an_artefact_that_does_not_exist_is_named(subject: Subject) -> None:
+    with pytest.raises(InternalError, match=r"gone\.onnx"):
+        await subject.process.load(EngineSpec("gone", "onnx", subject.folder / "gone.onnx", ("y",)))
+
+
+async def test_calls_at_once_get_their_own_answers(subject: Subject) -> None:
+    answers = await asyncio.gather(*[subject.process.infer("text", text(2, fill=n)) for n in range(20)])
+    assert [float(answer.outputs["sum"][0, 0]) for answer in answers] == [2.0 * n for n in range(20)]
+
+
+async def test_when_it_is_killed_every_pending_call_fails_at_once_and_so_do_later_ones(subject: Subject) -> None:
+    pending = [await once(subject.process.infer("spin", spin(FOREVER))) for _ in range(4)]
     subject.kill()
-
-    assert await subject.worker.died() == "was killed by SIGKILL"
-    for call in (endless, waiting):
-        with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
-            await call
-    assert not subject.worker.alive
-    with pytest.raises(WorkerDied):
-        await subject.worker.infer("rounds", {"rounds": np.array([0])})
+    failures = await asyncio.gather(*pending, return_exceptions=True)
+    assert [type(failure) for failure in failures] == [WorkerDied] * 4
+    assert await subject.process.died() == "was killed by SIGKILL"
+    assert not subject.process.alive
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        await subject.process.infer("text", text(3))
 
 
-async def test_a_caller_that_leaves_does_not_disturb_the_next(subject: Subject) -> None:
-    await subject.load("double", ("y",))
-    leaving = asyncio.create_task(subject.worker.infer("double", {"x": X}))
-    await clock.sleep(0)  # lets the call begin, no time passes
-    leaving.cancel()
+async def test_a_cancelled_call_that_has_not_begun_costs_nothing(subject: Subject) -> None:
+    first = await once(subject.process.infer("spin", spin(100_000)))
+    waiting = [await once(subject.process.infer("spin", spin(FOREVER))) for _ in range(3)]
+    for task in waiting:
+        task.cancel()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    await first
+    # Had any of them begun, this would not be answered in a lifetime.
+    assert (await subject.process.infer("text", text(4))).outputs["sum"].tolist() == [[4.0]]
 
-    computed = await subject.worker.infer("double", {"x": X + 1})
 
-    np.testing.assert_array_equal(computed.outputs["y"], [[4.0, -4.0]])
+async def test_a_call_that_is_cancelled_while_it_computes_does_not_disturb_the_next(subject: Subject) -> None:
+    left = await once(subject.process.infer("spin", spin(100_000)))
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    assert (await subject.process.infer("text", text(4))).outputs["sum"].tolist() == [[4.0]]
