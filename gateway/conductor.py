@@ -226,9 +226,9 @@ class _Flight:
         self._perform(self._machine.accepted(number, accepted, now), now)
 
     def _answered(self, number: int, reply: Reply) -> None:
-        attempt = self._attempts.pop(number, None)
+        attempt = self._over(number)
         if attempt is None:
-            return  # it came in the very moment in which it was cancelled
+            return
         now = clock.now()
         link_s = attempt.answered(reply.stages, reply.load, now)
         actions = self._machine.answered(number, now)
@@ -237,12 +237,18 @@ class _Flight:
         self._perform(actions, now)
 
     def _failed(self, number: int, error: ServeError) -> None:
-        attempt = self._attempts.pop(number, None)
+        attempt = self._over(number)
         if attempt is None:
             return
         now = clock.now()
         attempt.failed(error, now, self._conductor.draw())
         self._perform(self._machine.failed(number, error, now), now)
+
+    def _over(self, number: int) -> Attempt | None:
+        """The attempt, which is under way no more; None if it ended in the very moment in which it was cancelled."""
+        if number == self._inline:
+            self._inline = None  # its place in the caller's task is free for a fallback
+        return self._attempts.pop(number, None)
 
     # attempts
 
@@ -331,3 +337,6 @@ class _Flight:
         if "compute" in reply.stages:
             stages["compute"] = reply.stages["compute"]
         return stages
+
+    def __repr__(self) -> str:
+        return f"<_Flight {self._request.id or '-'} {self._machine!r}>"
