@@ -178,9 +178,7 @@ class EdgeQueue:
         waiting = sorted([*self._waiting, ticket], key=_key)
         at = now
         while True:
-            lanes = {lane for _, lane in busy}
-            startable = next((n for n, one in enumerate(waiting) if one.lane not in lanes), None)
-            if startable is None or len(busy) >= self._slots:
+            if len(busy) >= self._slots or (startable := _first_idle(waiting, busy)) is None:
                 at = heappop(busy)[0]
                 continue
             one = waiting.pop(startable)
@@ -195,3 +193,11 @@ class EdgeQueue:
 
 def _key(ticket: Ticket) -> float:
     return ticket.key
+
+
+def _first_idle(waiting: list[Ticket], busy: list[tuple[float, str]]) -> int | None:
+    """The place of the first of `waiting` whose lane is not in `busy`."""
+    if not busy:
+        return 0
+    lanes = {lane for _, lane in busy}
+    return next((at for at, ticket in enumerate(waiting) if ticket.lane not in lanes), None)
