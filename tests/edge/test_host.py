@@ -262,6 +262,23 @@ async def test_a_worker_killed_during_a_call_fails_it_and_those_behind_it_and_th
 
 
 @on_virtual_time
+async def test_those_that_wait_for_a_dead_worker_do_not_wait_for_another_models_computation_first() -> None:
+    async with edge(rounds_manifest(), double_manifest()) as one:
+        computing = asyncio.create_task(one.host.infer(endless(budget_s=20.0)))
+        await settle()
+        waiting = asyncio.create_task(one.host.infer(doubles(budget_s=10.0)))
+        await settle()
+
+        one.workers["double:1/1"].kill()
+
+        with pytest.raises(Unreachable, match="'double:1' is loading here"):
+            await waiting
+        assert not computing.done()
+        assert one.host.load_report().queued == 0
+        computing.cancel()
+
+
+@on_virtual_time
 async def test_a_draining_edge_takes_nothing_new_and_answers_what_it_took() -> None:
     async with edge() as one:
         taken = asyncio.create_task(one.host.infer(doubles()))
