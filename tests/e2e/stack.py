@@ -91,18 +91,20 @@ class Stack:
         return {target["address"] for target in self.state()["targets"] if target["state"] == "ready"}
 
     def whole(self) -> bool:
-        """Whether the gateway sees every target of the system ready."""
+        """Whether every process runs and the gateway sees every target ready."""
         wanted = {one["address"] for one in self.ready["processes"] if one["role"] in ("edge", "pool")}
         try:
+            for one in self.ready["processes"]:
+                self.process(one["name"])
             return wanted <= self.ready_targets()
-        except (urllib.error.URLError, OSError):
+        except (LookupError, urllib.error.URLError, OSError):
             return False
 
     def process(self, name: str) -> psutil.Process:
         """The child's process as it is now: the one with its configuration on its command line."""
         for child in psutil.Process(self.up.pid).children():
             with contextlib.suppress(psutil.Error):
-                line = " ".join(child.cmdline())
+                line = " ".join(child.cmdline())  # empty for one that has ended and is not waited for yet
                 if f"/{name}.yaml" in line or (name == "broker" and "tidegate.broker" in line):
                     return child
         raise LookupError(f"{name} is not running")

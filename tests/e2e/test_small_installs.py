@@ -30,18 +30,24 @@ NOT_FOR = {
     "gateway": ("torch", "onnxruntime", "amqtt", *BUILD_TOOLS),
     "pool": ("aiohttp", "paho", "amqtt", "onnxruntime", "tokenizers", "uvloop", "prometheus_client", *BUILD_TOOLS),
 }
-# Python imports `sitecustomize` at every start, so workers are covered as well.
+# Python imports `sitecustomize` at every start, so workers are covered as well. Modules are hidden from the finders and
+# not refused by one of them: `importlib.util.find_spec` must answer None for them, as for what is not installed.
 BLOCKER = """
 import os, sys
 
-class Blocked:
-    names = frozenset(os.environ["BLOCKED_MODULES"].split())
+BLOCKED = frozenset(os.environ["BLOCKED_MODULES"].split())
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None if name.partition(".")[0] in BLOCKED else self.finder.find_spec(name, path, target)
 
-sys.meta_path.insert(0, Blocked())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 READY_WITHIN_S = 90.0
 
@@ -112,6 +118,15 @@ def ask(address: str, length: int) -> None:
         image = triton_grpc.InferInput("image", [1, 1, 8, 8], "FP32")
         image.set_data_from_numpy(np.full((1, 1, 8, 8), 0.5, dtype=np.float32))
         assert client.infer("digits", [image]).as_numpy("probabilities").shape == (1, 10)
+
+
+def test_what_is_blocked_looks_as_if_it_were_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCKER)
+    program = "import importlib.util, numpy; print(importlib.util.find_spec('torch')); import torch.nn"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "BLOCKED_MODULES": "torch"}
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert said.stdout == "None\n"
+    assert "ModuleNotFoundError: No module named 'torch'" in said.stderr
 
 
 def test_an_edge_runs_without_torch_and_without_anything_that_builds(models: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ PORTS_BEFORE_EDGES: Final = 6
 PORTS_PER_EDGE: Final = 2
 PORTS_FLAG: Final = "--ports-from"
 # Less than a pool of its own takes: a user waits for it, and real calls correct what is measured roughly.
-POOL_WARMUP_S: Final = 6.0
+POOL_WARMUP_S: Final = 10.0
 
 
 class PlanError(Exception):
