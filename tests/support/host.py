@@ -78,6 +78,7 @@ class FakeHost:
     def __init__(self, *manifests: Manifest) -> None:
         self._manifests = manifests or (minilm(), digits(), mirror())
         self.calls: list[Call] = []
+        self.arrived = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.is_ready = True
         self.answer: Callable[[Call], Reply] = self.computed
@@ -111,6 +112,7 @@ class FakeHost:
 
     async def infer(self, call: Call) -> Reply:
         self.calls.append(call)
+        self.arrived.set()
         if self.hold is not None:
             try:
                 await self.hold.wait()
