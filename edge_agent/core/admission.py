@@ -36,8 +36,8 @@ from tidegate.types import Accepted
 
 OPTIMISM = 0.6  # routing.md B6.3: faster than its prediction by more than this, a call never is
 PRIORITY_BOOST_S = 0.025
-DEFAULT_PRIORITY = 3  # what 0 means: 1 and 2 go before it, larger numbers after
-LOWEST_PRIORITY = 5
+DEFAULT_PRIORITY = 2  # what 0 means, as in the pool: 1 goes before it, larger numbers after
+LOWEST_PRIORITY = 4
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 

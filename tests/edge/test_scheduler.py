@@ -258,3 +258,14 @@ async def test_a_defect_that_nobody_waits_for_is_logged_and_not_lost() -> None:
             await clock.sleep(5.0)
 
         assert [entry["event"] for entry in logs] == ["work failed that nobody waits for any more"]
+
+
+@on_virtual_time
+async def test_the_fleet_is_told_when_the_queue_moves_by_more_than_a_few() -> None:
+    told: list[int] = []
+    scheduler = Scheduler(EdgeQueue(max_size=8), on_moved=lambda: told.append(scheduler.queued))
+    async with scheduler:
+        calls = [submit(scheduler, Device(), str(number)) for number in range(6)]
+        await asyncio.gather(*calls)
+
+    assert told == [4, 0]
