@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -103,7 +102,7 @@ class Conductor:
         """What the call costs, in words. Computed on demand: only an access log wants it."""
         manifest = self._manifest_of(call.request.model_name, call.request.model_version)
         budget_s = manifest.default_budget_s if call.deadline is None else call.deadline - call.arrived_at
-        ask = self.ask(replace(call, deadline=call.arrived_at + budget_s))
+        ask = self.ask(call.due(call.arrived_at + budget_s))
         edges = [
             unloaded_p95_s(offered.cost, ask.units, offered.target.link.rtt_s)
             for offered in self.placer.fleet.offered(ask.model, ask.version)
@@ -142,7 +141,7 @@ class _Flight:
         self._conductor = conductor
         self._call = call
         # The version is settled here: what "the latest" is may differ from target to target during a rollout.
-        self._request: InferRequest = request if request.model_version else replace(request, model_version=ask.version)
+        self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
         self._units = ask.units
         self._machine = RequestMachine(ask, conductor.placer)
         self._attempts: dict[int, Attempt] = {}  # under way, by number

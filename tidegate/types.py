@@ -99,6 +99,10 @@ class InferRequest:
     outputs: tuple[RequestedOutput, ...] = ()
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
 
+    def pinned(self, version: str) -> InferRequest:
+        """The same request for exactly this version. Spelled out, since `replace` costs several times as much."""
+        return InferRequest(self.model_name, self.inputs, version, self.id, self.outputs, self.parameters)
+
     def __repr__(self) -> str:
         version = f":{self.model_version}" if self.model_version else ""
         return f"<InferRequest {self.id or '-'} {self.model_name}{version}>"
@@ -148,6 +152,19 @@ class Call:
     def budget_s(self, now: float) -> float | None:
         """What is left of the deadline, possibly negative; None without one."""
         return None if self.deadline is None else self.deadline - now
+
+    def due(self, deadline: float) -> Call:
+        """The same call with its deadline fixed. Spelled out, since `replace` costs several times as much."""
+        return Call(
+            self.request,
+            self.protocol,
+            self.arrived_at,
+            deadline,
+            self.priority,
+            self.variant,
+            self.headers,
+            self.on_accepted,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ further in may rely on a deadline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import DeadlineExceeded
@@ -20,7 +19,7 @@ def expire(now: Callable[[], float], default_budget_s: Callable[[InferRequest], 
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
             if call.deadline is None:
-                call = replace(call, deadline=call.arrived_at + default_budget_s(call.request))
+                call = call.due(call.arrived_at + default_budget_s(call.request))
             if call.deadline is not None and now() >= call.deadline:
                 raise DeadlineExceeded("the budget ran out before the request was read")
             return await inner(call)
