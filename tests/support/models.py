@@ -1,8 +1,8 @@
 """The demo models, built once and kept: whoever needs real models takes the fixture `demo_repository`.
 
 They are kept across test runs in `.tidegate/models` of the checkout, where `make run` keeps its own, or in the folder
-that TIDEGATE_TEST_REPOSITORY names. The build runs in a process of its own, so that torch stays out of this one; tests that
-take the fixture should be marked slow, since the first of them may wait for half a minute.
+that TIDEGATE_TEST_REPOSITORY names. The build runs in a process of its own, so that torch stays out of this one; tests
+that take the fixture should be marked slow, since the first of them may wait for half a minute.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ terminal, one line per step elsewhere, and events for a parent process with `--j
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tidegate.build.errors import BuildError
 from tidegate.build.progress import Progress
 from tidegate.events import emit
 from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.validate import name_problem
 from tidegate.outcome import ModelNotFound
 
 P = ParamSpec("P")
@@ -119,6 +121,118 @@ def _say(json_progress: bool, line: str) -> None:
         emit("progress", what=line, done_ratio=1.0)
     else:
         click.echo(line)
+
+
+@model.command()
+@click.argument("source", metavar="IN.onnx", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT.onnx", type=click.Path(path_type=Path))
+@click.option("--static", is_flag=True, help="Fix the activations' scales from --calibration; best for convolutions.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="An .npz with one array per input and a row per sample, for --static and for measuring.",
+)
+@click.option(
+    "--evaluation",
+    type=click.Path(path_type=Path),
+    help="An .npz to measure with instead; an array `labels` in it makes top-1 an accuracy.",
+)
+@click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
+@explained
+def quantize(
+    source: Path, target: Path, static: bool, calibration: Path | None, evaluation: Path | None, metric: Any
+) -> None:
+    """Make an int8 version of an fp32 ONNX model, and say what it gains and costs.
+
+    Without --static, activations are scaled anew in each call: best for transformers, and it needs no data.
+
+    \b
+    Examples:
+      tidegate model quantize encoder.onnx encoder-int8.onnx
+      tidegate model quantize cnn.onnx int8.onnx --static --calibration train.npz --evaluation test.npz --metric top1
+    """
+    with _needs("onnx", "onnxruntime"):
+        from tidegate.build.requantize import requantize
+    for line in requantize(
+        source, target, static=static, calibration=calibration, evaluation=evaluation, metric=metric
+    ):
+        click.echo(line)
+
+
+@model.command()
+@click.argument("name")
+@click.option("--edge", type=click.Path(path_type=Path), help="What edge agents run: an .onnx file.")
+@click.option(
+    "--pool", type=click.Path(path_type=Path), help="What the pool runs: a .pt2, .pt (TorchScript) or .onnx file."
+)
+@click.option("--version", default="1", show_default=True, help="The version's name.")
+@click.option("--cost", default="", metavar="FEATURE:INPUT", help="How work is counted, such as tokens:input_ids.")
+@click.option("--axis", "axes", multiple=True, metavar="AXIS=MIN:MAX", help="Lengths that an axis may have.")
+@click.option("--bounds", multiple=True, metavar="INPUT=MIN:MAX", help="Values that an input may have.")
+@click.option("--output", "outputs", multiple=True, metavar="NAME", help="Name of each output, where files have none.")
+@click.option("--budget-s", default=2.0, show_default=True, help="Budget of requests that bring none, in seconds.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json, to serve text as embeddings.")
+@click.option("--samples", type=click.Path(path_type=Path), help="An .npz of real inputs, to measure the quality on.")
+@click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
+@click.option("--edge-max-batch", type=click.IntRange(min=1), help="Most rows that an edge takes; measured by default.")
+@click.option(
+    "--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes; measured by default."
+)
+@repository_option
+@click.option("--force", is_flag=True, help="Replace the version if it exists.")
+@explained
+def add(name: str, repository: Path, force: bool, **given: Any) -> None:
+    """Add a model of your own: inspect its files, check and measure them, and write the manifest.
+
+    \b
+    Examples:
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --cost tokens:input_ids
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --tokenizer tokenizer.json
+      tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
+    """
+    with _needs("onnx"):
+        from tidegate.build.add import Request
+        from tidegate.build.add import add as add_model
+        from tidegate.build.draft import Wishes
+    if problem := name_problem(name) or name_problem(given["version"]):
+        raise BuildError(problem)
+    tokenizer: Path | None = given["tokenizer"]
+    wishes = Wishes(
+        axes={key: (int(least), int(most)) for key, (least, most) in _ranges("--axis", given.pop("axes")).items()},
+        bounds=_ranges("--bounds", given.pop("bounds")),
+        cost=given.pop("cost"),
+        default_budget_s=given.pop("budget_s"),
+        tokenizer=tokenizer.name if tokenizer else "",
+    )
+    if tokenizer is not None and not tokenizer.is_file():
+        raise BuildError(f"{tokenizer}: there is no such file")
+    added = add_model(Request(name=name, wishes=wishes, **given), repository, force=force)
+    click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
+    for sentence in added.said:
+        click.echo(f"  {sentence}")
+    click.echo(f"see it with: tidegate model show {name} --repository {repository}")
+
+
+@contextmanager
+def _needs(*modules: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise BuildError(f"this needs {' and '.join(modules)}: pip install 'tidegate[build]'") from error
+
+
+def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    """NAME=MIN:MAX, each; whole numbers for axes are the caller's to make."""
+    found = {}
+    for word in words:
+        match = re.fullmatch(r"(?P<name>[^=]+)=(?P<min>[^:]+):(?P<max>.+)", word)
+        try:
+            if match is None:
+                raise ValueError("no match")
+            found[match["name"]] = float(match["min"]), float(match["max"])
+        except ValueError as error:
+            raise BuildError(f"{flag} {word!r}: must look like NAME=MIN:MAX, with numbers") from error
+    return found
 
 
 @model.command("list")
