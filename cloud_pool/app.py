@@ -158,6 +158,7 @@ class PoolApp:
                 await asyncio.gather(self._link.drain("shutdown"), self._scheduler.drained())
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
+        self._scheduler.close()
         await server.stop(0.1)
 
     def __repr__(self) -> str:

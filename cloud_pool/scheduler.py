@@ -121,6 +121,7 @@ class Scheduler:
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         self._server = asyncio.create_task(self._serve(), name="scheduler")
@@ -129,11 +130,17 @@ class Scheduler:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+        if self._server is not None:
+            await asyncio.wait([self._server])
+
+    def close(self) -> None:
+        """Stop for good: whoever still waits is answered now. Call it before the worker is ended, to end quietly."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self._server is not None:
             self._server.cancel()
-            await asyncio.wait([self._server])
         for job in list(self._jobs):
             self._fail(job, Unreachable("the pool is shutting down"))
 
@@ -164,8 +171,8 @@ class Scheduler:
             InternalError: the engine failed on this request.
         """
         lane = self._lanes.get(key)
-        if lane is None:
-            raise Unreachable(f"{key} is not loaded yet")
+        if self._closed or lane is None:
+            raise Unreachable("the pool is shutting down" if self._closed else f"{key} is not loaded yet")
         job = self._enqueue(lane, ask)
         try:
             self._accept(job)

@@ -354,6 +354,8 @@ async def test_closing_answers_everyone_who_still_waits() -> None:
         await settle()
     results = await asyncio.gather(*callers, return_exceptions=True)
     assert [type(result) for result in results] == [Unreachable, Unreachable]
+    with pytest.raises(Unreachable, match="shutting down"):
+        await subject.ask(text(10))
 
 
 @on_virtual_time

@@ -13,9 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.pool.models import TEXT, manifest_of
+from tidegate.models.digest import sha256_of
+from tidegate.models.repository import save_manifest
 from tidegate.outcome import InternalError
 from tidegate.workers.process import PIPELINE, Computed, EngineSpec, WorkerDied
 
@@ -90,6 +94,16 @@ def write_spin_model(path: Path) -> Path:
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8), path)
     return path
+
+
+def text_repository(root: Path) -> Path:
+    """A repository with the text model, for a pool that need not wait for torch."""
+    folder = root / TEXT.name / TEXT.version
+    folder.mkdir(parents=True)
+    path = write_text_model(folder / TEXT.variants[0].artefact)
+    variant = msgspec.structs.replace(TEXT.variants[0], sha256=sha256_of(path), size_bytes=path.stat().st_size)
+    save_manifest(folder, manifest_of(variants=(variant,)))
+    return root
 
 
 class FakeProcess:

@@ -32,6 +32,7 @@ from tidegate.workers.process import Computed
 CostPoints = tuple[tuple[float, float], ...]
 
 _STEP = 4
+_FEWEST_POINTS = 2
 _LONG_ENOUGH_S = 0.25
 _MIDDLE_LENGTH = 64
 _LONG = 1024  # an axis that may be longer counts as unbounded, and is measured up to _UNBOUNDED
@@ -66,16 +67,15 @@ async def measure(
     """
     done_by = clock.now() + budget_s
     points: dict[float, float] = {}
-    spent_s = 0.0
+    seconds = 0.0
     for lengths in sizes(manifest, variant):
-        if points and clock.now() + _STEP * spent_s > done_by:  # the next size is up to a step larger
+        # The next size is up to a step larger, and runs at least twice.
+        if len(points) >= _FEWEST_POINTS and clock.now() + 2 * _STEP * seconds > done_by:
             break
-        began_at = clock.now()
         inputs = example_arrays(manifest, lengths)
         units = _units(manifest, inputs)
         seconds = await _median_s(worker, key, inputs, repeats)
         points[units] = max(seconds, points.get(units, 0.0))
-        spent_s = clock.now() - began_at
         if on_point is not None:
             on_point(units, seconds)
     return tuple(sorted(points.items()))
