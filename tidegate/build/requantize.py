@@ -14,11 +14,12 @@ import numpy as np
 
 from tidegate.build.agree import agree
 from tidegate.build.compare import Metric, closeness, latencies_s
-from tidegate.build.draft import Wishes, batch_axis, draft, row_axis
+from tidegate.build.draft import Draft, Wishes, batch_axis, draft, row_axis
 from tidegate.build.errors import BuildError
 from tidegate.build.inspect_onnx import inspect_onnx
 from tidegate.build.quantize import quantize_dynamically, quantize_statically
 from tidegate.build.samples import Samples, load_samples
+from tidegate.build.trial import limited_by_running
 from tidegate.engines.engine import EngineError
 from tidegate.engines.onnx import OnnxEngine
 from tidegate.models.example import example_arrays
@@ -52,14 +53,14 @@ def requantize(
         raise BuildError(f"{target}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    manifest = draft("model", "1", agree([signature]), Wishes()).manifest
     samples = load_samples(evaluation, inputs) if evaluation else given
-    yield from _report(source, target, manifest, samples, metric)
+    yield from _report(source, target, draft("model", "1", agree([signature]), Wishes()), samples, metric)
 
 
-def _report(source: Path, target: Path, manifest: Manifest, samples: Samples | None, metric: Metric) -> Iterator[str]:
+def _report(source: Path, target: Path, drafted: Draft, samples: Samples | None, metric: Metric) -> Iterator[str]:
     try:
         reference, candidate = OnnxEngine(source), OnnxEngine(target)
+        manifest = limited_by_running(drafted, {"edge": reference}, [])
         yield _size(source, target)
         feeds = _sized(manifest) if samples is None else {"one sample": samples.feeds[0], **_joined(samples, manifest)}
         for label, taken in latencies_s({"fp32": reference, "int8": candidate}, feeds).items():

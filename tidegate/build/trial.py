@@ -1,12 +1,12 @@
 """Running a drafted model's artefacts to find out what may be promised of them.
 
 An artefact's description is believed only after it was run: at the shortest and at the longest lengths that the
-manifest will promise, with the outputs compared to what it says. Where nothing limits an axis, the longest length is found by
-running, halving a generous guess until every artefact takes it.
+manifest will promise, with the outputs compared to what it says. Where nothing limits an axis, the longest length is
+found by running, halving a generous guess until every artefact takes it.
 
 What the edge should take at most is measured too: as much as it answers here, on one thread, in a quarter of the
-model's default budget; the rest is for the link, the queue and a device that is slower. The pool may join requests of unequal
-length only if a padded row answers as it does alone, which is tried and not assumed.
+model's default budget; the rest is for the link, the queue and a device that is slower. The pool may join requests of
+unequal length only if a padded row answers as it does alone, which is tried and not assumed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _TYPICAL_LENGTH = 64
 def limited_by_running(drafted: Draft, engines: Mapping[Where, Engine], said: list[str]) -> Manifest:
     """The manifest with its open axes as long as every artefact takes them."""
     manifest = drafted.manifest
-    for engine in engines.values():
+    for where, engine in engines.items():
         if (error := _failure(engine, manifest, {})) is not None:
-            raise BuildError(f"cannot be run on the smallest inputs that it describes: {error}")
+            raise BuildError(f"the {where}'s artefact cannot be run on the smallest inputs that are described: {error}")
     for name in drafted.open_axes:
         axis = manifest.axes[name]
         most = _longest(manifest, name, engines)

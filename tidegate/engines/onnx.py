@@ -21,7 +21,9 @@ try:
 except ImportError as error:
     raise EngineError("ONNX models need ONNX Runtime, which is not installed: pip install 'tidegate[edge]'") from error
 
-_ERRORS_ONLY = 3  # ONNX Runtime's log severity; below it, every device without a GPU is warned about having none
+# ONNX Runtime's log severity. What fails is raised as well, and one line about it is enough; below errors it warns
+# every device without a GPU about having none.
+_FATAL_ONLY = 4
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
@@ -67,7 +69,7 @@ def _options(threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1  # the worker runs one call after another
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return options
