@@ -134,13 +134,14 @@ class PoolApp:
             max_message_bytes=config.max_message_bytes,
         )
         self._stack.push_async_callback(server.stop, None)
+        host_part = f"[{config.host}]" if ":" in config.host else config.host  # IPv6
         try:
-            port = server.add_insecure_port(f"{config.host}:{config.grpc_port}")
+            port = server.add_insecure_port(f"{host_part}:{config.grpc_port}")
         except RuntimeError as error:
             raise StartError(
-                f"cannot listen on {config.host}:{config.grpc_port} (key 'grpc_port'): is the port taken?"
+                f"cannot listen on {host_part}:{config.grpc_port} (key 'grpc_port'): is the port taken?"
             ) from error
-        self.address = f"{config.host}:{port}"
+        self.address = f"{host_part}:{port}"
         return server
 
     def _announce(self) -> None:

@@ -14,7 +14,7 @@ worse. The group of the head, the request whose turn it is, is the answer; the r
 whoever has come meanwhile.
 
 Invariants: the head is in the group; rows and padded work stay within the limits, but for a single request that is
-over them on its own; at most WINDOW requests are looked at, so a decision costs well under a millisecond.
+over them on its own; at most WINDOW requests are looked at, so a decision costs a millisecond at most.
 """
 
 from __future__ import annotations
