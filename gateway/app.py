@@ -108,7 +108,7 @@ class Gateway:
     async def static_targets_tried(self, within_s: float) -> None:
         """Wait until each static target was reached or found unreachable, so that the first request finds them."""
         give_up_at = clock.now() + within_s
-        while not self.fleet.all_tried() and clock.now() < give_up_at:
+        while not self.directory.settled and clock.now() < give_up_at:
             await clock.sleep(0.02)
 
     async def _start(self) -> None:

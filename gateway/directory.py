@@ -104,6 +104,11 @@ class Directory:
         """The register has news: look at it soon."""
         self._changed.set()
 
+    @property
+    def settled(self) -> bool:
+        """Whether every static target was tried, and every foreign one that answered is described."""
+        return self._fleet.all_tried() and not self._undescribed
+
     # what links tell
 
     def on_event(self, event: LinkEvent) -> None:
@@ -240,17 +245,16 @@ class Directory:
         )
 
     async def _describe(self, target_id: str) -> None:
-        """Learn a foreign server's models; left for the next time when it is gone again meanwhile."""
-        self._undescribed.discard(target_id)
+        """Learn a foreign server's models; where it is gone again meanwhile, its next LinkUp asks again."""
         held, target = self._open.get(target_id), self.targets.get(target_id)
-        if held is None or not isinstance(target, UnaryTarget):
-            return
         try:
-            self._catalog.learn(await target.describe(held.spec.models))
+            if held is not None and isinstance(target, UnaryTarget):
+                self._catalog.learn(await target.describe(held.spec.models))
+                self._fleet.repriced()
         except ServeError as error:
             log.warning("a foreign server's models are unknown", target=target_id, reason=error.message)
-        else:
-            self._fleet.repriced()
+        finally:
+            self._undescribed.discard(target_id)
 
     def __repr__(self) -> str:
         return f"<Directory {len(self._open)} targets>"

@@ -270,7 +270,6 @@ async def test_a_foreign_server_is_described_and_then_served(tmp_path: Path) -> 
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0}
         config = GatewayConfig(targets=(foreign,), **ports)  # type: ignore[arg-type]
         gateway, session = await stack.enter_async_context(gateway_for(config))
-        await until(lambda: gateway.host.model_ready("echo"))
 
         status, body, headers = await ask(gateway, session)
 

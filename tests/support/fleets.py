@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.events import LinkUp
-from gateway.core.fleet import Fleet, TargetSpec
+from gateway.core.fleet import Fleet, TargetSpec, Tier
 from gateway.core.placement import Ask
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 
@@ -28,7 +28,7 @@ def offer(*variants: VariantOffer, state: ModelState = "ready") -> ModelOffer:
 
 
 def spec(target_id: str, *, static: bool = True) -> TargetSpec:
-    tier = "edge" if target_id.startswith("edge/") else "pool"
+    tier: Tier = "edge" if target_id.startswith("edge/") else "pool"
     return TargetSpec(target_id, tier, "127.0.0.1:1", static=static)
 
 
