@@ -24,24 +24,31 @@ import structlog
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 
-from tidegate import events
+from tidegate import clock, events
 from tidegate.lifeline import die_with_parent
 
 MAX_CONNECTIONS: Final = 1024
 CONNECT_TIMEOUT_S: Final = 5.0
+LAST_PACKETS_S: Final = 0.02  # time for the packets that came just before the end of a connection
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 CONNACK_5_UNSUPPORTED: Final = bytes((0x20, 3, 0, 0x84, 0))
+DISCONNECT: Final = (b"\xe0", b"\x00")
 
 log = structlog.get_logger(__name__)
 
 
 class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
-    """amqtt, that also knows how to say no.
+    """amqtt, that also knows how to say no, and who is who.
 
     It reads an MQTT 5 CONNECT as if it were 3.1.1: properties and will shift what follows, so it waits for bytes that
     never come and the client waits with it. Here the first bytes are looked at before amqtt sees them: a 5 is refused
     in 5's own words, whereupon `MqttLink` tries 3.1.1 at once; a peer that says nothing (a port scan) ends in silence.
+
+    When a client comes back under its own id, amqtt forgets the old connection without closing it, so that the old one
+    is never told and its will never sent; here it is closed, as the protocol says. And at the end of a connection amqtt
+    cancels what it has read but not handled yet, a DISCONNECT too, and then sends the will; here the last packets get
+    their time, and a will is never sent after a DISCONNECT (MQTT-3.14.4-3).
     """
 
     async def stream_connected(
@@ -61,20 +68,48 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         finally:
             writer.close()
 
+    async def _delete_session(self, client_id: str) -> None:
+        _, superseded = self._sessions.get(client_id, (None, None))
+        await super()._delete_session(client_id)
+        if superseded is not None:
+            await superseded.handle_connection_closed()
+
+    async def _handle_disconnect(
+        self, client_session: Any, handler: Any, disconnect_waiter: asyncio.Future[Any]
+    ) -> None:
+        if isinstance(handler.reader, _Rewound) and handler.reader.said_goodbye:
+            client_session.will_flag = False
+        await super()._handle_disconnect(client_session, handler, disconnect_waiter)
+
 
 class _Rewound(StreamReaderAdapter):  # type: ignore[misc]
-    """A reader that begins with bytes which were already read."""
+    """A reader that begins with bytes which were already read, and takes a breath before it tells of the end."""
 
     def __init__(self, head: bytes, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
         self._head = head
+        self._last_two = (b"", b"")
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether the last packet was a DISCONNECT: amqtt reads a fixed header byte by byte."""
+        return self._last_two == DISCONNECT
 
     async def read(self, n: int = -1) -> bytes:
-        if not self._head or n < 0:
-            head, self._head = self._head, b""
-            return head + bytes(await super().read(n))
-        head, self._head = self._head[:n], self._head[n:]
-        return head if len(head) == n else head + bytes(await super().read(n - len(head)))
+        chunk = await self._read(n)
+        self._last_two = (self._last_two[1], chunk)
+        return chunk
+
+    async def _read(self, n: int) -> bytes:
+        wanted = n if n >= 0 else len(self._head)
+        head, self._head = self._head[:wanted], self._head[wanted:]
+        if len(head) == n:
+            return head
+        try:
+            return head + bytes(await super().read(n - len(head) if n >= 0 else n))
+        except EOFError:
+            await clock.sleep(LAST_PACKETS_S)
+            raise
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:

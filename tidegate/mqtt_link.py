@@ -133,6 +133,7 @@ class MqttLink:
     def restart(self, reason: str) -> None:
         """End the session properly (no will) and begin another."""
         if self._session is not None:
+            self._complained = True  # not a fault
             self._session.end(reason)
 
     async def _run(self) -> None:
@@ -174,7 +175,10 @@ class MqttLink:
         self._complained = False
         reason = "closed"
         try:
-            reason = await session.ended
+            # Waiting on the future itself would let a cancellation of this task pass for the session's end, and the
+            # DISCONNECT would not be sent.
+            await asyncio.wait((session.ended,))
+            reason = session.ended.result()
         finally:
             session.end("closed")
             self._session = None

@@ -315,6 +315,7 @@ class Session:
     def end(self, reason: str) -> None:
         """End with a DISCONNECT, so that the broker keeps its will to itself. Never waits."""
         if self._client is not None and not self.ended.done():
+            self.ended.set_result(reason)
             self._client.disconnect()
             self._drive(lambda client: client.loop_write())  # one attempt; a socket that takes nothing is simply closed
         self._finish(reason)

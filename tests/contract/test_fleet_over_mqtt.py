@@ -1,0 +1,382 @@
+"""Agents and gateways over a real broker: found without configuration, lost without panic, back after anything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from edge_agent.core.reporting import AgentState
+from edge_agent.epoch import EpochStore
+from edge_agent.sync import EdgeSync
+from gateway.sync import FleetSync
+from tests.support.brokers import BrokerProcess, Signal
+from tests.support.fleet import Device, offer, spoken
+from tidegate import clock
+from tidegate.fleet.freshness import DeviceView, Freshness
+from tidegate.fleet.merge import FleetRegister
+from tidegate.fleet.messages import MAX_EPOCH, Death
+from tidegate.fleet.topics import Topics, Up
+from tidegate.types import LoadReport
+
+pytestmark = pytest.mark.slow
+WILL_GRACE_S = 0.3
+
+
+class Gateway:
+    """A gateway as far as MQTT can tell, with everything its core was told of."""
+
+    def __init__(self, broker: BrokerProcess, fleet: str, name: str = "main") -> None:
+        self.changed = Signal()
+        self.told = 0
+        topics = Topics(fleet)
+        register = FleetRegister(topics, draw=lambda: 0.05, will_grace_s=WILL_GRACE_S)
+        self.sync = FleetSync(
+            broker.url, fleet, f"{name}-{fleet}", self._on_change, random.random, register=register, backoff_cap_s=0.5
+        )
+
+    def _on_change(self) -> None:
+        self.told += 1
+        self.changed()
+
+    def view(self, device: str) -> DeviceView | None:
+        return next((view for view in self.sync.register.devices(clock.now()) if view.name == device), None)
+
+    async def sees(self, device: str, *freshness: Freshness, epoch_over: int = 0) -> DeviceView:
+        def look() -> DeviceView | None:
+            view = self.view(device)
+            return view if view and view.freshness in freshness and view.epoch > epoch_over else None
+
+        view = await self.changed.until(look)
+        assert view is not None
+        return view
+
+
+class Agent:
+    """An agent in this process; `state` may be replaced at any time."""
+
+    def __init__(self, broker: BrokerProcess, fleet: str, device: str, folder: Path, **settings: Any) -> None:
+        self.state = agent_state()
+        defaults: dict[str, Any] = {"epochs": EpochStore(folder / device), "interval_s": 0.2, "backoff_cap_s": 0.5}
+        self.sync = EdgeSync(
+            broker.url,
+            fleet=fleet,
+            device=device,
+            state=lambda: self.state,
+            draw=random.random,
+            **(defaults | settings),
+        )
+
+
+def agent_state(**changes: Any) -> AgentState:
+    load = LoadReport(1, 1, queued=0, in_flight=0, queue_delay_s=0.0)
+    return replace(AgentState((offer(),), ("127.0.0.1:9001",), load), **changes)
+
+
+@pytest.fixture
+def fleet() -> str:
+    """A namespace of this test alone."""
+    return f"f-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def device() -> str:
+    """Client ids are the broker's, not the fleet's."""
+    return f"kiosk-{uuid.uuid4().hex[:10]}"
+
+
+@contextmanager
+def agent_process(broker: BrokerProcess, fleet: str, device: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "tests.support.fleet_agent", broker.url, fleet, device, str(folder / "epoch")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+# -- found -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gateway_finds_an_agent_with_no_configuration(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway, agent = Gateway(broker, fleet), Agent(broker, fleet, device, tmp_path, agent_version="0.1.0")
+    async with gateway.sync, agent.sync:
+        view = await gateway.sees(device, Freshness.FRESH)
+        assert view.offers == agent.state.offers
+        assert view.urls == agent.state.urls
+        assert view.epoch == agent.sync.epoch
+        assert (view.accepting, view.agent) == (True, "0.1.0")
+        assert gateway.sync.connected and agent.sync.connected
+
+
+async def test_a_gateway_that_starts_later_finds_the_agents_that_are_there(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    first, later, agent = (
+        Gateway(broker, fleet),
+        Gateway(broker, fleet, "later"),
+        Agent(broker, fleet, device, tmp_path),
+    )
+    async with agent.sync:
+        async with first.sync:
+            await first.sees(device, Freshness.FRESH)
+        async with later.sync:
+            view = await later.sees(device, Freshness.FRESH)
+        assert later.sync.register.counts["asked"] <= 1
+    assert view.epoch == agent.sync.epoch
+
+
+async def test_agents_hear_of_gateways_and_of_their_leaving(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway, agent = Gateway(broker, fleet), Agent(broker, fleet, device, tmp_path)
+    name = f"main-{fleet}"
+    async with agent.sync:
+        async with gateway.sync:
+            await gateway.sees(device, Freshness.FRESH)
+            await _until(lambda: name in agent.sync.gateways)
+            assert agent.sync.gateways[name].online
+        await _until(lambda: not agent.sync.gateways[name].online)
+
+
+async def _until(look: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while not look():
+            await clock.sleep(0.01)
+
+
+async def test_news_of_an_agent_arrive_long_before_its_next_heartbeat(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway, agent = Gateway(broker, fleet), Agent(broker, fleet, device, tmp_path, interval_s=30.0)
+    async with gateway.sync, agent.sync:
+        await gateway.sees(device, Freshness.FRESH)
+        agent.state = agent_state(offers=(offer(), offer("minilm")), admission="draining")
+        agent.sync.notify()
+        view = await gateway.changed.until(lambda: (seen := gateway.view(device)) and len(seen.offers) == 2 and seen)
+        assert view
+        await gateway.changed.until(lambda: (seen := gateway.view(device)) and not seen.accepting)
+
+
+# -- lost ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_killed_agent_is_suspect_then_dead_and_comes_back_with_a_greater_epoch(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway = Gateway(broker, fleet)
+    async with gateway.sync:
+        with agent_process(broker, fleet, device, tmp_path) as process:
+            born = await gateway.sees(device, Freshness.FRESH)
+            process.kill()
+            suspect = await gateway.sees(device, Freshness.SUSPECT, Freshness.DEAD)
+            assert suspect.reason == "its last will came"
+            await gateway.sees(device, Freshness.DEAD)
+        with agent_process(broker, fleet, device, tmp_path):
+            await gateway.sees(device, Freshness.FRESH, epoch_over=born.epoch)
+
+
+async def test_a_stopped_agent_is_noticed_by_its_silence_and_believed_again(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    """SIGSTOP: the connection stands, no will comes; within ten intervals it is dead all the same."""
+    gateway = Gateway(broker, fleet)
+    async with gateway.sync:
+        with agent_process(broker, fleet, device, tmp_path) as process:
+            await gateway.sees(device, Freshness.FRESH)
+            process.send_signal(signal.SIGSTOP)
+            await gateway.sees(device, Freshness.STALE)
+            await gateway.sees(device, Freshness.SUSPECT)
+            assert (await gateway.sees(device, Freshness.DEAD)).reason.startswith("silent for")
+            process.send_signal(signal.SIGCONT)
+            await gateway.sees(device, Freshness.FRESH)
+
+
+async def test_a_shut_down_agent_is_dead_at_once_and_says_why(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway, agent = Gateway(broker, fleet), Agent(broker, fleet, device, tmp_path)
+    async with gateway.sync:
+        async with agent.sync:
+            await gateway.sees(device, Freshness.FRESH)
+            agent.sync.leave_with("update")
+        dead = await gateway.sees(device, Freshness.DEAD)
+        assert dead.reason == "said goodbye: update"
+
+
+async def test_the_late_will_of_a_superseded_session_does_not_kill_the_new_one(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    """The broker sends the stopped agent's will when its successor takes over, around the successor's birth."""
+    gateway, observer = Gateway(broker, fleet), Gateway(broker, fleet, "late")
+    async with gateway.sync:
+        with agent_process(broker, fleet, device, tmp_path) as zombie:
+            born = await gateway.sees(device, Freshness.FRESH)
+            zombie.send_signal(signal.SIGSTOP)
+            with agent_process(broker, fleet, device, tmp_path):
+                successor = await gateway.sees(device, Freshness.FRESH, epoch_over=born.epoch)
+                # Late for sure: the will of the first session, said once more by the broker's book.
+                _say(broker, *spoken(Death(device, born.epoch, "lost"), Topics(fleet)), retain=True)
+                folded = gateway.sync.register.counts["folded"]
+                await gateway.changed.until(lambda: gateway.sync.register.counts["folded"] > folded + 3)
+                assert (await gateway.sees(device, Freshness.FRESH)).epoch == successor.epoch
+                async with observer.sync:  # and neither for one who learns it from the retained registers
+                    assert (await observer.sees(device, Freshness.FRESH)).epoch == successor.epoch
+
+
+async def test_a_retained_ghost_never_looks_usable(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    topics = Topics(fleet)
+    ghost = Device(name=device, epoch=1_700_000_000, interval_ms=100)
+    _say(broker, *spoken(ghost.birth_message(50.0), topics), retain=True)
+    gateway = Gateway(broker, fleet)
+    seen: list[Freshness] = []
+
+    async with gateway.sync:
+        await gateway.sees(device, Freshness.SUSPECT)
+        await gateway.changed.until(lambda: _note(gateway.view(device), seen) is Freshness.DEAD)
+    assert set(seen) <= {Freshness.SUSPECT, Freshness.DEAD}
+
+
+def _note(view: DeviceView | None, seen: list[Freshness]) -> Freshness | None:
+    if view is not None:
+        seen.append(view.freshness)
+    return view.freshness if view else None
+
+
+# -- healed ----------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_killed_broker_has_lost_everything_all_converges_again(
+    own_broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway = Gateway(own_broker, fleet)
+    agents = [Agent(own_broker, fleet, f"{device}-{index}", tmp_path) for index in range(3)]
+    async with gateway.sync, agents[0].sync, agents[1].sync, agents[2].sync:
+        born = [await gateway.sees(agent.sync._device, Freshness.FRESH) for agent in agents]
+        own_broker.kill()
+        for view in born:
+            await gateway.sees(view.name, Freshness.CONTROL_LOST)  # our silence is not their death
+        own_broker.start()
+        for view in born:
+            await gateway.sees(view.name, Freshness.FRESH, epoch_over=view.epoch)
+
+
+async def test_a_birth_that_the_broker_lost_is_asked_for(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    topics = Topics(fleet)
+    first, second = Gateway(broker, fleet), Gateway(broker, fleet, "second")
+    async with Agent(broker, fleet, device, tmp_path).sync:
+        async with first.sync:
+            await first.sees(device, Freshness.FRESH)
+        for kind in (Up.BIRTH, Up.INVENTORY):
+            _say(broker, topics.up(device, kind), b"", retain=True)
+        async with second.sync:
+            await second.sees(device, Freshness.FRESH)
+            assert second.sync.register.counts["asked"] == 1
+
+
+class In1970(EpochStore):
+    """The epoch store of a device without a clock battery."""
+
+    def bump(self, now_utc_s: float, *, at_least: int = 1) -> int:
+        return super().bump(12.0, at_least=at_least)
+
+
+async def test_a_wiped_device_without_a_clock_is_believed_again_after_a_hint(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway = Gateway(broker, fleet)
+    async with gateway.sync:
+        async with Agent(broker, fleet, device, tmp_path).sync:
+            before = await gateway.sees(device, Freshness.FRESH)
+        await gateway.sees(device, Freshness.DEAD)
+        wiped = Agent(broker, fleet, device, tmp_path, epochs=In1970(tmp_path / "wiped"))
+        async with wiped.sync:
+            after = await gateway.sees(device, Freshness.FRESH, epoch_over=before.epoch)
+        assert after.epoch < MAX_EPOCH
+
+
+async def test_commands_that_make_no_sense_change_nothing(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    topics, gateway, agent = Topics(fleet), Gateway(broker, fleet), Agent(broker, fleet, device, tmp_path)
+    async with gateway.sync, agent.sync:
+        born = await gateway.sees(device, Freshness.FRESH)
+        for payload in (
+            b"garbage",
+            b'{"cid":"1","op":"format-disk"}',
+            b'{"cid":"2","op":"epoch_hint","seen":1,"min":5}',  # about another session
+            b'{"cid":"3","op":"epoch_hint","seen":%d,"boot":"other","min":5}' % born.epoch,
+        ):
+            _say(broker, topics.command(device), payload)
+        _say(broker, topics.gateway_heartbeat("main"), b"garbage")
+        folded = gateway.sync.register.counts["folded"]
+        await gateway.changed.until(lambda: gateway.sync.register.counts["folded"] > folded + 3)
+        assert (await gateway.sees(device, Freshness.FRESH)).epoch == born.epoch
+
+
+# -- bounded ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_five_thousand_heartbeats_costs_neither_memory_nor_neighbours(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway, neighbour = Gateway(broker, fleet), Agent(broker, fleet, device, tmp_path)
+    flooder = Device(name=f"{device}-flood", epoch=5, interval_ms=60_000)
+    topics = Topics(fleet)
+    async with gateway.sync, neighbour.sync:
+        await gateway.sees(device, Freshness.FRESH)
+        flood = [spoken(flooder.birth_message(1.0), topics)]
+        flood += [spoken(flooder.heartbeat_message(1.0, queued=index), topics) for index in range(5000)]
+        most_waiting = 0
+
+        def look() -> bool:
+            nonlocal most_waiting
+            most_waiting = max(most_waiting, len(gateway.sync._link.inbox))
+            view = gateway.view(flooder.name)
+            return view is not None and view.load is not None and view.load.queued == 4999
+
+        told_before = gateway.told
+        sender = asyncio.create_task(asyncio.to_thread(_say_all, broker, flood))
+        await gateway.changed.until(look)
+        await sender
+        assert most_waiting < 100
+        assert gateway.told - told_before < 2500  # told together, not one by one
+        assert len(gateway.sync.register) == 2
+        await gateway.sees(device, Freshness.FRESH)
+
+
+def _say(broker: BrokerProcess, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    _say_all(broker, [(topic, payload)], qos=1, retain=retain)
+
+
+def _say_all(broker: BrokerProcess, messages: list[tuple[str, bytes]], *, qos: int = 0, retain: bool = False) -> None:
+    """Publish from outside, as an operator's tool would. Blocks until the broker has it all."""
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"tool-{uuid.uuid4().hex[:10]}")
+    client.connect("127.0.0.1", broker.port)
+    client.loop_start()
+    try:
+        for topic, payload in messages[:-1]:
+            client.publish(topic, payload, qos, retain)
+        client.publish(*messages[-1], 1, retain).wait_for_publish(timeout=20)
+    finally:
+        client.disconnect()
+        client.loop_stop()
