@@ -68,6 +68,12 @@ def test_the_pool_is_given_to_the_gateway_and_the_edges_are_left_to_be_discovere
     assert targets == [{"name": "pool", "tier": "pool", "address": "127.0.0.1:8005", "transport": "link"}]
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (16, 15)])
+def test_the_pool_leaves_a_core_to_the_others(cores: int, threads: int) -> None:
+    planned = plan(Options(DATA, DATA / "models", cores=cores))
+    assert process_config(planned, "pool")["threads"] == threads
+
+
 def test_without_request_lines_the_gateway_is_not_asked_to_tell_of_requests() -> None:
     assert process_config(plan(options(requests=True)), "gateway")["access_log"] == "json"
     assert process_config(plan(options(requests=False)), "gateway")["access_log"] == "none"

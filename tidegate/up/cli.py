@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,7 @@ def up(
         host=host,
         broker=broker,
         requests=not as_json if requests is None else requests,
+        cores=len(os.sched_getaffinity(0)),
     )
     screen = Screen(to_stderr=as_json)
     try:
