@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 _COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
 _EXAMPLES = """
@@ -44,7 +44,8 @@ def status(as_json: bool, admin: str) -> None:
 
 
 def targets_table(targets: list[dict[str, Any]]) -> Table:
-    table = Table("target", "state", "address", "over", "models", "rtt", "queued", "in flight")
+    whole = (Column(name, no_wrap=True) for name in ("target", "state", "address"))  # what people copy stays whole
+    table = Table(*whole, "over", "models", "rtt", "queued", "in flight")
     for one in targets:
         reason = f" ({one['reason']})" if one["reason"] else ""
         table.add_row(
