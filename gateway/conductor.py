@@ -133,7 +133,7 @@ class _Flight:
 
     __slots__ = (
         "_answer", "_attempts", "_base_cancelling", "_call", "_conductor", "_end", "_inline", "_interrupted", "_loop",
-        "_machine", "_next", "_request", "_started_at", "_task", "_tasks", "_timer", "_units", "_waiter",
+        "_machine", "_next", "_placed_at", "_request", "_started_at", "_task", "_tasks", "_timer", "_units", "_waiter",
     )  # fmt: skip
 
     def __init__(self, conductor: Conductor, call: Call, ask: Ask) -> None:
@@ -161,7 +161,9 @@ class _Flight:
         self._task, self._base_cancelling = task, task.cancelling()
         self._started_at = clock.now()
         try:
-            self._perform(self._machine.arrived(self._started_at), self._started_at)
+            actions = self._machine.arrived(self._started_at)
+            self._placed_at = clock.now()
+            self._perform(actions, self._placed_at)
             while self._end is None:
                 await (self._wait() if self._next is None else self._attempt_inline(self._next))
         except BaseException:
@@ -329,7 +331,10 @@ class _Flight:
 
     def _stages(self, end: Answer, reply: Reply, link_s: float) -> dict[str, float]:
         """`admit` is all of ours before placing; a failed attempt's time shows in no stage, only in the total."""
-        stages = {"admit": self._started_at - self._call.arrived_at}
+        stages = {
+            "admit": self._started_at - self._call.arrived_at,
+            "classify": self._placed_at - self._started_at,
+        }
         if "queue" in reply.stages:
             stages["queue"] = reply.stages["queue"]
         stages["link"] = link_s
