@@ -113,5 +113,10 @@ def test_a_wish_that_cannot_be_granted_is_named(agreed: Agreed, wishes: Wishes, 
         draft("m", "1", agreed, wishes)
 
 
+def test_strings_have_no_values_to_limit() -> None:
+    agreed = Agreed((TensorSpec("words", Datatype.BYTES, ("batch",)),), (VECTOR,), {"batch": (1, 9)})
+    assert not [one for one in draft("m", "1", agreed, Wishes()).choices if one.startswith("words")]
+
+
 def test_a_cost_is_a_feature_of_an_input() -> None:
     assert parse_cost("bytes:ids", TEXT.inputs) == Cost("bytes", "ids")

@@ -194,6 +194,12 @@ def test_axes_that_are_no_mapping_are_named() -> None:
         parse_manifest(yaml.safe_dump({**yaml.safe_load(TEXT), "axes": [1]}), SOURCE)
 
 
+def test_the_one_wrong_axis_among_right_ones_is_named() -> None:
+    axes = {"batch": {"min": 1, "max": 2}, "width": {"min": 1, "max": "wide"}}
+    with pytest.raises(RepositoryError, match=r"axes\.width: Expected `int`, got `str`"):
+        parse_manifest(yaml.safe_dump({**yaml.safe_load(TEXT), "axes": axes}), SOURCE)
+
+
 def test_axes_with_a_key_that_is_no_name_are_refused() -> None:
     with pytest.raises(RepositoryError, match=r"axes"):
         parse_manifest(yaml.safe_dump({**yaml.safe_load(TEXT), "axes": {1: {"min": 1, "max": 2}}}), SOURCE)
