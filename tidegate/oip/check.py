@@ -30,6 +30,9 @@ from tidegate.types import Datatype, InferRequest, Tensor
 
 MAX_ID_CHARACTERS: Final = 1024
 
+_largest: Final = np.maximum.reduce
+_smallest: Final = np.minimum.reduce
+
 _MAX_CHECKERS: Final = 256
 _checkers: dict[int, Checker] = {}
 
@@ -68,7 +71,7 @@ class _Dimension:
 class _Scan:
     """Which values are allowed, and how the raw bytes are read to see them in as few passes as possible."""
 
-    numpy_name: str
+    dtype: np.dtype[Any]
     low: float | None  # None: the unsigned reading makes the lower bound part of the upper one
     high: float
 
@@ -173,13 +176,15 @@ def _dimension(entry: int | str, axes: Mapping[str, Axis]) -> _Dimension:
 
 def _scan(datatype: Datatype, bounds: Bounds | None) -> _Scan | None:
     if datatype is Datatype.BOOL:
-        return _Scan("<u1", None, 1.0)  # any other byte is no boolean, and engines differ in what they make of it
+        return _Scan(
+            np.dtype("<u1"), None, 1.0
+        )  # any other byte is no boolean, and engines differ in what they make of it
     if bounds is None or datatype is Datatype.BYTES:
         return None
     name = datatype.numpy_name
     if name[1] in "iu" and datatype is not Datatype.BF16 and bounds.min == 0:
-        return _Scan(name.replace("i", "u"), None, bounds.max)
-    return _Scan(name, bounds.min, bounds.max)
+        return _Scan(np.dtype(name.replace("i", "u")), None, bounds.max)
+    return _Scan(np.dtype(name), bounds.min, bounds.max)
 
 
 def _check_tensor(tensor: Tensor, rule: _Rule, lengths: dict[str, int]) -> None:
@@ -214,10 +219,12 @@ def _check_content(tensor: Tensor, rule: _Rule) -> None:
         )
     scan = rule.scan
     if scan is not None and elements:
-        values = np.frombuffer(tensor.raw, scan.numpy_name)
+        values = np.frombuffer(tensor.raw, scan.dtype)
         if tensor.datatype is Datatype.BF16:
             values = _widened(values)
-        if not (np.maximum.reduce(values) <= scan.high and (scan.low is None or np.minimum.reduce(values) >= scan.low)):
+        # As Python numbers: comparing a numpy scalar costs as much as the reduction of a short row.
+        inside = _largest(values).item() <= scan.high and (scan.low is None or _smallest(values).item() >= scan.low)
+        if not inside:
             raise _wrong_value(tensor, rule)
 
 

@@ -146,6 +146,14 @@ def _tensors(entries: Any, raw: Any, kind: str, fault: Callable[[str], ServeErro
 
 
 def _raw_tensor(entry: Any, content: bytes, kind: str, fault: Callable[[str], ServeError]) -> Tensor:
+    # Spelled out for the common case: this is the gateway's hottest loop beside grpc's own.
+    datatype = _DATATYPES.get(entry.datatype)
+    if datatype is None or entry.parameters or entry.HasField("contents"):
+        return _rare_raw_tensor(entry, content, kind, fault)
+    return Tensor(entry.name, datatype, tuple(entry.shape), content, NO_PARAMETERS)
+
+
+def _rare_raw_tensor(entry: Any, content: bytes, kind: str, fault: Callable[[str], ServeError]) -> Tensor:
     if entry.HasField("contents"):
         raise fault(f"{kind} {shown(entry.name)} has typed contents beside raw_{kind}_contents; use one of them")
     return _tensor(entry, content, kind, fault)

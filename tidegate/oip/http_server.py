@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from tidegate import clock
 from tidegate.oip import metadata
@@ -40,7 +40,7 @@ from tidegate.oip.http import (
     encode_response,
     header_length_of,
 )
-from tidegate.oip.reply import reply_headers, reply_parameters
+from tidegate.oip.reply import LOAD_KEY, load_text, reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.types import Call, Reply
@@ -54,7 +54,7 @@ RefusalObserver = Callable[[str, str, ServeError], None]
 
 _SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
-_ENCODINGS: Final = frozenset({"", "identity", *_WINDOW_BITS})
+_ENCODINGS: Final = frozenset({"identity", *_WINDOW_BITS})
 
 _log = structlog.get_logger(__name__)
 
@@ -111,24 +111,33 @@ def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | 
 
 async def read_body(request: web.Request, max_body_bytes: int) -> bytes:
     """The request's body, decompressed. Raises TooLarge before more than the limit is held, and InvalidRequest."""
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
+    encoding = request.headers.get("Content-Encoding", "")
+    if encoding and encoding.strip().lower() not in _ENCODINGS:
         raise InvalidRequest(f"Content-Encoding {shown(encoding)} is not supported; use gzip or deflate")
     announced = request.content_length
     if announced is not None and announced > max_body_bytes:
         raise _too_large(max_body_bytes)
-    chunks, size = [], 0
+    content = request.content
     try:
-        async for chunk in request.content.iter_any():
-            size += len(chunk)
-            if size > max_body_bytes:
-                raise _too_large(max_body_bytes)
-            chunks.append(chunk)
+        body = await content.readany()
+        if content.at_eof() and len(body) <= max_body_bytes:
+            return body  # all there at once, as a body of ordinary size is
+        return await _read_on(content, body, max_body_bytes)
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the body is no valid {encoding or 'HTTP'} data") from error
     except ConnectionError as error:  # nobody is left to read this, but it is no defect of ours either
         raise InvalidRequest("the connection ended before the body did") from error
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _read_on(content: StreamReader, first: bytes, max_body_bytes: int) -> bytes:
+    chunks, size = [first], len(first)
+    while size <= max_body_bytes:
+        chunk = await content.readany()
+        if not chunk:
+            return b"".join(chunks)
+        chunks.append(chunk)
+        size += len(chunk)
+    raise _too_large(max_body_bytes)
 
 
 class OipRoutes:
@@ -176,8 +185,9 @@ class OipRoutes:
         call, binary, wanted = await self._call(request, arrived_at)
         reply = await self._host.infer(call)
         response = with_classes(reply.response, wanted) if wanted else reply.response
-        encoded = encode_response(response, binary, reply_parameters(reply))
-        return await _answer(request, encoded, _answer_headers(call, reply))
+        words = reply_parameters(reply)
+        encoded = encode_response(response, binary, words)
+        return await _answer(request, encoded, _answer_headers(call, reply, words))
 
     async def _call(self, request: web.Request, arrived_at: float) -> tuple[Call, BinaryOutputs, dict[str, int]]:
         name = request.match_info["model"]
@@ -281,8 +291,10 @@ def _json_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("the body is no JSON object") from error
 
 
-def _answer_headers(call: Call, reply: Reply) -> dict[str, str]:
-    headers = reply_headers(reply)
+def _answer_headers(call: Call, reply: Reply, words: dict[str, str]) -> dict[str, str]:
+    headers = dict(words)
+    if reply.load is not None:
+        headers[LOAD_KEY] = load_text(reply.load)
     if TRACE_KEY in call.headers:
         headers[TRACE_KEY] = call.headers[TRACE_KEY]
     return headers
