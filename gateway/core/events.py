@@ -37,7 +37,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """A load report, from an answer, a refusal or a frame of its own. `offers` is None where they did not change."""
+    """A load report that came without an answer (which has its own in the `Reply`). `offers` None: not changed."""
 
     target_id: str
     load: LoadReport

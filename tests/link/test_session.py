@@ -185,7 +185,7 @@ async def test_a_question_is_accepted_and_answered_with_its_times_and_load() -> 
         )
         assert words == [Accepted(0, 0.25)]
         assert answered.load is not None
-        assert pair.heard.loads[-1] == (answered.load.sequence, None)
+        assert answered.load.epoch == 9
 
 
 @on_virtual_time
@@ -338,6 +338,24 @@ async def test_a_question_ends_with_its_budget_and_so_does_the_work_on_it() -> N
 
 
 @on_virtual_time
+async def test_each_question_ends_with_its_own_budget_in_whatever_order_they_were_asked() -> None:
+    async with running() as pair:
+        pair.host.gate.clear()
+        asked_at = clock.now()
+        ended: list[tuple[float, float]] = []
+
+        async def ask(budget_s: float) -> None:
+            with pytest.raises(DeadlineExceeded):
+                await pair.ask(budget_s=budget_s)
+            ended.append((budget_s, clock.now() - asked_at))
+
+        await asyncio.gather(*[ask(budget_s) for budget_s in (3.0, 1.0, 2.0, 1.0, 0.5)])
+
+        assert [budget_s for budget_s, _ in ended] == [0.5, 1.0, 1.0, 2.0, 3.0]
+        assert all(took_s == pytest.approx(budget_s) for budget_s, took_s in ended)
+
+
+@on_virtual_time
 async def test_without_time_left_nothing_is_sent() -> None:
     async with running() as pair:
         with pytest.raises(DeadlineExceeded, match="no time was left"):
@@ -356,10 +374,12 @@ async def test_an_answer_that_comes_too_late_is_ignored() -> None:
         pair.asking.inbound.silent = False
         assert late
 
+        loads = len(pair.heard.loads)
         pair.asking.inbound.messages.put_nowait(late[0])
         pair.asking.inbound.messages.put_nowait(late[0])
 
         assert tensor_of(await pair.ask()) == b"abc"
+        assert len(pair.heard.loads) == loads + 2, "but for its news of the load"
 
 
 @on_virtual_time

@@ -1,6 +1,6 @@
 """The side that wants work done: questions out, answers matched to whoever waits for them.
 
-Each question has an id, a future and, with a budget, a timer. It ends in exactly one way: its answer, the other
+Each question has an id, a future and a deadline. It ends in exactly one way: its answer, the other
 side's refusal (rebuilt as the very error that was raised there), DeadlineExceeded when its budget is gone,
 Unreachable when the stream ends, or cancellation. However it ends before an answer, the other side is told to stop
 working on it, unless nothing of it has left yet. What still arrives for it afterwards is ignored: an id that was
@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
@@ -36,7 +37,9 @@ class Listener(Protocol):
 
     def greeted(self, greeting: Greeting) -> None: ...
 
-    def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None: ...
+    def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
+        """A load that no answer brings to the one who asked: of a refusal, of a late answer, or a frame of its own."""
+        ...
 
     def measured(self, rtt_s: float) -> None: ...
 
@@ -45,8 +48,7 @@ class Listener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One request as it is asked of one target."""
 
     message: bytes  # tidegate.oip.ModelInferRequest, serialized
@@ -61,6 +63,7 @@ class Question:
 class _Pending:
     parcel: Parcel
     answer: asyncio.Future[Answered]
+    deadline: float
     on_accepted: Callable[[Accepted], None]
 
 
@@ -82,6 +85,9 @@ class Asker:
         self._max_message_bytes = max_message_bytes
         self._pending: dict[int, _Pending] = {}
         self._last_id = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_at = inf  # the earliest deadline that the timer is set for
+        self._loop = asyncio.get_running_loop()
         self._partials: Assembly[link_pb2.Answer] = Assembly(
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
@@ -115,14 +121,14 @@ class Asker:
         if not self.session.has_room:
             await self._wait_for_room(question.deadline)
         id, pending = self._post(question)
-        timer = pending.answer.get_loop().call_at(question.deadline, self._expire, id)
+        if question.deadline < self._expiry_at:
+            self._expire_at(question.deadline)
         try:
             return await pending.answer
         except asyncio.CancelledError:
             self._withdraw(id)
             raise
         finally:
-            timer.cancel()
             self._forget(id)
 
     def _check(self, question: Question) -> None:
@@ -162,14 +168,26 @@ class Asker:
 
         size_bytes = _REQUEST_FRAME_BYTES + (0 if chunked else len(message))
         parcel = Parcel(encode, size_bytes, id, message if chunked else b"")
-        pending = _Pending(parcel, asyncio.get_running_loop().create_future(), question.on_accepted)
+        pending = _Pending(parcel, self._loop.create_future(), question.deadline, question.on_accepted)
         self._pending[id] = pending
         self.session.post(parcel)
         return id, pending
 
-    def _expire(self, id: int) -> None:
-        self._withdraw(id)
-        self._fail(id, DeadlineExceeded("the target did not answer in time"))
+    def _expire_at(self, instant: float) -> None:
+        """Look for expired questions then. One timer serves them all: most are answered long before their deadline."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry_at = instant
+        self._expiry = self._loop.call_at(instant, self._expire)
+
+    def _expire(self) -> None:
+        now = clock.now()
+        for id in [id for id, pending in self._pending.items() if pending.deadline <= now]:
+            self._withdraw(id)
+            self._fail(id, DeadlineExceeded("the target did not answer in time"))
+        self._expiry, self._expiry_at = None, inf
+        if self._pending:
+            self._expire_at(min(pending.deadline for pending in self._pending.values()))
 
     def _withdraw(self, id: int) -> None:
         """Have the other side stop working on it, if it may have begun."""
@@ -219,6 +237,8 @@ class Asker:
 
     def ended(self, reason: str) -> None:
         self._closed = reason
+        if self._expiry is not None:
+            self._expiry.cancel()
         for id in tuple(self._pending):
             self._fail(id, Unreachable(reason))
 
@@ -237,11 +257,10 @@ class Asker:
 
     def _take_answer(self, frame: link_pb2.Answer) -> None:
         pending = self._find(frame.id)
-        if frame.HasField("load"):
-            self._listener.loaded(frames.load_of(frame.load), None)
         if pending is None:
-            return
-        if frame.chunked_bytes:
+            if frame.HasField("load"):  # the news is as good as if somebody had still waited for the answer
+                self._listener.loaded(frames.load_of(frame.load), None)
+        elif frame.chunked_bytes:
             self._expect(frame)
         elif not pending.answer.done():
             pending.answer.set_result(frames.answered_of(frame, frame.message))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -42,9 +43,8 @@ class Greeting:
     offers: tuple[ModelOffer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One answer, its OIP message still serialized: whoever asked may want to look at the route before the tensors."""
+class Answered(NamedTuple):  # one comes with every request: a frozen dataclass takes five times as long to make
+    """One answer, its OIP message still serialized: it belongs to whoever asked."""
 
     message: bytes
     queue_s: float
