@@ -149,8 +149,8 @@ def _pool(options: Options) -> ProcessPlan:
             "host": LOOPBACK,
             "grpc_port": port,
             "model_repository": str(options.models),
-            # A pool that takes every core spins against its neighbours: with two threads on two busy cores, one call
-            # takes ten times as long as with one thread. On a machine of its own it takes all.
+            # Threads of one computation wait for each other by spinning. A pool that takes every core of a machine that
+            # it shares with the rest spins against them, and everyone is slower. On its own machine it takes all.
             "threads": max(1, options.cores - 1),
             "warmup_budget_s": POOL_WARMUP_S,
         },
