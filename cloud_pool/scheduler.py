@@ -34,10 +34,10 @@ from cloud_pool.core.batching import DOOM_RATIO, Queued
 from cloud_pool.core.grouping import padded_units
 from cloud_pool.core.lane import Lane, Piece
 from cloud_pool.core.padding import Arrays, WrongResults
-from cloud_pool.core.priority import order_key
 from tidegate import clock
 from tidegate.oip.host import Tally
 from tidegate.outcome import DeadlineExceeded, InternalError, ServeError, Unreachable
+from tidegate.priority import order_key
 from tidegate.types import Accepted
 from tidegate.workers.process import Computed, WorkerDied
 

@@ -5,9 +5,9 @@ batch may yet form; once it is idle, waiting for company costs its time (`refere
 7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of its oldest member;
 it is 0 by default.
 
-The order is earliest deadline first with priority (`priority.py`): the first in order is the head, and leaves in this
-batch. Who else comes along is decided by what they cost together (`grouping.py`), and never makes the head late. A
-companion cannot lose by joining: it would otherwise start after this batch has ended.
+The order is earliest deadline first with priority (`tidegate/priority.py`): the first in order is the head, and leaves
+in this batch. Who else comes along is decided by what they cost together (`grouping.py`), and never makes the head
+late. A companion cannot lose by joining: it would otherwise start after this batch has ended.
 
 What is too late is dropped early and provably: a request that would miss its deadline even if it began now and took
 DOOM_RATIO of its predicted time. It is refused when it comes, and removed by a timer (`next_wake`, `expire`) while it
@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from cloud_pool.core.grouping import Limits, Shape, group_of_head
-from cloud_pool.core.priority import order_key
 from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.priority import order_key
 
 DOOM_RATIO = 0.6  # simulated: late drop at 0.6 gains 6.4 points at 1.2 of the load (`reference/routing.md` B6)
 RETRY_AFTER_RANGE_S = (0.05, 30.0)

@@ -8,8 +8,8 @@ the door, and an immediate "no" lets the gateway place the request elsewhere whi
   its deadline: `DeadlineExceeded` at once. Merely probable lateness is not refused here; the gateway decides about
   chances.
 
-Order is by deadline, moved forward by a boost for each level of priority. There is no ageing: every request has a
-deadline, so none waits for ever. A waiting request is dropped as soon as it could not make it even if it started now;
+Order is by deadline and priority, as everywhere (`tidegate/priority.py`). Every request has a deadline, so none waits
+for ever. A waiting request is dropped as soon as it could not make it even if it started now;
 `next_wake` says when that next happens, so its caller hears by a timer and not when a slot happens to become free.
 
 Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` are
@@ -22,7 +22,7 @@ keeps to tens of microseconds.
 It can be wrong when predictions are: `cost_s` is the caller's, corrected by what calls really took.
 
 Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 1973
-(EDF); `routing.md` B6.3 (late, provable drop) and B7 (priority boost).
+(EDF); `routing.md` B6.3 (late, provable drop).
 """
 
 from __future__ import annotations
@@ -32,19 +32,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.priority import order_key
 from tidegate.types import Accepted
 
 OPTIMISM = 0.6  # routing.md B6.3: faster than its prediction by more than this, a call never is
-PRIORITY_BOOST_S = 0.025
-DEFAULT_PRIORITY = 2  # what 0 means, as in the pool: 1 goes before it, larger numbers after
-LOWEST_PRIORITY = 4
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
-
-
-def boost_s(priority: int) -> float:
-    """By how much a priority (1 highest, 0 default) moves a deadline forward in the order; negative for low ones."""
-    level = min(priority, LOWEST_PRIORITY) if priority > 0 else DEFAULT_PRIORITY
-    return (DEFAULT_PRIORITY - level) * PRIORITY_BOOST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class Ticket:
 
     @property
     def key(self) -> float:
-        return self.deadline - boost_s(self.priority)
+        return order_key(self.deadline, self.priority)
 
     @property
     def latest_start(self) -> float:
@@ -149,7 +141,7 @@ class EdgeQueue:
 
     def queue_ahead(self, deadline: float, priority: int = 0) -> int:
         """How many of those that wait or compute would go before a request that arrived now."""
-        key = deadline - boost_s(priority)
+        key = order_key(deadline, priority)
         return len(self._running) + sum(1 for ticket in self._waiting if ticket.key <= key)
 
     def queue_delay_s(self, now: float) -> float:

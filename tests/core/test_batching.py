@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cloud_pool.core.batching import DOOM_RATIO, Batcher, Queued
 from cloud_pool.core.grouping import Shape
-from cloud_pool.core.priority import DEFAULT_LEVEL, LAST_LEVEL, LEVEL_S, level_of, order_key
 from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.priority import DEFAULT_LEVEL, LAST_LEVEL, LEVEL_S, level_of, order_key
 
 NOW = 100.0
 

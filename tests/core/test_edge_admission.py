@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edge_agent.core.admission import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, Ticket, boost_s
+from edge_agent.core.admission import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, Ticket
 from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.priority import LEVEL_S
 from tidegate.types import Accepted
 
 _ids = count(1)
@@ -51,19 +52,11 @@ def test_equal_deadlines_are_served_in_the_order_of_arrival() -> None:
     assert drained(queue_with(first, second, third)) == [first.id, second.id, third.id]
 
 
-@pytest.mark.parametrize(
-    ("priority", "boost"),
-    [(1, 0.025), (2, 0.0), (0, 0.0), (-1, 0.0), (3, -0.025), (4, -0.050), (2**31, -0.050)],
-)
-def test_a_level_of_priority_is_worth_25_ms_of_deadline(priority: int, boost: float) -> None:
-    assert boost_s(priority) == pytest.approx(boost)
+def test_priority_moves_a_request_before_earlier_deadlines_of_its_time_but_not_before_those_long_waiting() -> None:
+    urgent = ticket(deadline=1.0 + LEVEL_S, priority=1)
+    ordinary, long_waiting = ticket(deadline=1.1), ticket(deadline=0.9)
 
-
-def test_priority_moves_a_request_before_slightly_earlier_deadlines_only() -> None:
-    urgent = ticket(deadline=1.020, priority=1)
-    near, much_earlier = ticket(deadline=1.000), ticket(deadline=0.900)
-
-    assert drained(queue_with(near, urgent, much_earlier)) == [much_earlier.id, urgent.id, near.id]
+    assert drained(queue_with(ordinary, urgent, long_waiting)) == [long_waiting.id, urgent.id, ordinary.id]
 
 
 def test_a_worker_that_computes_does_not_hold_up_another_model_while_a_slot_is_free() -> None:
@@ -177,7 +170,7 @@ def test_two_slots_do_not_help_two_requests_for_the_same_worker() -> None:
     assert queue.admit(ticket(deadline=9.0, cost_s=1.0), 0.0).finish_in_s == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(("deadline", "priority", "ahead"), [(0.5, 0, 1), (1.5, 0, 2), (9.0, 0, 3), (2.02, 1, 2)])
+@pytest.mark.parametrize(("deadline", "priority", "ahead"), [(0.5, 0, 1), (1.5, 0, 2), (9.0, 0, 3), (2.02, 1, 1)])
 def test_the_queue_ahead_counts_what_computes_and_what_goes_first(deadline: float, priority: int, ahead: int) -> None:
     queue = queue_with(ticket(deadline=0.4), ticket(deadline=1.0), ticket(deadline=2.0))
     queue.take(0.0)

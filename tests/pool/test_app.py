@@ -102,7 +102,14 @@ async def test_an_unmodified_client_is_answered(texts: Path) -> None:
         }
 
 
-async def test_texts_get_the_same_embedding_alone_and_in_any_company(demo_repository: Repository) -> None:
+async def test_texts_get_the_same_embedding_alone_and_in_any_company(
+    demo_repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nominal(*_: object, **__: object) -> tuple[tuple[float, float], ...]:
+        # What is grouped depends on the measured table; a busy machine's would leave nothing to compare.
+        return (1.0, 0.0083), (64.0, 0.024), (512.0, 0.135), (4096.0, 1.1)
+
+    monkeypatch.setattr("cloud_pool.supervisor.measure", nominal)
     random = np.random.default_rng(5)
     lengths = [3, 250, 17, 18, 40, 5, 41, 16, 96, 12, 12, 90]
     ids = [random.integers(1000, 30_000, (1, length)) for length in lengths]
