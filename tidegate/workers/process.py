@@ -201,7 +201,9 @@ class WorkerProcess:
             stdout=2,  # our stderr: stdout carries our events, and nothing that a runtime prints may get among them
             # numpy's own BLAS pool is never used in a worker; the runtimes' pools are bounded when an engine is
             # loaded.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            # Threads that wait must sleep: OpenMP's spin takes the core from the very process that would feed them (a
+            # training beside busy neighbours took 6 s instead of 42 s). Whoever owns the machine alone may set ACTIVE.
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
 
     async def _call(self, call_id: int, frame: list[Buffer] | list[bytes]) -> _Answer:
