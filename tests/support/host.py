@@ -83,6 +83,10 @@ class FakeHost:
         self.is_ready = True
         self.answer: Callable[[Call], Reply] = self.computed
         self.hold: asyncio.Event | None = None  # set it and calls wait for it
+        self._statistics = {
+            (manifest.name, manifest.version): ModelStatistics(manifest.name, manifest.version)
+            for manifest in self._manifests
+        }
 
     def __repr__(self) -> str:
         return f"<FakeHost {len(self.calls)} calls>"
@@ -108,7 +112,7 @@ class FakeHost:
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         chosen = [self.manifest(name, version)] if name else list(self._manifests)
-        return [ModelStatistics(manifest.name, manifest.version) for manifest in chosen]
+        return [self._statistics[manifest.name, manifest.version] for manifest in chosen]
 
     async def infer(self, call: Call) -> Reply:
         self.calls.append(call)
@@ -119,7 +123,17 @@ class FakeHost:
             except asyncio.CancelledError:
                 self.cancelled.set()
                 raise
-        return self.answer(call)
+        reply = self.answer(call)
+        self._count(call)
+        return reply
+
+    def _count(self, call: Call) -> None:
+        """What perf_analyzer reads: it gives up on a model whose counts stand still."""
+        model = self._statistics[call.request.model_name, self.manifest(call.request.model_name).version]
+        model.inference_count += 1
+        model.execution_count += 1
+        for tally in (model.success, model.queue, model.compute_infer):
+            tally.add(0.001)
 
     def computed(self, call: Call) -> Reply:
         """The arithmetic answer, said to be from an edge that had two seconds left."""
