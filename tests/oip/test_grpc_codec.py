@@ -39,10 +39,11 @@ def test_a_request_crosses_the_wire_unchanged(
     assert request_from_message(over_the_wire(message_from_request(request))) == request
 
 
-@given(several(), PARAMETERS, st.text("abc", max_size=4))
+@given(several(), PARAMETERS, PARAMETERS, st.text("abc", max_size=4))
 def test_a_response_crosses_the_wire_unchanged(
-    outputs: tuple[Tensor, ...], parameters: dict[str, Parameter], id_: str
+    outputs: tuple[Tensor, ...], parameters: dict[str, Parameter], own: dict[str, Parameter], id_: str
 ) -> None:
+    outputs = tuple(replace(tensor, parameters=own) for tensor in outputs)
     response = InferResponse("m", "2", outputs, id_, parameters)
     assert response_from_message(over_the_wire(message_from_response(response))) == response
 

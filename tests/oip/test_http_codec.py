@@ -128,6 +128,11 @@ def test_an_outputs_own_word_overrides_the_requests(default: bool | None, named:
     assert ("y" in decode(body_of(entry([1]), outputs=[output], **more)).binary) is binary
 
 
+def test_numbers_may_carry_parameters_of_their_own() -> None:
+    (tensor,) = decode(body_of(entry([1], parameters={"mine": 1}))).request.inputs
+    assert (tensor.parameters, len(tensor.raw)) == ({"mine": 1}, 4)
+
+
 def test_nulls_and_unknown_fields_are_as_if_absent() -> None:
     body = body_of(entry([1], parameters=None), id=None, parameters=None, outputs=None, new={"deep": [1]})
     assert decode(body).request == InferRequest("m", decode(body_of(entry([1]))).request.inputs)

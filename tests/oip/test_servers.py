@@ -18,9 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.oip.test_malformed import GOOD, PLAIN, http_body
+from tests.support.host import FakeHost
 from tests.support.oip_servers import MAX_BYTES, Servers
 from tidegate.oip.grpc import message_from_request, response_from_message
-from tidegate.oip.grpc_server import STREAM_WINDOW, server_options
+from tidegate.oip.grpc_server import STREAM_WINDOW, OipService, add_oip_service, server_options
+from tidegate.oip.health import HealthService
+from tidegate.oip.http_server import OipRoutes
 from tidegate.oip.reply import load_from_text
 from tidegate.outcome import (
     ERRORS,
@@ -219,6 +222,19 @@ def _grown(reply: Reply, size: int) -> Reply:
     return replace(reply, response=replace(reply.response, outputs=(tensor,)))
 
 
+async def test_a_service_bounds_messages_also_on_a_server_made_without_its_options() -> None:
+    host = FakeHost()
+    server = grpc.aio.server()
+    add_oip_service(server, host, max_message_bytes=100)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 100 may come"):
+            await grpc_infer(Servers(host, "", address))
+    finally:
+        await server.stop(0)
+
+
 # A caller that leaves
 
 
@@ -230,6 +246,22 @@ async def test_an_http_caller_that_leaves_cancels_the_host(servers: Servers) -> 
                 pass
     async with asyncio.timeout(5):
         await servers.host.cancelled.wait()
+
+
+async def test_a_caller_that_leaves_within_its_body_leaves_no_trace(
+    servers: Servers, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, _, port = servers.http.partition(":")
+    for _ in range(3):
+        _, writer = await asyncio.open_connection(name, int(port))
+        writer.write(b"POST /v2/models/minilm/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    async with aiohttp.ClientSession() as session, http_infer(session, servers) as response:
+        assert response.status == 200
+    assert (caplog.records, capsys.readouterr().out) == ([], "")
+    assert len(servers.host.calls) == 1
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
@@ -449,3 +481,10 @@ async def test_a_second_server_on_the_same_port_fails(servers: Servers) -> None:
     second = grpc.aio.server(options=server_options(MAX_BYTES))
     with pytest.raises(RuntimeError):
         second.add_insecure_port(servers.grpc)
+
+
+def test_what_holds_state_says_so_in_a_line() -> None:
+    host = FakeHost()
+    assert repr(OipService(host, max_message_bytes=1)) == "<OipService tidegate 3 models>"
+    assert repr(OipRoutes(host, max_body_bytes=1)) == "<OipRoutes tidegate 3 models>"
+    assert repr(HealthService(host, ())) == "<HealthService tidegate serving>"

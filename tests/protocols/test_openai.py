@@ -103,8 +103,11 @@ async def test_what_the_model_cannot_take_is_cut_and_said_so(servers: Servers, c
 
 
 async def test_an_answer_says_where_it_was_made(client: openai.AsyncOpenAI) -> None:
-    raw = await client.embeddings.with_raw_response.create(model="minilm", input="hello")
+    raw = await client.embeddings.with_raw_response.create(
+        model="minilm", input="hello", extra_headers={"traceparent": "00-a-b-01"}
+    )
     assert raw.headers["tidegate-served-by"] == "edge/attic"
+    assert raw.headers["traceparent"] == "00-a-b-01"
     assert raw.headers["content-type"] == "application/json"
     assert "tidegate-truncated" not in raw.headers
     assert (raw.parse().model_extra or {})["tidegate"]["tidegate-route"].startswith("cheapest; variant=int8")
