@@ -23,16 +23,17 @@ from google.protobuf.message import DecodeError, Message
 
 from gateway.core.events import LinkDown, LinkEvent, LinkRtt, LinkUp
 from gateway.upstream.foreign import manifest_from, offer_of
-from gateway.upstream.messages import request_bytes, response_from_bytes
+from gateway.upstream.messages import response_from_bytes
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.asker import MAX_MESSAGE_BYTES
 from tidegate.models.manifest import Manifest
+from tidegate.oip.grpc import message_from_request
 from tidegate.oip.reply import LOAD_KEY, TIMING_KEY, load_from_text
 from tidegate.oip.status import CODE_KEY, error_from_grpc
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError, TooLarge, Unreachable
 from tidegate.rpc import oip_pb2
-from tidegate.types import Accepted, InferRequest, Parameter, Reply
+from tidegate.types import Accepted, InferRequest, Reply
 
 log = structlog.get_logger(__name__)
 
@@ -141,7 +142,7 @@ class UnaryTarget:
         assert self._infer is not None, "used outside of its `async with`"
         if budget_s <= 0:
             raise DeadlineExceeded("no time was left to ask")
-        message = request_bytes(self._worded(request, budget_s, priority))
+        message = self._worded(request, budget_s, priority)
         call = self._infer(message, timeout=budget_s, metadata=self._metadata(variant, traceparent) or None)
         try:
             raw = await call
@@ -189,16 +190,17 @@ class UnaryTarget:
 
     # what goes out
 
-    def _worded(self, request: InferRequest, budget_s: float, priority: int) -> InferRequest:
-        """The request with this hop's parameters in place of the caller's."""
-        parameters: dict[str, Parameter] = {
-            name: value for name, value in request.parameters.items() if not name.startswith("tidegate-")
-        }
-        parameters["timeout"] = int(budget_s * 1e6)
-        parameters.pop("priority", None)
+    def _worded(self, request: InferRequest, budget_s: float, priority: int) -> bytes:
+        """The request's message, with this hop's parameters in place of the caller's hints."""
+        if request.parameters:
+            kept = {name: value for name, value in request.parameters.items() if not name.startswith("tidegate-")}
+            kept.pop("priority", None)
+            request = replace(request, parameters=kept)
+        message = message_from_request(request)
+        message.parameters["timeout"].int64_param = int(budget_s * 1e6)
         if priority:
-            parameters["priority"] = priority
-        return replace(request, parameters=parameters)
+            message.parameters["priority"].int64_param = priority
+        return message.SerializeToString()
 
     def _metadata(self, variant: str, traceparent: str) -> tuple[tuple[str, str], ...]:
         trace = (("traceparent", traceparent),) if traceparent else ()

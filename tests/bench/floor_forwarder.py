@@ -1,4 +1,4 @@
-"""The floor: the least that an HTTP-to-gRPC forwarder in Python can do. No checks, no choice, no deadline, no errors."""
+"""The floor: the least that an HTTP-to-gRPC forwarder in Python can do. No checks, choice, deadline or errors."""
 
 import json
 import sys
@@ -8,6 +8,10 @@ import uvloop
 from aiohttp import web
 
 from tidegate.rpc import oip_pb2
+
+
+def size_of(raw: bytes) -> dict[str, object]:
+    return {"parameters": {"binary_data_size": len(raw)}}
 
 
 async def serve(upstream: str) -> web.Application:
@@ -29,9 +33,9 @@ async def serve(upstream: str) -> web.Application:
             at += size
         answer = await call(message)
         outputs = [
-            {"name": out.name, "datatype": out.datatype, "shape": list(out.shape), "parameters": {"binary_data_size": len(raw)}}
+            {"name": out.name, "datatype": out.datatype, "shape": list(out.shape), **size_of(raw)}
             for out, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-        ]  # fmt: skip
+        ]
         head = json.dumps({"model_name": answer.model_name, "outputs": outputs}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
         return web.Response(body=head + b"".join(answer.raw_output_contents), headers=headers)
@@ -43,11 +47,5 @@ async def serve(upstream: str) -> web.Application:
 
 if __name__ == "__main__":
     uvloop.install()
-    ready = json.dumps({"event": "ready"})
-    web.run_app(
-        serve(sys.argv[1]),
-        host="127.0.0.1",
-        port=int(sys.argv[2]),
-        access_log=None,
-        print=lambda _: print(ready, flush=True),
-    )
+    announce = lambda _: print(json.dumps({"event": "ready"}), flush=True)  # noqa: E731
+    web.run_app(serve(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]), access_log=None, print=announce)

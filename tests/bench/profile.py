@@ -2,11 +2,11 @@
 
     python -m tests.bench.profile OUT MODULE [ARGUMENT …]
 
-Every half millisecond of CPU time that the process uses, in any thread, the main thread's stack is looked at. A
-tracing profiler would count each call twice over and make code of many small functions look worse than it is; samples
-cost one part in a hundred. A sample is charged to the innermost frame that belongs to a known part, so that what the
-standard library does for a codec counts as the codec's. Where the main thread waits while CPU is used, gRPC's own
-threads use it.
+Every few milliseconds (the kernel's tick) of CPU time that the process uses, in any thread, the main thread's stack
+is looked at. A tracing profiler would count each call twice over and make code of many small functions look worse
+than it is; samples cost one part in a hundred. A sample is charged to the innermost frame that belongs to a known
+part, so that what the standard library does for a codec counts as the codec's. Where the main thread waits while CPU
+is used, gRPC's own threads use it.
 
 Sampling begins when the process gets SIGUSR1, so that its start is not counted; OUT is JSON, written when it ends.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-INTERVAL_S: Final = 0.0005
+INTERVAL_S: Final = 0.001
 
 # The first that a path contains.
 PARTS: Final = (
@@ -40,7 +40,9 @@ PARTS: Final = (
     ("/gateway/upstream/", "hop: targets and link"),
     ("/tidegate/link/", "hop: targets and link"),
     ("/grpc/", "hop: grpc.aio"),
-    ("/gateway/", "layers and host"),
+    ("/gateway/layers/", "layers and host"),
+    ("/gateway/host", "layers and host"),
+    ("/gateway/catalog", "layers and host"),
 )
 LOOP: Final = "event loop, and gRPC's threads while it waits"
 

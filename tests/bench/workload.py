@@ -30,7 +30,13 @@ inputs:
 outputs:
   - {{name: sentence_embedding, datatype: FP32, shape: [batch, {WIDTH}]}}
 variants:
-  - {{name: fp32, artefact: none.onnx, engine: onnx, precision: fp32, where: [edge, pool], sha256: "{"0" * 64}", size_bytes: 1}}
+  - name: fp32
+    artefact: none.onnx
+    engine: onnx
+    precision: fp32
+    where: [edge, pool]
+    sha256: "{"0" * 64}"
+    size_bytes: 1
 cost: {{feature: tokens, input: input_ids}}
 default_budget_s: 10.0
 """
