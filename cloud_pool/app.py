@@ -25,15 +25,17 @@ from cloud_pool.catalogue import read_catalogue
 from cloud_pool.config import PoolConfig
 from cloud_pool.host import PoolHost
 from cloud_pool.scheduler import Scheduler
-from cloud_pool.supervisor import StartError, Supervisor
+from cloud_pool.supervisor import Supervisor
 from cloud_pool.worker import Loadable
 from tidegate import clock
 from tidegate.backoff import Backoff
+from tidegate.doors.grpc_door import grpc_door
 from tidegate.link.answerer import LinkService, add_link_service
 from tidegate.models.repository import Repository
-from tidegate.oip.grpc_server import add_oip_service, server_options
+from tidegate.oip.grpc_server import add_oip_service
 from tidegate.workers.process import WorkerProcess
 
+DOOR_GRACE_S = 0.1  # what calls that are left get when the door closes, after the drain
 log = structlog.get_logger(__name__)
 
 
@@ -100,10 +102,19 @@ class PoolApp:
         self._supervisor = self._new_supervisor(loadables, self._scheduler)
         epoch = int(clock.utc_s() * 1e6)
         self._host = PoolHost(config.name, loadables, self._scheduler, self._supervisor, epoch=epoch)
-        server = await self._open_door(self._host)
+        door = await self._stack.enter_async_context(
+            grpc_door(
+                self._add_services,
+                config.host,
+                config.grpc_port,
+                max_message_bytes=config.max_message_bytes,
+                grace_s=DOOR_GRACE_S,
+            )
+        )
+        self.address = door.address
         await self._stack.enter_async_context(self._supervisor)
-        await server.start()
-        self._stack.push_async_callback(self._drain, server)
+        await door.server.start()
+        self._stack.push_async_callback(self._drain, door.server)
 
     def _new_supervisor(self, loadables: list[Loadable], scheduler: Scheduler) -> Supervisor:
         config = self.config
@@ -120,10 +131,9 @@ class PoolApp:
             on_progress=self._on_progress,
         )
 
-    async def _open_door(self, host: PoolHost) -> grpc.aio.Server:
-        config = self.config
-        server = grpc.aio.server(options=server_options(config.max_message_bytes))
-        add_oip_service(server, host, max_message_bytes=config.max_message_bytes)
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        host, limit = self.host, self.config.max_message_bytes
+        add_oip_service(server, host, max_message_bytes=limit)
         self._link = add_link_service(
             server,
             host,
@@ -131,18 +141,8 @@ class PoolApp:
             epoch=lambda: host.epoch,
             offers=host.offers,
             load=host.load_report,
-            max_message_bytes=config.max_message_bytes,
+            max_message_bytes=limit,
         )
-        self._stack.push_async_callback(server.stop, None)
-        host_part = f"[{config.host}]" if ":" in config.host else config.host  # IPv6
-        try:
-            port = server.add_insecure_port(f"{host_part}:{config.grpc_port}")
-        except RuntimeError as error:
-            raise StartError(
-                f"cannot listen on {host_part}:{config.grpc_port} (key 'grpc_port'): is the port taken?"
-            ) from error
-        self.address = f"{host_part}:{port}"
-        return server
 
     def _announce(self) -> None:
         """The models came or went: gateways on a link stream hear it now."""
@@ -160,7 +160,7 @@ class PoolApp:
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
         self._scheduler.close()
-        await server.stop(0.1)
+        await server.stop(DOOR_GRACE_S)
 
     def __repr__(self) -> str:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from cloud_pool.worker import Loadable
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.repository import Repository, RepositoryError
+from tidegate.outcome import ModelNotFound
+from tidegate.process import StartError
 
 
 def read_catalogue(repository: Repository, models: Sequence[str] | None, precision: str) -> list[Loadable]:
@@ -22,18 +24,27 @@ def read_catalogue(repository: Repository, models: Sequence[str] | None, precisi
 
     Raises:
         RepositoryError: a manifest or an artefact is wrong, or there is nothing to serve.
-        ModelNotFound: a configured model does not exist.
+        StartError: a configured model does not exist.
     """
     if models is None:
         names = {manifest.name for manifest in repository.manifests() if manifest.variants_for("pool")}
     else:
         names = set(models)
     loadables = [
-        loadable for name in sorted(names) for loadable in _loadables(repository, repository.manifest(name), precision)
+        loadable
+        for name in sorted(names)
+        for loadable in _loadables(repository, _manifest(repository, name), precision)
     ]
     if not loadables:
         raise RepositoryError(f"{repository.root}: no model has a variant for the pool, so there is nothing to serve")
     return loadables
+
+
+def _manifest(repository: Repository, name: str) -> Manifest:
+    try:
+        return repository.manifest(name)
+    except ModelNotFound as error:
+        raise StartError(f"key 'models': {error.message}") from error
 
 
 def _loadables(repository: Repository, manifest: Manifest, precision: str) -> list[Loadable]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from tidegate.config import ProcessConfig
+from tidegate.telemetry import Level
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -58,3 +59,4 @@ class PoolConfig(ProcessConfig):
     drain_s: float = Field(
         2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."
     )
+    log_level: Level = Field("info", description="Least severity of logs on stderr.")

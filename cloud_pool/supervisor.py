@@ -27,6 +27,7 @@ from tidegate import clock
 from tidegate.backoff import Backoff
 from tidegate.fleet.offers import ModelState
 from tidegate.outcome import ServeError
+from tidegate.process import StartError
 from tidegate.workers.warmup import measure, warm
 
 CRASH_LOOP = 3
@@ -34,10 +35,6 @@ HEALTHY_S = 30.0
 WARMUP_TIMEOUT_S = 300.0  # measuring stops by itself much earlier; this is for a worker that hangs in it
 
 log = structlog.get_logger(__name__)
-
-
-class StartError(Exception):
-    """The pool could not be made ready; the message names the model and says why."""
 
 
 class Supervisor:

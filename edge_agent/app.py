@@ -19,6 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import grpc
 import structlog
 
 from edge_agent.catalogue import Entry, read_catalogue
@@ -27,17 +28,22 @@ from edge_agent.core.admission import EdgeQueue
 from edge_agent.core.reporting import AgentState
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
-from edge_agent.runner import Runner, StartError
+from edge_agent.runner import Runner
 from edge_agent.scheduler import Scheduler
-from edge_agent.server import grpc_door, http_door
 from edge_agent.sync import EdgeSync
 from tidegate import __version__, clock
 from tidegate.backoff import Backoff
-from tidegate.link.answerer import LinkService
+from tidegate.doors.grpc_door import grpc_door
+from tidegate.doors.http_door import http_door
+from tidegate.link.answerer import LinkService, add_link_service
 from tidegate.models.repository import Repository
+from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.http_server import error_middleware, oip_routes
+from tidegate.process import StartError
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.warmup import measure, warm
 
+DOOR_GRACE_S = 0.2  # what calls that are left get when a door closes, after the drain
 WILDCARDS = ("", "0.0.0.0", "::")
 log = structlog.get_logger(__name__)
 
@@ -125,18 +131,38 @@ class EdgeApp:
             await self._stack.enter_async_context(self._sync)
 
     async def _open_doors(self) -> None:
-        config, host, enter = self.config, self.host, self._stack.enter_async_context
-        door = grpc_door(
-            host,
-            config.host,
-            config.grpc_port,
-            epoch=lambda: self._epoch.current,
-            max_message_bytes=config.max_message_bytes,
+        """Both open before the models are warm: whoever asks is told "not ready", not refused by the kernel."""
+        config, enter = self.config, self._stack.enter_async_context
+        limit = config.max_message_bytes
+        door = await enter(
+            grpc_door(self._add_services, config.host, config.grpc_port, max_message_bytes=limit, grace_s=DOOR_GRACE_S)
         )
-        self.addresses["grpc"], self._link = await enter(door)
+        await door.server.start()
+        self.addresses["grpc"] = door.address
         if config.http_port is not None:
-            http = http_door(host, config.host, config.http_port, max_body_bytes=config.max_message_bytes)
+            http = http_door(
+                oip_routes(self.host, max_body_bytes=limit),
+                config.host,
+                config.http_port,
+                key="http_port",
+                max_body_bytes=limit,
+                grace_s=DOOR_GRACE_S,
+                middlewares=[error_middleware],
+            )
             self.addresses["http"] = await enter(http)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        host, limit = self.host, self.config.max_message_bytes
+        add_oip_service(server, host, max_message_bytes=limit)
+        self._link = add_link_service(
+            server,
+            host,
+            name=host.server_name,
+            epoch=lambda: self._epoch.current,
+            offers=host.offers,
+            load=host.load_report,
+            max_message_bytes=limit,
+        )
 
     def _fleet_sync(self) -> EdgeSync | None:
         config = self.config

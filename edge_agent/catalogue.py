@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_agent.runner import Loadable, StartError
+from edge_agent.runner import Loadable
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository
 from tidegate.outcome import ModelNotFound
+from tidegate.process import StartError
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import ServeError, Unreachable
+from tidegate.process import StartError
 from tidegate.workers.process import Computed, EngineSpec, WorkerDied
 from tidegate.workers.warmup import CostPoints
 
@@ -64,10 +65,6 @@ class Worker(Protocol):
 StartWorker = Callable[[str], AbstractAsyncContextManager[Worker]]
 Measure = Callable[[Worker, str, Manifest, Variant], Awaitable[CostPoints]]
 Warm = Callable[[Worker, str, Manifest, Variant], Awaitable[None]]
-
-
-class StartError(Exception):
-    """A model that could not be made ready; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import signal
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -39,9 +38,11 @@ from gateway.metrics import Metrics
 from gateway.protocols.openai import openai_routes
 from gateway.sync import FleetSync
 from tidegate import clock, events
+from tidegate.doors.grpc_door import grpc_door
+from tidegate.doors.http_door import http_door
 from tidegate.limit import Limit
 from tidegate.models.repository import Repository
-from tidegate.oip.grpc_server import add_oip_service, server_options
+from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import error_middleware, oip_routes
 from tidegate.types import InferRequest
 
@@ -49,10 +50,6 @@ log = structlog.get_logger(__name__)
 
 DRAIN_S = 1.0  # each door's; with the links' goodbyes a stop stays under 3 s
 STATIC_TARGETS_WITHIN_S = 5.0
-
-
-class StartError(Exception):
-    """The gateway cannot start; the message names the key and the way out."""
 
 
 class Gateway:
@@ -126,15 +123,21 @@ class Gateway:
 
     async def _open_grpc_door(self) -> None:
         config = self.config
-        server = grpc.aio.server(options=server_options(config.max_body_bytes))
-        add_oip_service(server, self.host, max_message_bytes=config.max_body_bytes, on_refused=self.metrics.refused)
-        try:
-            port = server.add_insecure_port(f"{config.host}:{config.grpc_port}")
-        except RuntimeError as error:
-            raise StartError(_taken("grpc_port", config.host, config.grpc_port, "it is in use")) from error
-        await server.start()
-        self._stack.push_async_callback(server.stop, DRAIN_S)
-        self.addresses["grpc"] = f"{config.host}:{port}"
+        door = await self._stack.enter_async_context(
+            grpc_door(
+                self._add_services,
+                config.host,
+                config.grpc_port,
+                max_message_bytes=config.max_body_bytes,
+                grace_s=DRAIN_S,
+            )
+        )
+        await door.server.start()
+        self.addresses["grpc"] = door.address
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        limit = self.config.max_body_bytes
+        add_oip_service(server, self.host, max_message_bytes=limit, on_refused=self.metrics.refused)
 
     async def _open_http_doors(self) -> None:
         config = self.config
@@ -156,17 +159,16 @@ class Gateway:
         *,
         middlewares: Iterable[Middleware] = (),
     ) -> None:
-        app = web.Application(client_max_size=self.config.max_body_bytes, middlewares=list(middlewares))
-        app.add_routes(routes)
-        # handler_cancellation: a caller that hangs up cancels its request, all the way down to the far queue.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_S)
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        try:
-            await web.TCPSite(runner, self.config.host, port).start()
-        except OSError as error:
-            raise StartError(_taken(f"{name}_port", self.config.host, port, error.strerror or str(error))) from error
-        self.addresses[name] = f"http://{self.config.host}:{runner.addresses[0][1]}"
+        door = http_door(
+            routes,
+            self.config.host,
+            port,
+            key=f"{name}_port",
+            max_body_bytes=self.config.max_body_bytes,
+            grace_s=DRAIN_S,
+            middlewares=middlewares,
+        )
+        self.addresses[name] = await self._stack.enter_async_context(door)
 
     async def _scrape(self, _request: web.Request) -> web.Response:
         body = generate_latest(self.metrics.registry())
@@ -191,19 +193,17 @@ class Gateway:
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Run a gateway until SIGINT or SIGTERM, and say on stdout when it is ready."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stopping.set)
+    """Run a gateway until cancelled, and say on stdout when it is ready."""
     async with Gateway(config) as gateway:
         await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
         _settle_garbage_collector()
         models = sorted({manifest.name for manifest in gateway.catalog.manifests})
         log.info("serving without authentication: any or no API key works", **gateway.addresses)
         events.emit("ready", role="gateway", name=config.name, addresses=gateway.addresses, models=models)
-        await stopping.wait()
-        log.info("stopping")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            log.info("stopping")
 
 
 def _settle_garbage_collector() -> None:
@@ -211,7 +211,3 @@ def _settle_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-def _taken(key: str, host: str, port: int, why: str) -> str:
-    return f"cannot listen on {host}:{port} ({key}): {why}; free the port or set {key} to another"

@@ -18,7 +18,6 @@ import tritonclient.http.aio as triton_http
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
-from edge_agent.runner import StartError
 from gateway.core.events import LinkEvent, LinkLoad, LinkUp
 from gateway.upstream.link import LinkTarget
 from tests.support.tiny_models import FOREVER, tiny_repository
@@ -26,6 +25,7 @@ from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.config import load
 from tidegate.outcome import NotSupported, Overloaded, Unreachable
+from tidegate.process import StartError
 from tidegate.types import Accepted, Datatype, InferRequest, Reply
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from edge_agent.runner import CRASH_LOOP, HEALTHY_S, WARMUP_TIMEOUT_S, Loadable, Runner, StartError, Worker
+from edge_agent.runner import CRASH_LOOP, HEALTHY_S, WARMUP_TIMEOUT_S, Loadable, Runner, Worker
 from tests.support.fake_worker import FakeWorker
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.tiny_models import FOREVER, double_manifest, rounds_manifest
@@ -20,6 +20,7 @@ from tidegate.backoff import Backoff
 from tidegate.fleet.offers import VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import InternalError, Unreachable
+from tidegate.process import StartError
 from tidegate.workers.warmup import CostPoints
 
 COST: CostPoints = ((1.0, 0.001), (16.0, 0.004))

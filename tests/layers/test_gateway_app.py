@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.app import Gateway, StartError
+from gateway.app import Gateway
 from gateway.config import GatewayConfig, TargetConfig
 from tests.support.hosts import ECHO, EchoHost, echo_request
 from tidegate import clock
@@ -26,6 +26,7 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.oip.grpc import message_from_request
 from tidegate.oip.grpc_server import add_oip_service, server_options
 from tidegate.outcome import Overloaded
+from tidegate.process import StartError
 from tidegate.rpc import oip_pb2
 from tidegate.types import LoadReport
 
@@ -400,6 +401,6 @@ async def test_a_taken_port_names_the_key(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for key in ("http_port", "grpc_port"):
             ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0, key: port}
-            with pytest.raises(StartError, match=f"127.0.0.1:{port} \\({key}\\)"):
+            with pytest.raises(StartError, match=f"127.0.0.1:{port} \\(key '{key}'\\): port {port} is taken"):
                 async with Gateway(GatewayConfig(**ports)):  # type: ignore[arg-type]
                     pass

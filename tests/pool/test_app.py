@@ -23,7 +23,6 @@ from structlog.testing import capture_logs
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
-from cloud_pool.supervisor import StartError
 from gateway.core.events import LinkEvent, LinkLoad, LinkUp
 from gateway.upstream.link import LinkTarget
 from tests.pool.workers import text, text_repository
@@ -32,6 +31,7 @@ from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.config import load
 from tidegate.models.repository import Repository
 from tidegate.outcome import InvalidRequest, NotSupported
+from tidegate.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
 
 pytestmark = pytest.mark.slow

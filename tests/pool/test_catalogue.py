@@ -12,7 +12,7 @@ from cloud_pool.catalogue import read_catalogue
 from tests.pool.models import manifest_of
 from tidegate.models.manifest import Variant
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
-from tidegate.outcome import ModelNotFound
+from tidegate.process import StartError
 
 CONTENT = b"weights"
 
@@ -50,7 +50,7 @@ def test_the_wished_for_precision_is_served_and_otherwise_what_there_is(tmp_path
 
 def test_a_named_model_must_be_there_and_be_for_a_pool(tmp_path: Path) -> None:
     models = repository(tmp_path, a=(variant("int8", "int8", "edge"),))
-    with pytest.raises(ModelNotFound, match="'x'"):
+    with pytest.raises(StartError, match=r"key 'models'.*'x'"):
         read_catalogue(models, ["x"], "fp32")
     with pytest.raises(RepositoryError, match=r"'a'.*no variant that may run in a pool \(variants: int8\)"):
         read_catalogue(models, ["a"], "fp32")

@@ -11,13 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from cloud_pool.scheduler import Ask, Scheduler
-from cloud_pool.supervisor import CRASH_LOOP, HEALTHY_S, StartError, Supervisor
+from cloud_pool.supervisor import CRASH_LOOP, HEALTHY_S, Supervisor
 from cloud_pool.worker import Loadable
 from tests.pool.models import TEXT
 from tests.pool.workers import Arrays, FakeProcess, text
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.backoff import Backoff
+from tidegate.process import StartError
 
 LOADABLE = Loadable(TEXT, TEXT.variants[0], Path(__file__))
 

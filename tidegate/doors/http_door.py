@@ -1,0 +1,44 @@
+"""An HTTP port over aiohttp. A caller who hangs up cancels its request, all the way down to the queue it waits in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from tidegate.doors.address import cannot_listen, joined
+
+
+@asynccontextmanager
+async def http_door(
+    routes: Iterable[web.AbstractRouteDef],
+    host: str,
+    port: int,
+    *,
+    key: str,
+    max_body_bytes: int,
+    grace_s: float,
+    middlewares: Iterable[Middleware] = (),
+) -> AsyncIterator[str]:
+    """Serves `routes`; yields "http://HOST:PORT".
+
+    Args:
+        grace_s: what requests still under way get when the door closes.
+
+    Raises:
+        StartError: nobody can listen there; names the port and `key`.
+    """
+    app = web.Application(client_max_size=max_body_bytes, middlewares=list(middlewares))
+    app.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise cannot_listen(host, port, key, error) from error
+        yield f"http://{joined(host, runner.addresses[0][1])}"
+    finally:
+        await runner.cleanup()
