@@ -24,12 +24,11 @@ import structlog
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 
-from tidegate import clock, events
+from tidegate import events
 from tidegate.lifeline import die_with_parent
 
 MAX_CONNECTIONS: Final = 1024
 CONNECT_TIMEOUT_S: Final = 5.0
-LAST_PACKETS_S: Final = 0.02  # time for the packets that came just before the end of a connection
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 CONNACK_5_UNSUPPORTED: Final = bytes((0x20, 3, 0, 0x84, 0))
@@ -47,9 +46,11 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
 
     When a client comes back under its own id, amqtt forgets the old connection without closing it, so that the old one
     is never told and its will never sent; here it is closed, as the protocol says. And at the end of a connection amqtt
-    cancels what it has read but not handled yet, a DISCONNECT too, and then sends the will; here the last packets get
-    their time, and a will is never sent after a DISCONNECT (MQTT-3.14.4-3).
+    cancels what it has read but not handled yet, a DISCONNECT too, and then sends the will; here a will is never sent
+    after a DISCONNECT (MQTT-3.14.4-3).
     """
+
+    _stopping = False
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
@@ -74,6 +75,16 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         if superseded is not None:
             await superseded.handle_connection_closed()
 
+    async def shutdown(self) -> None:
+        self._stopping = True
+        await super().shutdown()
+
+    async def _cleanup_session(self, client_id: str) -> None:
+        """amqtt's janitor comes once a second with a list of ended sessions; by now, some may have come back."""
+        session, _ = self._sessions.get(client_id, (None, None))
+        if self._stopping or session is None or session.transitions.state == "disconnected":
+            await super()._cleanup_session(client_id)
+
     async def _handle_disconnect(
         self, client_session: Any, handler: Any, disconnect_waiter: asyncio.Future[Any]
     ) -> None:
@@ -83,7 +94,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
 
 
 class _Rewound(StreamReaderAdapter):  # type: ignore[misc]
-    """A reader that begins with bytes which were already read, and takes a breath before it tells of the end."""
+    """A reader that begins with bytes which were already read, and remembers whether the last packet was a goodbye."""
 
     def __init__(self, head: bytes, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
@@ -105,11 +116,7 @@ class _Rewound(StreamReaderAdapter):  # type: ignore[misc]
         head, self._head = self._head[:wanted], self._head[wanted:]
         if len(head) == n:
             return head
-        try:
-            return head + bytes(await super().read(n - len(head) if n >= 0 else n))
-        except EOFError:
-            await clock.sleep(LAST_PACKETS_S)
-            raise
+        return head + bytes(await super().read(n - len(head) if n >= 0 else n))
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:

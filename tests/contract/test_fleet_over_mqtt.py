@@ -356,7 +356,7 @@ async def test_a_flood_of_five_thousand_heartbeats_costs_neither_memory_nor_neig
 
         told_before = gateway.told
         sender = asyncio.create_task(asyncio.to_thread(_say_all, broker, flood))
-        await gateway.changed.until(look)
+        await gateway.changed.until(look, within_s=60.0)  # amqtt takes its time when the machine is busy
         await sender
         assert most_waiting < 100
         assert gateway.told - told_before < 2500  # told together, not one by one
@@ -376,7 +376,7 @@ def _say_all(broker: BrokerProcess, messages: list[tuple[str, bytes]], *, qos: i
     try:
         for topic, payload in messages[:-1]:
             client.publish(topic, payload, qos, retain)
-        client.publish(*messages[-1], 1, retain).wait_for_publish(timeout=20)
+        client.publish(*messages[-1], 1, retain).wait_for_publish(timeout=60)
     finally:
         client.disconnect()
         client.loop_stop()

@@ -1,0 +1,92 @@
+"""The embedded broker as a process: says when it serves, why it cannot, and goes quietly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_agent.core.reporting import AgentState
+from edge_agent.epoch import EpochStore
+from edge_agent.sync import EdgeSync
+from gateway.sync import FleetSync
+from tests.support.brokers import Embedded, Signal, free_port
+from tests.support.fleet import offer
+from tidegate import clock
+from tidegate.types import LoadReport
+
+pytestmark = pytest.mark.slow
+
+
+def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tidegate.broker", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+
+
+def test_a_taken_port_is_named_with_the_flag_that_changes_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = run_to_its_end("--port", str(port))
+    assert ended.returncode == 1
+    failed = json.loads(ended.stdout)
+    assert failed["event"] == "failed" and failed["role"] == "broker"
+    assert str(port) in failed["reason"] and "--port" in failed["reason"]
+    assert "Traceback" not in ended.stderr
+
+
+def test_it_says_where_it_serves_and_that_anybody_may_enter(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidegate.broker", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    host, _, port = ready["addresses"]["mqtt"].removeprefix("mqtt://").partition(":")
+    assert (ready["event"], ready["role"], host) == ("ready", "broker", "127.0.0.1")
+    with socket.create_connection((host, int(port)), timeout=5):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, logs = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "anonymous" in logs
+
+
+def test_without_its_parent_it_does_not_stay() -> None:
+    ended = run_to_its_end("--port", str(free_port()), "--die-with-parent", str(os.getpid() + 1))
+    assert ended.returncode == 1
+
+
+async def test_a_healthy_run_logs_no_warning_and_ends_on_sigterm_with_clients_connected(tmp_path: Path) -> None:
+    """Version probe, port scan, an agent that comes and goes: all that happens every day."""
+    broker = Embedded(tmp_path)
+    broker.start()
+    socket.create_connection(("127.0.0.1", broker.port)).close()
+    state = AgentState((offer(),), ("h:1",), LoadReport(1, 1, 0, 0, 0.0))
+    changed = Signal()
+    gateway = FleetSync(broker.url, "f1", "main", changed, lambda: 0.5)
+    stopping: tuple[int, str]
+    async with gateway:
+        for known, name in enumerate(("a", "b"), start=1):
+            agent = EdgeSync(
+                broker.url,
+                fleet="f1",
+                device=name,
+                state=lambda: state,
+                epochs=EpochStore(tmp_path / name),
+                draw=lambda: 0.5,
+            )
+            async with agent:
+                await changed.until(lambda known=known: len(gateway.register.devices(clock.now())) == known)
+        began_at = clock.now()
+        stopping = await asyncio.to_thread(broker.stop)
+        assert clock.now() - began_at < 3.0
+    code, logs = stopping
+    assert code == 0
+    assert [line for line in logs.splitlines() if "lets anybody in" not in line] == []
