@@ -13,7 +13,9 @@ flood at the broker does not delay a request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -29,6 +31,7 @@ from tidegate.lifeline import die_with_parent
 
 MAX_CONNECTIONS: Final = 1024
 CONNECT_TIMEOUT_S: Final = 5.0
+SHUTDOWN_TIMEOUT_S: Final = 1.0
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 CONNACK_5_UNSUPPORTED: Final = bytes((0x20, 3, 0, 0x84, 0))
@@ -132,7 +135,7 @@ def _speaks_5(head: bytes) -> bool:
 
 
 async def serve(host: str, port: int) -> None:
-    """Serve until SIGTERM or SIGINT. Raises OSError when the address cannot be had."""
+    """Serve until SIGTERM or SIGINT, then end the process. Raises OSError when the address cannot be had."""
     _probe(host, port)
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -146,7 +149,12 @@ async def serve(host: str, port: int) -> None:
     address = f"mqtt://{_bracketed(host)}:{bound_port}"
     events.emit("ready", role="broker", name="embedded", addresses={"mqtt": address}, models=[])
     await stop.wait()
-    await broker.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+            await broker.shutdown()
+    # amqtt may wait for a client's last byte for ever, and its tasks for each other; there is nothing here to save.
+    logging.shutdown()
+    os._exit(0)
 
 
 def _probe(host: str, port: int) -> None:

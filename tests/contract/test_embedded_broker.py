@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -63,6 +64,10 @@ def test_without_its_parent_it_does_not_stay() -> None:
     assert ended.returncode == 1
 
 
+def knows(gateway: FleetSync, devices: int) -> bool:
+    return len(gateway.register.devices(clock.now())) == devices
+
+
 async def test_a_healthy_run_logs_no_warning_and_ends_on_sigterm_with_clients_connected(tmp_path: Path) -> None:
     """Version probe, port scan, an agent that comes and goes: all that happens every day."""
     broker = Embedded(tmp_path)
@@ -83,7 +88,7 @@ async def test_a_healthy_run_logs_no_warning_and_ends_on_sigterm_with_clients_co
                 draw=lambda: 0.5,
             )
             async with agent:
-                await changed.until(lambda known=known: len(gateway.register.devices(clock.now())) == known)
+                await changed.until(functools.partial(knows, gateway, known))
         began_at = clock.now()
         stopping = await asyncio.to_thread(broker.stop)
         assert clock.now() - began_at < 3.0

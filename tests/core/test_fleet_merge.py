@@ -235,7 +235,8 @@ def test_a_goodbye_outranks_a_will_of_the_same_session_in_either_order() -> None
     for order in (("will", "goodbye"), ("goodbye", "will")):
         fleet, device = alive()
         for what in order:
-            fleet.fold(*getattr(device, what)(), 10.1)
+            topic, payload = getattr(device, what)()
+            fleet.fold(topic, payload, 10.1)
         assert only(fleet, 10.1).reason == "said goodbye: shutdown"
 
 

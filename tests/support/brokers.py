@@ -83,7 +83,12 @@ class BrokerProcess:
     def _reap(self) -> tuple[int, str]:
         process, self._process = self._process, None
         assert process is not None
-        _, errors = process.communicate(timeout=10)
+        try:
+            _, errors = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
         return process.returncode, errors
 
     def __enter__(self: T) -> T:
