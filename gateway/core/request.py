@@ -99,7 +99,7 @@ class RequestMachine:
     """Mutable: call one of the six events at a time and perform what it returns, in order."""
 
     __slots__ = (
-        "_ask", "_errors", "_hedge_at", "_hedged", "_launched", "_max_attempts", "_pending", "_places",
+        "_ask", "_errors", "_hedge_at", "_hedging", "_launched", "_max_attempts", "_pending", "_places",
         "_promised", "decision", "done",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ class RequestMachine:
         self._pending: set[int] = set()
         self._errors: list[tuple[str, ServeError]] = []  # (target, why), in order
         self._hedge_at: float | None = None
-        self._hedged = False
+        self._hedging: int | None = None  # the attempt that was launched beside a silent one
         self._promised: float | None = None  # when the latest attempt's target said that it would be finished
 
     def arrived(self, now: float) -> list[Action]:
@@ -138,15 +138,15 @@ class RequestMachine:
         self._pending.discard(attempt)
         losers = self._finish()
         candidate = self._launched[attempt]
-        fallback = attempt > 0
+        first, hedge = attempt == 0, attempt == self._hedging
         answer = Answer(
             attempt,
             candidate,
-            reason="fallback" if fallback else self._reason(),
+            reason=self._reason() if first else "hedge" if hedge else "fallback",
             attempts=len(self._launched),
-            hedged=self._hedged,
-            fallback=fallback,
-            degraded=fallback and is_lesser(candidate.variant, than=self._launched[0].variant),
+            hedged=self._hedging is not None,
+            fallback=not (first or hedge),
+            degraded=not first and is_lesser(candidate.variant, than=self._launched[0].variant),
         )
         return [answer, *losers]
 
@@ -189,7 +189,7 @@ class RequestMachine:
         self._pending.add(attempt)
         self._promised = None
         # One hedge a request: more than that is load, not insurance.
-        may_hedge = not self._hedged and len(self._launched) < self._max_attempts
+        may_hedge = self._hedging is None and len(self._launched) < self._max_attempts
         self._hedge_at = fallback_at(now, self._ask.deadline, chosen, other) if other and may_hedge else None
         return [Launch(attempt, chosen), self._wake()]
 
@@ -201,7 +201,7 @@ class RequestMachine:
         # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
         if decision.chosen is None or now + decision.chosen.finish_s > self._ask.deadline:
             return [self._wake()]
-        self._hedged = True
+        self._hedging = len(self._launched)
         return self._launch(decision, now)
 
     def _next_place(self, now: float) -> Decision:

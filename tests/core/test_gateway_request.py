@@ -164,7 +164,7 @@ def test_a_silent_attempt_is_hedged_at_the_last_useful_moment_and_the_loser_is_c
     actions = one.answered(1, wake + 0.01)
     end = answer(actions)
     assert cancelled(actions) == [0]
-    assert (end.reason, end.attempts, end.hedged, end.fallback) == ("fallback", 2, True, True)
+    assert (end.reason, end.attempts, end.hedged, end.fallback) == ("hedge", 2, True, False)
 
 
 def test_a_first_attempt_that_comes_back_beside_its_hedge_still_wins() -> None:
