@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.stack import PORTS, Stack, eventually, free_ports, is_free, running
+from tests.e2e.test_stack_serving import LONG, SHORT, embed
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -41,7 +43,14 @@ def test_it_ends_within_five_seconds_and_leaves_no_process_and_no_port(
         assert stack.stop(by) == 0
         assert time.perf_counter() - began_at < 5
         nobody_is_left(stack, everyone, within_s=0.5)
-        assert "killed" not in stack.words
+
+
+def test_a_healthy_run_is_quiet_from_its_start_to_its_end(models: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(models), "--edges", "1") as stack:
+        assert embed(stack, SHORT)[0] == embed(stack, LONG)[0] == 200
+        assert stack.stop() == 0
+        loud = [line for line in stack.logs.splitlines() if re.search(r"warn|error|traceback|exception", line, re.I)]
+        assert not loud
 
 
 def test_when_it_is_killed_itself_everyone_ends(models: Path, tmp_path: Path) -> None:

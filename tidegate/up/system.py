@@ -1,9 +1,8 @@
 """The whole system as one object: started in order, watched, stopped in order.
 
 Starting is a straight sequence (`plan.py` says why), and ends when the gateway itself says that it sees every target
-ready; a part that fails fails the start. Stopping is the reverse in two strokes: whatever serves gets SIGTERM at once,
-the broker after them, so that edges can still say goodbye; whoever is left `STOP_WITHIN_S` after the first stroke is
-killed.
+ready; a part that fails fails the start. Stopping is the reverse: the gateway first, which answers what is under way,
+then those it asks, then the broker, so that edges can still say goodbye. Whoever is left after that is killed.
 """
 
 from __future__ import annotations
@@ -21,11 +20,16 @@ import aiohttp
 
 from tidegate import clock
 from tidegate.up.children import Child, ChildFailed, Event
-from tidegate.up.plan import Plan, ProcessPlan
+from tidegate.up.plan import Plan, ProcessPlan, Role
 from tidegate.up.screen import Screen, Step
 
-STOP_WITHIN_S: Final = 4.0  # processes drain within 3 s; the promise to the user is 5 s
-BROKER_STOPS_WITHIN_S: Final = 0.8
+# From front to back, so that nobody loses whom it still needs, and how long each stroke waits. A gateway that still
+# drains when its stroke is over goes on draining. Together 4 s; the promise to the user is 5 s.
+STOP_STROKES: Final[tuple[tuple[frozenset[Role], float], ...]] = (
+    (frozenset({"gateway"}), 1.5),
+    (frozenset({"pool", "edge"}), 2.0),
+    (frozenset({"broker"}), 0.5),
+)
 FLEET_WITHIN_S: Final = 20.0
 POLL_EVERY_S: Final = 0.1
 
@@ -118,20 +122,20 @@ class System:
         return "\n".join([words, *seen, f"(log: {self._plan.processes[-1].log_path})"])
 
     async def _stop(self) -> None:
-        brokers = [child for child in self._children if child.plan.role == "broker"]
-        servers = [child for child in self._children if child.plan.role != "broker"]
-        await _stop_all(servers, within_s=STOP_WITHIN_S - BROKER_STOPS_WITHIN_S)
-        await _stop_all(brokers, within_s=BROKER_STOPS_WITHIN_S)
+        for roles, within_s in STOP_STROKES:
+            stroke = [child for child in self._children if child.plan.role in roles]
+            for child in stroke:
+                child.terminate()
+            await _gone(stroke, within_s)
+        for child in self._children:
+            child.kill()
 
 
-async def _stop_all(children: list[Child], within_s: float) -> None:
-    for child in children:
-        child.terminate()
+async def _gone(children: list[Child], within_s: float) -> None:
+    """Return when all of them have ended, or when the time is over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await asyncio.gather(*(child.gone() for child in children))
-    for child in children:
-        child.kill()
 
 
 async def _read_state(session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
