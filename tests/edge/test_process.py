@@ -138,7 +138,8 @@ def test_a_start_that_fails_says_so_in_an_event_and_ends_with_status_1(folder: P
     port = int(first.event("ready")["addresses"]["grpc"].rpartition(":")[2])
     second = Agent(folder, grpc_port=port)
     try:
-        reason = f"cannot listen on 127.0.0.1:{port} (key 'grpc_port'): port {port} is taken; free it or set 'grpc_port' to another"
+        where = f"cannot listen on 127.0.0.1:{port} (key 'grpc_port')"
+        reason = f"{where}: port {port} is taken; free it or set 'grpc_port' to another"
         assert second.event("failed")["reason"] == reason
         assert second.process.wait(5) == 1
         assert second.log == f"the edge cannot start: {reason}\n"
