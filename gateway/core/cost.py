@@ -61,7 +61,7 @@ class VariantCost:
         if not self.measured:
             return 0.0
         # A device that was slow lately may be fast again: only a factor below 1 is taken at its word here.
-        return OPTIMISTIC * min(1.0, self._factor) * self._service.table.seconds_for(units)
+        return OPTIMISTIC * min(1.0, self._factor) * self._service.table.floor_for(units)
 
     def record(self, units: float, observed_s: float) -> None:
         self._service.record(units, observed_s)

@@ -21,6 +21,23 @@ def test_service_time_is_flat_below_the_first_point_linear_between_and_extrapola
     assert CostTable(POINTS).seconds_for(units) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("points", "units", "floor"),
+    [
+        (POINTS, 32, 0.004),
+        (POINTS, 1000, 0.0136),  # beyond the table nothing is proved but what its last point took
+        ([(8, 0.002), (32, 0.040), (128, 0.0136)], 32, 0.0136),  # more work took less: 40 ms were a hiccup
+        ([(8, 0.002), (32, 0.040), (128, 0.0136)], 20, 0.0136),
+        ([(8, 0.002), (32, 0.040), (128, 0.0136)], 8, 0.002),
+        ([(10, 0.5)], 1000, 0.5),
+    ],
+)
+def test_the_floor_is_no_more_than_any_call_of_as_much_work_took(
+    points: list[tuple[float, float]], units: float, floor: float
+) -> None:
+    assert CostTable(points).floor_for(units) == pytest.approx(floor)
+
+
 def test_a_single_point_is_a_constant() -> None:
     assert CostTable([(10, 0.5)]).seconds_for(1000) == 0.5
 

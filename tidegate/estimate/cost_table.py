@@ -10,7 +10,7 @@ It can be wrong when a device throttles or shares its cores: online correction b
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 
@@ -41,6 +41,15 @@ class CostTable:
         slope = (self.seconds[right] - self.seconds[left]) / (self.units[right] - self.units[left])
         # A noisy measurement may slope down; more work is never cheaper than the point before it.
         return self.seconds[left] + max(0.0, slope) * (units - self.units[left])
+
+    def floor_for(self, units: float) -> float:
+        """Seconds that the table proves to be needed: no more than any measured call of as much work took.
+
+        A refusal needs proof. A point that was disturbed while it was measured, or the line through it beyond the
+        table, is a guess: more work that took less time overrules it, and past the last point nothing is known.
+        """
+        larger = self.seconds[bisect_left(self.units, units) :]
+        return min(self.seconds_for(min(units, self.units[-1])), *larger, self.seconds[-1])
 
     @property
     def points(self) -> list[tuple[float, float]]:

@@ -6,9 +6,10 @@ predicts with.
 
 The sizes are few and spread by factors of four, because cost is nearly affine in work between them (`CostTable`):
 one row of growing length, then more rows of a middle length, within the limits of the variant, the axes and the
-batch. Each size runs once to warm it and then `repeats` times, of which the median counts, so one hiccup does not
-price a size. Two sizes of equal work keep the slower time. When the time for warming up is spent, the largest sizes
-are left out, but never all: the table goes on with its last slope.
+batch. Each size runs once to warm it and then `repeats` times, of which the fastest counts: whatever else runs on the
+machine only ever adds time, and what it adds every day the residual learns from real calls. Two sizes of equal work
+keep the slower time. When the time for warming up is spent, the largest sizes are left out, but never all: the table
+goes on with its last slope.
 
 It can be wrong when something else uses the device meanwhile; `ServiceTime` corrects that from real calls.
 """
@@ -16,7 +17,6 @@ It can be wrong when something else uses the device meanwhile; `ServiceTime` cor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from statistics import median
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ async def measure(
             break
         inputs = example_arrays(manifest, lengths)
         units = _units(manifest, inputs)
-        seconds = await _median_s(worker, key, inputs, repeats)
+        seconds = await _fastest_s(worker, key, inputs, repeats)
         points[units] = max(seconds, points.get(units, 0.0))
         if on_point is not None:
             on_point(units, seconds)
@@ -157,12 +157,12 @@ def _units(manifest: Manifest, inputs: Mapping[str, NDArray[Any]]) -> float:
     return work_of(manifest, InferRequest(manifest.name, (tensor,))).units
 
 
-async def _median_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:
+async def _fastest_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:
     await worker.infer(key, inputs)
     times_s = [await _timed_s(worker, key, inputs)]
     while len(times_s) < repeats and sum(times_s) < _LONG_ENOUGH_S:
         times_s.append(await _timed_s(worker, key, inputs))
-    return median(times_s)
+    return min(times_s)
 
 
 async def _timed_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]]) -> float:
