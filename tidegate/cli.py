@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -81,6 +82,9 @@ def cli(parent_pid: int | None) -> None:
 
 
 def main() -> None:
+    # gRPC reads this once, when it is imported. Otherwise it writes an INFO line of its own to stderr whenever a server
+    # says goodbye; what a lost peer means is ours to say.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     cli(prog_name="tidegate")
 
 
