@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
+from msgspec.structs import replace
 
 from gateway.core.events import LinkDown, LinkEvent, LinkRtt, LinkUp
 from gateway.upstream.foreign import manifest_from, offer_of

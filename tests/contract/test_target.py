@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.upstream.link import LinkTarget

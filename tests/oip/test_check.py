@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
+from msgspec.structs import replace
 
 from tests.support.host import digits, minilm, mirror
 from tidegate.models.manifest import Axis, Bounds, Cost, Manifest, TensorSpec

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.oip.tensors import PARAMETERS, several
 from tidegate.oip.grpc import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.oip.tensors import NAMES, PARAMETERS, several, tensors
 from tests.support.host import digits, minilm

@@ -10,13 +10,14 @@ import gzip
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import grpc
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.oip_servers import MAX_BYTES, Servers
 from tidegate.oip.grpc import message_from_request

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -16,6 +15,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from msgspec.structs import replace
 
 from tests.oip.test_malformed import GOOD, PLAIN, http_body
 from tests.support.host import FakeHost

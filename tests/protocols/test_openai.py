@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import aiohttp
 import numpy as np
 import openai
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from gateway.protocols.tokens import Tokenizers

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tidegate.arrays import tensor_to_array
