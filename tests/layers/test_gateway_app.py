@@ -51,12 +51,15 @@ class TwoVariantHost(EchoHost):
 class Far:
     """A target process in miniature: OIP and the link stream on one port."""
 
-    def __init__(self, name: str, *, variant: str = "fp32", max_batch: int | None = None) -> None:
+    def __init__(
+        self, name: str, *, variant: str = "fp32", max_batch: int | None = None, says_s: float = 0.002
+    ) -> None:
+        """Args: says_s: what it says that a call takes; it answers at once all the same."""
         self.name = name
         self.host = TwoVariantHost()
         self.port = 0
         self.offers = (
-            ModelOffer("echo", "3", (VariantOffer(variant, variant, ((1.0, 0.002), (100.0, 0.004)), max_batch),)),
+            ModelOffer("echo", "3", (VariantOffer(variant, variant, ((1.0, says_s), (100.0, 2 * says_s)), max_batch),)),
         )
         self.link: LinkService | None = None
         self._server: grpc.aio.Server | None = None
@@ -198,14 +201,15 @@ async def test_a_target_that_is_full_is_replaced_and_the_fallback_declared(tmp_p
 
 
 async def test_a_silent_target_is_hedged_in_time_and_its_attempt_is_cancelled(tmp_path: Path) -> None:
-    edge, pool = Far("edge/attic"), Far("pool/main")
+    # A pool that needs 0.3 s of 1.5 is asked early enough for a test machine that stutters.
+    edge, pool = Far("edge/attic"), Far("pool/main", says_s=0.3)
     edge.host.gate.clear()
     async with running(edge, pool), AsyncExitStack() as stack:
         gateway, session = await stack.enter_async_context(
             gateway_for(configured(tmp_path, target(edge), target(pool)))
         )
 
-        status, _, headers = await ask(gateway, session, **{"tidegate-budget-ms": "600"})
+        status, _, headers = await ask(gateway, session, **{"tidegate-budget-ms": "1500"})
 
         assert (status, headers["tidegate-served-by"]) == (200, "pool/main")
         assert headers["tidegate-route"].startswith("hedge; ") and "hedged=1; fallback=0" in headers["tidegate-route"]
