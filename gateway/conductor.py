@@ -224,6 +224,8 @@ class _Flight:
 
     def _accepted(self, number: int, accepted: Accepted) -> None:
         now = clock.now()
+        if (attempt := self._attempts.get(number)) is not None:
+            attempt.accepted(now)
         self._perform(self._machine.accepted(number, accepted, now), now)
 
     def _answered(self, number: int, reply: Reply) -> None:

@@ -3,7 +3,7 @@
 Both shells (the conductor and the simulator) report here, so that the estimators learn the same in life and in
 simulation: the ledger counts it while it is under way; an answer teaches the cost of its compute, the link's round
 trip and the target's health; an error teaches health, and only where it is the target's fault; our own cancellation
-teaches nothing.
+teaches nothing but that an accept-ack was overdue.
 
 An answer without stage times (a foreign server) still teaches: what is left of its total after the expected link and
 wait is taken as compute.
@@ -15,29 +15,36 @@ from collections.abc import Mapping
 
 from gateway.core.breaker import Verdict, verdict
 from gateway.core.placement import Candidate
-from tidegate.outcome import ServeError
+from tidegate.outcome import Overloaded, ServeError
 from tidegate.types import LoadReport
 
 
 class Attempt:
     """One attempt under way. Mutable only by `answered`, `failed` and `cancelled`, of which one is called, once."""
 
-    __slots__ = ("_breaker", "_key", "_ledger", "_probe", "_units", "candidate", "launched_at")
+    __slots__ = ("_body_bytes", "_breaker", "_key", "_ledger", "_link", "_probe", "_units", "candidate", "launched_at")
 
-    def __init__(self, candidate: Candidate, key: int, units: float, now: float) -> None:
-        """Note the launch. `key` is unique among this gateway's attempts."""
+    def __init__(self, candidate: Candidate, key: int, units: float, now: float, body_bytes: int = 0) -> None:
+        """Note the launch. `key` is unique among this gateway's attempts; `body_bytes` are the request's."""
         target = candidate.offered.target
         self.candidate = candidate
         self.launched_at = now
         self._key = key
         self._units = units
-        self._ledger, self._breaker = target.ledger, target.breaker
+        self._body_bytes = body_bytes
+        self._ledger, self._link, self._breaker = target.ledger, target.link, target.breaker
         self._probe = self._breaker.launched()
         self._ledger.launch(key, candidate.compute_s, now)
+        self._link.sent(key, now, body_bytes)
 
-    def answered(self, stages: Mapping[str, float], load: LoadReport | None, now: float) -> float:
-        """Note an answer with its stage times; returns the link's share of its time, in seconds."""
+    def accepted(self, now: float) -> None:
+        """Note that the target took it: its queue is another matter, but the link works."""
+        self._link.accepted(self._key, now)
+
+    def answered(self, stages: Mapping[str, float], load: LoadReport | None, now: float, body_bytes: int = 0) -> float:
+        """Note an answer with its stage times and size; returns the link's share of its time, in seconds."""
         self._ledger.finish(self._key, now)
+        self._link.ended(self._key, now, heard=True)
         self._breaker.record(Verdict.SUCCESS, now, 0.0, probe=self._probe)
         offered, total_s = self.candidate.offered, now - self.launched_at
         if load is not None:
@@ -49,17 +56,20 @@ class Attempt:
             return min(total_s, self.candidate.link_s)
         offered.cost.record(self._units, compute_s)
         link_s = max(0.0, total_s - stages.get("queue", 0.0) - compute_s)
-        offered.target.link.record(link_s, now)
+        self._link.record(link_s, now, self._body_bytes + body_bytes)
         return link_s
 
     def failed(self, error: ServeError, now: float, draw: float) -> None:
         """Note an error; `draw` is uniform in [0, 1)."""
         self._ledger.finish(self._key, now)
+        # Only a refusal surely came from the far side: other errors may be our own word for silence.
+        self._link.ended(self._key, now, heard=isinstance(error, Overloaded))
         self._breaker.record(verdict(error), now, draw, probe=self._probe)
 
     def cancelled(self, now: float) -> None:
-        """Note that we gave it up ourselves."""
+        """Note that we gave it up ourselves. Where even its ack was overdue, that says something about the link."""
         self._ledger.finish(self._key, now)
+        self._link.ended(self._key, now, heard=False)
         self._breaker.record(Verdict.IGNORED, now, 0.0, probe=self._probe)
 
     def __repr__(self) -> str:

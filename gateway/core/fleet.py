@@ -191,6 +191,7 @@ class Fleet:
     def _came_up(self, target: TargetView, epoch: int, offers: tuple[ModelOffer, ...], now: float) -> None:
         if epoch != target.epoch or not target.up:
             target.breaker = Breaker()  # a new process or a new connection: the old one's failures are not its own
+        target.link.heard(now)
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
         self._offer(target, offers)
 
