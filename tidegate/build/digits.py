@@ -46,7 +46,7 @@ from tidegate.types import Datatype
 NAME, VERSION = "digits", "1"
 INPUT, OUTPUT = "image", "probabilities"
 MOST_ROWS = 256
-EDGE_MOST_ROWS = 32
+EDGE_MOST_ROWS = 4
 _HELD_OUT = 450
 _SEED = 7
 _AXES = {INPUT: {0: "batch"}}
