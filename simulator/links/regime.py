@@ -1,0 +1,110 @@
+"""When a link is bad or gone: stretches of time, known by the instant and not by the frame.
+
+A frame-by-frame coin would give a busy link more changes than an idle one, and would let the policy under test change
+the weather. Here the changes are laid out in time from the source's own chance, lazily and in order, so two runs with
+one seed have the same weather whatever is sent.
+
+`Weather` alternates between two states for exponential or fixed times: Gilbert and Elliott's model in continuous
+time, periodic flapping, and random outages. `Windows` are stretches that were named beforehand: a schedule.
+
+Queries may go back in time a little (two directions share one weather): changes of the last minute are kept.
+Source: Gilbert, "Capacity of a burst-noise channel", Bell System Technical Journal 1960; Elliott 1963.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import inf, log
+from typing import Protocol
+
+from simulator.links.distributions import Draw
+
+_KEPT_S = 60.0
+
+
+class Stretches(Protocol):
+    """Times that are on or off. `until(t)` is the end of the stretch around `t` that is on; `t` itself when off."""
+
+    def until(self, at: float) -> float: ...
+
+
+class Windows:
+    """On during each (from, to) that was named; they may touch and overlap."""
+
+    def __init__(self, windows: Sequence[tuple[float, float]]) -> None:
+        merged: list[tuple[float, float]] = []
+        for start, end in sorted(windows):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        self._windows = merged
+        self._starts = [start for start, _ in merged]
+
+    def until(self, at: float) -> float:
+        """`inf` for a window that never ends."""
+        place = bisect_right(self._starts, at) - 1
+        return self._windows[place][1] if place >= 0 and at < self._windows[place][1] else at
+
+    def __repr__(self) -> str:
+        return f"<Windows {self._windows}>"
+
+
+class Weather:
+    """Off for `mean_off_s`, then on for `mean_on_s`, and so on, from the instant 0. Mutable: it lays out time lazily.
+
+    Args:
+        draw: of its own; nobody else may draw from it.
+        periodic: the stretches have exactly these lengths; the first still has a random phase.
+    """
+
+    __slots__ = ("_changes", "_draw", "_first_on", "_mean_s", "_periodic")
+
+    def __init__(self, *, mean_on_s: float, mean_off_s: float, draw: Draw, periodic: bool = False) -> None:
+        if not (mean_on_s > 0.0 and mean_off_s > 0.0):
+            raise ValueError(f"stretches take time: {mean_on_s} s on and {mean_off_s} s off do not")
+        self._mean_s = (mean_off_s, mean_on_s)
+        self._draw = draw
+        self._periodic = periodic
+        # changes[i] begins the stretch number i; which is on is `(i + first_on) % 2`. Starts in the steady state.
+        self._first_on = int(draw() < mean_on_s / (mean_on_s + mean_off_s))
+        first_s = self._mean_s[self._first_on]
+        self._changes = [-inf, first_s * draw() if periodic else self._stretch_s(self._first_on)]
+
+    def until(self, at: float) -> float:
+        changes = self._changes
+        while changes[-1] <= at:
+            self._extend(at)
+        place = bisect_right(changes, at) - 1
+        return changes[place + 1] if (place + self._first_on) % 2 else at
+
+    def _extend(self, at: float) -> None:
+        changes = self._changes
+        on = (len(changes) - 1 + self._first_on) % 2  # of the stretch that begins at the last change
+        changes.append(changes[-1] + self._stretch_s(on))
+        if len(changes) > 64 and changes[2] < at - _KEPT_S:
+            del changes[1:3]  # two at a time, so that the parity stays
+
+    def _stretch_s(self, on: int) -> float:
+        mean_s = self._mean_s[on]
+        return mean_s if self._periodic else -mean_s * log(1.0 - self._draw()) + 1e-9
+
+    def __repr__(self) -> str:
+        return f"<Weather on for {self._mean_s[1]:g} s, off for {self._mean_s[0]:g} s>"
+
+
+class Either:
+    """On whenever one of the others is."""
+
+    def __init__(self, *others: Stretches) -> None:
+        self._others = others
+
+    def until(self, at: float) -> float:
+        end = at
+        while (later := max((other.until(end) for other in self._others), default=end)) > end:
+            end = later
+        return end
+
+    def __repr__(self) -> str:
+        return f"<Either {self._others}>"
