@@ -39,11 +39,11 @@ from gateway.protocols.openai import openai_routes
 from gateway.sync import FleetSync
 from tidegate import clock, events
 from tidegate.doors.grpc_door import grpc_door
-from tidegate.doors.http_door import http_door
+from tidegate.doors.http_door import Entrance, http_door
 from tidegate.limit import Limit
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
-from tidegate.oip.http_server import error_middleware, oip_routes
+from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.types import InferRequest
 
 log = structlog.get_logger(__name__)
@@ -142,12 +142,15 @@ class Gateway:
     async def _open_http_doors(self) -> None:
         config = self.config
         limit, refused = config.max_body_bytes, self.metrics.refused
+        oip = OipRoutes(self.host, max_body_bytes=limit, on_refused=refused)
         inference = [
-            *oip_routes(self.host, max_body_bytes=limit, on_refused=refused),
+            *oip.table(),
             *openai_routes(self.host, self.repository, max_body_bytes=limit, on_refused=refused),
         ]
         admin = admin_routes(self.fleet, self.catalog, self.conductor)
-        await self._open_http_door("http", config.http_port, inference, middlewares=[error_middleware])
+        await self._open_http_door(
+            "http", config.http_port, inference, middlewares=[error_middleware], ahead=oip.ahead_of
+        )
         await self._open_http_door("metrics", config.metrics_port, [web.get("/metrics", self._scrape)])
         await self._open_http_door("admin", config.admin_port, admin)
 
@@ -158,6 +161,7 @@ class Gateway:
         routes: Iterable[web.AbstractRouteDef],
         *,
         middlewares: Iterable[Middleware] = (),
+        ahead: Callable[[Entrance], Entrance] | None = None,
     ) -> None:
         door = http_door(
             routes,
@@ -167,6 +171,7 @@ class Gateway:
             max_body_bytes=self.config.max_body_bytes,
             grace_s=DRAIN_S,
             middlewares=middlewares,
+            ahead=ahead,
         )
         self.addresses[name] = await self._stack.enter_async_context(door)
 

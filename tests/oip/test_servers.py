@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from msgspec.structs import replace
+from yarl import URL
 
 from tests.oip.test_malformed import GOOD, PLAIN, http_body
 from tests.support.host import FakeHost
@@ -122,6 +123,25 @@ async def test_what_an_http_caller_says_reaches_the_host(servers: Servers) -> No
         "authorization": "Bearer key",
         "x-stainless-read-timeout": "600",
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v2/models/minilm/infer", {}),
+        ("/v2/models/minilm/versions/1/infer", {}),
+        ("/v2/models/mini%6Cm/infer", {}),
+        ("/v2/models/minilm/infer?x=1", {}),
+        ("/v2/models/minilm/infer", {"Expect": "100-continue"}),
+    ],
+)
+async def test_however_its_path_is_written_a_request_is_answered_alike(
+    servers: Servers, path: str, headers: dict[str, str]
+) -> None:
+    url = URL(f"http://{servers.http}{path}", encoded=True)
+    async with aiohttp.ClientSession() as session, session.post(url, data=PLAIN, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        assert (await response.json())["model_name"] == "minilm"
 
 
 async def test_the_deadline_of_a_grpc_call_is_a_budget(servers: Servers) -> None:

@@ -14,7 +14,7 @@ from gateway.protocols.openai import openai_routes
 from tests.support.host import FakeHost
 from tidegate.models.manifest import Manifest
 from tidegate.oip.grpc_server import add_oip_service, server_options
-from tidegate.oip.http_server import error_middleware, oip_routes
+from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.outcome import ServeError
 
 MAX_BYTES = 1024 * 1024
@@ -46,10 +46,13 @@ async def serving(host: FakeHost, tokenizers: Path = Path("/nonexistent")) -> As
         servers.refused.append((protocol, model, error))
 
     app = web.Application(middlewares=[error_middleware])
-    app.add_routes(oip_routes(host, max_body_bytes=MAX_BYTES, on_refused=refused))
+    oip = OipRoutes(host, max_body_bytes=MAX_BYTES, on_refused=refused)
+    app.add_routes(oip.table())
     app.add_routes(openai_routes(host, OneFolder(tokenizers), max_body_bytes=4 * MAX_BYTES, on_refused=refused))
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
+    assert runner.server is not None
+    runner.server.request_handler = oip.ahead_of(runner.server.request_handler)  # as in the gateway's door
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server = grpc.aio.server(options=server_options(MAX_BYTES))
     add_oip_service(server, host, max_message_bytes=MAX_BYTES, on_refused=refused)

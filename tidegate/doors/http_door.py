@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from tidegate.doors.address import cannot_listen, joined
+
+Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
@@ -21,11 +23,13 @@ async def http_door(
     max_body_bytes: int,
     grace_s: float,
     middlewares: Iterable[Middleware] = (),
+    ahead: Callable[[Entrance], Entrance] | None = None,
 ) -> AsyncIterator[str]:
     """Serves `routes`; yields "http://HOST:PORT".
 
     Args:
         grace_s: what requests still under way get when the door closes.
+        ahead: puts something before aiohttp's dispatch, which it is given; that something sees every request first.
 
     Raises:
         StartError: nobody can listen there; names the port and `key`.
@@ -34,6 +38,9 @@ async def http_door(
     app.add_routes(routes)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s)
     await runner.setup()
+    if ahead is not None:
+        assert runner.server is not None  # it is there once the runner is set up
+        runner.server.request_handler = ahead(runner.server.request_handler)
     try:
         try:
             await web.TCPSite(runner, host, port).start()

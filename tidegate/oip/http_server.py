@@ -9,6 +9,10 @@ What unmodified clients need, and what is therefore so here:
 - answers are never br or zstd, and gzip only for a caller that asks for nothing else (`Accept-Encoding: gzip`): HTTP
   libraries announce a list of their own accord, and embeddings do not compress.
 
+Inference is asked for under a handful of plain paths, and finding its route takes aiohttp longer than the gateway needs
+to place it. `OipRoutes.ahead_of` therefore stands before aiohttp's dispatch and takes the requests whose path says
+plainly what they are; any other (escapes, queries, `Expect`) goes the whole way, to the same handler.
+
 When the caller leaves, `host.infer` must be cancelled. aiohttp does that only under `AppRunner(handler_cancellation=
 True)`, which is for the owner of the application to set; nothing here catches the cancellation.
 """
@@ -16,6 +20,7 @@ True)`, which is for the owner of the application to set; nothing here catches t
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -25,6 +30,7 @@ import structlog
 from aiohttp import StreamReader, web
 
 from tidegate import clock
+from tidegate.models.manifest import Manifest
 from tidegate.oip import metadata
 from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
 from tidegate.oip.check import shown
@@ -50,11 +56,14 @@ JSON_TYPE: Final = "application/json"
 BINARY_TYPE: Final = "application/octet-stream"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 RefusalObserver = Callable[[str, str, ServeError], None]
 
 _SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
 _ENCODINGS: Final = frozenset({"identity", *_WINDOW_BITS})
+
+_plain_infer: Final = re.compile(r"/v2/models/([\w.-]+)(?:/versions/([\w.-]+))?/infer", re.ASCII).fullmatch
 
 _log = structlog.get_logger(__name__)
 
@@ -82,7 +91,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             raise
         return _http_error(request, error)
     except Exception as error:
-        return close_if_broken(request, error_response(error))
+        return _failure(request, error)
 
 
 def error_response(error: Exception) -> web.Response:
@@ -93,7 +102,11 @@ def error_response(error: Exception) -> web.Response:
     return json_response(body, status=http_status(error), headers=error_headers(error))
 
 
-def close_if_broken(request: web.Request, response: web.Response) -> web.Response:
+def _failure(request: web.BaseRequest, error: Exception) -> web.Response:
+    return close_if_broken(request, error_response(error))
+
+
+def close_if_broken(request: web.BaseRequest, response: web.Response) -> web.Response:
     """Announce the connection's end after a body that could not be read: its parser is stuck in the middle of it."""
     if request.content.exception() is not None:
         response.force_close()
@@ -109,7 +122,7 @@ def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | 
     )
 
 
-async def read_body(request: web.Request, max_body_bytes: int) -> bytes:
+async def read_body(request: web.BaseRequest, max_body_bytes: int) -> bytes:
     """The request's body, decompressed. Raises TooLarge before more than the limit is held, and InvalidRequest."""
     encoding = request.headers.get("Content-Encoding", "")
     if encoding and encoding.strip().lower() not in _ENCODINGS:
@@ -178,23 +191,40 @@ class OipRoutes:
             web.post(f"{prefix}/generate_stream", _refuse_unsupported),
         ]
 
+    def ahead_of(self, dispatch: Entrance) -> Entrance:
+        """What takes plain inference requests itself and leaves all others to aiohttp's own dispatch."""
+
+        async def entrance(request: web.BaseRequest) -> web.StreamResponse:
+            found = _plain_infer(request.raw_path)
+            if found is None or request.method != "POST" or "Expect" in request.headers:
+                return await dispatch(request)
+            try:
+                return await self._infer(request, found[1], found[2] or "")
+            except Exception as error:
+                return _failure(request, error)
+
+        return entrance
+
     # Inference
 
     async def infer(self, request: web.Request) -> web.Response:
-        arrived_at = clock.now()
-        call, binary, wanted = await self._call(request, arrived_at)
+        return await self._infer(request, *_address(request))
+
+    async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
+        call, binary, wanted = await self._call(request, name, version, clock.now())
         reply = await self._host.infer(call)
         response = with_classes(reply.response, wanted) if wanted else reply.response
         words = reply_parameters(reply)
         encoded = encode_response(response, binary, words)
         return await _answer(request, encoded, _answer_headers(call, reply, words))
 
-    async def _call(self, request: web.Request, arrived_at: float) -> tuple[Call, BinaryOutputs, dict[str, int]]:
-        name = request.match_info["model"]
+    async def _call(
+        self, request: web.BaseRequest, name: str, version: str, arrived_at: float
+    ) -> tuple[Call, BinaryOutputs, dict[str, int]]:
         try:
             body = await read_body(request, self._max_body_bytes)
-            manifest = self._host.manifest(name, request.match_info.get("version", ""))
-            decoded = self._decode(request, body, name)
+            manifest = self._host.manifest(name, version)
+            decoded = self._decode(request, body, manifest, version)
             wanted = wanted_classes(decoded.request) if decoded.request.outputs else {}
             call = call_of(
                 without_classes(decoded.request) if wanted else decoded.request,
@@ -209,12 +239,11 @@ class OipRoutes:
             raise
         return call, decoded.binary, wanted
 
-    def _decode(self, request: web.Request, body: bytes, name: str) -> Decoded:
+    def _decode(self, request: web.BaseRequest, body: bytes, manifest: Manifest, version: str) -> Decoded:
         header_length = header_length_of(request.headers.get(HEADER_LENGTH_KEY), len(body))
-        version = request.match_info.get("version", "")
         if header_length == 0:
-            return decode_raw_request(body, self._host.manifest(name, version))
-        return decode_request(body, header_length=header_length, model_name=name, model_version=version)
+            return decode_raw_request(body, manifest)
+        return decode_request(body, header_length=header_length, model_name=manifest.name, model_version=version)
 
     # Everything else
 
@@ -300,7 +329,7 @@ def _answer_headers(call: Call, reply: Reply, words: dict[str, str]) -> dict[str
     return headers
 
 
-async def _answer(request: web.Request, encoded: Encoded, headers: dict[str, str]) -> web.Response:
+async def _answer(request: web.BaseRequest, encoded: Encoded, headers: dict[str, str]) -> web.Response:
     if encoded.header_length is None:
         headers["Content-Type"] = JSON_TYPE
     else:
