@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from gateway.catalog import Catalog
 from gateway.core.fleet import Fleet
@@ -59,8 +59,8 @@ class GatewayHost:
             wanted = [one for one in self._catalog.manifests if one.name == name]
         return [self._metrics.statistics(one.name, one.version) for one in wanted]
 
-    async def infer(self, call: Call) -> Reply:
-        return await self._infer(call)
+    def infer(self, call: Call) -> Awaitable[Reply]:
+        return self._infer(call)
 
     def __repr__(self) -> str:
         return f"<GatewayHost {self._name} {self._catalog!r}>"

@@ -204,3 +204,12 @@ def test_a_value_from_the_network_is_shown_escaped_and_never_long() -> None:
     assert shown("a\nb\x00") == r"'a\nb\x00'"
     assert len(shown("x" * 10_000_000)) == 80
     assert repr(Checker(minilm())) == "<Checker minilm:1 2 inputs>"
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 65, 256])
+@pytest.mark.parametrize("wrong", [-1, 30522, -(2**63), 2**63 - 1])
+def test_a_value_out_of_bounds_is_found_in_short_and_in_long_rows(tokens: int, wrong: int) -> None:
+    ids = np.full((1, tokens), 30521)
+    check(text_request(ids), minilm())
+    ids[0, -1] = wrong
+    assert f"element [0, {tokens - 1}] is {wrong}" in refusal(text_request(ids), minilm())

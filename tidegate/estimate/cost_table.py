@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 class CostTable:
@@ -21,7 +22,7 @@ class CostTable:
         ValueError: no points, or a point that is not positive, or two points at the same work.
     """
 
-    __slots__ = ("seconds", "units")
+    __slots__ = ("_slopes", "seconds", "units")
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         ordered = sorted((float(units), float(seconds)) for units, seconds in points)
@@ -31,16 +32,17 @@ class CostTable:
             raise ValueError("a cost table needs at least one point")
         if min(self.units) < 0 or not min(self.seconds) > 0 or len(set(self.units)) != len(ordered):
             raise ValueError(f"cost points must have distinct work >= 0 and seconds > 0, not {ordered}")
+        # Of each stretch between two points, the last of which goes on for ever. A noisy measurement may slope down;
+        # more work is never cheaper than the point before it.
+        self._slopes = [max(0.0, (to[1] - at[1]) / (to[0] - at[0])) for at, to in pairwise(ordered)] or [0.0]
 
     def seconds_for(self, units: float) -> float:
         """Predicted service seconds for one call of `units` work on an idle device."""
-        if units <= self.units[0] or len(self.units) == 1:
+        points = self.units
+        if units <= points[0]:
             return self.seconds[0]
-        right = min(bisect_right(self.units, units), len(self.units) - 1)
-        left = right - 1
-        slope = (self.seconds[right] - self.seconds[left]) / (self.units[right] - self.units[left])
-        # A noisy measurement may slope down; more work is never cheaper than the point before it.
-        return self.seconds[left] + max(0.0, slope) * (units - self.units[left])
+        left = min(bisect_right(points, units), len(self._slopes)) - 1
+        return self.seconds[left] + self._slopes[left] * (units - points[left])
 
     def floor_for(self, units: float) -> float:
         """Seconds that the table proves to be needed: no more than any measured call of as much work took.

@@ -5,15 +5,14 @@ No tensor is decoded: the gateway prices a request it only passes on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-from tidegate.models.manifest import Manifest
-from tidegate.types import InferRequest
+from tidegate.models.manifest import Feature, Manifest
+from tidegate.types import InferRequest, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """`units` in the manifest's cost feature; `rows` is the first axis of the cost input and `longest_row` its last."""
 
     units: float
@@ -23,15 +22,18 @@ class Work:
 
 def work_of(manifest: Manifest, request: InferRequest) -> Work:
     """The work of a request that was checked against `manifest`; a missing cost input counts as one unit."""
-    tensor = next((tensor for tensor in request.inputs if tensor.name == manifest.cost.input), None)
-    if tensor is None:
-        return Work(units=1.0, rows=1, longest_row=1)
-    shape = tensor.shape or (1,)
-    rows, longest = shape[0], shape[-1] if len(shape) > 1 else 1
-    units = {"tokens": prod(shape), "pixels": prod(shape), "items": rows, "bytes": len(tensor.raw)}[
-        manifest.cost.feature
-    ]
-    return Work(units=float(units), rows=rows, longest_row=longest)
+    cost = manifest.cost
+    for tensor in request.inputs:
+        if tensor.name == cost.input:
+            shape = tensor.shape or (1,)
+            return Work(float(_units(cost.feature, tensor, shape)), shape[0], shape[-1] if len(shape) > 1 else 1)
+    return Work(units=1.0, rows=1, longest_row=1)
+
+
+def _units(feature: Feature, tensor: Tensor, shape: tuple[int, ...]) -> int:
+    if feature == "bytes":
+        return len(tensor.raw)
+    return shape[0] if feature == "items" else prod(shape)
 
 
 def fits(work: Work, *, max_batch: int | None, max_tokens: int | None) -> bool:

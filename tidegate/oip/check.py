@@ -6,8 +6,9 @@ here, and the caller reads which input is wrong and what would be right.
 
 This runs on every request, so a manifest is compiled once into a `Checker`, and values are only looked at where the
 manifest bounds them: as one numpy reduction over the bytes that arrived, without a copy. An integer tensor that is
-bounded from zero is read as unsigned, where negative numbers are huge ones: one pass instead of two. NaN is outside
-of any bounds because every comparison with it is false.
+bounded from zero is read as unsigned, where negative numbers are huge ones: one pass instead of two, and for a short
+row Python's own `max` is there before numpy has begun. NaN is outside of any bounds because every comparison with it
+is false.
 
 What it leaves to others: whether the model exists and is ready (the host), whether any target takes this much work
 (placement).
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from tidegate.types import Datatype, InferRequest, Tensor
 
 MAX_ID_CHARACTERS: Final = 1024
 
+_Letter = Literal["B", "H", "I", "Q"]
+_UNSIGNED: Final[Mapping[int, _Letter]] = {1: "B", 2: "H", 4: "I", 8: "Q"}  # by size, on machines of today
+_SHORT_ROW: Final = 64  # elements up to which `max` over a memoryview beats a numpy reduction
 _largest: Final = np.maximum.reduce
 _smallest: Final = np.minimum.reduce
 
@@ -74,6 +78,7 @@ class _Scan:
     dtype: np.dtype[Any]
     low: float | None  # None: the unsigned reading makes the lower bound part of the upper one
     high: float
+    native: _Letter | None = None  # by which a memoryview reads the elements, where it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,8 @@ def _scan(datatype: Datatype, bounds: Bounds | None) -> _Scan | None:
         return None
     name = datatype.numpy_name
     if name[1] in "iu" and datatype is not Datatype.BF16 and bounds.min == 0:
-        return _Scan(np.dtype(name.replace("i", "u")), None, bounds.max)
+        unsigned = np.dtype(name.replace("i", "u"))
+        return _Scan(unsigned, None, bounds.max, _UNSIGNED[unsigned.itemsize] if unsigned.isnative else None)
     return _Scan(np.dtype(name), bounds.min, bounds.max)
 
 
@@ -218,14 +224,18 @@ def _check_content(tensor: Tensor, rule: _Rule) -> None:
             f"{elements * rule.itemsize} bytes, got {len(tensor.raw)}"
         )
     scan = rule.scan
-    if scan is not None and elements:
-        values = np.frombuffer(tensor.raw, scan.dtype)
-        if tensor.datatype is Datatype.BF16:
-            values = _widened(values)
-        # As Python numbers: comparing a numpy scalar costs as much as the reduction of a short row.
-        inside = _largest(values).item() <= scan.high and (scan.low is None or _smallest(values).item() >= scan.low)
-        if not inside:
-            raise _wrong_value(tensor, rule)
+    if scan is not None and elements and not _is_inside(tensor, scan, elements):
+        raise _wrong_value(tensor, rule)
+
+
+def _is_inside(tensor: Tensor, scan: _Scan, elements: int) -> bool:
+    if scan.native is not None and elements <= _SHORT_ROW:
+        return max(memoryview(tensor.raw).cast(scan.native)) <= scan.high
+    values = np.frombuffer(tensor.raw, scan.dtype)
+    if tensor.datatype is Datatype.BF16:
+        values = _widened(values)
+    # As Python numbers: comparing a numpy scalar costs as much as the reduction of a short row.
+    return _largest(values).item() <= scan.high and (scan.low is None or _smallest(values).item() >= scan.low)
 
 
 def _check_byte_strings(tensor: Tensor, elements: int) -> None:

@@ -6,7 +6,7 @@ interface, so all three processes speak the protocol with the same code and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,6 +68,6 @@ class ModelHost(Protocol):
         """Statistics of all models, or of one. Raises ModelNotFound."""
         ...
 
-    async def infer(self, call: Call) -> Reply:
+    def infer(self, call: Call) -> Awaitable[Reply]:
         """Answer a checked call. Raises ServeError."""
         ...

@@ -17,6 +17,7 @@ Source: ORCA open request cost aggregation (xDS); W3C Server-Timing.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isfinite
 from typing import Final
 
@@ -54,6 +55,7 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
     return words
 
 
+@lru_cache(maxsize=1024)  # a few targets, reasons and variants make up nearly all answers
 def route_text(route: Route) -> str:
     return (
         f"{route.reason}; variant={route.variant}; attempts={route.attempts}; "
