@@ -36,6 +36,7 @@ from gateway.layers.observe import Observer, observe
 from gateway.layers.stack import stack
 from gateway.metrics import Metrics
 from gateway.protocols.openai import openai_routes
+from gateway.protocols.tokens import Tokenizers
 from gateway.sync import FleetSync
 from tidegate import clock, events
 from tidegate.doors.grpc_door import grpc_door
@@ -60,6 +61,7 @@ class Gateway:
         self.addresses: dict[str, str] = {}
         self.repository = Repository(config.model_repository or Path())  # without one nobody will ask it for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
+        self.tokenizers = Tokenizers(self.repository)
         self.limit = Limit(config.max_in_flight)
         self.fleet = Fleet(self.catalog.feature_of)
         self.directory = Directory(
@@ -113,6 +115,7 @@ class Gateway:
         await self._stack.enter_async_context(self.directory)
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
+        await self.tokenizers.load(self.catalog.manifests)  # before the doors: no caller waits for it
         await self._open_grpc_door()
         await self._open_http_doors()
 
@@ -145,7 +148,7 @@ class Gateway:
         oip = OipRoutes(self.host, max_body_bytes=limit, on_refused=refused)
         inference = [
             *oip.table(),
-            *openai_routes(self.host, self.repository, max_body_bytes=limit, on_refused=refused),
+            *openai_routes(self.host, self.tokenizers, max_body_bytes=limit, on_refused=refused),
         ]
         admin = admin_routes(self.fleet, self.catalog, self.conductor)
         await self._open_http_door(

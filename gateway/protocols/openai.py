@@ -22,7 +22,7 @@ from aiohttp import web
 
 from gateway.protocols import embeddings
 from gateway.protocols.embeddings import Asked, Row, WrongParameter
-from gateway.protocols.tokens import Folders, Tokenizers
+from gateway.protocols.tokens import Tokenizers
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
@@ -45,20 +45,19 @@ _log = structlog.get_logger(__name__)
 
 def openai_routes(
     host: ModelHost,
-    repository: Folders,
+    tokenizers: Tokenizers,
     *,
     max_body_bytes: int = 64 * 1024 * 1024,
     on_refused: RefusalObserver | None = None,
 ) -> list[web.RouteDef]:
-    """OpenAI's routes over `host`, with the tokenizers that `repository` holds.
+    """OpenAI's routes over `host`, with the models' tokenizers.
 
     Args:
         host: what answers.
-        repository: where each model's tokenizer lies.
         max_body_bytes: of a request, after decompression.
         on_refused: told (protocol, model name, error) of each request refused here, before the host saw it.
     """
-    return OpenAIRoutes(host, repository, max_body_bytes=max_body_bytes, on_refused=on_refused).table()
+    return OpenAIRoutes(host, tokenizers, max_body_bytes=max_body_bytes, on_refused=on_refused).table()
 
 
 class OpenAIRoutes:
@@ -67,13 +66,13 @@ class OpenAIRoutes:
     def __init__(
         self,
         host: ModelHost,
-        repository: Folders,
+        tokenizers: Tokenizers,
         *,
         max_body_bytes: int,
         on_refused: RefusalObserver | None = None,
     ) -> None:
         self._host = host
-        self._tokenizers = Tokenizers(repository)
+        self._tokenizers = tokenizers
         self._max_body_bytes = max_body_bytes
         self._on_refused = on_refused
 

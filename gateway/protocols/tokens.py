@@ -2,7 +2,7 @@
 
 The tokenizer is a Rust library that lets go of Python's lock while it works on a batch. A short text takes some tens of
 microseconds, less than a thread's round trip, and is done in place; more goes to a thread. Tokenizers are read from the
-model's folder on first use and kept.
+model's folder once, at the start where `load` is called then, so that no request pays for it.
 
 A text far beyond the model's length is read only as far as it matters: a megabyte takes over a second, its beginning a
 few milliseconds. The beginning's tokens are the text's own wherever at least as many again follow them, since where a
@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from gateway.protocols.embeddings import Row, text_of
 from tidegate.models.manifest import Manifest
+from tidegate.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5; a head is then some seven times what the model takes
@@ -45,6 +46,16 @@ class Tokenizers:
     def __repr__(self) -> str:
         return f"<Tokenizers {len(self._loaded)} loaded>"
 
+    async def load(self, manifests: Sequence[Manifest]) -> None:
+        """Read the tokenizers of those models that take text.
+
+        Raises:
+            StartError: a tokenizer is not there or cannot be read; names the file.
+        """
+        for manifest in manifests:
+            if manifest.text is not None:
+                await self._tokenizer(manifest)
+
     async def rows(self, manifest: Manifest, texts: Sequence[str]) -> list[Row]:
         """Each text as a row of tokens, cut to the model's length."""
         tokenizer = await self._tokenizer(manifest)
@@ -64,7 +75,10 @@ class Tokenizers:
 
 
 def _load(path: Path, max_tokens: int) -> Any:
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise StartError(f"cannot read the tokenizer {path}: {error}") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length=max_tokens)
     return tokenizer

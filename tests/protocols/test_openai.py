@@ -21,6 +21,7 @@ from tests.support.host import FakeHost, minilm
 from tests.support.oip_servers import OneFolder, Servers, serving
 from tidegate.arrays import tensor_to_array
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded
+from tidegate.process import StartError
 from tidegate.types import Call, Reply
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "word", "tide", "##s", "gate"]
@@ -269,3 +270,9 @@ async def test_a_tokenizer_is_read_once(folder: Path) -> None:
     tokenizers = Tokenizers(OneFolder(folder))
     await asyncio.gather(*(tokenizers.rows(minilm(), ["hello"]) for _ in range(8)))
     assert repr(tokenizers) == "<Tokenizers 1 loaded>"
+
+
+async def test_a_tokenizer_that_is_not_there_ends_the_start_by_its_name(tmp_path: Path) -> None:
+    tokenizers = Tokenizers(OneFolder(tmp_path))
+    with pytest.raises(StartError, match=r"cannot read the tokenizer .*tokenizer\.json"):
+        await tokenizers.load([minilm()])

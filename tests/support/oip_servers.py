@@ -11,6 +11,7 @@ import grpc
 from aiohttp import web
 
 from gateway.protocols.openai import openai_routes
+from gateway.protocols.tokens import Tokenizers
 from tests.support.host import FakeHost
 from tidegate.models.manifest import Manifest
 from tidegate.oip.grpc_server import add_oip_service, server_options
@@ -48,7 +49,8 @@ async def serving(host: FakeHost, tokenizers: Path = Path("/nonexistent")) -> As
     app = web.Application(middlewares=[error_middleware])
     oip = OipRoutes(host, max_body_bytes=MAX_BYTES, on_refused=refused)
     app.add_routes(oip.table())
-    app.add_routes(openai_routes(host, OneFolder(tokenizers), max_body_bytes=4 * MAX_BYTES, on_refused=refused))
+    texts = Tokenizers(OneFolder(tokenizers))
+    app.add_routes(openai_routes(host, texts, max_body_bytes=4 * MAX_BYTES, on_refused=refused))
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     assert runner.server is not None
