@@ -210,6 +210,7 @@ class Scheduler:
         if self._compute is None and any(self._cannot_wait(lane, part.queued) for part in job.parts):
             raise WorkerDied(self._absence)
         now = clock.now()
+        lane.service.relax(now)
         lane.batcher.add([part.queued for part in job.parts], now)
         self._jobs.add(job)
         self._waiting.update((part.queued.id, part) for part in job.parts)

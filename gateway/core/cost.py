@@ -67,6 +67,11 @@ class VariantCost:
         self._service.record(units, observed_s)
         self._read_residual()
 
+    def relax(self, now: float) -> None:
+        """Drift back to the table while no answer comes: who is thought slow is not asked, and could show no better."""
+        self._service.relax(now)
+        self._read_residual()
+
     def _read_residual(self) -> None:
         # Read once per answer instead of once per candidate: there are more candidates than answers.
         residual = self._service.residual
@@ -81,22 +86,27 @@ class CostModel:
     """The costs of every (target, model, version, variant) that was ever offered here."""
 
     def __init__(self) -> None:
-        self._costs: dict[tuple[str, str, str, str], VariantCost] = {}
+        self._costs: dict[str, dict[tuple[str, str, str], VariantCost]] = {}
 
     def of(self, target_id: str, model: str, version: str, offer: VariantOffer, feature: Feature) -> VariantCost:
         """The cost that goes with this offer; the one already learned if its table is the same."""
-        key = (target_id, model, version, offer.name)
-        known = self._costs.get(key)
+        costs, key = self._costs.setdefault(target_id, {}), (model, version, offer.name)
+        known = costs.get(key)
         if known is None or known.points != offer.cost or known.feature != feature:
-            known = self._costs[key] = VariantCost(offer.cost, feature)
+            known = costs[key] = VariantCost(offer.cost, feature)
         return known
+
+    def relax(self, target_id: str, now: float) -> None:
+        """Let what was learned of a target fade while it has no answers."""
+        for cost in self._costs.get(target_id, {}).values():
+            cost.relax(now)
 
     def forget(self, target_id: str) -> None:
         """Drop what was learned of a target that is gone for good: a fleet that comes and goes stays bounded."""
-        self._costs = {key: cost for key, cost in self._costs.items() if key[0] != target_id}
+        self._costs.pop(target_id, None)
 
     def __repr__(self) -> str:
-        return f"<CostModel {len(self._costs)} variants>"
+        return f"<CostModel {sum(map(len, self._costs.values()))} variants>"
 
 
 def unloaded_p95_s(cost: VariantCost, units: float, rtt_s: float) -> float:

@@ -140,7 +140,8 @@ class Fleet:
                 target.ledger.report(event.load, "link", now)
                 if event.offers is not None:
                     self._offer(target, event.offers)
-            case LinkRtt():
+            case LinkRtt():  # comes with every heartbeat
+                self._costs.relax(target.id, now)
                 target.link.record(event.rtt_s, now)
             case LinkUp():
                 self._came_up(target, event.epoch, event.offers, now)

@@ -82,6 +82,22 @@ def test_an_unloaded_p95_is_above_the_median_by_the_spread() -> None:
     assert unloaded_p95_s(cost, 1.0, rtt_s=0.005) > 0.005 + cost.predict_s(1.0)
 
 
+def test_a_target_that_was_slow_once_is_believed_again_after_minutes_without_an_answer() -> None:
+    model = CostModel()
+    slow = model.of("edge/a", "m", "1", VariantOffer("int8", "int8", TABLE), "tokens")
+    other = model.of("edge/b", "m", "1", VariantOffer("int8", "int8", TABLE), "tokens")
+    for cost in (slow, other):
+        for _ in range(80):
+            cost.record(51.0, 0.240)
+
+    for second in range(300):
+        model.relax("edge/a", NOW + second)
+    model.relax("edge/nobody", NOW)
+
+    assert slow.predict_s(51.0) == pytest.approx(0.060, rel=0.01)
+    assert other.predict_s(51.0) == pytest.approx(0.240, rel=0.1)
+
+
 # link
 
 

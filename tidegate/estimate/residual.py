@@ -52,6 +52,10 @@ class LogResidual:
         self._variance += self._variance_weight * (clipped * clipped - self._variance)
         self.count += 1
 
+    def fade(self, share: float) -> None:
+        """Forget `share` (0 to 1) of the bias: what was learned long ago is worth less than the measured table."""
+        self._bias *= 1.0 - share
+
     @property
     def factor(self) -> float:
         """What a prediction should be multiplied with; 1 before anything was recorded."""

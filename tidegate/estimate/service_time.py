@@ -4,25 +4,33 @@
 today and forgets. Together they answer the one question that admission, batching and placement ask: how long would
 this take here?
 
+A factor that was learned in a bad minute must not outlive it: who is thought slow is asked no more, so no answer would
+ever correct it. `relax`, called before predictions, lets the factor drift back to the table while nothing is recorded.
+
 Invariant: predictions are positive and do not fall when work grows by a table point or more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
+from typing import Final
 
 from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.residual import LogResidual
 
+FORGET_S: Final = 30.0  # without a call for this long, a factor is worth 1/e of what it was
+
 
 class ServiceTime:
-    """Mutable: `record` after each computed call."""
+    """Mutable: `record` after each computed call, `relax` now and then."""
 
-    __slots__ = ("residual", "table")
+    __slots__ = ("_idle_since", "residual", "table")
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self.table = CostTable(points)
         self.residual = LogResidual()
+        self._idle_since: float | None = None  # the first `relax` since the last `record`
 
     def predict_s(self, units: float) -> float:
         """Median seconds for one call of `units` work, alone on the device."""
@@ -30,6 +38,13 @@ class ServiceTime:
 
     def record(self, units: float, observed_s: float) -> None:
         self.residual.record(self.table.seconds_for(units), observed_s)
+        self._idle_since = None
+
+    def relax(self, now: float) -> None:
+        """Forget a little for the time since the last `relax`, if nothing was recorded since."""
+        if self._idle_since is not None:
+            self.residual.fade(1.0 - exp(-max(0.0, now - self._idle_since) / FORGET_S))
+        self._idle_since = now
 
     def __repr__(self) -> str:
         return f"<ServiceTime {self.table!r} {self.residual!r}>"
