@@ -27,6 +27,7 @@ from gateway.core.cost import CostModel, VariantCost
 from gateway.core.events import LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
+from gateway.core.precision import quality_of
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Feature
 from tidegate.types import LoadReport
@@ -104,6 +105,7 @@ class Offered(NamedTuple):
     variant: VariantOffer
     cost: VariantCost
     price: float
+    quality: float = 1.0
 
 
 class Fleet:
@@ -220,7 +222,7 @@ class Fleet:
             feature = self._feature_of(model.name, model.version)
             for variant in model.variants if model.state == "ready" else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
-                yield Offered(target, model.name, model.version, variant, cost, price)
+                yield Offered(target, model.name, model.version, variant, cost, price, quality_of(variant))
 
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())

@@ -18,9 +18,11 @@ Invariants: waits are never negative; with nothing in flight and no fresh report
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.core.harm import Place
 from tidegate.types import LoadReport
 
 _STALE_S: Final = 1.5  # routing.md B3: reported background decays linearly over 1.5 s
@@ -31,19 +33,20 @@ class _Entry:
     work_s: float
     launched_at: float
     report: int  # which report was the latest when it was launched
+    place: Place | None  # None: its deadline is not known here
 
 
 class Ledger:
     """Mutable: one target's own in-flight attempts and its latest load report."""
 
     __slots__ = (
-        "_entries", "_finished_at", "_heard", "_own_s", "_report_delay_s", "_reports", "_share",
-        "_since_s", "load", "reported_at",
+        "_entries", "_finished_at", "_heard", "_own_s", "_report_delay_s", "_reports",
+        "_since_s", "load", "reported_at", "share",
     )  # fmt: skip
 
     def __init__(self, *, share: float = 1.0) -> None:
         self.load: LoadReport | None = None
-        self._share = share
+        self.share = share
         self._entries: dict[int, _Entry] = {}  # by attempt, in order of launch
         self._own_s = 0.0  # work of all entries
         self._since_s = 0.0  # work of those launched since the latest report
@@ -57,10 +60,10 @@ class Ledger:
     def in_flight(self) -> int:
         return len(self._entries)
 
-    def launch(self, attempt: int, compute_s: float, now: float) -> None:
-        """Note an attempt that was just sent, with its predicted compute time."""
-        work_s = compute_s * self._share
-        self._entries[attempt] = _Entry(work_s, now, self._reports)
+    def launch(self, attempt: int, compute_s: float, now: float, place: Place | None = None) -> None:
+        """Note an attempt that was just sent, with its predicted compute time and its place in the queue there."""
+        work_s = compute_s * self.share
+        self._entries[attempt] = _Entry(work_s, now, self._reports, place)
         self._own_s += work_s
         self._since_s += work_s
 
@@ -86,6 +89,10 @@ class Ledger:
         self.reported_at, self._report_delay_s = now, max(0.0, load.queue_delay_s)
         self._since_s = 0.0
         return True
+
+    def queue(self) -> Iterator[tuple[float, Place | None]]:
+        """(work, place) of what we have under way there, in order of launch."""
+        return ((entry.work_s, entry.place) for entry in self._entries.values())
 
     def wait_s(self, now: float) -> float:
         """How long a request that arrives there now would wait before its compute begins."""

@@ -26,7 +26,9 @@ from collections.abc import Callable, Collection, Sequence
 from math import sqrt
 from typing import Final, NamedTuple
 
+from gateway.core.calibration import Prediction
 from gateway.core.fleet import Fleet, Offered, TargetView
+from gateway.core.harm import Place
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded, NothingAlive, ServeError
 
@@ -45,6 +47,16 @@ class Ask(NamedTuple):
     longest_row: int
     deadline: float
     variant: str = ""  # demanded, by name or precision; "" takes any
+    priority: int = 0  # OIP's: 1 is highest, 0 means the default
+    body_bytes: int = 0
+    min_quality: float = 0.0  # a variant that is worse, or whose quality nobody measured, does not do
+
+
+class Stake(NamedTuple):
+    """What a policy with chances has at stake in its choice: the claim it made, and the place in the queue it took."""
+
+    prediction: Prediction
+    place: Place
 
 
 class Candidate(NamedTuple):
@@ -57,6 +69,7 @@ class Candidate(NamedTuple):
     margin_s: float
     finish_s: float  # link + wait + compute
     cost: float  # price × compute
+    stake: Stake | None = None  # set on the chosen one, by policies that have one
 
     @property
     def target(self) -> TargetView:
@@ -65,6 +78,23 @@ class Candidate(NamedTuple):
     @property
     def variant(self) -> VariantOffer:
         return self.offered.variant
+
+
+class Judged(NamedTuple):
+    """What a policy that deals in chances found of one candidate."""
+
+    chance: float  # raw
+    claimed: float  # calibrated
+    harm: float  # to those that it would pass
+    value: float
+
+
+class Choice(NamedTuple):
+    """A policy's choice. `judged` is empty, or goes with the candidates one by one; None: it could not have won."""
+
+    candidate: Candidate
+    reason: str
+    judged: Sequence[Judged | None] = ()
 
 
 class Decision(NamedTuple):
@@ -76,6 +106,7 @@ class Decision(NamedTuple):
     chosen: Candidate | None
     reason: str
     refusal: ServeError | None
+    judged: Sequence[Judged | None] = ()
 
     def best_other(self) -> Candidate | None:
         """The earliest finish on another target than the chosen one: whom a hedge would ask."""
@@ -145,20 +176,24 @@ class Placer:
         candidates = self._candidates(ask, now, exclude)
         if not candidates:
             return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
-        chosen, reason = self._policy(candidates, budget_s)
+        chosen, reason, judged = self.choose(candidates, ask, now)
         # Only where the prediction is too late can the proof be: a floor is below its prediction.
         if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask.units)) > budget_s:
-            return Decision(now, ask, candidates, None, "", _infeasible(floor_s, budget_s))
+            return Decision(now, ask, candidates, None, "", _infeasible(floor_s, budget_s), judged)
         if ask.variant:
             reason = "demanded"
         elif len(candidates) == 1:
             reason = "only"
-        return Decision(now, ask, candidates, chosen, reason, None)
+        return Decision(now, ask, candidates, chosen, reason, None, judged)
+
+    def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
+        """The best of the candidates, of which there is at least one."""
+        return Choice(*self._policy(candidates, ask.deadline - now))
 
     def _candidates(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
         return tuple(
             [
-                estimate(offered, ask.units, now)
+                estimate(offered, ask.units, now, ask.body_bytes)
                 for offered in self.fleet.offered(ask.model, ask.version)
                 if not misfit(offered.variant, ask)
                 and offered.target.breaker.allows(now)
@@ -167,12 +202,12 @@ class Placer:
         )
 
 
-def estimate(offered: Offered, units: float, now: float) -> Candidate:
-    """The predictions for `units` of work on one offered variant."""
+def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0) -> Candidate:
+    """The predictions for `units` of work in a body of this size on one offered variant."""
     target, cost = offered.target, offered.cost
     compute_s = cost.predict_s(units)
     wait_s = target.ledger.wait_s(now)
-    link_s = target.link.rtt_s
+    link_s = target.link.rtt_s + body_bytes * target.link.s_per_byte
     spread_s = sqrt(
         (compute_s * cost.sigma) ** 2
         + (_WAIT_SPREAD * wait_s) ** 2
@@ -198,6 +233,10 @@ def misfit(variant: VariantOffer, ask: Ask) -> str:
         return f"takes rows of at most {variant.max_tokens}"
     if ask.variant and ask.variant not in (variant.name, variant.precision):
         return f"has {variant.name}"
+    if ask.min_quality and (variant.quality is None or variant.quality < ask.min_quality):
+        return (
+            f"has {variant.name} of {'unknown quality' if variant.quality is None else f'quality {variant.quality:g}'}"
+        )
     return ""
 
 

@@ -13,6 +13,17 @@ from tidegate.fleet.offers import VariantOffer
 _RANK: Final = {"fp64": 5, "fp32": 4, "tf32": 4, "bf16": 3, "fp16": 3, "fp8": 2, "int8": 2, "uint8": 2, "int4": 1}
 
 
+# Where nobody measured: what quantization usually costs. A precision that is not known here is given credit.
+_USUAL_QUALITY: Final = {"fp8": 0.99, "int8": 0.98, "uint8": 0.98, "int4": 0.95}
+
+
+def quality_of(variant: VariantOffer) -> float:
+    """The variant's measured quality, else what is usual for its precision; above 0."""
+    if variant.quality is None:
+        return _USUAL_QUALITY.get(variant.precision, 1.0)
+    return max(variant.quality, 1e-3)
+
+
 def is_lesser(one: VariantOffer, than: VariantOffer) -> bool:
     """Whether `one` answers less precisely than `than`."""
     if one.quality is not None and than.quality is not None:

@@ -1,0 +1,71 @@
+"""What a request does to those that wait already: the places it passes, and the chances it takes from them.
+
+Our own targets compute in order of `order_key` (earliest deadline first, with priority). A request with a tight
+deadline therefore waits less than the queue is long, and everybody it passes waits for it. Counting the first without
+the second promises the same seconds twice: each tight request looks cheap, and together they starve the patient ones.
+
+    wait  = the queue − those that it passes
+    harm  = Σ over those it passes: weight · [Φ(room / spread) − Φ((room − work) / spread)]
+
+with `room` what each has left after all that is before it. The head is being computed and is never passed. Known are
+this gateway's own attempts only; those whose deadline is unknown count as ahead and are not harmed, and so is
+everybody else's work that load reports speak of.
+
+Invariants: 0 <= wait <= the queue; 0 <= harm <= the weights passed; an empty queue is not harmed. O(n log n) in those
+passed, of which the first MOST_PASSED count.
+Source: routing.md B3 (insertion cost: + 2.8 points for the highest class in overload); Myerson's rule that a price is
+the loss of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from math import erf, sqrt
+from typing import Final, NamedTuple
+
+MOST_PASSED: Final = 64
+_WAIT_SPREAD: Final = 0.3
+_TIMER_SPREAD_S: Final = 0.001
+_SQRT_2: Final = sqrt(2.0)
+
+
+class Place(NamedTuple):
+    """A request's place in a queue: `key` orders, smallest first; `weight` is what its answer in time is worth."""
+
+    key: float
+    deadline: float
+    weight: float = 1.0
+
+
+class Insertion(NamedTuple):
+    wait_s: float
+    harm: float
+
+
+def insertion(
+    queue: Iterable[tuple[float, Place | None]], place: Place, work_s: float, wait_s: float, now: float
+) -> Insertion:
+    """How long `place` would wait, and the value it would take from others.
+
+    Args:
+        queue: (work in seconds, place) of those under way, the one being computed first.
+        work_s: what the request itself adds to the wait of those behind it.
+        wait_s: how long it would wait at the very end of the queue.
+    """
+    passed = [(other, own_s) for own_s, other in islice(queue, 1, 1 + MOST_PASSED) if other and other.key > place.key]
+    if not passed:
+        return Insertion(wait_s, 0.0)
+    passed.sort()
+    ahead_s = max(0.0, wait_s - sum([own_s for _, own_s in passed]))
+    return Insertion(ahead_s, _harm(passed, ahead_s, work_s, now))
+
+
+def _harm(passed: list[tuple[Place, float]], ahead_s: float, work_s: float, now: float) -> float:
+    harm, finish_s = 0.0, ahead_s
+    for other, own_s in passed:
+        finish_s += own_s
+        scale = 1.0 / (_SQRT_2 * sqrt((_WAIT_SPREAD * finish_s) ** 2 + _TIMER_SPREAD_S * _TIMER_SPREAD_S))
+        room_s = other.deadline - now - finish_s
+        harm += 0.5 * other.weight * (erf(room_s * scale) - erf((room_s - work_s) * scale))
+    return harm
