@@ -47,6 +47,12 @@ class Windows:
         place = bisect_right(self._starts, at) - 1
         return self._windows[place][1] if place >= 0 and at < self._windows[place][1] else at
 
+    def after(self, at: float) -> Sequence[tuple[float, float]]:
+        """Those that have not ended by `at`, in order."""
+        if not self._windows:
+            return ()
+        return [window for window in self._windows if window[1] > at]
+
     def __repr__(self) -> str:
         return f"<Windows {self._windows}>"
 
@@ -78,6 +84,12 @@ class Weather:
             self._extend(at)
         place = bisect_right(changes, at) - 1
         return changes[place + 1] if (place + self._first_on) % 2 else at
+
+    def next_on(self, at: float) -> float:
+        """When the next stretch begins that is on; `at` itself in the middle of one."""
+        if self.until(at) > at:
+            return at
+        return self._changes[bisect_right(self._changes, at)]
 
     def _extend(self, at: float) -> None:
         changes = self._changes

@@ -1,0 +1,157 @@
+"""What became of every request, counted once and kept small: no list grows with the number of requests.
+
+Each request that arrives ends in exactly one of the outcomes of `tidegate/outcome.py`, so
+
+    arrivals = Σ outcomes            (`check` insists)
+
+An answer counts as in time by the caller's own clock at the gateway; a refusal, an expiry and a late answer are all
+misses. Those that arrive while the fleet warms up are counted apart, in `warmup` only.
+
+Percentiles come from logarithmic bins, a twentieth wide. `Reliability` compares what was promised with what came.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import exp, log
+
+from tidegate.outcome import Outcome
+
+_WIDTH = 0.05
+_FIRST_S = 1e-4
+TIMELINE_BIN_S = 0.25
+_BINS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one request ended."""
+
+    kind: str  # its class
+    priority: int
+    arrived_at: float
+    ended_at: float
+    outcome: Outcome
+    in_time: bool
+    served_by: str = ""
+    quality: float = 0.0
+    attempts: int = 0
+    hedged: bool = False
+    hedge_won: bool = False
+
+
+class Latencies:
+    """Mutable: percentiles of many durations in constant memory."""
+
+    def __init__(self) -> None:
+        self._bins: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        self._bins[int(log(max(seconds, _FIRST_S) / _FIRST_S) / _WIDTH)] += 1
+
+    def quantile_s(self, share: float) -> float:
+        """To within a twentieth; 0 of nothing."""
+        total, seen = self._bins.total(), 0
+        for place in sorted(self._bins):
+            seen += self._bins[place]
+            if seen >= share * total:
+                return _FIRST_S * exp((place + 0.5) * _WIDTH)
+        return 0.0
+
+
+class Reliability:
+    """Mutable: of those who were promised so much, how many were in time?"""
+
+    def __init__(self) -> None:
+        self.promised = [0.0] * _BINS
+        self.kept = [0] * _BINS
+        self.count = [0] * _BINS
+
+    def add(self, chance: float, in_time: bool) -> None:
+        place = min(_BINS - 1, int(chance * _BINS))
+        self.promised[place] += chance
+        self.kept[place] += in_time
+        self.count[place] += 1
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean gap between promise and fact, weighted by how often."""
+        total = sum(self.count)
+        gaps = (abs(promised - kept) for promised, kept in zip(self.promised, self.kept, strict=True))
+        return sum(gaps) / total if total else 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """The counts of one class, one priority, or all."""
+
+    arrivals: int = 0
+    in_time: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    latencies: Latencies = field(default_factory=Latencies)
+
+    @property
+    def attainment(self) -> float:
+        return self.in_time / self.arrivals if self.arrivals else 1.0
+
+    def add(self, end: End) -> None:
+        self.arrivals += 1
+        self.in_time += end.in_time
+        self.outcomes[end.outcome.value] += 1
+        if end.served_by:
+            self.latencies.add(end.ended_at - end.arrived_at)
+
+
+class Tally:
+    """Mutable: `begin` with each arrival, `end` once for each."""
+
+    def __init__(self, counts_from: float) -> None:
+        self.counts_from = counts_from
+        self.all = Group()
+        self.warmup = Group()
+        self.by_class: dict[str, Group] = {}
+        self.by_priority: dict[int, Group] = {}
+        self.served_by: Counter[str] = Counter()
+        self.attempts = 0
+        self.hedged = 0
+        self.hedges_won = 0
+        self.quality = 0.0  # sum over answers in time
+        self.useful_s = {"edge": 0.0, "pool": 0.0}  # compute behind answers that were given, by tier
+        self.reliability = Reliability()
+        self.within_margin = [0, 0]  # of attempts that ended: in their 95 % prediction, and all
+        self.timeline: dict[int, list[int]] = {}  # bin → [arrivals, in time]
+        self._begun = 0
+        self._ended = 0
+
+    def begin(self) -> None:
+        self._begun += 1
+
+    def end(self, end: End) -> None:
+        self._ended += 1
+        bin_ = self.timeline.setdefault(int(end.arrived_at / TIMELINE_BIN_S), [0, 0])
+        bin_[0] += 1
+        bin_[1] += end.in_time
+        if end.arrived_at < self.counts_from:
+            self.warmup.add(end)
+            return
+        self.all.add(end)
+        self.by_class.setdefault(end.kind, Group()).add(end)
+        self.by_priority.setdefault(end.priority, Group()).add(end)
+        self.attempts += end.attempts
+        self.hedged += end.hedged
+        self.hedges_won += end.hedge_won
+        if end.served_by:
+            self.served_by[end.served_by] += 1
+        if end.in_time:
+            self.quality += end.quality
+
+    def check(self) -> None:
+        """Raises AssertionError when a request was lost, or ended twice."""
+        outcomes = self.all.outcomes.total() + self.warmup.outcomes.total()
+        assert self._begun == self._ended == outcomes, (
+            f"{self._begun} requests arrived, {self._ended} ended, in {outcomes} outcomes"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Tally {self.all.in_time} of {self.all.arrivals} in time>"

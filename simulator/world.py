@@ -1,0 +1,354 @@
+"""One run: a scenario, a policy and a seed become a fleet on virtual time, and the fleet a tally.
+
+    arrivals ─▶ gateways (fleet view · placement · request machine · evidence)      real
+                  │ streams over link models                                         simulated
+                  ▼
+                edges (edge queue)   pools (batcher)                                 real, their speed simulated
+                  └─ heartbeats over a broker's delay and loss ─▶ gateways
+
+Chance has a stream per source (`chance.py`), so two policies with one seed see the same requests, the same weather, the
+same episodes of heat and the same background load: their difference is theirs.
+
+Arrivals stop at `duration_s`, and the run goes on until everyone has an answer. Nothing grows with the number of
+requests: they are generated as time comes to them, and counted when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+from simulator import baselines
+from simulator.arrivals import Request, request_of, requests
+from simulator.chance import stream
+from simulator.events import EventQueue
+from simulator.gateway import Gateway, Router
+from simulator.links.profile import Link, LinkProfile, Partitions, build
+from simulator.links.regime import Weather, Windows
+from simulator.scenario import EdgeGroup, Fault, Loaded, PoolSpec, target_names
+from simulator.tally import Tally
+from simulator.wire import Stream
+from simulator.workers import EdgeWorker, Job, PoolWorker, Slowness, Worker, offers_of
+from tidegate.models.manifest import Feature
+from tidegate.outcome import ServeError
+from tidegate.types import Accepted, LoadReport
+
+_SETTLING_S = 1.0  # before the first arrival: streams are dialled, tables are known
+_RING = 97  # a prime, so that streams' heartbeats do not fall together
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run found. Compute is in seconds, by tier, of the counted part of the run."""
+
+    policy: str
+    seed: int
+    tally: Tally
+    counted_s: float
+    compute_s: dict[str, float]
+    events: int
+
+
+def simulate(
+    loaded: Loaded, policy: str, seed: int, *, on_progress: Callable[[float], None] = lambda _share: None
+) -> Run:
+    """Run the scenario once.
+
+    Args:
+        on_progress: told the share of the duration that is done, about fifty times.
+
+    Raises:
+        ScenarioError: a recording that it names cannot be read.
+        KeyError: there is no such policy.
+    """
+    return World(loaded, policy, seed).run(on_progress)
+
+
+class World:
+    """The parts of one run. Mutable: `run` once."""
+
+    def __init__(self, loaded: Loaded, policy: str, seed: int) -> None:
+        self.events = EventQueue()
+        self.workers: dict[str, Worker] = {}
+        self.gateways: list[Gateway] = []
+        self._loaded = loaded
+        self._scenario = loaded.scenario
+        self._policy = policy
+        self._seed = seed
+        self.tally = Tally(_SETTLING_S + self._scenario.warmup_s)
+        self._compute_before: dict[str, float] = {}
+        self._build()
+
+    def run(self, on_progress: Callable[[float], None] = lambda _share: None) -> Run:
+        scenario, events = self._scenario, self.events
+        end = _SETTLING_S + scenario.duration_s
+        arrivals = requests(scenario, self._seed)
+        self._next_arrival(arrivals, stream(self._seed, "gateways"))
+        events.schedule(self.tally.counts_from, self._note_compute)
+        for step in range(1, 51):
+            events.run(until=end * step / 50)
+            on_progress(step / 50)
+        events.run()
+        self.tally.check()
+        compute_s = {tier: total - self._compute_before[tier] for tier, total in self._compute().items()}
+        counted_s = scenario.duration_s - scenario.warmup_s
+        return Run(self._policy, self._seed, self.tally, counted_s, compute_s, events.executed)
+
+    def _next_arrival(self, arrivals: Iterator[Request], draw: Random) -> None:
+        request = next(arrivals, None)
+        if request is not None:
+            moved = request._replace(at=request.at + _SETTLING_S)
+            self.events.schedule(moved.at, self._arrive, moved, arrivals, draw)
+
+    def _arrive(self, request: Request, arrivals: Iterator[Request], draw: Random) -> None:
+        gateway = self.gateways[int(draw.random() * len(self.gateways))]
+        self._next_arrival(arrivals, draw)
+        gateway.take(request)
+
+    def _note_compute(self) -> None:
+        self._compute_before = self._compute()
+
+    def _compute(self) -> dict[str, float]:
+        totals = {"edge": 0.0, "pool": 0.0}
+        for worker in self.workers.values():
+            totals[worker.id.partition("/")[0]] += worker.compute_s
+        return totals
+
+    # building
+
+    def _build(self) -> None:
+        scenario = self._scenario
+        feature: Callable[[str, str], Feature] = lambda model, _version: scenario.models[model].feature  # noqa: E731
+        for number in range(scenario.gateways):
+            draw = stream(self._seed, "gateway", number).random
+            self.gateways.append(Gateway(self.events, self.tally, feature, self._router(number), draw))
+        place = 0
+        for group in scenario.edges:
+            for number in range(group.count):
+                self._add_edge(group, number, place)
+                place += 1
+        for pool in scenario.pools:
+            self._add_pool(pool)
+        for fault in scenario.faults:
+            if fault.kind == "crash":
+                self.events.schedule(_SETTLING_S + fault.at_s, self._crash, fault)
+
+    def _router(self, number: int) -> Callable[[Gateway], Router]:
+        draw = stream(self._seed, "router", number).random
+        threshold = self._scenario.static_threshold
+        return lambda gateway: baselines.router(self._policy, baselines.Surroundings(gateway, draw, threshold))
+
+    def _add_edge(self, group: EdgeGroup, number: int, place: int) -> None:
+        id = f"edge/{group.name}-{number + 1}"
+        low, high = group.slow
+        slow = low + (high - low) * (number / (group.count - 1) if group.count > 1 else 0.0)
+        models = {
+            name: model for name, model in self._scenario.models.items() if group.models is None or name in group.models
+        }
+        worker = EdgeWorker(
+            self.events,
+            id,
+            offers_of(models, "edge", slow),
+            max_queue=group.max_queue,
+            sigma=group.noise_sigma,
+            slowness=self._slowness(id, group),
+            standstills=self._windows(id, "stop"),
+        )
+        gateways = self._gateways_of(place)
+        self._connect(worker, group.link, gateways)
+        self._beat(worker, gateways)
+        if group.background is not None:
+            _Locals(self, worker, group, self._seed).start()
+
+    def _add_pool(self, pool: PoolSpec) -> None:
+        id = f"pool/{pool.name}"
+        worker = PoolWorker(
+            self.events,
+            id,
+            offers_of(self._scenario.models, "pool", pool.slow),
+            self._scenario.models,
+            sigma=pool.noise_sigma,
+            slowness=self._slowness(id, None),
+            standstills=self._windows(id, "stop"),
+            luck=_normal(stream(self._seed, id, "luck")),
+        )
+        self._connect(worker, pool.link, self.gateways)
+
+    def _gateways_of(self, place: int) -> list[Gateway]:
+        count = self._scenario.gateways_per_edge
+        if count is None:
+            return self.gateways
+        return [self.gateways[(place + turn) % len(self.gateways)] for turn in range(min(count, len(self.gateways)))]
+
+    def _connect(self, worker: Worker, kind: str, gateways: list[Gateway]) -> None:
+        self.workers[worker.id] = worker
+        link = self._link(worker.id, kind)
+        streams = []
+        for gateway in gateways:
+            draw = stream(self._seed, worker.id, "stream", self.gateways.index(gateway)).random
+            one = Stream(
+                self.events, worker, link,
+                on_event=gateway.on_event, draw=draw, phase=len(self.workers) % _RING / _RING,
+                lasts_until=_SETTLING_S + self._scenario.duration_s,
+            )  # fmt: skip
+            gateway.know(worker.id, "edge" if worker.id.startswith("edge/") else "pool", one)
+            self.events.schedule(0.5 * _SETTLING_S * draw(), one.dial)
+            streams.append(one)
+
+        def announce() -> None:
+            for one in streams:
+                one.announce()
+
+        worker.on_moved = announce
+
+    def _link(self, id: str, kind: str) -> Link:
+        profile: LinkProfile = self._scenario.links[kind]
+
+        def windows(direction: str) -> tuple[tuple[float, float], ...]:
+            return tuple(
+                _window(fault)
+                for fault in self._scenario.faults
+                if fault.kind == "partition" and fault.target == id and fault.direction in ("both", direction)
+            )
+
+        return build(
+            profile,
+            lambda name: stream(self._seed, id, "link", name).random,
+            traces=self._loaded.traces[kind] if profile.recording is not None else None,
+            partitions=Partitions(windows("to"), windows("from")),
+            jitter_times=self._scenario.jitter_times,
+        )
+
+    def _slowness(self, id: str, group: EdgeGroup | None) -> Slowness:
+        faults = tuple(
+            (Windows([_window(fault)]), fault.times)
+            for fault in self._scenario.faults
+            if fault.kind == "slow" and fault.target == id
+        )
+        if group is None or group.thermal is None:
+            return Slowness(faults=faults)
+        thermal = group.thermal
+        low, high = thermal.slow
+        weather = Weather(
+            mean_on_s=thermal.for_s,
+            mean_off_s=thermal.every_s - thermal.for_s,
+            draw=stream(self._seed, id, "thermal").random,
+        )
+        return Slowness(
+            thermal=weather,
+            factor_of=lambda end: low + (high - low) * stream(self._seed, id, "heat", f"{end:.6f}").random(),
+            faults=faults,
+        )
+
+    def _windows(self, id: str, kind: str) -> Windows:
+        return Windows([_window(fault) for fault in self._scenario.faults if (fault.kind, fault.target) == (kind, id)])
+
+    def _beat(self, worker: Worker, gateways: list[Gateway]) -> None:
+        _Heartbeats(self, worker, gateways, self._windows("mqtt", "broker")).start()
+
+    def _crash(self, fault: Fault) -> None:
+        worker = self.workers[fault.target]
+        worker.crash()
+        for gateway in self.gateways:
+            if (one := gateway.streams.get(worker.id)) is not None:
+                one.reset()
+        self.events.schedule(self.events.now + fault.for_s, worker.restart)
+
+    def __repr__(self) -> str:
+        return f"<World {self._policy} seed {self._seed} {self.events!r}>"
+
+
+class _Heartbeats:
+    """An edge's load over MQTT: late, sometimes lost, sometimes out of order."""
+
+    def __init__(self, world: World, worker: Worker, gateways: list[Gateway], broker_gone: Windows) -> None:
+        self._world = world
+        self._worker = worker
+        self._gateways = gateways
+        self._broker_gone = broker_gone
+        self._draw = stream(world._seed, worker.id, "mqtt")
+        self._mqtt = world._scenario.mqtt
+        self._until = _SETTLING_S + world._scenario.duration_s
+
+    def start(self) -> None:
+        self._world.events.schedule(self._mqtt.interval_s * self._draw.random(), self._beat)
+
+    def _beat(self) -> None:
+        events, mqtt, worker = self._world.events, self._mqtt, self._worker
+        now = events.now
+        if now >= self._until:
+            return
+        if worker.alive and worker.standing_until(now) == now and self._broker_gone.until(now) == now:
+            load = worker.load_report(now)
+            for gateway in self._gateways:
+                if self._draw.random() >= mqtt.loss:
+                    late_s = 1e-3 * (mqtt.delay_ms + mqtt.jitter_ms * self._draw.expovariate(1.0))
+                    events.schedule(now + late_s, gateway.heard, worker.id, load)
+        # ±10 %, as in edge_agent/core/reporting.py
+        events.schedule(now + mqtt.interval_s * (0.9 + 0.2 * self._draw.random()), self._beat)
+
+
+class _Locals:
+    """A device's own callers, whom no gateway knows: bursts of local requests. An `Asker` that needs no answer."""
+
+    def __init__(self, world: World, worker: EdgeWorker, group: EdgeGroup, seed: int) -> None:
+        assert group.background is not None
+        self._world = world
+        self._worker = worker
+        self._draw = stream(seed, worker.id, "locals")
+        self._kind = next(kind for kind in world._scenario.classes if kind.name == group.background.class_)
+        table = {offer.name: offer.variants[0].cost for offer in worker.offers}[self._kind.model]
+        mean_s = _mean_seconds(table, self._kind.length.median * self._kind.rows)
+        self._gap_s = mean_s / min(0.95, 3.0 * group.background.share)  # in a burst, which is a third of the time
+        burst_s = group.background.burst_s
+        self._bursts = Weather(
+            mean_on_s=burst_s, mean_off_s=2.0 * burst_s, draw=stream(seed, worker.id, "local bursts").random
+        )
+        self._until = _SETTLING_S + world._scenario.duration_s
+
+    def start(self) -> None:
+        self._world.events.schedule(self._bursts.next_on(_SETTLING_S * 0.5), self._ask)
+
+    def _ask(self) -> None:
+        events, kind = self._world.events, self._kind
+        now = events.now
+        if now >= self._until:
+            return
+        if self._bursts.until(now) == now:
+            events.schedule(self._bursts.next_on(now), self._ask)
+            return
+        request = request_of(kind, -1, now, self._draw)
+        if self._worker.alive and self._worker.standing_until(now) == now:
+            job = Job(
+                -1, self, kind.model,
+                rows=kind.rows, length=request.length, deadline=now + kind.budget_ms / 1e3,
+                priority=kind.priority, luck=request.noise,
+            )  # fmt: skip
+            self._worker.take(job, now)
+        events.schedule(now + self._gap_s * self._draw.expovariate(1.0), self._ask)
+
+    def accepted(self, job: Job, word: Accepted) -> None: ...
+
+    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
+
+    def refused(self, job: Job, error: ServeError, load: LoadReport) -> None: ...
+
+
+def _window(fault: Fault) -> tuple[float, float]:
+    start = _SETTLING_S + fault.at_s
+    return start, start + fault.for_s if fault.for_s < inf else inf
+
+
+def _normal(source: Random) -> Callable[[], float]:
+    return lambda: source.gauss(0.0, 1.0)
+
+
+def _mean_seconds(points: tuple[tuple[float, float], ...], units: float) -> float:
+    from tidegate.estimate.cost_table import CostTable
+
+    return CostTable(points).seconds_for(units)
+
+
+__all__ = ["Run", "World", "simulate", "target_names"]
