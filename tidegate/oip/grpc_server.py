@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 import structlog
@@ -48,6 +48,10 @@ STREAM_WINDOW: Final = 64  # requests of one stream that may be worked on at a t
 
 RefusalObserver = Callable[[str, str, ServeError], None]
 Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[bytes, Context], Awaitable[bytes]]
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # as `abort` takes it
+
+_MAX_PENDING: Final = 100_000  # calls that grpc has and Python does not yet
 
 _UNSUPPORTED: Final = (
     "TraceSetting", "LogSettings",
@@ -69,6 +73,10 @@ def server_options(max_message_bytes: int) -> list[tuple[str, Any]]:
         # A gateway and kserve ping idle connections; the default of five minutes would send them away for it.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        # grpc cancels, at random from 1000 on, calls that Python has not taken up yet: a burst would see CANCELLED,
+        # which says nothing. Those who admit refuse with a reason and a time to come back.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
     ]
 
 
@@ -127,7 +135,7 @@ class OipService:
         unary = {name: self._answer(*entry) for name, entry in self._asked.items()}
         unary |= {name: _refuse_unsupported(name) for name in _UNSUPPORTED}
         unary["ModelInfer"] = self._model_infer
-        handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in unary.items()}
+        handlers = {name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in unary.items()}
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
         return handlers
 
@@ -146,16 +154,12 @@ class OipService:
     # Inference
 
     async def _model_infer(self, raw: bytes, context: Context) -> bytes:
-        arrived_at = clock.now()
-        try:
-            call, wanted = self._call(raw, context, arrived_at)
-            reply = await self._host.infer(call)
-            words = reply_parameters(reply)
-            answer = self._message(reply, wanted, words).SerializeToString()
-            if len(answer) > self._max_message_bytes:
-                raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
-        except Exception as error:
-            await _refuse(context, error)
+        call, wanted = self._call(raw, context, clock.now())
+        reply = await self._host.infer(call)
+        words = reply_parameters(reply)
+        answer = self._message(reply, wanted, words).SerializeToString()
+        if len(answer) > self._max_message_bytes:
+            raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
         context.set_trailing_metadata(_trailers(call, reply, words))
         return answer
 
@@ -189,7 +193,7 @@ class OipService:
     async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
         strict = dict(_text_metadata(context)).get("triton_grpc_error") == "true"
         window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
-        refused: ServeError | None = None
+        status: Status | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_write_in_order(window, context), name="oip-stream-writer")
@@ -198,9 +202,9 @@ class OipService:
                     await window.put(group.create_task(answer, name="oip-stream-infer"))
                 await window.put(None)
         except* ServeError as failed:
-            refused = _first(failed)
-        if refused is not None:
-            await _refuse(context, refused)
+            status = _status_of(_first(failed))
+        if status is not None:
+            await context.abort(*status)
 
     async def _stream_answer(self, raw: bytes, context: Context, *, strict: bool) -> bytes:
         """One answer of a stream; raises ServeError only when `strict`, which ends the stream."""
@@ -211,7 +215,7 @@ class OipService:
         except Exception as error:
             known = _known(error)
             if strict:
-                raise known from error
+                raise known from None
             return _stream_error(raw, known).SerializeToString()
         response.parameters["triton_final_response"].bool_param = True
         return oip_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
@@ -223,12 +227,9 @@ class OipService:
     ) -> Callable[[bytes, Context], Awaitable[bytes]]:
         """A method that is answered from a dict with the fields of its response message."""
 
-        async def method(raw: bytes, context: Context) -> bytes:
-            try:
-                answer = ask(_parse(request(), raw))
-                return ParseDict(dict(answer), response(), ignore_unknown_fields=True).SerializeToString()
-            except Exception as error:
-                await _refuse(context, error)
+        async def method(raw: bytes, _: Context) -> bytes:
+            answer = ask(_parse(request(), raw))
+            return ParseDict(dict(answer), response(), ignore_unknown_fields=True).SerializeToString()
 
         return method
 
@@ -267,8 +268,8 @@ class OipService:
 
 
 def _refuse_unsupported(name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    async def method(raw: bytes, context: Context) -> bytes:
-        await _refuse(context, NotSupported(f"{name} is not supported"))
+    async def method(_raw: bytes, _context: Context) -> bytes:
+        raise NotSupported(f"{name} is not supported")
 
     return method
 
@@ -278,11 +279,31 @@ async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], con
         await context.write(await task)
 
 
-async def _refuse(context: Context, error: Exception) -> NoReturn:
-    """End the call with the status of `error`; one that is no ServeError is our defect and logged in full."""
+def _refusing(work: Method) -> Method:
+    """`work` with whatever it raises as the status of its call.
+
+    grpc keeps the exception with which `abort` ends a call inside that call, and the exception's traceback keeps every
+    frame on its way, so each refused call is garbage in a cycle. It must hold no request: 60 MiB bodies would pile up
+    until the collector comes by. Hence the coroutine that is ended first, and a status that is nothing but words.
+    """
+
+    async def method(raw: bytes, context: Context) -> bytes:
+        answering = work(raw, context)
+        del raw
+        try:
+            return await answering
+        except Exception as error:
+            status = _status_of(error)
+        await context.abort(*status)
+        raise AssertionError("abort returned")  # grpc's abort always raises, which its types do not say
+
+    return method
+
+
+def _status_of(error: Exception) -> Status:
+    """The status of `error`, as `abort` takes it; one that is no ServeError is our defect and logged in full."""
     known = _known(error)
-    await context.abort(_STATUS_CODES[grpc_status(known)], message_of(known), error_metadata(known))
-    raise AssertionError("abort returned")  # grpc's abort always raises, which its types do not say
+    return _STATUS_CODES[grpc_status(known)], message_of(known), error_metadata(known)
 
 
 def _known(error: Exception) -> ServeError:
@@ -293,11 +314,13 @@ def _known(error: Exception) -> ServeError:
 
 
 def _first(failed: BaseExceptionGroup[ServeError]) -> ServeError:
+    """The first error, without the frames it came through: the group that holds it is garbage in a cycle."""
     leaf: BaseException = failed
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
     assert isinstance(leaf, ServeError)
-    return leaf
+    leaf.__context__ = None
+    return leaf.with_traceback(None)
 
 
 def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResponse:
