@@ -46,7 +46,7 @@ async def test_a_refused_call_leaves_nothing_of_its_request_behind(servers: Serv
     try:
         async with grpc.aio.insecure_channel(servers.grpc) as channel:
             assert await ended(channel.unary_unary(INFER, None, None)(message)) == "INVALID_ARGUMENT"
-            strict = channel.stream_stream(STREAM, None, None)(metadata=(("triton_grpc_error", "true"),))
+            strict = channel.stream_stream(STREAM, None, None)(None, metadata=(("triton_grpc_error", "true"),))
             await strict.write(message)
             assert await strict.code() is grpc.StatusCode.INVALID_ARGUMENT
         servers.refused.clear()
