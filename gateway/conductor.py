@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -80,13 +80,13 @@ class Conductor:
         self._keys = count()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def infer(self, call: Call) -> Reply:
+    def infer(self, call: Call) -> Awaitable[Reply]:
         """The answer, from wherever it was placed.
 
         Raises:
             ServeError: nobody could answer before the deadline; `call.deadline` must be set.
         """
-        return await _Flight(self, call, self.ask(call)).fly()
+        return _Flight(self, call, self.ask(call)).fly()
 
     def ask(self, call: Call) -> Ask:
         """The call as placement sees it."""
@@ -281,13 +281,13 @@ class _Flight:
         else:
             self._answered(launch.attempt, reply)
 
-    async def _send(self, launch: Launch) -> Reply:
+    def _send(self, launch: Launch) -> Awaitable[Reply]:
         call, target_id = self._call, launch.candidate.target.id
         target = self._conductor.targets.get(target_id)
         if target is None:
             raise Unreachable(f"{target_id} has just left")
         assert call.deadline is not None
-        return await target.infer(
+        return target.infer(
             self._request,
             variant=launch.candidate.variant.name,
             budget_s=call.deadline - clock.now(),

@@ -216,7 +216,11 @@ class OipRoutes:
         response = with_classes(reply.response, wanted) if wanted else reply.response
         words = reply_parameters(reply)
         encoded = encode_response(response, binary, words)
-        return await _answer(request, encoded, _answer_headers(call, reply, words))
+        answer = _answer(encoded, _answer_headers(call, reply, words))
+        asked = request.headers.get("Accept-Encoding")
+        if asked in _WINDOW_BITS:
+            await _compress(answer, encoded.body, asked)
+        return answer
 
     async def _call(
         self, request: web.BaseRequest, name: str, version: str, arrived_at: float
@@ -320,8 +324,8 @@ def _json_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("the body is no JSON object") from error
 
 
-def _answer_headers(call: Call, reply: Reply, words: dict[str, str]) -> dict[str, str]:
-    headers = dict(words)
+def _answer_headers(call: Call, reply: Reply, headers: dict[str, str]) -> dict[str, str]:
+    """`headers`, which begin as the words of `reply_parameters`, with what is for headers only."""
     if reply.load is not None:
         headers[LOAD_KEY] = load_text(reply.load)
     if TRACE_KEY in call.headers:
@@ -329,24 +333,19 @@ def _answer_headers(call: Call, reply: Reply, words: dict[str, str]) -> dict[str
     return headers
 
 
-async def _answer(request: web.BaseRequest, encoded: Encoded, headers: dict[str, str]) -> web.Response:
+def _answer(encoded: Encoded, headers: dict[str, str]) -> web.Response:
     if encoded.header_length is None:
         headers["Content-Type"] = JSON_TYPE
     else:
         headers["Content-Type"] = BINARY_TYPE
         headers[HEADER_LENGTH_KEY] = str(encoded.header_length)
-    body = encoded.body
-    asked = request.headers.get("Accept-Encoding")
-    if asked in _WINDOW_BITS:
-        body = await _compressed(body, asked)
-        headers["Content-Encoding"] = asked
-    return web.Response(body=body, headers=headers)
+    return web.Response(body=encoded.body, headers=headers)
 
 
-async def _compressed(body: bytes, encoding: str) -> bytes:
-    if len(body) <= _SMALL_BYTES:
-        return _deflated(body, encoding)
-    return await asyncio.to_thread(_deflated, body, encoding)
+async def _compress(answer: web.Response, body: bytes, encoding: str) -> None:
+    small = len(body) <= _SMALL_BYTES
+    answer.body = _deflated(body, encoding) if small else await asyncio.to_thread(_deflated, body, encoding)
+    answer.headers["Content-Encoding"] = encoding
 
 
 def _deflated(body: bytes, encoding: str) -> bytes:
