@@ -44,7 +44,8 @@ class Asker(Protocol):
 
 
 class Job:
-    """One request as it stands before a worker. `deadline` is an instant of this worker: arrival and budget."""
+    """One request as it stands before a worker: `deadline` is its arrival there and its budget. `id` is below 0 for
+    a device's own."""
 
     __slots__ = (
         "answer_bytes", "arrived_at", "asker", "deadline", "id", "length", "luck", "model", "priority", "rows",
@@ -122,7 +123,7 @@ class Worker(ABC):
         self.offers = offers
         self.alive = True
         self.epoch = 1
-        self.compute_s = 0.0  # spent, useful or not
+        self.compute_s = 0.0  # spent for gateways, useful or not
         self.on_moved: Callable[[], None] = lambda: None
         self._events = events
         self._slowness = slowness
@@ -302,7 +303,8 @@ class EdgeWorker(Worker):
         self._queue.finish(ticket_id)
         job = self._forget(ticket_id)
         seconds = now - began_at
-        self.compute_s += seconds
+        if job.id >= 0:
+            self.compute_s += seconds
         self._served[job.model].believed.record(job.units, seconds)
         if not job.settled:
             job.settled = True

@@ -27,10 +27,11 @@ from simulator.events import EventQueue
 from simulator.gateway import Gateway, Router
 from simulator.links.profile import Link, LinkProfile, Partitions, build
 from simulator.links.regime import Weather, Windows
-from simulator.scenario import EdgeGroup, Fault, Loaded, PoolSpec, target_names
+from simulator.scenario import EdgeGroup, Fault, Loaded, PoolSpec
 from simulator.tally import Tally
 from simulator.wire import Stream
 from simulator.workers import EdgeWorker, Job, PoolWorker, Slowness, Worker, offers_of
+from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
 from tidegate.outcome import ServeError
 from tidegate.types import Accepted, LoadReport
@@ -346,9 +347,4 @@ def _normal(source: Random) -> Callable[[], float]:
 
 
 def _mean_seconds(points: tuple[tuple[float, float], ...], units: float) -> float:
-    from tidegate.estimate.cost_table import CostTable
-
     return CostTable(points).seconds_for(units)
-
-
-__all__ = ["Run", "World", "simulate", "target_names"]
