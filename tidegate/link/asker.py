@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
@@ -59,8 +60,7 @@ class Question(NamedTuple):
     on_accepted: Callable[[Accepted], None]
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
+class _Pending(msgspec.Struct, eq=False):
     parcel: Parcel
     answer: asyncio.Future[Answered]
     deadline: float

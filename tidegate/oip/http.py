@@ -22,8 +22,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -51,28 +51,26 @@ MAX_RANK: Final = 16
 _SIZE: Final = "binary_data_size"
 _BINARY: Final = "binary_data"
 _BINARY_ALL: Final = "binary_data_output"
+_NONE_NAMED: Final[Mapping[str, bool]] = MappingProxyType({})
 _BINARY_ONLY: Final = frozenset({Datatype.FP16, Datatype.BF16})
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryOutputs:
+class BinaryOutputs(msgspec.Struct, frozen=True):
     """Which outputs the caller wants as bytes behind the JSON; `named` overrides `default`."""
 
     default: bool = False
-    named: Mapping[str, bool] = field(default_factory=dict)
+    named: Mapping[str, bool] = _NONE_NAMED
 
     def __contains__(self, name: str) -> bool:
         return self.named.get(name, self.default)
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True):
     request: InferRequest
     binary: BinaryOutputs
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True):
     """A response's body; `header_length` is that of the JSON where binary tensors follow it."""
 
     body: bytes
@@ -329,12 +327,14 @@ def _requested(output: _OutputJson) -> RequestedOutput:
 
 def _binary_outputs(json: _RequestJson) -> BinaryOutputs:
     default = _flag(json.parameters, _BINARY_ALL)
+    if not json.outputs:
+        return BinaryOutputs(default)
     named = {
         output.name: _flag(output.parameters, _BINARY)
-        for output in json.outputs or ()
+        for output in json.outputs
         if output.parameters and _BINARY in output.parameters
     }
-    return BinaryOutputs(bool(default), named)
+    return BinaryOutputs(default, named)
 
 
 def _flag(parameters: Mapping[str, Any] | None, name: str) -> bool:
