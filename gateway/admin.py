@@ -10,6 +10,7 @@ bound to loopback unless the configuration says otherwise.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from aiohttp import web
 from gateway.catalog import Catalog
 from gateway.conductor import Conductor, Flown
 from gateway.core.fleet import Fleet, TargetView
-from gateway.core.placement import Candidate, Decision
+from gateway.core.placement import Candidate, Decision, Judged, implied_chance
 from gateway.core.request import Answer
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
@@ -85,7 +86,10 @@ def _asked(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         "chosen": decision.chosen.target.id if decision.chosen else None,
         "refusal": decision.refusal.message if decision.refusal else None,
-        "candidates": [_candidate(candidate, budget_s) for candidate in decision.candidates],
+        "candidates": [
+            _candidate(candidate, budget_s) | _judged(candidate, judged, budget_s)
+            for candidate, judged in zip_longest(decision.candidates, decision.judged)
+        ],
     }
 
 
@@ -100,6 +104,18 @@ def _candidate(candidate: Candidate, budget_s: float) -> dict[str, Any]:
         "margin_ms": _ms(candidate.margin_s),
         "cost": round(candidate.cost, 9),
         "in_time": candidate.finish_s + candidate.margin_s <= budget_s,
+    }
+
+
+def _judged(candidate: Candidate, judged: Judged | None, budget_s: float) -> dict[str, Any]:
+    """The chance that was at hand: of a candidate that nobody judged, the one that its margin stands for."""
+    if judged is None:
+        return {"chance": round(implied_chance(candidate, budget_s), 4)}
+    return {
+        "chance": round(judged.chance, 4),
+        "calibrated": round(judged.claimed, 4),
+        "harm": round(judged.harm, 4),
+        "value": round(judged.value, 4),
     }
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import grpc
 import structlog
@@ -26,8 +27,11 @@ from gateway.admin import admin_routes
 from gateway.catalog import Catalog
 from gateway.conductor import Conductor
 from gateway.config import GatewayConfig
+from gateway.core.crossing import Crossing
 from gateway.core.fleet import Fleet
+from gateway.core.hedging import Hedges, LatestUseful
 from gateway.core.placement import Placer
+from gateway.core.value import ValuePlacer
 from gateway.directory import Directory
 from gateway.host import GatewayHost
 from gateway.layers.admit import admit
@@ -73,12 +77,14 @@ class Gateway:
             max_message_bytes=config.max_body_bytes,
             draw=draw,
         )
+        placer, hedges = _policy(config.policy, self.fleet)
         self.conductor = Conductor(
-            Placer(self.fleet),
+            placer,
             self.directory.targets,
             self.catalog.manifest,
             draw=draw,
             remember=config.remember_decisions,
+            hedges=hedges,
         )
         self.metrics = Metrics(self.fleet, self.limit, version_of=self._version_of)
         infer = stack(
@@ -198,6 +204,14 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
+
+
+def _policy(name: Literal["cheapest", "value"], fleet: Fleet) -> tuple[Placer, Hedges]:
+    """Where to place, and the hedging that goes with it: chances are only there where placement deals in them."""
+    if name == "cheapest":
+        return Placer(fleet), LatestUseful()
+    placer = ValuePlacer(fleet)
+    return placer, Crossing(placer)
 
 
 async def serve(config: GatewayConfig) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -28,6 +28,7 @@ import structlog
 
 from gateway.core.cost import CostClass, cost_class, unloaded_p95_s
 from gateway.core.evidence import Attempt
+from gateway.core.hedging import Hedges, LatestUseful
 from gateway.core.placement import Ask, Decision, Placer, misfit
 from gateway.core.request import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from gateway.upstream.target import Target
@@ -35,7 +36,7 @@ from tidegate import clock
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.work import work_of
 from tidegate.outcome import InternalError, ServeError, Unreachable
-from tidegate.types import Accepted, Call, InferRequest, Reply, Route
+from tidegate.types import Accepted, Call, InferRequest, Reply, Route, Tensor
 
 log = structlog.get_logger(__name__)
 ManifestOf = Callable[[str, str], Manifest]
@@ -70,10 +71,12 @@ class Conductor:
         *,
         draw: Callable[[], float],
         remember: int = 256,
+        hedges: Hedges | None = None,
     ) -> None:
         """Args: remember: how many finished requests `flown` keeps for explanations."""
         self.flown: deque[Flown] = deque(maxlen=remember)
         self.placer = placer
+        self.hedges = hedges or LatestUseful()
         self.targets = targets
         self.draw = draw
         self._manifest_of = manifest_of
@@ -95,7 +98,15 @@ class Conductor:
         work = work_of(manifest, request)
         assert call.deadline is not None, "the expire layer sets a deadline"
         return Ask(
-            manifest.name, manifest.version, work.units, work.rows, work.longest_row, call.deadline, call.variant
+            manifest.name,
+            manifest.version,
+            work.units,
+            work.rows,
+            work.longest_row,
+            call.deadline,
+            call.variant,
+            call.priority,
+            _size_of(request.inputs),
         )
 
     def describe(self, call: Call) -> Description:
@@ -132,8 +143,9 @@ class _Flight:
     """One request under way."""
 
     __slots__ = (
-        "_answer", "_attempts", "_base_cancelling", "_call", "_conductor", "_end", "_inline", "_interrupted", "_loop",
-        "_machine", "_next", "_placed_at", "_request", "_started_at", "_task", "_tasks", "_timer", "_units", "_waiter",
+        "_answer", "_attempts", "_base_cancelling", "_body_bytes", "_call", "_conductor", "_end", "_inline",
+        "_interrupted", "_loop", "_machine", "_next", "_placed_at", "_request", "_started_at", "_task", "_tasks",
+        "_timer", "_units", "_waiter",
     )  # fmt: skip
 
     def __init__(self, conductor: Conductor, call: Call, ask: Ask) -> None:
@@ -142,8 +154,8 @@ class _Flight:
         self._call = call
         # The version is settled here: what "the latest" is may differ from target to target during a rollout.
         self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
-        self._units = ask.units
-        self._machine = RequestMachine(ask, conductor.placer)
+        self._units, self._body_bytes = ask.units, ask.body_bytes
+        self._machine = RequestMachine(ask, conductor.placer, hedges=conductor.hedges)
         self._attempts: dict[int, Attempt] = {}  # under way, by number
         self._tasks: dict[int, asyncio.Task[None]] = {}  # of those that have one
         self._next: Launch | None = None  # to be awaited inline
@@ -193,7 +205,9 @@ class _Flight:
 
     def _launch(self, launch: Launch, now: float) -> None:
         number = launch.attempt
-        self._attempts[number] = Attempt(launch.candidate, self._conductor.next_key(), self._units, now)
+        self._attempts[number] = Attempt(
+            launch.candidate, self._conductor.next_key(), self._units, now, self._body_bytes
+        )
         if self._inline is None and self._next is None:
             self._next = launch
             return
@@ -233,7 +247,7 @@ class _Flight:
         if attempt is None:
             return
         now = clock.now()
-        link_s = attempt.answered(reply.stages, reply.load, now)
+        link_s = attempt.answered(reply.stages, reply.load, now, _size_of(reply.response.outputs))
         actions = self._machine.answered(number, now)
         if actions:
             self._answer = reply, link_s, now
@@ -346,3 +360,11 @@ class _Flight:
 
     def __repr__(self) -> str:
         return f"<_Flight {self._request.id or '-'} {self._machine!r}>"
+
+
+def _size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the tensors' contents: what a body's time on the wire goes by."""
+    size = 0
+    for tensor in tensors:
+        size += len(tensor.raw)
+    return size

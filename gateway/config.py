@@ -66,6 +66,10 @@ class GatewayConfig(ProcessConfig):
         "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
+    policy: Literal["cheapest", "value"] = Field(
+        "cheapest",
+        description="`cheapest` of those sure enough; `value` weighs quality, calibrated chance, cost and harm.",
+    )
     remember_decisions: int = Field(256, ge=0, description="Finished requests kept for /debug/decisions.")
 
     @field_validator("targets")

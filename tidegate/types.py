@@ -167,7 +167,7 @@ class Route(msgspec.Struct, frozen=True):
     """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
 
     served_by: str  # "edge/NAME" or "pool/NAME"
-    reason: str  # cheapest, only, faster, pinned, demanded, escalated, fallback, hedge, last-resort
+    reason: str  # cheapest, only, faster, surer, better, pinned, demanded, escalated, fallback, hedge, ...
     variant: str
     attempts: int = 1
     hedged: bool = False

@@ -8,12 +8,83 @@ long as the alternative's median answer would then still be in time; where not e
 An accepted attempt with a promise is not silent: while its promised finish is ahead and within the deadline, the
 promise is better evidence than the clock.
 
-The crossing of the two chances (routing.md B4) replaces `fallback_at` once chances are calibrated; the shape stays.
+`Hedges` is what the request machine asks; `LatestUseful` is this rule, with margins and without a limit of its own.
+Where placement deals in chances `crossing.py` takes its place: the rule is then the crossing of the two chances.
 """
 
 from __future__ import annotations
 
-from gateway.core.placement import Candidate
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from gateway.core.placement import Ask, Candidate, Decision
+
+EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts as due
+
+
+class Watched(NamedTuple):
+    """An attempt that has not answered. `promised_at`: when its target said that the answer would be here."""
+
+    candidate: Candidate
+    launched_at: float
+    promised_at: float | None = None
+
+
+class Hedge(NamedTuple):
+    """A second attempt at `at`, which may be now; `reason` is what its answer would say."""
+
+    at: float
+    reason: str = "hedge"
+
+
+class Hedges(Protocol):
+    """When a second attempt is due, and whether it may be paid. One for all requests."""
+
+    def arrived(self) -> None:
+        """A request was placed: it earns its share of second attempts."""
+
+    def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
+        """When to look after the attempt that is launched now, `other` being whom to ask instead; None: never."""
+
+    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
+        """The targets that are no help beside those that were tried."""
+
+    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+        """The hedge beside a silent attempt, if there is to be one, where `decision` says. Nothing is spent yet."""
+
+    def may_hedge(self) -> bool:
+        """Spend a hedge; False: there is nothing to spend."""
+
+    def may_fall_back(self) -> bool:
+        """Spend a fallback after a failure; False: too many were spent lately."""
+
+
+class LatestUseful:
+    """Hedges at the last instant at which they can still help, as many as requests want. Immutable."""
+
+    def arrived(self) -> None:
+        pass
+
+    def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
+        return fallback_at(now, ask.deadline, chosen, other)
+
+    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
+        return [one.offered.target.id for one in tried]
+
+    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+        # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
+        if decision.chosen is None or now + decision.chosen.finish_s > ask.deadline:
+            return None
+        return Hedge(now)
+
+    def may_hedge(self) -> bool:
+        return True
+
+    def may_fall_back(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "<LatestUseful>"
 
 
 def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Candidate) -> float | None:

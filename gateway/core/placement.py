@@ -23,7 +23,7 @@ Source: routing.md B3, without its calibration and externality terms.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from math import sqrt
+from math import erf, sqrt
 from typing import Final, NamedTuple
 
 from gateway.core.calibration import Prediction
@@ -223,6 +223,12 @@ def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0) ->
         link_s + wait_s + compute_s,
         offered.price * compute_s,
     )
+
+
+def implied_chance(candidate: Candidate, budget_s: float) -> float:
+    """The chance of being in time that finish and margin stand for. For explanations: nothing is decided by it."""
+    spread_s = candidate.margin_s / _SIGMAS
+    return 0.5 + 0.5 * erf((budget_s - candidate.finish_s) / (spread_s * sqrt(2.0)))
 
 
 def misfit(variant: VariantOffer, ask: Ask) -> str:

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple, Protocol
 
-from gateway.core.hedging import fallback_at, is_silent
+from gateway.core.hedging import EARLY_S, Hedges, LatestUseful, Watched, is_silent
 from gateway.core.placement import Ask, Candidate, Decision
 from gateway.core.precision import is_lesser
 from tidegate.outcome import (
@@ -46,7 +46,7 @@ from tidegate.outcome import (
 from tidegate.types import Accepted
 
 MAX_ATTEMPTS: Final = 3
-_EARLY_S: Final = 0.001
+_LATEST_USEFUL: Final = LatestUseful()
 
 
 class Launch(NamedTuple):
@@ -99,22 +99,26 @@ class RequestMachine:
     """Mutable: call one of the six events at a time and perform what it returns, in order."""
 
     __slots__ = (
-        "_ask", "_errors", "_hedge_at", "_hedging", "_launched", "_max_attempts", "_pending", "_places",
-        "_promised", "decision", "done",
+        "_ask", "_errors", "_hedge_at", "_hedge_reason", "_hedges", "_hedging", "_launched", "_max_attempts",
+        "_pending", "_places", "_watched", "decision", "done",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, places: Places, *, max_attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(
+        self, ask: Ask, places: Places, *, max_attempts: int = MAX_ATTEMPTS, hedges: Hedges = _LATEST_USEFUL
+    ) -> None:
         self.done = False
         self.decision: Decision | None = None  # the first one, for explanations
         self._ask = ask
         self._places = places
+        self._hedges = hedges
         self._max_attempts = max_attempts
         self._launched: list[Candidate] = []  # by attempt
         self._pending: set[int] = set()
         self._errors: list[tuple[str, ServeError]] = []  # (target, why), in order
         self._hedge_at: float | None = None
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
-        self._promised: float | None = None  # when the latest attempt's target said that it would be finished
+        self._hedge_reason = ""
+        self._watched: Watched | None = None  # the latest attempt, with its target's promise
 
     def arrived(self, now: float) -> list[Action]:
         """The request is here: place it."""
@@ -123,12 +127,14 @@ class RequestMachine:
         self.decision = decision = self._places.decide(self._ask, now)
         if decision.refusal is not None:
             return [self._refuse(decision.refusal)]
+        self._hedges.arrived()
         return self._launch(decision, now)
 
     def accepted(self, attempt: int, accepted: Accepted, now: float) -> list[Action]:
         """The target took it into its queue and says when it will be done."""
-        if attempt == len(self._launched) - 1:
-            self._promised = now + accepted.finish_in_s + self._launched[attempt].link_s / 2
+        if self._watched is not None and attempt == len(self._launched) - 1:
+            promised_at = now + accepted.finish_in_s + self._watched.candidate.link_s / 2
+            self._watched = self._watched._replace(promised_at=promised_at)
         return []
 
     def answered(self, attempt: int, now: float) -> list[Action]:
@@ -142,7 +148,7 @@ class RequestMachine:
         answer = Answer(
             attempt,
             candidate,
-            reason=self._reason() if first else "hedge" if hedge else "fallback",
+            reason=self._reason() if first else self._hedge_reason if hedge else "fallback",
             attempts=len(self._launched),
             hedged=self._hedging is not None,
             fallback=not (first or hedge),
@@ -163,13 +169,16 @@ class RequestMachine:
         decision = self._next_place(now)
         if decision.refusal is not None:
             return [self._refuse(_last_word(self._ask, self._errors, decision.refusal))]
+        # A refusal costs nobody anything and is re-placed for free.
+        if not isinstance(error, Overloaded) and not self._hedges.may_fall_back():
+            return [self._refuse(_last_word(self._ask, self._errors))]
         return self._launch(decision, now)
 
     def timer(self, now: float) -> list[Action]:
         """The instant of the latest WakeAt has come."""
         if self.done:
             return []
-        due = now + _EARLY_S
+        due = now + EARLY_S
         if due >= self._ask.deadline:
             return [self._refuse(_too_late(self._ask, self._errors)), *self._finish()]
         if self._hedge_at is None or due < self._hedge_at:
@@ -187,21 +196,26 @@ class RequestMachine:
         attempt = len(self._launched)
         self._launched.append(chosen)
         self._pending.add(attempt)
-        self._promised = None
+        self._watched = Watched(chosen, now)
         # One hedge a request: more than that is load, not insurance.
         may_hedge = self._hedging is None and len(self._launched) < self._max_attempts
-        self._hedge_at = fallback_at(now, self._ask.deadline, chosen, other) if other and may_hedge else None
+        self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_hedge else None
         return [Launch(attempt, chosen), self._wake()]
 
     def _hedge(self, now: float) -> list[Action]:
-        if not is_silent(self._promised, now + _EARLY_S, self._ask.deadline):
-            self._hedge_at = self._promised  # it has until then to keep its word
+        watched = self._watched
+        assert watched is not None  # only a launch sets the timer that leads here
+        if not is_silent(watched.promised_at, now + EARLY_S, self._ask.deadline):
+            self._hedge_at = watched.promised_at  # it has until then to keep its word
             return [self._wake()]
-        decision = self._next_place(now)
-        # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
-        if decision.chosen is None or now + decision.chosen.finish_s > self._ask.deadline:
+        decision = self._places.decide(self._ask, now, self._hedges.avoid(self._launched))
+        hedge = self._hedges.plan(self._ask, watched, decision, now)
+        if hedge is not None and hedge.at > now + EARLY_S:
+            self._hedge_at = hedge.at
             return [self._wake()]
-        self._hedging = len(self._launched)
+        if hedge is None or not self._hedges.may_hedge():
+            return [self._wake()]
+        self._hedging, self._hedge_reason = len(self._launched), hedge.reason
         return self._launch(decision, now)
 
     def _next_place(self, now: float) -> Decision:

@@ -15,6 +15,7 @@ from gateway.core.placement import (
     always_cloud,
     always_edge,
     estimate,
+    implied_chance,
     random_choice,
 )
 from tests.support.fleets import NOW, ask, fleet_of, offer, spec, variant
@@ -165,6 +166,11 @@ def test_the_best_other_is_on_another_target() -> None:
     decision = Placer(two).decide(ask(), NOW)
     assert len(decision.candidates) == 2
     assert decision.best_other() is None
+
+
+@pytest.mark.parametrize(("budget_s", "chance"), [(0.30, 0.5), (0.40, 0.95), (0.20, 0.05), (9.0, 1.0)])
+def test_a_margin_stands_for_a_chance(budget_s: float, chance: float) -> None:
+    assert implied_chance(candidate(0.3, margin_s=0.1), budget_s) == pytest.approx(chance, abs=1e-3)
 
 
 # hedging

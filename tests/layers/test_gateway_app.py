@@ -400,6 +400,31 @@ async def test_operators_see_state_decisions_and_metrics(tmp_path: Path) -> None
         assert 'tidegate_breaker_state{target="edge/attic"} 0.0' in metrics
 
 
+async def test_each_policy_explains_itself_with_the_numbers_that_it_has(tmp_path: Path) -> None:
+    edge, pool = Far("edge/attic"), Far("pool/main")
+    async with running(edge, pool):
+        shown = {}
+        for policy in ("cheapest", "value"):
+            folder = tmp_path / policy
+            folder.mkdir()
+            async with AsyncExitStack() as stack:
+                gateway, session = await stack.enter_async_context(
+                    gateway_for(configured(folder, target(edge), target(pool), policy=policy))
+                )
+                await ask(gateway, session)
+                async with session.get(gateway.addresses["admin"] + "/debug/decisions") as response:
+                    (decision,) = (await response.json())["decisions"]
+            assert decision["end"]["reason"] == "cheapest"
+            shown[policy] = {one["target"]: one for one in decision["candidates"]}
+
+    assert shown["cheapest"]["edge/attic"]["chance"] > 0.99
+    assert "value" not in shown["cheapest"]["edge/attic"]
+    assert shown["value"]["edge/attic"]["calibrated"] > 0.99
+    assert shown["value"]["edge/attic"]["harm"] == 0.0
+    assert 0.9 < shown["value"]["edge/attic"]["value"] <= 1.0
+    assert shown["value"]["pool/main"]["chance"] > 0.99, "not judged: it could not have won"
+
+
 async def test_a_taken_port_names_the_key(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

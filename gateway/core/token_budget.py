@@ -1,0 +1,46 @@
+"""How many second attempts the traffic as a whole may afford.
+
+Each request earns a share of a token and each second attempt costs one, so that extra load stays a fixed share of the
+load: a limit per request does not do that, since in a bad minute every request wants its second attempt at once, and
+the extra load then makes the minute worse. Tokens saved in good times carry a burst, up to a cap.
+
+Hedges and fallbacks draw on one purse, with one difference: a hedge is insurance and needs a whole token, a fallback
+is somebody's only hope and may overdraw the purse by as much as it can hold. So hedges stop first, a target that dies
+with a few dozen requests under way loses none, and a fleet that fails for good is not asked everything three times.
+
+Invariants: −cap <= tokens <= cap; over any stretch of n requests at most n · share + 2 · cap second attempts.
+Source: Finagle's RetryBudget; gRFC A6 (retry throttling); routing.md B4 (0.05 per request, cap 30).
+"""
+
+from __future__ import annotations
+
+
+class TokenBudget:
+    """Mutable: `earn` with each request, then `spend` or `overdraw` for each second attempt; False means no."""
+
+    __slots__ = ("_cap", "_share", "tokens")
+
+    def __init__(self, *, share: float = 0.05, cap: float = 30.0) -> None:
+        self.tokens = cap  # full, so that what fails in the first minute after a start is not lost
+        self._share = share
+        self._cap = cap
+
+    def earn(self) -> None:
+        self.tokens = min(self._cap, self.tokens + self._share)
+
+    def spend(self) -> bool:
+        """For a hedge."""
+        return self._take(down_to=0.0)
+
+    def overdraw(self) -> bool:
+        """For a fallback."""
+        return self._take(down_to=-self._cap)
+
+    def _take(self, down_to: float) -> bool:
+        if self.tokens - 1.0 < down_to:
+            return False
+        self.tokens -= 1.0
+        return True
+
+    def __repr__(self) -> str:
+        return f"<TokenBudget {self.tokens:.1f} of {self._cap:g}>"
