@@ -9,8 +9,9 @@ A goal prints as one line that a script can read:
 
     goal NAME: FIGURE (aim >= X): met|short|skipped
 
-and everything measured goes to `tests/bench/results/NAME.json` with the configuration and the machine. `--quick` takes
-few and short measurements: it proves that the benchmark runs, its figures are noise.
+and everything measured goes to `tests/bench/results/NAME.json` with the configuration and the machine: `figures` are
+plain numbers by name, `detail` holds the spreads and samples behind them. `--quick` takes few and short measurements:
+it proves that the benchmark runs, its figures are noise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -98,12 +99,26 @@ class Report:
             "name": self.name,
             "machine": machine(),
             "config": self.config,
-            "figures": self.figures,
+            "figures": numbers(self.figures),
+            "detail": self.figures,
             "goals": [{**asdict(goal), "verdict": goal.verdict} for goal in self.goals],
         }
         path.write_text(json.dumps(found, indent=2, default=_plain) + "\n")
         print(f"results in {path.relative_to(ROOT)}")
         return path
+
+
+def numbers(figures: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Every figure by its full name ("link.throughput_c64"), a spread by its median; words are left to the detail."""
+    flat: dict[str, float] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            flat |= numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, Spread):
+            flat[prefix + name] = value.median
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[prefix + name] = value
+    return flat
 
 
 def machine() -> dict[str, Any]:

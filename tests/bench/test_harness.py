@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.harness import Goal, Spread, ratios
+from tests.bench.harness import Goal, Spread, numbers, ratios
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,14 @@ def test_a_spread_keeps_the_middle_and_both_ends() -> None:
 
 def test_ratios_are_taken_within_a_repeat() -> None:
     assert ratios([2.0, 9.0], [1.0, 3.0]).samples == (2.0, 3.0)
+
+
+def test_figures_are_plain_numbers_by_their_full_names() -> None:
+    measured = {
+        "link": {"c64": Spread.of([1.0, 3.0, 2.0]), "deep": {"us": 7}},
+        "ratio": 0.5,
+        "who": "nginx",
+        "on": True,
+    }
+
+    assert numbers(measured) == {"link.c64": 2.0, "link.deep.us": 7, "ratio": 0.5}
