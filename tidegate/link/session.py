@@ -249,9 +249,16 @@ async def first_of(*work: Coroutine[Any, Any, str], names: tuple[str, ...]) -> s
     tasks = [asyncio.create_task(part, name=name) for part, name in zip(work, names, strict=True)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        ended = next(task for task in tasks if task.done())
-        return ended.result()
+        ended = [task for task in tasks if task.done()][:1]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled(tasks)
+        # What is raised below has this frame in its traceback. Were its task still here, the two would keep each
+        # other alive, and with them the stream and its connection, until the garbage collector comes by.
+        tasks.clear()
+    return ended.pop().result()
+
+
+async def _cancelled(tasks: list[asyncio.Task[str]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

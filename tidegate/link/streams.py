@@ -61,7 +61,10 @@ class DialledStream:
             raise LinkLost("the other side closed the stream") from None
 
     def close(self) -> None:
+        """Give the stream up, for good. The call goes as well: it keeps its connection for as long as it exists, and
+        this object, part of a session's reference cycle, exists until the garbage collector comes by."""
         self._call.cancel()
+        del self._call
 
     async def _raise_status(self) -> None:
         code, details = await self._call.code(), await self._call.details()
