@@ -133,11 +133,6 @@ class Stream:
     def refused(self, job: Job, error: ServeError, load: LoadReport) -> None:
         self._at(self._returned(SMALL_BYTES), self._take_refusal, job, error, load)
 
-    def announce(self) -> None:
-        """Send the load now."""
-        if self.up:
-            self._at(self._returned(SMALL_BYTES), self._take_load, self.worker.load_report(self._events.now))
-
     # frames at the worker
 
     def _arrive(self, job: Job, budget_s: float) -> None:
@@ -201,10 +196,6 @@ class Stream:
         self._on_event(LinkLoad(self.worker.id, load))
         if (waiting := self._pending.pop(job, None)) is not None:
             waiting.failed(error)
-
-    def _take_load(self, load: LoadReport) -> None:
-        self._silent_ticks = 0
-        self._on_event(LinkLoad(self.worker.id, load))
 
     def _ponged(self, sent_at: float, load: LoadReport) -> None:
         self._silent_ticks = 0

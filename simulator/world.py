@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
+from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
 from simulator import baselines
 from simulator.arrivals import Request, request_of, requests
 from simulator.chance import stream
@@ -30,7 +31,7 @@ from simulator.links.regime import Weather, Windows
 from simulator.scenario import EdgeGroup, Fault, Loaded, PoolSpec
 from simulator.tally import Tally
 from simulator.wire import Stream
-from simulator.workers import EdgeWorker, Job, PoolWorker, Slowness, Worker, offers_of
+from simulator.workers import MOVED, EdgeWorker, Job, PoolWorker, Slowness, Worker, offers_of
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
 from tidegate.outcome import ServeError
@@ -186,7 +187,6 @@ class World:
     def _connect(self, worker: Worker, kind: str, gateways: list[Gateway]) -> None:
         self.workers[worker.id] = worker
         link = self._link(worker.id, kind)
-        streams = []
         for gateway in gateways:
             draw = stream(self._seed, worker.id, "stream", self.gateways.index(gateway)).random
             one = Stream(
@@ -196,13 +196,6 @@ class World:
             )  # fmt: skip
             gateway.know(worker.id, "edge" if worker.id.startswith("edge/") else "pool", one)
             self.events.schedule(0.5 * _SETTLING_S * draw(), one.dial)
-            streams.append(one)
-
-        def announce() -> None:
-            for one in streams:
-                one.announce()
-
-        worker.on_moved = announce
 
     def _link(self, id: str, kind: str) -> Link:
         profile: LinkProfile = self._scenario.links[kind]
@@ -262,7 +255,11 @@ class World:
 
 
 class _Heartbeats:
-    """An edge's load over MQTT: late, sometimes lost, sometimes out of order."""
+    """An edge's load over MQTT: late, sometimes lost, sometimes out of order.
+
+    Sent at intervals, and as news as soon as the queue has moved by more than half and by `MOVED`, but not twice within
+    `MIN_GAP_S`: the cadence of `edge_agent/core/reporting.py`, whose messages themselves are not simulated.
+    """
 
     def __init__(self, world: World, worker: Worker, gateways: list[Gateway], broker_gone: Windows) -> None:
         self._world = world
@@ -271,24 +268,48 @@ class _Heartbeats:
         self._broker_gone = broker_gone
         self._draw = stream(world._seed, worker.id, "mqtt")
         self._mqtt = world._scenario.mqtt
+        self._told_at = -inf
+        self._told_queued = 0
+        self._due = False  # news wait for the end of the gap
         self._until = _SETTLING_S + world._scenario.duration_s
 
     def start(self) -> None:
+        self._worker.on_moved = self._news
         self._world.events.schedule(self._mqtt.interval_s * self._draw.random(), self._beat)
 
     def _beat(self) -> None:
-        events, mqtt, worker = self._world.events, self._mqtt, self._worker
-        now = events.now
+        now = self._world.events.now
         if now >= self._until:
             return
-        if worker.alive and worker.standing_until(now) == now and self._broker_gone.until(now) == now:
-            load = worker.load_report(now)
-            for gateway in self._gateways:
-                if self._draw.random() >= mqtt.loss:
-                    late_s = 1e-3 * (mqtt.delay_ms + mqtt.jitter_ms * self._draw.expovariate(1.0))
-                    events.schedule(now + late_s, gateway.heard, worker.id, load)
-        # ±10 %, as in edge_agent/core/reporting.py
-        events.schedule(now + mqtt.interval_s * (0.9 + 0.2 * self._draw.random()), self._beat)
+        self._publish(now)
+        jitter = 1.0 + JITTER_RATIO * (2.0 * self._draw.random() - 1.0)
+        self._world.events.schedule(now + self._mqtt.interval_s * jitter, self._beat)
+
+    def _news(self) -> None:
+        queued, told = self._worker.queued, self._told_queued
+        if abs(queued - told) < MOVED or abs(queued - told) <= 0.5 * told:
+            return
+        now = self._world.events.now
+        if now >= self._told_at + MIN_GAP_S:
+            self._publish(now)
+        elif not self._due:
+            self._due = True
+            self._world.events.schedule(self._told_at + MIN_GAP_S, self._overdue_news)
+
+    def _overdue_news(self) -> None:
+        self._due = False
+        self._news()
+
+    def _publish(self, now: float) -> None:
+        events, mqtt, worker = self._world.events, self._mqtt, self._worker
+        self._told_at, self._told_queued = now, worker.queued
+        if not worker.alive or worker.standing_until(now) > now or self._broker_gone.until(now) > now:
+            return
+        load = worker.load_report(now)
+        for gateway in self._gateways:
+            if self._draw.random() >= mqtt.loss:
+                late_s = 1e-3 * (mqtt.delay_ms + mqtt.jitter_ms * self._draw.expovariate(1.0))
+                events.schedule(now + late_s, gateway.heard, worker.id, load)
 
 
 class _Locals:
