@@ -55,6 +55,7 @@ class Register(Protocol):
 class _Open:
     spec: TargetSpec
     stack: AsyncExitStack
+    stranger: bool = False  # whoever answers there now is somebody else
 
 
 class Directory:
@@ -118,6 +119,9 @@ class Directory:
             return
         if isinstance(event, LinkUp):
             event = self._checked_hello(event, held.spec)
+            held.stranger = isinstance(event, LinkDown)
+        elif held.stranger and not isinstance(event, LinkDown):
+            return  # its load and its life are no evidence for the device that we wanted
         self._log(event)
         now = clock.now()
         self._fleet.fold(event, now)

@@ -310,6 +310,7 @@ class FakeRegister:
         return True
 
     def data_plane_alive(self, name: str, now: float) -> bool:
+        self.evidence.append(f"{name} lives")
         return True
 
     def data_plane_lost(self, name: str, now: float) -> bool:
@@ -364,6 +365,14 @@ async def test_whoever_answers_under_another_name_is_not_used(tmp_path: Path) ->
         await until(lambda: "edge/attic" in gateway.fleet.targets and gateway.fleet.targets["edge/attic"].tried)
 
         assert "is edge/cellar" in gateway.fleet.targets["edge/attic"].state(clock.now())[1]
+
+        # What it goes on to say, such as its load with every heartbeat, is no sign of life of the device that is gone.
+        register.evidence.clear()
+        assert impostor.link is not None
+        for _ in range(3):
+            await impostor.link.announce()
+            await clock.sleep(0.1)
+        assert register.evidence == []
 
 
 async def test_operators_see_state_decisions_and_metrics(tmp_path: Path) -> None:
