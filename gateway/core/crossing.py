@@ -119,9 +119,9 @@ class Crossing:
 
 
 def domain_of(spec: TargetSpec) -> str:
-    """What fails together: targets on one machine. On loopback everything would, so there each is its own."""
+    """What fails together: targets on one machine. On loopback, or without a port, each is its own."""
     host = spec.address.rpartition(":")[0].strip("[]")
-    return spec.id if host in ("localhost", "::1") or host.startswith("127.") else host
+    return spec.id if host in ("", "localhost", "::1") or host.startswith("127.") else host
 
 
 def _timing_of_watched(watched: Watched, now: float) -> Timing:

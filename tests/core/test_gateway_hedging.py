@@ -225,6 +225,7 @@ def test_a_look_that_comes_too_late_for_the_other_is_brought_forward_or_left_out
         ("[fd00::1]:9000", "fd00::1"),
         ("127.0.0.1:9000", "edge/a"),
         ("localhost:9000", "edge/a"),
+        ("unix-socket", "edge/a"),
         ("[::1]:9000", "edge/a"),
     ],
 )
