@@ -449,6 +449,22 @@ async def test_no_more_requests_are_under_way_than_a_stream_may_have() -> None:
 
 
 @on_virtual_time
+async def test_requests_that_never_come_whole_are_under_way_as_well() -> None:
+    async with running(max_concurrent=2) as pair:
+        for id in (11, 12):
+            announced = frames.request(id, b"", budget_s=9.0, priority=0, variant="", traceparent="", chunked_bytes=1)
+            pair.answering.inbound.messages.put_nowait(announced)
+        await settle()
+
+        pair.answering.inbound.messages.put_nowait(
+            frames.request(13, b"", budget_s=9.0, priority=0, variant="", traceparent="", chunked_bytes=1)
+        )
+        await settle()
+
+        assert b"2 requests of this stream are under way" in b"".join(pair.answering.outbound.written)
+
+
+@on_virtual_time
 async def test_questions_wait_for_room_in_turn_and_only_as_long_as_their_budget() -> None:
     async with running(outbox=Outbox(room_bytes=1, chunk_bytes=64)) as pair:
         pair.asking.outbound.stuck = True

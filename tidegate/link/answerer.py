@@ -149,8 +149,9 @@ class Answerer:
     def _check_room(self) -> None:
         if self._leaving:
             raise Overloaded(f"leaving: {self._leaving}", retry_after_s=1.0)
-        if len(self._tasks) >= self._max_concurrent:
-            raise Overloaded(f"{len(self._tasks)} requests of this stream are under way", retry_after_s=0.1)
+        under_way = len(self._tasks) + len(self._partials)  # also those that never come whole cost something each
+        if under_way >= self._max_concurrent:
+            raise Overloaded(f"{under_way} requests of this stream are under way", retry_after_s=0.1)
 
     def _take_chunk(self, frame: link_pb2.Chunk) -> None:
         if frame.id not in self._partials:

@@ -22,8 +22,7 @@ Head = TypeVar("Head")
 class _Partial(Generic[Head]):
     head: Head
     announced_bytes: int
-    received_bytes: int = 0
-    pieces: list[bytes] = field(default_factory=list)
+    received: bytearray = field(default_factory=bytearray)  # not a list of pieces: of one byte each they take 40
 
 
 class Assembly(Generic[Head]):
@@ -37,6 +36,9 @@ class Assembly(Generic[Head]):
 
     def __repr__(self) -> str:
         return f"<Assembly {len(self._partials)} open, {self._announced_bytes} bytes announced>"
+
+    def __len__(self) -> int:
+        return len(self._partials)
 
     def __contains__(self, id: int) -> bool:
         return id in self._partials
@@ -61,14 +63,13 @@ class Assembly(Generic[Head]):
     def add(self, id: int, piece: bytes) -> tuple[Head, bytes] | None:
         """The head and the whole message with its last piece, else None. Raises Violation; KeyError when not open."""
         partial = self._partials[id]
-        partial.received_bytes += len(piece)
-        if not piece or partial.received_bytes > partial.announced_bytes:
+        if not piece or len(partial.received) + len(piece) > partial.announced_bytes:
             raise Violation(f"chunks of message {id} do not fit the {partial.announced_bytes} bytes announced")
-        partial.pieces.append(piece)
-        if partial.received_bytes < partial.announced_bytes:
+        partial.received += piece
+        if len(partial.received) < partial.announced_bytes:
             return None
         self.drop(id)
-        return partial.head, b"".join(partial.pieces)
+        return partial.head, bytes(partial.received)
 
     def drop(self, id: int) -> None:
         """Give a message up, if it is open."""
