@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.oip.test_malformed import GOOD, ids, mask
 from tests.support.oip_servers import Servers
+from tidegate.oip import http_server
 from tidegate.oip.grpc import message_from_request
 from tidegate.types import InferRequest, RequestedOutput
 
@@ -56,3 +57,20 @@ async def test_a_refused_call_leaves_nothing_of_its_request_behind(servers: Serv
         ]
     finally:
         gc.enable()
+
+
+async def test_a_caller_that_stops_in_the_middle_of_its_body_is_not_waited_for(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "BODY_IDLE_S", 0.05)
+    host, _, port = servers.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b'POST /v2/models/minilm/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"inputs"')
+    async with asyncio.timeout(5.0):
+        answer = await reader.readuntil(b"}")
+    writer.close()
+    await writer.wait_closed()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"nothing more of the body came for 0.05 s" in answer
+    assert not servers.host.calls

@@ -59,6 +59,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 RefusalObserver = Callable[[str, str, ServeError], None]
 
+BODY_IDLE_S = 30.0  # a caller that stops in the middle must not hold what it sent, up to the limit, for ever
 _SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
 _ENCODINGS: Final = frozenset({"identity", *_WINDOW_BITS})
@@ -132,7 +133,7 @@ async def read_body(request: web.BaseRequest, max_body_bytes: int) -> bytes:
         raise _too_large(max_body_bytes)
     content = request.content
     try:
-        body = await content.readany()
+        body = content.read_nowait()
         if content.at_eof() and len(body) <= max_body_bytes:
             return body  # all there at once, as a body of ordinary size is
         return await _read_on(content, body, max_body_bytes)
@@ -140,12 +141,15 @@ async def read_body(request: web.BaseRequest, max_body_bytes: int) -> bytes:
         raise InvalidRequest(f"the body is no valid {encoding or 'HTTP'} data") from error
     except ConnectionError as error:  # nobody is left to read this, but it is no defect of ours either
         raise InvalidRequest("the connection ended before the body did") from error
+    except TimeoutError as error:
+        raise InvalidRequest(f"nothing more of the body came for {BODY_IDLE_S:g} s") from error
 
 
 async def _read_on(content: StreamReader, first: bytes, max_body_bytes: int) -> bytes:
     chunks, size = [first], len(first)
     while size <= max_body_bytes:
-        chunk = await content.readany()
+        async with asyncio.timeout(BODY_IDLE_S):
+            chunk = await content.readany()
         if not chunk:
             return b"".join(chunks)
         chunks.append(chunk)
