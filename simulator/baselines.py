@@ -23,17 +23,20 @@ baselines hedges, and none refuses: only Tidegate's policies are given the other
 With `+ledger` after its name a baseline also sees the in-flight ledger: what the target reported *and* what this
 gateway has sent since; its notion of load becomes the predicted finish. random and round-robin have no notion of load.
 
-`tidegate` is what the live gateway builds; `cheapest` and `value` name its two placement rules.
+`cheapest` and `value` are the rules of the live gateway's `policy`, `tidegate` is its default.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import exp, inf
 from typing import Final, NamedTuple
 
+from gateway.config import GatewayConfig
+from gateway.core.crossing import Crossing
 from gateway.core.fleet import Fleet
+from gateway.core.hedging import Hedges, LatestUseful
 from gateway.core.placement import Ask, Candidate, Decision, Placer, estimate, misfit, why_nobody
 from gateway.core.value import ValuePlacer
 from simulator.arrivals import Request
@@ -56,9 +59,10 @@ class Surroundings(NamedTuple):
 
 
 class PlacerRouter:
-    """Tidegate's own placement."""
+    """Tidegate's own placement, with the hedging that goes with it."""
 
-    def __init__(self, placer: Placer) -> None:
+    def __init__(self, placer: Placer, hedges: Hedges) -> None:
+        self.hedges = hedges
         self._placer = placer
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
@@ -82,6 +86,7 @@ class Baseline:
         self.fleet: Fleet = around.gateway.fleet
         self.draw = around.draw
         self.ledger = ledger
+        self.hedges: Hedges = LatestUseful()  # never has an alternative to hedge with; lets every failure fall back
         self._turns: dict[str, int] = {}
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Candidate:
@@ -296,11 +301,20 @@ _BASELINES: Final[dict[str, type[Baseline]]] = {
     "headroom": Headroom,
 }
 _LOADLESS: Final = ("random", "round-robin")
-_OWN: Final[dict[str, Callable[[Fleet], Placer]]] = {
-    "tidegate": Placer,  # as gateway/app.py builds it
-    "cheapest": Placer,
-    "value": ValuePlacer,
-}
+
+
+def _cheapest(fleet: Fleet) -> PlacerRouter:
+    return PlacerRouter(Placer(fleet), LatestUseful())
+
+
+def _value(fleet: Fleet) -> PlacerRouter:
+    placer = ValuePlacer(fleet)
+    return PlacerRouter(placer, Crossing(placer))
+
+
+# As `gateway/app.py` builds them.
+_RULES: Final = {"cheapest": _cheapest, "value": _value}
+_OWN: Final = {"tidegate": _RULES[GatewayConfig.model_fields["policy"].default], **_RULES}
 
 AS_AUTHORS: Final = tuple(_BASELINES)
 WITH_LEDGER: Final = tuple(f"{name}{LEDGER}" for name in _BASELINES if name not in _LOADLESS)
@@ -310,7 +324,7 @@ POLICIES: Final = (*_OWN, *AS_AUTHORS, *WITH_LEDGER)
 def router(policy: str, around: Surroundings) -> Router:
     """The router of this name. Raises KeyError when there is none."""
     if policy in _OWN:
-        return PlacerRouter(_OWN[policy](around.gateway.fleet))
+        return _OWN[policy](around.gateway.fleet)
     if policy not in POLICIES:
         raise KeyError(policy)
     name = policy.removesuffix(LEDGER)

@@ -18,6 +18,7 @@ from typing import Protocol
 from gateway.core.events import LinkEvent
 from gateway.core.evidence import Attempt
 from gateway.core.fleet import Fleet, TargetSpec, Tier
+from gateway.core.hedging import Hedges
 from gateway.core.placement import Ask, Candidate
 from gateway.core.request import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
 from simulator.arrivals import Request
@@ -36,6 +37,8 @@ _MARGIN_SIGMAS = 1.645
 
 class Router(Places, Protocol):
     """Who decides, and what it is told of what came of it."""
+
+    hedges: Hedges
 
     def launched(self, target_id: str, now: float) -> None: ...
     def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
@@ -113,7 +116,7 @@ class Flight:
             priority=kind.priority,
             body_bytes=int(request.units * kind.bytes_per_unit),
         )
-        self._machine = RequestMachine(self._ask, gateway.router)
+        self._machine = RequestMachine(self._ask, gateway.router, hedges=gateway.router.hedges)
         self._attempts: dict[int, _Try] = {}  # under way, by number
         self._timer: Event | None = None
         self._winner: Job | None = None

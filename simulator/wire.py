@@ -68,6 +68,7 @@ class Stream:
         self.up = False
         self._events = events
         self._link = link
+        self._to_target, self._from_target = link.to_target, link.from_target
         self._on_event = on_event
         self._backoff = Backoff(draw, BACKOFF_BASE_S, BACKOFF_CAP_S)
         self._phase = phase
@@ -88,11 +89,12 @@ class Stream:
         now = self._events.now
         self._session += 1
         self._dialled_at = now
+        self._to_target, self._from_target = self._link.to_target.connection(), self._link.from_target.connection()
         if not self.worker.alive:
-            refused_at = self._link.from_target.delivered_at(SMALL_BYTES, self._sent(SMALL_BYTES))
+            refused_at = self._from_target.delivered_at(SMALL_BYTES, self._sent(SMALL_BYTES))
             self._at(refused_at, self._lost, "connection refused")
             return
-        hello_at = self._link.to_target.delivered_at(SMALL_BYTES, now)
+        hello_at = self._to_target.delivered_at(SMALL_BYTES, now)
         self._at(hello_at, self._greet)
         self._silent_ticks = 0
         self._at(now + PING_INTERVAL_S * (0.5 + 0.5 * self._phase), self._tick)
@@ -113,7 +115,7 @@ class Stream:
 
     def reset(self) -> None:
         """The worker's process is gone: the gateway knows after one way back."""
-        reset_at = self._link.from_target.delivered_at(SMALL_BYTES, self._events.now)
+        reset_at = self._from_target.delivered_at(SMALL_BYTES, self._events.now)
         self._at(reset_at, self._lost, "connection reset by peer")
 
     def probe(self, tell: Callable[[str, int, float], None]) -> None:
@@ -152,7 +154,7 @@ class Stream:
     def _pinged(self, sent_at: float) -> None:
         if not self._while_standing(self._pinged, sent_at):
             now = self._events.now
-            at = self._link.from_target.delivered_at(SMALL_BYTES, now)
+            at = self._from_target.delivered_at(SMALL_BYTES, now)
             self._at(at, self._ponged, sent_at, self.worker.load_report(now))
 
     def _probed(self, tell: Callable[[str, int, float], None]) -> None:
@@ -231,10 +233,10 @@ class Stream:
             self._at(now + self._backoff.next_delay_s(), self.dial)
 
     def _sent(self, size_bytes: int) -> float:
-        return self._link.to_target.delivered_at(size_bytes, self._events.now)
+        return self._to_target.delivered_at(size_bytes, self._events.now)
 
     def _returned(self, size_bytes: int) -> float:
-        return self._link.from_target.delivered_at(size_bytes, self._events.now)
+        return self._from_target.delivered_at(size_bytes, self._events.now)
 
     def _at(self, at: float, what: Callable[..., None], *arguments: object) -> None:
         """Schedule `what` for this session; a blackhole's infinity never comes."""

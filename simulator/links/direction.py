@@ -4,6 +4,8 @@
 blackhole has no end. Stages may be exchanged at any time (`change`): what was sent before keeps its instant, and what
 is sent after comes no earlier.
 
+A direction is one connection's: where several share a link, each has its own by `connection`.
+
 Invariants: delivery is not before sending and never overtakes; no bytes are lost or made.
 """
 
@@ -39,6 +41,11 @@ class Direction:
             at = stage.leaves_at(size_bytes, at)
         self._last_at = max(at, self._last_at)
         return self._last_at
+
+    def connection(self) -> Direction:
+        """A stream of its own over the same link: it shares the capacity and the weather, but what another connection
+        lost does not hold it up."""
+        return Direction(self._stages)
 
     def change(self, stages: Sequence[Stage]) -> None:
         """From now on these stages. What a blackhole holds for ever is set free: whoever heals a link knows why."""

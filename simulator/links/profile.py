@@ -49,14 +49,22 @@ class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Alternation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that comes about every `every_s` seconds and stays for about `for_s`."""
+    """Something that comes about every `every_s` seconds and stays for about `for_s`: exactly so long if `steady`, and
+    exactly so often as well if `periodic`."""
 
     every_s: float
     for_s: float
     periodic: bool = False
+    steady: bool = False
 
     def weather(self, draw: Draw) -> Weather:
-        return Weather(mean_on_s=self.for_s, mean_off_s=self.every_s - self.for_s, draw=draw, periodic=self.periodic)
+        return Weather(
+            mean_on_s=self.for_s,
+            mean_off_s=self.every_s - self.for_s,
+            draw=draw,
+            periodic=self.periodic,
+            steady=self.steady,
+        )
 
     def __post_init__(self) -> None:
         if not 0.0 < self.for_s < self.every_s:

@@ -63,20 +63,23 @@ class Weather:
     Args:
         draw: of its own; nobody else may draw from it.
         periodic: the stretches have exactly these lengths; the first still has a random phase.
+        steady: those that are on have exactly their length, and only the gaps are random.
     """
 
-    __slots__ = ("_changes", "_draw", "_first_on", "_mean_s", "_periodic")
+    __slots__ = ("_changes", "_draw", "_exact", "_first_on", "_mean_s")
 
-    def __init__(self, *, mean_on_s: float, mean_off_s: float, draw: Draw, periodic: bool = False) -> None:
+    def __init__(
+        self, *, mean_on_s: float, mean_off_s: float, draw: Draw, periodic: bool = False, steady: bool = False
+    ) -> None:
         if not (mean_on_s > 0.0 and mean_off_s > 0.0):
             raise ValueError(f"stretches take time: {mean_on_s} s on and {mean_off_s} s off do not")
         self._mean_s = (mean_off_s, mean_on_s)
         self._draw = draw
-        self._periodic = periodic
+        self._exact = (periodic, periodic or steady)  # off, on
         # changes[i] begins the stretch number i; which is on is `(i + first_on) % 2`. Starts in the steady state.
         self._first_on = int(draw() < mean_on_s / (mean_on_s + mean_off_s))
         first_s = self._mean_s[self._first_on]
-        self._changes = [-inf, first_s * draw() if periodic else self._stretch_s(self._first_on)]
+        self._changes = [-inf, first_s * draw() if self._exact[self._first_on] else self._stretch_s(self._first_on)]
 
     def until(self, at: float) -> float:
         changes = self._changes
@@ -100,7 +103,7 @@ class Weather:
 
     def _stretch_s(self, on: int) -> float:
         mean_s = self._mean_s[on]
-        return mean_s if self._periodic else -mean_s * log(1.0 - self._draw()) + 1e-9
+        return mean_s if self._exact[on] else -mean_s * log(1.0 - self._draw()) + 1e-9
 
     def __repr__(self) -> str:
         return f"<Weather on for {self._mean_s[1]:g} s, off for {self._mean_s[0]:g} s>"

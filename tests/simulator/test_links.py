@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import ceil, inf
 from pathlib import Path
 from random import Random
@@ -286,3 +287,24 @@ def test_a_recorded_link_starts_where_it_is_told() -> None:
 def test_every_jitter_that_can_be_written_can_be_built(dist: str) -> None:
     jitter = Jitter(dist, 3.0, 2.0)  # type: ignore[arg-type]
     assert jitter.distribution(1.0).sample_s(lambda: 0.4) > 0.0
+
+
+def test_a_new_connection_is_not_held_up_by_what_an_old_one_lost() -> None:
+    old = Direction([Outage(Windows([(1.0, 2.0)])), Rate(1e6)])
+    assert old.delivered_at(1000, 1.9) > 2.05
+    assert old.delivered_at(1000, 2.01) > 2.05  # behind it
+
+    assert Direction([Outage(Windows([(1.0, 2.0)]))]).connection().delivered_at(1000, 2.02) == 2.02
+
+
+def test_steady_weather_has_one_length_and_random_gaps() -> None:
+    weather = Weather(mean_on_s=2.0, mean_off_s=20.0, draw=Random(3).random, steady=True)
+    starts = [at := 0.0]
+    lengths = set()
+    while len(starts) < 20:
+        at = weather.next_on(at)
+        lengths.add(round(weather.until(at) - at, 6))
+        starts.append(at)
+        at = weather.until(at)
+    assert lengths == {2.0}
+    assert len({round(later - earlier, 3) for earlier, later in pairwise(starts[1:])}) > 10
