@@ -83,6 +83,7 @@ class Directory:
         self._draw = draw
         self._open: dict[str, _Open] = {}
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
+        self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -122,6 +123,9 @@ class Directory:
             held.stranger = isinstance(event, LinkDown)
         elif held.stranger and not isinstance(event, LinkDown):
             return  # its load and its life are no evidence for the device that we wanted
+        elif isinstance(event, LinkRtt) and event.target_id in self._unlearned:
+            self._undescribed.add(event.target_id)
+            self._changed.set()
         self._log(event)
         now = clock.now()
         self._fleet.fold(event, now)
@@ -249,14 +253,17 @@ class Directory:
         )
 
     async def _describe(self, target_id: str) -> None:
-        """Learn a foreign server's models; where it is gone again meanwhile, its next LinkUp asks again."""
+        """Learn a foreign server's models; where that fails, its next sign of life asks again."""
         held, target = self._open.get(target_id), self.targets.get(target_id)
         try:
             if held is not None and isinstance(target, UnaryTarget):
                 self._catalog.learn(await target.describe(held.spec.models))
                 self._fleet.repriced()
+            self._unlearned.discard(target_id)
         except ServeError as error:
-            log.warning("a foreign server's models are unknown", target=target_id, reason=error.message)
+            if target_id not in self._unlearned:
+                log.warning("a foreign server's models are unknown", target=target_id, reason=error.message)
+            self._unlearned.add(target_id)
         finally:
             self._undescribed.discard(target_id)
 

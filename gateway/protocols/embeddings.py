@@ -48,7 +48,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
     input: str | list[str | int | list[int]]
     model: str
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
 

@@ -282,6 +282,25 @@ async def test_a_foreign_server_is_described_and_then_served(tmp_path: Path) -> 
         assert body["outputs"][0]["data"] == [1, 2, 3]
 
 
+async def test_a_foreign_server_that_cannot_be_described_at_first_is_asked_again(tmp_path: Path) -> None:
+    far = Far("pool/triton")
+    told = far.host.manifest
+
+    def busy(name: str, version: str = "") -> Manifest:
+        raise Overloaded("still loading")
+
+    far.host.manifest = busy  # type: ignore[method-assign]
+    async with running(far), AsyncExitStack() as stack:
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0}
+        config = GatewayConfig(targets=(target(far, foreign=True, models=("echo",)),), **ports)  # type: ignore[arg-type]
+        gateway, _ = await stack.enter_async_context(gateway_for(config))
+        assert not gateway.catalog.manifests
+
+        far.host.manifest = told  # type: ignore[method-assign]
+
+        await until(lambda: bool(gateway.catalog.manifests))
+
+
 async def test_a_unary_target_of_our_own_offers_what_the_repository_says(tmp_path: Path) -> None:
     far = Far("pool/main")
     async with running(far), AsyncExitStack() as stack:

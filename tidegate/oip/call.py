@@ -7,26 +7,31 @@ decoded: decoding is part of the caller's wait.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tidegate.models.manifest import Manifest
-from tidegate.oip.budget import OPENAI_TIMEOUT_HEADER, budget_s, priority_of, variant_of
+from tidegate.oip.budget import MAX_BUDGET_S, OPENAI_TIMEOUT_HEADER, budget_s, priority_of, variant_of
 from tidegate.oip.check import checker_of
 from tidegate.types import Call, InferRequest
 
 TRACE_KEY: Final = "traceparent"
 
 _KEPT: Final = frozenset({TRACE_KEY, "tracestate", "authorization", OPENAI_TIMEOUT_HEADER})
+_TRACE: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 def kept_headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    """The headers or metadata that a layer may need, with lower-case names; of a repeated one the last counts."""
+    """The headers or metadata that a layer may need, with lower-case names; of a repeated one the last counts.
+
+    A `traceparent` that is none is dropped, as W3C Trace Context asks: whoever comes next would start a trace anew.
+    """
     kept: dict[str, str] = {}
     for name, value in items:
         key = name.lower()
-        if key in _KEPT or key.startswith("tidegate-"):
+        if (key in _KEPT or key.startswith("tidegate-")) and (key != TRACE_KEY or _TRACE.fullmatch(value)):
             kept[key] = value
     return kept or _NO_HEADERS
 
@@ -50,7 +55,7 @@ def call_of(
     checker.check(request)
     parameters = request.parameters
     if not headers and not parameters:
-        deadline = None if remaining_s is None else arrived_at + remaining_s
+        deadline = None if remaining_s is None else arrived_at + min(remaining_s, MAX_BUDGET_S)
         return Call(request, protocol, arrived_at, deadline)
     budget = budget_s(headers, parameters, remaining_s)
     variant = variant_of(headers, parameters)
