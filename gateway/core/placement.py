@@ -7,7 +7,8 @@ For each variant that takes the work on each usable target:
 `spread` adds up what is uncertain: the compute's log-residual, the link's jitter and a share of the wait. Those with
 finish + margin within the budget are sure enough, and the cheapest of them is chosen (price × compute). Targets of the
 same price share the work by earliest predicted finish: always taking the very cheapest would queue everything at one
-edge while its twin idles. When none is sure enough, the earliest finish has the best chance.
+edge while its twin idles. When none is sure enough, the earliest finish has the best chance. Nobody is sure whose link
+is silent, that is whose ack is overdue: two frozen edges would otherwise hedge each other until no time is left.
 
 A request is refused before anything is spent when nobody can take it (`NothingAlive`, with each target's reason) or
 when even an optimist sees no way (`DeadlineExceeded`): that needs proof from measured tables, a prior is none.
@@ -69,6 +70,7 @@ class Candidate(NamedTuple):
     margin_s: float
     finish_s: float  # link + wait + compute
     cost: float  # price × compute
+    trust: float = 1.0  # that the path works now; below 1 while an attempt waits for its ack too long
     stake: Stake | None = None  # set on the chosen one, by policies that have one
 
     @property
@@ -109,12 +111,12 @@ class Decision(NamedTuple):
     judged: Sequence[Judged | None] = ()
 
     def best_other(self) -> Candidate | None:
-        """The earliest finish on another target than the chosen one: whom a hedge would ask."""
+        """The earliest finish on another target that is trusted: whom a hedge would ask."""
         if self.chosen is None or len(self.candidates) < 2:
             return None
         best, taken = None, self.chosen.offered.target
         for one in self.candidates:
-            if one.offered.target is not taken and (best is None or one.finish_s < best.finish_s):
+            if one.offered.target is not taken and (best is None or _is_sooner(one, best)):
                 best = one
         return best
 
@@ -123,25 +125,35 @@ Policy = Callable[[Sequence[Candidate], float], tuple[Candidate, str]]
 
 
 def cheapest(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
-    """The rule: cheapest of the sure ones, else the earliest finish."""
+    """The rule: cheapest of the sure ones, else the earliest finish. A link is distrusted while it is silent."""
     # Plain loops: this runs for every request, and `min` with a key costs twice as much.
     fastest = bargain = candidates[0]
     cheap: Candidate | None = None
     for one in candidates:
-        if one.finish_s < fastest.finish_s:
+        if _is_sooner(one, fastest):
             fastest = one
         if one.cost < bargain.cost:
             bargain = one
-        if one.finish_s + one.margin_s <= budget_s and (cheap is None or one.cost < cheap.cost):
+        if _is_sure(one, budget_s) and (cheap is None or one.cost < cheap.cost):
             cheap = one
     if cheap is None:
         return fastest, "faster"
     chosen, price = cheap, cheap.offered.price
     for one in candidates:
-        twin = one.offered.price == price and one.finish_s + one.margin_s <= budget_s
-        if twin and one.finish_s < chosen.finish_s:
+        if one.offered.price == price and one.finish_s < chosen.finish_s and _is_sure(one, budget_s):
             chosen = one
     return chosen, "cheapest" if bargain.offered.price == price else "faster"
+
+
+def _is_sure(candidate: Candidate, budget_s: float) -> bool:
+    return candidate.finish_s + candidate.margin_s <= budget_s and candidate.trust == 1.0
+
+
+def _is_sooner(candidate: Candidate, than: Candidate) -> bool:
+    """More trusted, or as much and sooner: frozen targets would otherwise hedge each other."""
+    if candidate.trust != than.trust:
+        return candidate.trust > than.trust
+    return candidate.finish_s < than.finish_s
 
 
 def always_edge(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
@@ -222,6 +234,7 @@ def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0) ->
         _SIGMAS * spread_s,
         link_s + wait_s + compute_s,
         offered.price * compute_s,
+        target.link.trust(now),
     )
 
 

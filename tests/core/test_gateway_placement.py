@@ -75,6 +75,48 @@ def test_a_reported_queue_moves_work_elsewhere() -> None:
     assert chosen(Placer(fleet).decide(ask(), NOW))[0] == "edge/b"
 
 
+def _freeze(fleet: Fleet, target_id: str, *, at: float = NOW) -> None:
+    """A target that has acknowledged before is sent an attempt, and says nothing."""
+    link = fleet.targets[target_id].link
+    link.sent(1, at)
+    link.accepted(1, at + 0.001)
+    link.ended(1, at + 0.002, heard=True)
+    link.sent(2, at + 0.01)
+
+
+def test_a_link_is_distrusted_while_it_is_silent_and_not_after_it_has_timed_out() -> None:
+    fleet = fleet_of(edge_a=variant(compute_s=0.010), edge_b=variant(compute_s=0.012), pool_main=variant())
+    placer = Placer(fleet)
+    _freeze(fleet, "edge/a")
+    assert chosen(placer.decide(ask(), NOW + 0.011))[0] == "edge/a"
+
+    assert chosen(placer.decide(ask(at=NOW + 0.2), NOW + 0.2))[0] == "edge/b"
+
+    fleet.targets["edge/a"].link.accepted(2, NOW + 0.3)
+    believed = placer.decide(ask(at=NOW + 0.3), NOW + 0.3).candidates[0]
+    assert (believed.target.id, believed.trust) == ("edge/a", 1.0)
+
+
+def test_frozen_targets_do_not_hedge_each_other() -> None:
+    fleet = fleet_of(edge_a=variant(compute_s=0.010), edge_b=variant(compute_s=0.010), pool_main=variant(compute_s=0.1))
+    for target_id in ("edge/a", "edge/b"):
+        _freeze(fleet, target_id)
+
+    decision = Placer(fleet).decide(ask(at=NOW + 0.2), NOW + 0.2)
+    beside = Placer(fleet, always_edge).decide(ask(at=NOW + 0.2), NOW + 0.2).best_other()
+
+    assert chosen(decision) == ("pool/main", "fp32", "faster")
+    assert beside is not None and beside.target.id == "pool/main"
+
+
+def test_where_all_are_silent_the_earliest_finish_is_asked_all_the_same() -> None:
+    fleet = fleet_of(edge_a=variant(compute_s=0.010), pool_main=variant(compute_s=0.1))
+    for target_id in ("edge/a", "pool/main"):
+        _freeze(fleet, target_id)
+
+    assert chosen(Placer(fleet).decide(ask(at=NOW + 0.2), NOW + 0.2)) == ("edge/a", "fp32", "faster")
+
+
 def test_the_only_candidate_is_said_to_be_the_only_one() -> None:
     assert chosen(Placer(fleet_of(pool_main=variant())).decide(ask(), NOW)) == ("pool/main", "fp32", "only")
 
