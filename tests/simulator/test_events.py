@@ -34,7 +34,11 @@ def test_an_event_that_was_cancelled_does_not_happen() -> None:
 
 def test_an_event_for_the_past_runs_now() -> None:
     queue, ran = EventQueue(), list[float]()
-    queue.schedule(2.0, lambda: queue.schedule(1.0, lambda: ran.append(queue.now)))
+
+    def look_back() -> None:
+        queue.schedule(1.0, lambda: ran.append(queue.now))
+
+    queue.schedule(2.0, look_back)
 
     queue.run()
 
