@@ -14,6 +14,7 @@ CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.set-up
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
+BENCHES ?= gateway_overhead decision_cost routing
 RUN_FLAGS ?=
 
 # The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).
@@ -55,8 +56,8 @@ fmt: setup ## Format the code and mend what can be mended.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Measure the gateway's overhead against a bare forwarder. BENCH_FLAGS="--help"
-	$(BIN)/python -m tests.bench.gateway_overhead $(BENCH_FLAGS)
+bench: setup ## Every benchmark in full, one after another. BENCH_FLAGS="--quick"
+	@for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m tests.bench.$$name $(BENCH_FLAGS); done
 
 proto: setup ## Generate tidegate/rpc from proto/.
 	$(MAKE) generate INTO=.
