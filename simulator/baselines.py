@@ -28,6 +28,7 @@ gateway has sent since; its notion of load becomes the predicted finish. random 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from math import exp, inf
@@ -79,7 +80,7 @@ class PlacerRouter:
         return f"<PlacerRouter {self._placer!r}>"
 
 
-class Baseline:
+class Baseline(ABC):
     """A router that chooses among whoever takes the work. `choose` sees the candidates and decides."""
 
     def __init__(self, around: Surroundings, *, ledger: bool) -> None:
@@ -89,8 +90,9 @@ class Baseline:
         self.hedges: Hedges = LatestUseful()  # never has an alternative to hedge with; lets every failure fall back
         self._turns: dict[str, int] = {}
 
+    @abstractmethod
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Candidate:
-        raise NotImplementedError
+        """One of `candidates`, of which there is at least one."""
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         candidates = [
