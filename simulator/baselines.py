@@ -69,9 +69,11 @@ class PlacerRouter:
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         return self._placer.decide(ask, now, exclude)
 
-    def launched(self, target_id: str, now: float) -> None: ...
+    def launched(self, target_id: str, now: float) -> None:  # noqa: B027  # most learn nothing from it
+        """An attempt went there."""
 
-    def ended(self, target_id: str, latency_s: float | None, now: float) -> None: ...
+    def ended(self, target_id: str, latency_s: float | None, now: float) -> None:  # noqa: B027
+        """An attempt there ended; None: without an answer."""
 
     def escalates(self, request: Request, target_id: str) -> bool:
         return False
