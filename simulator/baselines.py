@@ -69,10 +69,10 @@ class PlacerRouter:
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         return self._placer.decide(ask, now, exclude)
 
-    def launched(self, target_id: str, now: float) -> None:  # noqa: B027  # most learn nothing from it
+    def launched(self, target_id: str, now: float) -> None:
         """An attempt went there."""
 
-    def ended(self, target_id: str, latency_s: float | None, now: float) -> None:  # noqa: B027
+    def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
         """An attempt there ended; None: without an answer."""
 
     def escalates(self, request: Request, target_id: str) -> bool:
@@ -110,9 +110,13 @@ class Baseline(ABC):
         # Only the chosen one is shown: with the others the request machine would hedge.
         return Decision(now, ask, (chosen,), chosen, "baseline", None)
 
-    def launched(self, target_id: str, now: float) -> None: ...
+    def launched(self, target_id: str, now: float) -> None:
+        """An attempt went there; most learn nothing from it."""
+        return
 
-    def ended(self, target_id: str, latency_s: float | None, now: float) -> None: ...
+    def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
+        """An attempt there ended; None: without an answer."""
+        return
 
     def escalates(self, request: Request, target_id: str) -> bool:
         return False
