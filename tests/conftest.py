@@ -2,7 +2,13 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Before anything imports gRPC, as `tidegate` does: its lines about goodbyes are noise between ours.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+# How fast a machine draws examples is no property of ours; benches measure, tests do not.
+settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tidegate")
 
 pytest_plugins = ["tests.support.models"]
