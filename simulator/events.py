@@ -64,3 +64,32 @@ class EventQueue:
 
     def __repr__(self) -> str:
         return f"<EventQueue at {self.now:.3f} s, {len(self)} scheduled, {self.executed} executed>"
+
+
+class Alarm:
+    """One wake-up at a time for one owner: set to another instant it moves, set to None it is off."""
+
+    __slots__ = ("_at", "_event", "_events", "_ring")
+
+    def __init__(self, events: EventQueue, ring: Callable[[int], None]) -> None:
+        """Args: ring: called with the epoch that the alarm was set in; an owner that restarted ignores an old one."""
+        self._events = events
+        self._ring = ring
+        self._event: Event | None = None
+        self._at = 0.0
+
+    def set(self, at: float | None, epoch: int) -> None:
+        if self._event is not None:
+            if at == self._at:
+                return
+            self._events.cancel(self._event)
+            self._event = None
+        if at is not None:
+            self._event, self._at = self._events.schedule(at, self._rang, epoch), at
+
+    def _rang(self, epoch: int) -> None:
+        self._event = None
+        self._ring(epoch)
+
+    def __repr__(self) -> str:
+        return f"<Alarm {'off' if self._event is None else f'at {self._at:.3f}'}>"

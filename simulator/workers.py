@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from cloud_pool.core.batching import Batcher, Queued
 from cloud_pool.core.grouping import Shape, padded_units
 from edge_agent.core.admission import EdgeQueue, Ticket
-from simulator.events import Event, EventQueue
+from simulator.events import Alarm, EventQueue
 from simulator.links.regime import Stretches, Windows
 from simulator.scenario import ModelSpec
 from tidegate.estimate.cost_table import CostTable
@@ -242,8 +242,7 @@ class EdgeWorker(Worker):
         self._jobs: dict[int, Job] = {}  # waiting or computing, by ticket
         self._tickets = 0
         self._ticket_of: dict[Job, int] = {}
-        self._timer: Event | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(self._events, self._tick)
 
     def crash(self) -> None:
         super().crash()
@@ -323,18 +322,10 @@ class EdgeWorker(Worker):
         return job
 
     def _arm(self) -> None:
-        wake_at = self._queue.next_wake()
-        if self._timer is not None:
-            if wake_at == self._timer_at:
-                return
-            self._events.cancel(self._timer)
-            self._timer = None
-        if wake_at is not None:
-            self._timer, self._timer_at = self._events.schedule(wake_at, self._tick, self.epoch), wake_at
+        self._alarm.set(self._queue.next_wake(), self.epoch)
 
     def _tick(self, epoch: int) -> None:
         if epoch == self.epoch and self.alive:
-            self._timer = None
             self._pump(self._events.now)
 
     def __repr__(self) -> str:
@@ -390,8 +381,7 @@ class PoolWorker(Worker):
         self._number_of: dict[Job, int] = {}
         self._numbers = 0
         self._running: _Batch | None = None
-        self._timer: Event | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(self._events, self._tick)
 
     def crash(self) -> None:
         super().crash()
@@ -489,18 +479,10 @@ class PoolWorker(Worker):
     def _arm(self, now: float) -> None:
         free = self._running is None
         wakes = [lane.batcher.next_wake(now, worker_free=free) for lane in self._lanes.values()]
-        wake_at = min((wake for wake in wakes if wake is not None), default=None)
-        if self._timer is not None:
-            if wake_at == self._timer_at:
-                return
-            self._events.cancel(self._timer)
-            self._timer = None
-        if wake_at is not None:
-            self._timer, self._timer_at = self._events.schedule(wake_at, self._tick, self.epoch), wake_at
+        self._alarm.set(min((wake for wake in wakes if wake is not None), default=None), self.epoch)
 
     def _tick(self, epoch: int) -> None:
         if epoch == self.epoch and self.alive:
-            self._timer = None
             self._pump(self._events.now)
 
     def __repr__(self) -> str:
