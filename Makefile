@@ -12,9 +12,17 @@ READY := $(VENV)/.set-up
 # kserve's and Triton's clients pin versions of their own, so they live in an environment of their own.
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.set-up
+# So do the servers that a benchmark measures beside ours.
+PEERS := .venv-peers
+PEERS_READY := $(PEERS)/.set-up
+# And so do the tools that look at us from outside: a bill must not list what it was written with, and schemathesis
+# brings a newer Hypothesis.
+CHECKS := .venv-checks
+CHECKS_READY := $(CHECKS)/.set-up
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
-BENCHES ?= gateway_overhead decision_cost routing
+BENCHES ?= gateway_overhead decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
+	isolation identity_cost packing
 RUN_FLAGS ?=
 
 # The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).
@@ -25,7 +33,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients tools run test test-fast lint fmt bench proto clean
+.PHONY: help setup clients checks peers tools run test test-fast lint fmt bench fuzz audit sbom proto clean
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +43,7 @@ setup: $(READY) ## Make .venv with everything in it (only when something changed
 run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FLAGS="--edges 3"
 	@exec $(BIN)/tidegate up $(RUN_FLAGS)
 
-test: setup clients tools lint ## Lint and every test. TEST_FLAGS="-k words"
+test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k words"
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 test-fast: setup ## The tests without processes, models and clients, in seconds.
@@ -59,11 +67,23 @@ fmt: setup ## Format the code and mend what can be mended.
 bench: setup ## Every benchmark in full, one after another. BENCH_FLAGS="--quick"
 	@for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m tests.bench.$$name $(BENCH_FLAGS); done
 
+fuzz: setup checks ## Throw damaged and hostile input at everything, at random. FUZZ_MINUTES=60 FUZZ="oip-grpc manifests openapi"
+	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+# --strict: a dependency that could not be looked up fails the audit, for otherwise no network would be a clean result.
+audit: $(CHECKS_READY) ## Compare the pinned dependencies with the public list of vulnerabilities. Needs the internet.
+	@$(CHECKS)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt \
+	|| { echo "the audit found something, or could not be made for every dependency (above): this is no clean result" >&2; exit 1; }
+
+sbom: setup $(CHECKS_READY) ## Write sbom.cdx.json: a CycloneDX bill of everything in .venv.
+	@$(CHECKS)/bin/cyclonedx-py environment --of JSON --sv 1.6 --output-reproducible --validate --pyproject pyproject.toml \
+		-o sbom.cdx.json $(abspath $(BIN)/python) && echo "wrote sbom.cdx.json"
+
 proto: setup ## Generate tidegate/rpc from proto/.
 	$(MAKE) generate INTO=.
 
 clean: ## Remove everything that was made here: environments, caches, models and state.
-	rm -rf $(VENV) $(CLIENTS) .tidegate .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(CHECKS) .tidegate .fuzz sbom.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -75,6 +95,10 @@ $(READY): pyproject.toml constraints.txt
 
 clients: $(CLIENTS_READY)
 
+# Tests of these are skipped where they cannot be set up.
+checks:
+	@$(MAKE) $(CHECKS_READY) || echo "  not possible here: the tests of \`make sbom\` and of the OpenAPI document will be skipped"
+
 # Without these the tests that drive them are skipped, and say so: the system itself needs neither.
 $(CLIENTS_READY): Makefile | $(READY)
 	@echo "setting up $(CLIENTS): kserve's client and Triton's perf_analyzer, for the tests only"
@@ -82,6 +106,25 @@ $(CLIENTS_READY): Makefile | $(READY)
 	@if $(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check \
 		kserve==0.21.0 tritonclient==2.41.0 nvidia-cuda-runtime-cu12 >$(CLIENTS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(CLIENTS)/pip.log): the tests of these clients will be skipped"; fi
+
+$(CHECKS_READY): Makefile
+	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, and schemathesis"
+	@test -x $(CHECKS)/bin/python || $(PYTHON) -m venv $(CHECKS)
+	@$(CHECKS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
+		schemathesis==4.32.5 \
+		>$(CHECKS)/pip.log 2>&1 || { tail -n 5 $(CHECKS)/pip.log >&2; exit 1; }
+	@touch $@
+
+# Servers of others, for `tests.bench.batching` alone. Triton's Python back end is built for the distribution's
+# interpreter, so that one goes first.
+peers: $(PEERS_READY) ## Set up the servers that the benchmark `batching` measures beside ours.
+
+$(PEERS_READY): tests/bench/batching/peers/requirements.txt
+	@echo "setting up $(PEERS): mosec and Triton (nvidia-pytriton), for one benchmark only"
+	@python=$$(test -x /usr/bin/python3.11 && /usr/bin/python3.11 -c 'import ensurepip' 2>/dev/null && echo /usr/bin/python3.11 || echo $(PYTHON)); \
+	test -x $(PEERS)/bin/python || $$python -m venv $(PEERS)
+	@if $(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $< >$(PEERS)/pip.log 2>&1; then touch $@; \
+	else echo "  not possible here (see $(PEERS)/pip.log): these servers will be skipped"; fi
 
 # Programs that tests drive and pip cannot bring: a production broker, and the library that perf_analyzer wants.
 tools: | setup

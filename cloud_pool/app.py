@@ -1,17 +1,18 @@
 """The pool put together: what is started in which order, and how it ends.
 
-    repository → port taken → worker loads and warms → server starts → ready
+    repository → port taken → workers load and warm → server starts → ready
 
 The port is taken first, so that a taken one is known before minutes of warm-up; connections wait in its backlog until
 the server starts, when everything is warm.
 
 The end runs backwards and within `drain_s` plus a moment: new requests are refused, each link stream hears a goodbye,
-what is under way is answered; then server, worker and futures end.
+what is under way is answered; then server, workers and futures end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,18 +22,37 @@ from typing import Any, Self
 import grpc
 import structlog
 
-from cloud_pool.catalogue import read_catalogue
+from cloud_pool.allotment import Allotment
+from cloud_pool.catalogue import check_memory, read_catalogue
 from cloud_pool.config import PoolConfig
+from cloud_pool.core.control import Control
+from cloud_pool.core.places import Place, places_of
+from cloud_pool.core.recycling import Recycling
+from cloud_pool.core.share import Shares
+from cloud_pool.core.standby import Standby
 from cloud_pool.host import PoolHost
+from cloud_pool.machine import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.scheduler import Scheduler
+from cloud_pool.scrape import ScrapeDoor
+from cloud_pool.steward import Steward, cost_ratio
 from cloud_pool.supervisor import Supervisor
+from cloud_pool.words import serving_words
 from cloud_pool.worker import Loadable
-from tidegate import clock
+from tidegate import __version__, clock
+from tidegate.attest.attester import Attester, attester_of
+from tidegate.attest.measurement import Measurement, measured
 from tidegate.backoff import Backoff
 from tidegate.doors.grpc_door import grpc_door
+from tidegate.doors.guard import Secured
 from tidegate.link.answerer import LinkService, add_link_service
+from tidegate.link.asker import ROOM_BYTES
+from tidegate.link.challenged import no_evidence
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.intake import Held
+from tidegate.pki.identity import Identity
+from tidegate.process import StartError
+from tidegate.tls import tls_of
 from tidegate.workers.process import WorkerProcess
 
 DOOR_GRACE_S = 0.1  # what calls that are left get when the door closes, after the drain
@@ -56,6 +76,8 @@ class PoolApp:
     ) -> None:
         self.config = config
         self.address = ""
+        self.metrics_address = ""
+        self.steward: Steward | None = None
         self._draw = draw
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
@@ -63,7 +85,7 @@ class PoolApp:
         self._scheduler: Scheduler | None = None
         self._supervisor: Supervisor | None = None
         self._link: LinkService | None = None
-        self._announcements: set[asyncio.Task[None]] = set()
+        self._attester: Attester | None = None
 
     @property
     def host(self) -> PoolHost:
@@ -82,7 +104,7 @@ class PoolApp:
         await self._stack.aclose()
 
     async def failed(self) -> None:
-        """Wait for a defect that ends the supervision of the worker: raises it."""
+        """Wait for a defect that ends the supervision of a worker: raises it."""
         assert self._supervisor is not None, "enter the app first"
         await self._supervisor.failed()
 
@@ -92,39 +114,135 @@ class PoolApp:
             {"name": offer.name, "version": offer.version, "variants": [variant.name for variant in offer.variants]}
             for offer in self.host.offers()
         ]
-        return {"role": "pool", "name": self.config.name, "addresses": {"grpc": self.address}, "models": models}
+        addresses = {"grpc": self.address, **({"metrics": self.metrics_address} if self.metrics_address else {})}
+        return {"role": "pool", "name": self.config.name, "addresses": addresses, "models": models}
+
+    def words(self) -> list[str]:
+        """What a person who started it by hand wants to know."""
+        host, config = self.host, self.config
+        models = [(host.manifest(offer.name), offer) for offer in host.offers()]
+        return serving_words(config.name, self.address, config.device, models)
 
     async def _start(self) -> None:
         config = self.config
+        tls = tls_of(config.tls, lambda: Identity("pool", config.name))
+        self._attester = attester_of(config.attestation, tls, self._measure)
         repository = Repository(config.model_repository)
-        loadables = await asyncio.to_thread(read_catalogue, repository, config.models, config.precision)
-        self._scheduler = await self._stack.enter_async_context(Scheduler())
-        self._supervisor = self._new_supervisor(loadables, self._scheduler)
+        loadables = await asyncio.to_thread(
+            read_catalogue,
+            repository,
+            config.models,
+            config.precision,
+            (*config.also_precisions, *self._lesser),
+            config.allowed_engines,
+        )
+        places = self._places()
+        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
+        on_cpu = sum(computes_on_cpu(place.device) for place in places)
+        check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
+        standby = Standby(config.standby_wait_s) if config.standby_workers else None
+        self._scheduler = await self._stack.enter_async_context(Scheduler(standby, Allotment(Shares(config.shares))))
+        self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
-        self._host = PoolHost(config.name, loadables, self._scheduler, self._supervisor, epoch=epoch)
+        control = Control(config.control.limits)
+        self._host = PoolHost(
+            config.name,
+            loadables,
+            self._scheduler,
+            self._supervisor,
+            epoch=epoch,
+            lesser=config.control.degrade_to or "",
+            spare=config.control.degrade_to not in config.also_precisions,
+            degraded=lambda: control.degraded,
+        )
         door = await self._stack.enter_async_context(
             grpc_door(
                 self._add_services,
                 config.host,
                 config.grpc_port,
-                max_message_bytes=config.max_message_bytes,
+                max_message_bytes=config.max_message_bytes + ROOM_BYTES,
                 grace_s=DOOR_GRACE_S,
+                secured=Secured(tls, frozenset({"gateway"})) if tls else None,
+                limits=config.limits.door,
             )
         )
         self.address = door.address
         await self._stack.enter_async_context(self._supervisor)
+        self.steward = await self._stack.enter_async_context(self._new_steward(control))
+        await self._open_metrics()
         await door.server.start()
         self._stack.push_async_callback(self._drain, door.server)
 
-    def _new_supervisor(self, loadables: list[Loadable], scheduler: Scheduler) -> Supervisor:
+    @property
+    def _lesser(self) -> tuple[str, ...]:
+        """What the control may switch to."""
+        return (self.config.control.degrade_to,) if self.config.control.degrade_to else ()
+
+    def _new_steward(self, control: Control) -> Steward:
+        assert self._scheduler is not None and self._supervisor is not None
+        recycling, lanes = self.config.recycling, self._supervisor.lanes
+        wanted = Recycling(self._draw, gap_s=recycling.min_gap_s, after_requests=recycling.after_requests)
+        return Steward(
+            self._supervisor,
+            self._scheduler,
+            limits=recycling.limits,
+            recycling=wanted if recycling.enabled else None,
+            control=control,
+            full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
+            every_s=recycling.check_s,
+            on_turn=self._announce,
+        )
+
+    async def _open_metrics(self) -> None:
+        if self.config.metrics_port is None:
+            return
+        assert self._scheduler is not None and self._supervisor is not None and self.steward is not None
+        try:
+            from cloud_pool.metrics import PoolMetrics  # needed only by those who set the port
+        except ModuleNotFoundError as error:
+            raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
+        metrics = PoolMetrics(
+            self._scheduler,
+            self._supervisor,
+            self.steward,
+            self.host.statistics,
+            self.host.memories.live,
+            lambda: self.host.coalesced,
+        )
+        try:
+            door = await self._stack.enter_async_context(
+                ScrapeDoor(metrics.text, self.config.host, self.config.metrics_port)
+            )
+        except OSError as error:
+            raise StartError(
+                f"key 'metrics_port': {self.config.metrics_port} cannot be listened on: {error}"
+            ) from error
+        self.metrics_address = door.address
+
+    def _places(self) -> list[Place]:
+        config = self.config
+        return places_of(
+            config.devices or (config.device,),
+            workers=config.workers,
+            standby=config.standby_workers,
+            threads=config.threads,
+            cores=sorted(os.sched_getaffinity(0)),
+            pinned=config.cpu_affinity,
+        )
+
+    def _new_supervisor(
+        self, loadables: list[Loadable], scheduler: Scheduler, places: list[Place], memory_limit: MemoryLimit
+    ) -> Supervisor:
         config = self.config
         return Supervisor(
             loadables,
             scheduler,
-            start_process=lambda life: WorkerProcess(f"{config.name}/{life}"),
-            backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),
-            device=config.device,
-            threads=config.threads,
+            start_process=lambda life, cores: WorkerProcess(f"{config.name}/{life}", cores=cores),
+            new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
+            places=places,
+            standby=config.standby_workers,
+            memory_limit=memory_limit,
+            paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
             on_change=self._announce,
@@ -132,8 +250,10 @@ class PoolApp:
         )
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        host, limit = self.host, self.config.max_message_bytes
-        add_oip_service(server, host, max_message_bytes=limit)
+        host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
+        content = self.config.limits.content
+        held = Held(self.config.limits.max_held_bytes)
+        add_oip_service(server, host, max_message_bytes=limit, limits=content, held=held)
         self._link = add_link_service(
             server,
             host,
@@ -142,14 +262,14 @@ class PoolApp:
             offers=host.offers,
             load=host.load_report,
             max_message_bytes=limit,
+            attest=self._attester.answer if self._attester else no_evidence,
+            limits=content,
         )
 
     def _announce(self) -> None:
         """The models came or went: gateways on a link stream hear it now."""
         if self._link is not None:
-            task = asyncio.create_task(self._link.announce(), name="announce")
-            self._announcements.add(task)
-            task.add_done_callback(self._announcements.discard)
+            self._link.announce()
 
     async def _drain(self, server: grpc.aio.Server) -> None:
         assert self._scheduler is not None and self._link is not None
@@ -160,7 +280,11 @@ class PoolApp:
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
         self._scheduler.close()
+        self.host.memories.close()
         await server.stop(DOOR_GRACE_S)
+
+    def _measure(self) -> Measurement:
+        return measured(__version__, self.host.offers(), self.host.manifest)
 
     def __repr__(self) -> str:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"

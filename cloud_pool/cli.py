@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
+import uvloop
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
@@ -24,14 +26,24 @@ Examples:
 def pool(path: Path | None, parent_pid: int | None) -> None:
     """Answer on this machine's GPU or cores: torch models in length-aware batches, over OIP gRPC and a gateway's link.
 
-    Events go to stdout, one JSON object a line ("ready" once it serves); logs go to stderr. Ctrl-C or SIGTERM answers
+    Events go to stdout, one JSON object a line ("ready" once it serves); logs go to stderr, and once it serves, what is
+    served there and how to call it. Ctrl-C or SIGTERM answers
     what is under way and ends.
     """
-    run("pool", PoolConfig, serve, path=path, parent_pid=parent_pid)
+    run(
+        "pool",
+        PoolConfig,
+        partial(serve, alone=parent_pid is None),
+        path=path,
+        parent_pid=parent_pid,
+        loop_factory=uvloop.new_event_loop,
+    )
 
 
-async def serve(config: PoolConfig) -> None:
-    """Serve until cancelled."""
+async def serve(config: PoolConfig, *, alone: bool = False) -> None:
+    """Serve until cancelled. `alone`: no parent reads the events, so a person is told how to call it, on stderr."""
     async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what)) as app:
         events.emit("ready", **app.ready_event())
+        if alone:
+            click.echo("\n".join(app.words()), err=True)
         await app.failed()

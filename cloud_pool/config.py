@@ -2,17 +2,111 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from tidegate.config import ProcessConfig
+from cloud_pool.core.control import ControlLimits
+from cloud_pool.core.health import HealthLimits
+from tidegate.attest.attester import AttestationConfig
+from tidegate.config import ProcessConfig, Section
+from tidegate.limits import LimitsConfig, default_limits
+from tidegate.models.manifest import EngineName
+from tidegate.models.trust import TRUSTED
 from tidegate.telemetry import Level
+from tidegate.tls import TlsConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class RecyclingConfig(Section):
+    """When a worker is replaced by a fresh one: `core/health.py` and `core/recycling.py`."""
+
+    enabled: bool = Field(True, description="False: workers are only replaced when they die or hang.")
+    check_s: float = Field(10.0, gt=0, le=600, description="Seconds from one look at the workers to the next.")
+    window: int = Field(6, ge=1, le=1000, description="Looks in which a sign must show often enough.")
+    failures: int = Field(
+        3, ge=1, le=1000, description="How often a sign must show in the window; more is later and surer."
+    )
+    drift_level: float = Field(
+        10.0,
+        ge=4,
+        le=100,
+        description="How long and how far batches may take longer than this worker's normal (h of a CUSUM): 9 is told "
+        "sooner, 12 is false less often.",
+    )
+    p99_limit_s: float | None = Field(
+        None, gt=0, description="Seconds that 99 of 100 batches must keep; none: no limit."
+    )
+    rss_ratio: float = Field(
+        1.5, gt=1, le=100, description="Resident memory, as a multiple of what the warm worker had."
+    )
+    memory_horizon_s: float = Field(
+        21600.0, ge=0, description="A leak is told when memory would be full within so many seconds; 0: never."
+    )
+    cpu_ratio: float = Field(
+        0.95, gt=0, le=10, description="Share of its threads' cores that a worker may use while it has hardly any work."
+    )
+    min_gap_s: float = Field(
+        300.0, ge=0, description="Seconds from the end of one replacement to the next at least, and up to a fifth more."
+    )
+    after_requests: int = Field(
+        0, ge=0, description="Replace a worker after about so many answers (10 % more or less); 0: never for that."
+    )
+
+    @property
+    def limits(self) -> HealthLimits:
+        p99_s = inf if self.p99_limit_s is None else self.p99_limit_s
+        return HealthLimits(
+            self.drift_level,
+            p99_s,
+            self.rss_ratio,
+            self.memory_horizon_s,
+            self.cpu_ratio,
+            self.window,
+            self.failures,
+        )
+
+
+class ControlConfig(Section):
+    """What the pool may change about itself while it serves: `core/control.py`."""
+
+    enabled: bool = Field(True, description="False: batch cap, concurrency and precision stay as configured.")
+    latency_target_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds from arrival to answer that 99 of 100 should keep. None: latency changes nothing.",
+    )
+    memory_ratio: float = Field(
+        0.9, gt=0, le=1, description="Share of the memory above which fewer workers compute at once, then less a batch."
+    )
+    dwell_s: float = Field(30.0, ge=0, description="Seconds that a knob rests after it was turned.")
+    patience_s: float = Field(
+        60.0,
+        ge=0,
+        description="Seconds that answers must be late before precision is lessened, and calm before back.",
+    )
+    degrade_to: Precision | None = Field(
+        None,
+        description="Precision that may answer callers who demand none while answers stay late; each answer says so "
+        "(degraded=1). Its variants are loaded as well. None: never.",
+    )
+
+    @property
+    def limits(self) -> ControlLimits:
+        return ControlLimits(
+            latency_target_s=inf if self.latency_target_s is None else self.latency_target_s,
+            memory_ratio=self.memory_ratio if self.enabled else inf,
+            dwell_s=self.dwell_s,
+            patience_s=self.patience_s,
+            may_degrade=self.enabled and self.degrade_to is not None,
+        )
 
 
 class PoolConfig(ProcessConfig):
@@ -25,27 +119,83 @@ class PoolConfig(ProcessConfig):
     grpc_port: Port = Field(
         8101, description="Port of OIP gRPC and of the gateway's link stream; 0 takes any free one."
     )
+    tls: TlsConfig | None = Field(
+        None, description="Encryption: mutual TLS with gateways, who must show one's certificate. None: plain text."
+    )
+    attestation: AttestationConfig | None = Field(
+        None, description="Evidence for gateways that require attested targets; needs `tls`. None: there is none."
+    )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
+    allowed_engines: tuple[EngineName, ...] = Field(
+        TRUSTED,
+        description="Engines that may run here. `torchscript` and `tensorrt` are programs that can do what they like: "
+        "add them for files whose makers you trust.",
+    )
     models: tuple[str, ...] | None = Field(
         None,
         description="Names of the models to serve, each in its highest version. Default: all with a pool variant.",
     )
-    device: str = Field(
+    device: Device = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Where to compute: cpu, cuda, cuda:1, or auto, which is cuda where there is one. "
-        "A machine with several GPUs runs one pool for each.",
+        description="Where to compute: cpu, cuda, cuda:1, or auto, which is cuda where there is one.",
+    )
+    devices: tuple[Device, ...] = Field(
+        (),
+        max_length=64,
+        description="Several devices instead of `device`, each with `workers` of its own, such as [cuda:0, cuda:1]. "
+        "They are taken for alike: costs are measured on the first.",
+    )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Worker processes on each device. On a CPU more of them serve small models better, and each holds "
+        "all models in memory; on a GPU one is nearly always best.",
+    )
+    cpu_affinity: bool = Field(
+        False,
+        description="Pin each worker to cores of its own: steadier times on a machine that does nothing else, worse "
+        "ones beside other work.",
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="Threads of one computation on the CPU; 0 takes all cores, less leaves some."
+        0,
+        ge=0,
+        le=1024,
+        description="Threads of one computation on the CPU; 0 takes all cores, divided among the workers; "
+        "less leaves some.",
     )
-    precision: Literal["fp32", "bf16", "fp16", "int8"] = Field(
+    paced_slow: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="How many times slower than its artefact a model with `engine: paced` is here; others ignore it.",
+    )
+    precision: Precision = Field(
         "fp32",
         description="Which variants of a model to serve; a model that has none of it is served in what it has. "
         "Less precision is faster and less exact.",
     )
+    also_precisions: tuple[Precision, ...] = Field(
+        (),
+        description="Variants of these precisions are loaded as well, for callers who demand one (tidegate-variant: "
+        "bf16). Each costs its memory and its time to warm up.",
+    )
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."
+    )
+    limits: LimitsConfig = Field(
+        default_factory=default_limits, description="What strangers can make this process spend: docs/security.md."
+    )
+    memory_limit_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Most bytes to use of each device's memory, for models and batches together. Default: 90 % of what "
+        "there is (GPU memory; on a CPU the machine's or the control group's, shared by all workers).",
+    )
+    shares: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
+        {},
+        description="Weights by which models share a device when there is not room for all, by model or by modality "
+        "(text, image, sound, generation, other); others have 1. Deadlines decide first, shares in the long run.",
     )
     warmup_budget_s: float = Field(
         10.0,
@@ -54,7 +204,33 @@ class PoolConfig(ProcessConfig):
         description="Seconds to measure what all models cost here; larger sizes are left out after it.",
     )
     hang_timeout_s: float = Field(
-        30.0, gt=0, le=3600, description="Seconds after which a batch counts as hung and its worker is replaced."
+        30.0,
+        gt=0,
+        le=3600,
+        description="Most seconds that one call may take before its worker counts as hung and is replaced. Batches are "
+        "given up earlier, after five times what the slowest of their size take and at least 2 s.",
+    )
+    standby_workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Further workers in reserve: warm, without traffic until a wait is long or a worker is out. Each "
+        "costs the memory of a worker.",
+    )
+    standby_wait_s: float = Field(
+        0.1, gt=0, description="Predicted seconds in the queue from which on the reserve helps."
+    )
+    recycling: RecyclingConfig = Field(
+        default_factory=lambda: RecyclingConfig.model_validate({}),
+        description="Replacing workers that are not what they were.",
+    )
+    control: ControlConfig = Field(
+        default_factory=lambda: ControlConfig.model_validate({}), description="What the pool may change about itself."
+    )
+    metrics_port: Port | None = Field(
+        None,
+        description="Port of Prometheus metrics over HTTP (/metrics) on `host`; 0 takes any free one, none: no such "
+        "port. Needs the package prometheus-client.",
     )
     drain_s: float = Field(
         2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."

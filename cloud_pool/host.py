@@ -10,22 +10,27 @@ without a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from numpy.typing import NDArray
 
+from cloud_pool.coalescing import Coalescer, Submit
 from cloud_pool.core.lane import Lane
-from cloud_pool.scheduler import Answer, Ask, Scheduler
+from cloud_pool.job import Answer, Ask
+from cloud_pool.memories import Memories
+from cloud_pool.scheduler import Scheduler
 from cloud_pool.supervisor import Supervisor
 from cloud_pool.worker import Loadable
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
-from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import Work, fits, work_of
+from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import ModelNotFound, NotSupported, Unreachable
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route
 
@@ -36,19 +41,35 @@ class PoolHost:
     Args:
         name: of this pool; answers say "pool/NAME".
         loadables: what is served; the first of each model is used when no variant is demanded.
+        lesser: the precision that answers who demands none, while `degraded()`; "" is none.
+        spare: whether it answers nobody else, at other times.
         epoch: unique to this process and larger than that of the one before.
     """
 
     def __init__(
-        self, name: str, loadables: Iterable[Loadable], scheduler: Scheduler, supervisor: Supervisor, *, epoch: int
+        self,
+        name: str,
+        loadables: Iterable[Loadable],
+        scheduler: Scheduler,
+        supervisor: Supervisor,
+        *,
+        epoch: int,
+        lesser: str = "",
+        spare: bool = False,
+        degraded: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._lesser = lesser
+        self._spare = spare
+        self._degraded = degraded
         self.epoch = epoch
         self._name = name
         self._scheduler = scheduler
         self._supervisor = supervisor
+        self._coalescer = Coalescer(scheduler.submit)
         self._sequence = count(1)
         self._models: dict[str, list[Loadable]] = {}
         self._draining = False
+        self.memories = Memories()
         for loadable in loadables:
             self._models.setdefault(loadable.manifest.name, []).append(loadable)
 
@@ -87,6 +108,11 @@ class PoolHost:
         delay_s = scheduler.queue_delay_s(clock.now())
         return LoadReport(self.epoch, next(self._sequence), scheduler.queued, scheduler.in_flight, delay_s)
 
+    @property
+    def coalesced(self) -> int:
+        """Requests that were answered with another's computation."""
+        return self._coalescer.spared
+
     def drain(self) -> None:
         """Take no more calls; those that were taken are answered."""
         self._draining = True
@@ -96,34 +122,36 @@ class PoolHost:
 
         Raises:
             ModelNotFound: no such model or version here.
-            NotSupported: no variant here is the demanded one, or takes rows of this length.
+            NotSupported: no variant here is the demanded one, or takes rows of this length; or only a gateway could
+                say.
+            InvalidRequest, Overloaded: as `core/sequences.py` says of a sequence's step.
             Unreachable: there is no worker and no time to wait for one, or the pool is shutting down.
             Overloaded, DeadlineExceeded: by `core/batching.py`.
             InternalError: the engine raised.
         """
+        check_is_no_gateways(call, self.server_name)
         if self._draining:
             raise Unreachable(f"{self.server_name} is shutting down")
         loadables = self._loadables(call.request.model_name, call.request.model_version)
         work = work_of(loadables[0].manifest, call.request)
         loadable = self._choose(loadables, work, call.variant)
         deadline = loadable.manifest.default_budget_s + call.arrived_at if call.deadline is None else call.deadline
-        ask = Ask(
-            {tensor.name: tensor_to_array(tensor) for tensor in call.request.inputs},
-            work.units,
-            call.arrived_at,
-            deadline,
-            call.priority,
-            call.on_accepted,
-        )
-        answer = await self._counted(loadable.key, ask)
-        return self._reply(loadable, call.request, answer, deadline)
+
+        def run(arrays: dict[str, NDArray[Any]]) -> Awaitable[Answer]:
+            ask = Ask(arrays, work.units, call.arrived_at, deadline, call.priority, call.on_accepted)
+            return self._counted(loadable.key, ask)
+
+        arrays = {tensor.name: tensor_to_array(tensor) for tensor in call.request.inputs}
+        answer = await self.memories.remembering(loadable.manifest, call.request.parameters, arrays, run)
+        degraded = not call.variant and loadable is not loadables[0] and loadable.variant.precision == self._lesser
+        return self._reply(loadable, call.request, answer, deadline, degraded=degraded)
 
     async def _counted(self, key: str, ask: Ask) -> Answer:
         """The scheduler's answer, or its error, in the statistics. A caller who leaves is neither."""
         began_at = clock.now()
         lane = self._supervisor.lanes.get(key)
         try:
-            answer = await self._scheduler.submit(key, ask)
+            answer = await self._submit(lane)(key, ask)
         except Exception:
             if lane is not None:
                 lane.statistics.fail.add(clock.now() - began_at)
@@ -134,12 +162,18 @@ class PoolHost:
             lane.statistics.compute_infer.add(answer.compute_s)
         return answer
 
-    def _reply(self, loadable: Loadable, request: InferRequest, answer: Answer, deadline: float) -> Reply:
+    def _submit(self, lane: Lane | None) -> Submit:
+        coalesce = lane is not None and lane.manifest.batching.coalesce
+        return self._coalescer.submit if coalesce else self._scheduler.submit
+
+    def _reply(
+        self, loadable: Loadable, request: InferRequest, answer: Answer, deadline: float, *, degraded: bool
+    ) -> Reply:
         variant = loadable.variant.name
         return Reply(
             response=_response(loadable.manifest, request, answer.outputs),
             stages={"queue": answer.queue_s, "compute": answer.compute_s},
-            route=Route(self.server_name, "only", variant),
+            route=Route(self.server_name, "only", variant, degraded=degraded),
             budget_left_s=deadline - clock.now(),
             batch_size=answer.batch_rows,
             variant=variant,
@@ -148,6 +182,8 @@ class PoolHost:
 
     def _choose(self, loadables: Sequence[Loadable], work: Work, demanded: str) -> Loadable:
         wanted = [one for one in loadables if demanded in ("", one.variant.name, one.variant.precision)]
+        if not demanded and self._degraded():
+            wanted.sort(key=lambda one: one.variant.precision != self._lesser)
         name = loadables[0].manifest.name
         if not wanted:
             here = ", ".join(one.variant.name for one in loadables)
@@ -174,7 +210,10 @@ class PoolHost:
 
     def _offer(self, loadables: Sequence[Loadable]) -> ModelOffer:
         first = loadables[0]
-        variants = tuple(_variant_offer(one.variant, self._supervisor.lanes.get(one.key)) for one in loadables)
+        variants = tuple(
+            _variant_offer(one.variant, self._supervisor.lanes.get(one.key), self._standing(one, loadables))
+            for one in loadables
+        )
         return ModelOffer(
             first.manifest.name,
             first.manifest.version,
@@ -182,6 +221,15 @@ class PoolHost:
             state=self._supervisor.state,
             digest=first.variant.sha256,
         )
+
+    def _standing(self, loadable: Loadable, loadables: Sequence[Loadable]) -> Standing:
+        """Who gets a variant now, if anybody but direct callers asks."""
+        lesser = [one.variant.precision == self._lesser for one in loadables]
+        if not any(lesser) or lesser[0]:  # a model with nothing lesser, or with nothing fuller
+            return ""
+        if loadable.variant.precision == self._lesser:
+            return "relief" if self._degraded() else "spare" if self._spare else ""
+        return "relieved" if self._degraded() else ""
 
     def _statistics(self, loadables: Sequence[Loadable]) -> ModelStatistics:
         lanes = [self._supervisor.lanes[one.key] for one in loadables if one.key in self._supervisor.lanes]
@@ -192,7 +240,7 @@ class PoolHost:
         return f"<PoolHost {self._name} {self._supervisor.state} {', '.join(self._models)} {self._scheduler!r}>"
 
 
-def _variant_offer(variant: Variant, lane: Lane | None) -> VariantOffer:
+def _variant_offer(variant: Variant, lane: Lane | None, standing: Standing) -> VariantOffer:
     return VariantOffer(
         variant.name,
         variant.precision,
@@ -200,6 +248,8 @@ def _variant_offer(variant: Variant, lane: Lane | None) -> VariantOffer:
         max_batch=None,  # more rows than a batch holds are run in parts
         max_tokens=variant.max_tokens,
         quality=variant.quality.value if variant.quality is not None else None,
+        paced=variant.paced,
+        standing=standing,
     )
 
 
@@ -222,8 +272,11 @@ def _merged(total: ModelStatistics, parts: Sequence[ModelStatistics]) -> ModelSt
 
 
 def _response(manifest: Manifest, request: InferRequest, outputs: Mapping[str, NDArray[Any]]) -> InferResponse:
-    """The outputs that were asked for, or all, in the manifest's order."""
+    """The outputs that were asked for, or all but what a sequence keeps, in the manifest's order."""
+    kept = manifest.sequence
     wanted = {output.name for output in request.outputs}
+    if not wanted and kept is not None and sequence_of(request.parameters):
+        wanted = {spec.name for spec in manifest.outputs} - set(kept.state_inputs.values())
     tensors = tuple(
         array_to_tensor(spec.name, outputs[spec.name], spec.datatype)
         for spec in manifest.outputs

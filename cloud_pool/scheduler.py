@@ -1,19 +1,28 @@
-"""The scheduler: sole owner of the futures; it feeds one worker batch after batch and gives each caller its answer.
+"""The scheduler: sole owner of the futures; it feeds the workers batch after batch and gives each caller its answer.
 
-All decisions are the batchers' (`core/batching.py`), one for each lane, which is a model variant on this device. The
-scheduler performs them: it keeps what the pure core must not know (arrays, futures, callers), wakes at the instants
-that the batchers name, runs the chosen batch, and settles its members. With several lanes the one whose head is first
-in order goes first.
+All decisions are the batchers' (`core/batching.py`), one for each lane, which is a model variant on this pool's
+devices. The scheduler performs them: it wakes at the instants that the batchers name, gives each free worker the next
+batch, and settles its members. Which lane's turn it is, and how large a batch the device has memory for, `allotment.py`
+says; who waits is kept in `waiting.py`, and what becomes of the members of a batch that failed is `retries.py`.
+
+Workers are alike, and pull: whoever is free takes what is due now, so a slow one takes less by itself and nobody is
+stuck behind a worker. What is bound to a worker (`Ask.worker`) waits in a queue of that worker's own.
 
 Invariants:
 * A caller is answered exactly once. Futures are made, set and dropped here alone, and never set after their caller
   has left. A caller who leaves frees its places in the queue in the same instant, and disturbs no batch-mate.
-* One batch runs at a time, so that whoever comes while it runs still takes part in forming the next.
-* A batch that fails does not fail all of its members: each is tried once more by itself, so that only a bad one fails
-  twice. The same holds when the batch took its worker down with it.
-* While there is no worker, those whose budget will not last until it should be back are refused at once, as a fault
-  of ours that another target may mend; the others wait.
-* A request larger than a batch runs in parts, and is answered when the last of them is done.
+* One batch runs at a time on each worker, so that whoever comes while all run still takes part in forming the next. A
+  second is with the worker already only for the last moment before, and where more wait than it holds (`seats.py`).
+* A batch that fails does not fail all of its members: they are tried again in smaller company (`core/isolation.py`),
+  so that only a bad one fails in the end. Who was in a batch that took its worker down is tried once more, wherever
+  there is room. Other workers' batches go on. A batch that had no memory is halved too; who has none alone, twice.
+* A batch that takes far longer than any like it is stuck, and its worker is given up (`core/watchdog.py`).
+* While there is no worker at all, those whose budget will not last until one should be back are refused at once, as a
+  fault of ours that another target may mend; the others wait. Who was bound to a worker that is gone is refused.
+* A request larger than a batch runs in parts, on any workers, and is answered when the last of them is done.
+
+`submit` costs what its batcher's `add` does and a future; nothing in it grows with the number of those who wait but by
+their logarithm.
 
 Source: `reference/batching.md` D.2, the list of what has gone wrong in others' batchers.
 """
@@ -21,106 +30,53 @@ Source: `reference/batching.md` D.2, the list of what has gone wrong in others' 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections import deque
+from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Final, Self
 
 import structlog
-from numpy.typing import NDArray
 
-from cloud_pool.core.batching import DOOM_RATIO, Queued
-from cloud_pool.core.grouping import padded_units
+from cloud_pool.allotment import Allotment
+from cloud_pool.core.grouping import padded
 from cloud_pool.core.lane import Lane, Piece
-from cloud_pool.core.padding import Arrays, WrongResults
+from cloud_pool.core.padding import WrongResults
+from cloud_pool.core.queued import Queued
+from cloud_pool.core.standby import Standby
+from cloud_pool.core.watchdog import patience_s
+from cloud_pool.job import Answer, Ask, Batch, Job, Part, Queue
+from cloud_pool.queues import Queues
+from cloud_pool.retries import Retries
+from cloud_pool.seats import Compute, Seat, Seats
+from cloud_pool.waiting import Waiting
 from tidegate import clock
-from tidegate.oip.host import Tally
-from tidegate.outcome import DeadlineExceeded, InternalError, ServeError, Unreachable
-from tidegate.priority import order_key
+from tidegate.outcome import DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ServeError, Unreachable
 from tidegate.types import Accepted
 from tidegate.workers.process import Computed, WorkerDied
 
+_AGAIN_S: Final = 1.0  # after a defect the next look is no later than this
+_RESOLUTION_S: Final = 0.001  # uvloop's timers count in these
+_RECENT: Final = 4096  # answers of which times are kept
 log = structlog.get_logger("scheduler")
-
-Compute = Callable[[str, Arrays], Awaitable[Computed]]
-_MAX_ATTEMPTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One checked request for one lane. `units` is its work without padding; `deadline` is a finite instant."""
-
-    arrays: Arrays
-    units: float
-    arrived_at: float
-    deadline: float
-    priority: int = 0
-    on_accepted: Callable[[Accepted], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Outputs, and how they came to be; `batch_rows` is of the batch that the last part was in."""
-
-    outputs: dict[str, NDArray[Any]]
-    queue_s: float
-    compute_s: float
-    batch_rows: int
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A caller who waits."""
-
-    lane: Lane
-    ask: Ask
-    answer: asyncio.Future[Answer]
-    parts: list[_Part] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """A piece of a job in the queue or in a batch, with its results once it has any."""
-
-    job: _Job
-    piece: Piece
-    queued: Queued
-    attempts: int = 0
-    began_at: float = 0.0
-    compute_s: float = 0.0
-    outputs: dict[str, NDArray[Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    lane: Lane
-    parts: tuple[_Part, ...]
-    units: float  # padding included
-    began_at: float
-    expected_end_at: float
-
-    @property
-    def rows(self) -> int:
-        return sum(part.piece.extent.rows for part in self.parts)
 
 
 class Scheduler:
-    """Runs inside `async with`. Give it lanes with `open` and a worker with `attach`; then `submit`."""
+    """Runs inside `async with`. Give it lanes with `open` and workers with `attach`; then `submit`."""
 
-    def __init__(self) -> None:
-        self._lanes: dict[str, Lane] = {}
-        self._compute: Compute | None = None
-        self._absence = "no worker has started yet"
-        self._back_at = 0.0
-        self._restart_s = 0.0
-        self._waiting: dict[int, _Part] = {}
-        self._jobs: set[_Job] = set()
-        self._running: _Batch | None = None
-        self._numbers = itertools.count(1)
+    def __init__(self, standby: Standby | None = None, allotment: Allotment | None = None) -> None:
+        self.seats = Seats(standby)
+        self.refused = 0  # since the start, for a full queue or a wait that was too long
+        self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
+        self.queues = Queues()
+        self.allotment = allotment or Allotment()
+        self._waiting = Waiting(self.seats)
+        self._retries = Retries(self._waiting)
+        self._jobs: set[Job] = set()
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
         self._server: asyncio.Task[None] | None = None
+        self._runs: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -132,53 +88,77 @@ class Scheduler:
     ) -> None:
         self.close()
         if self._server is not None:
-            await asyncio.wait([self._server])
+            await asyncio.wait([self._server, *self._runs])
 
     def close(self) -> None:
-        """Stop for good: whoever still waits is answered now. Call it before the worker is ended, to end quietly."""
+        """Stop for good: whoever still waits is answered now. Call it before the workers are ended, to end quietly."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._server is not None:
-            self._server.cancel()
+        for task in (*self._runs, *([self._server] if self._server is not None else [])):
+            task.cancel()
         for job in list(self._jobs):
-            self._fail(job, Unreachable("the pool is shutting down"))
+            self._waiting.fail(job, Unreachable("the pool is shutting down"))
 
     def open(self, lane: Lane) -> None:
         """Take requests for a lane from now on."""
-        self._lanes[lane.key] = lane
+        self.queues.open(lane)
 
-    def attach(self, compute: Compute, *, restart_s: float) -> None:
-        """A worker is there. `restart_s`: how long the next one would take to come back."""
-        self._compute, self._restart_s = compute, restart_s
-        self._changed.set()
+    def attach(self, worker: str, compute: Compute, *, restart_s: float, standby: bool = False) -> None:
+        """A worker is there.
 
-    def detach(self, reason: str) -> None:
-        """The worker is gone: refuse whoever cannot wait for the next one."""
-        if self._compute is None:
+        Args:
+            worker: the name of this life of it: no other has it, nor had.
+            restart_s: how long the next one would take to come back.
+            standby: it is a reserve (`core/standby.py`).
+        """
+        if worker not in self.seats:
+            self.seats.add(worker, compute, restart_s=restart_s, standby=standby, now=clock.now())
+            self._changed.set()
+
+    def detach(self, worker: str, reason: str) -> None:
+        """A worker is gone: refuse whoever was bound to it and, if none is left, whoever cannot wait for the next."""
+        if not self.seats.remove(worker, reason, clock.now()):
             return
-        self._compute, self._absence = None, reason
-        self._back_at = clock.now() + self._restart_s
-        for part in [part for part in self._waiting.values() if self._cannot_wait(part.job.lane, part.queued)]:
-            self._fail(part.job, WorkerDied(reason))
+        self.allotment.leave(worker)
+        self._changed.set()  # others may have the memory that it held, and a reserve its part
+        self._waiting.fail_items(self.queues.drop(worker), WorkerDied(reason))
+        if not self.seats:
+            self._waiting.fail_hopeless(WorkerDied(reason))
+
+    async def retire(self, worker: str) -> None:
+        """Give a worker no more batches, and wait until it has done what it has; `detach` it then."""
+        if (seat := self.seats.get(worker)) is not None:
+            seat.retiring = True
+            if seat.running is not None:
+                await seat.vacated.wait()
 
     async def submit(self, key: str, ask: Ask) -> Answer:
         """Wait in the lane of `key` and be answered. Cancelling gives the place up at once.
 
         Raises:
             Overloaded, DeadlineExceeded: as `Batcher.add` says, or later when the time has run out.
-            WorkerDied: there is no worker, and no time to wait for one; or it died under this request twice.
+            OutOfMemory: there will never be memory for it here, by prediction, or there was none when it was tried.
+            WorkerDied: there is no worker, and no time to wait for one; or it died under this request twice; or the
+                worker that the request is bound to is gone.
             InternalError: the engine failed on this request.
         """
-        lane = self._lanes.get(key)
-        if self._closed or lane is None:
+        if self._closed or key not in self.queues:
             raise Unreachable("the pool is shutting down" if self._closed else f"{key} is not loaded yet")
-        job = self._enqueue(lane, ask)
+        try:
+            job = self._enqueue(self._queue_for(key, ask.worker), ask)
+        except Overloaded:
+            self.refused += 1
+            raise
         try:
             self._accept(job)
             return await job.answer
         finally:
             self._forget(job)
+
+    def look(self) -> None:
+        """A limit has changed: there may be something to do that no request and no batch's end would say."""
+        self._changed.set()
 
     async def drained(self) -> None:
         """Wait until nobody waits and nothing runs."""
@@ -192,204 +172,210 @@ class Scheduler:
 
     @property
     def in_flight(self) -> int:
-        return len(self._running.parts) if self._running else 0
+        return self.seats.in_flight
 
     def queue_delay_s(self, now: float) -> float:
         """Predicted wait of a request that would come now with the default priority and a late deadline."""
-        return self._busy_s(now) + sum(lane.batcher.drain_s() for lane in self._lanes.values())
+        return self.seats.busy_s(now) + self.queues.drain_s() / self.seats.width
 
     def __repr__(self) -> str:
-        worker = "computing" if self._running else "idle" if self._compute else f"without a worker: {self._absence}"
-        return f"<Scheduler {worker}, {self.queued} waiting, {self.in_flight} in flight>"
+        return f"<Scheduler {self.seats!r}, {self.queued} waiting, {self.in_flight} in flight>"
 
     # In: requests become parts in a batcher's queue.
 
-    def _enqueue(self, lane: Lane, ask: Ask) -> _Job:
-        job = _Job(lane, ask, asyncio.get_running_loop().create_future())
-        job.parts = [_Part(job, piece, self._queued(piece, ask)) for piece in lane.pieces(ask.arrays, ask.units)]
-        if self._compute is None and any(self._cannot_wait(lane, part.queued) for part in job.parts):
-            raise WorkerDied(self._absence)
+    def _queue_for(self, key: str, worker: str | None) -> Queue:
+        """Raises WorkerDied where `worker` is not there."""
+        if worker is not None and worker not in self.seats:
+            raise WorkerDied(f"worker {worker} is gone")
+        return self.queues.of(key, worker)
+
+    def _enqueue(self, queue: Queue, ask: Ask) -> Job:
+        job, lane = Job(queue, ask, asyncio.get_running_loop().create_future()), queue.lane
+        pieces = lane.pieces(ask.arrays, ask.units, self.allotment.most_units(lane))
+        self.allotment.check(lane, max(piece.shape.units for piece in pieces))
+        job.parts = [Part(job, piece, self._queued(piece, ask)) for piece in pieces]
+        if any(self._waiting.is_hopeless(part) for part in job.parts):
+            raise WorkerDied(self.seats.absence)
         now = clock.now()
         lane.service.relax(now)
-        lane.batcher.add([part.queued for part in job.parts], now)
+        self._waiting.enter(job, now)
         self._jobs.add(job)
-        self._waiting.update((part.queued.id, part) for part in job.parts)
         self._wake(now)
         return job
 
     def _queued(self, piece: Piece, ask: Ask) -> Queued:
-        return Queued(next(self._numbers), ask.arrived_at, ask.deadline, piece.shape, piece.kind, ask.priority)
+        return Queued(self._waiting.next_number(), ask.arrived_at, ask.deadline, piece.shape, piece.kind, ask.priority)
 
-    def _accept(self, job: _Job) -> None:
+    def _accept(self, job: Job) -> None:
         if job.ask.on_accepted is None:
             return
-        key, now = order_key(job.ask.deadline, job.ask.priority), clock.now()
-        ahead = [lane.batcher.ahead(key) for lane in self._lanes.values()]
-        own_s = sum(job.lane.service.predict_s(part.piece.shape.units) for part in job.parts)
-        finish_in_s = self._busy_s(now) + sum(seconds for _, seconds in ahead) + own_s
-        job.ask.on_accepted(Accepted(self.in_flight + sum(count for count, _ in ahead), finish_in_s))
+        key, now = job.parts[0].queued.key, clock.now()
+        count, ahead_s = self.queues.ahead(key)
+        own_s = sum(job.lane.alone_s(part.piece.shape) for part in job.parts)
+        work_s = ahead_s / self.seats.width + own_s / min(self.seats.width, len(job.parts))
+        job.ask.on_accepted(Accepted(self.in_flight + count, self.seats.busy_s(now) + work_s))
 
-    def _forget(self, job: _Job) -> None:
-        """The caller has its answer or has left. A part of it in the running batch is ignored when that ends."""
+    def _forget(self, job: Job) -> None:
+        """The caller has its answer or has left. A part of it in a running batch is ignored when that ends."""
         self._jobs.discard(job)
-        self._withdraw(job)
+        self._waiting.withdraw(job)
+        job.parts = []  # no cycle keeps its arrays longer than it lives
         if not job.answer.cancel() and not job.answer.cancelled():
             job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
 
-    def _withdraw(self, job: _Job) -> None:
-        waiting = [part.queued.id for part in job.parts if self._waiting.pop(part.queued.id, None)]
-        if waiting:
-            job.lane.batcher.remove(waiting)
-
-    # Around: one batch after another, and a timer for those whose time runs out meanwhile.
+    # Around: a batch for each free worker, and a timer for those whose time runs out meanwhile.
 
     async def _serve(self) -> None:
         while True:
-            batch = self._next_batch()
-            if batch is None:
-                self._changed.clear()
-                await self._changed.wait()
-            else:
-                await self._run(batch)
+            self._changed.clear()
+            self._dispatch()
+            await self._changed.wait()
 
-    def _next_batch(self) -> _Batch | None:
-        now = clock.now()
+    def _dispatch(self) -> None:
+        """Give every free worker what is due now, and in advance what is settled already. Never raises."""
+        try:
+            self._give_out(clock.now())
+        except Exception:  # a defect of ours, say in a policy, must not end the service of all others
+            log.exception("the next batches could not be formed")
+            self._arm_at(clock.now() + _AGAIN_S, clock.now())  # or nobody would be told when his time has run out
+
+    def _give_out(self, now: float) -> None:
         self._expire(now)
-        batch = None
-        if self._compute is not None:
-            batch = next((batch for lane in self._in_turn() if (batch := self._release(lane, now))), None)
-        self._arm(now, worker_free=batch is None and self._compute is not None)
-        return batch
+        self.queues.shared_by(self.seats.width)
+        for seat in self.seats.free(now, lambda: self.queue_delay_s(now)):
+            if self.seats.has_room:  # asked of each: some of them may have nothing to do, and leave it to the next
+                self._feed(seat, now)
+        for seat in self.seats.preparable(now):
+            self._feed(seat, now, early=True)
+        self._arm(now, worker_free=self.seats.any_free())
 
-    def _in_turn(self) -> list[Lane]:
-        return sorted(self._lanes.values(), key=lambda lane: lane.batcher.head_key)
+    def _feed(self, seat: Seat, now: float, *, early: bool = False) -> None:
+        """Send a worker the next batch, if there is one, and memory for it."""
+        batch = self._next_batch(seat, now, early=early)
+        if batch is None:
+            return
+        patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
+        batch.stuck_at = now + patience
+        seat.give(batch, now)
+        batch.run = asyncio.create_task(self._run(seat, batch, patience), name=f"batch on {seat.name}")
+        self._runs.add(batch.run)
+        batch.run.add_done_callback(lambda run: self._left(seat, batch, run))
 
-    def _release(self, lane: Lane, now: float) -> _Batch | None:
-        parts = tuple(self._waiting.pop(item.id) for item in lane.batcher.release(now))
-        if not parts:
-            return None
-        units = padded_units([part.piece.shape for part in parts])
-        return _Batch(lane, parts, units, now, now + lane.service.predict_s(units))
+    def _next_batch(self, seat: Seat, now: float, *, early: bool) -> Batch | None:
+        for queue in self.allotment.in_turn(self.queues, seat.name):
+            batch = self._release(queue, now, early=early)
+            if batch is None and early:
+                return None  # it is this one's turn next, and nothing may be settled before it
+            if batch is None:
+                continue
+            if self.allotment.begin(seat.name, batch):
+                return batch
+            self._retries.put_back(batch)
+            if self.allotment.must_wait_for(queue):
+                return None
+        return None
+
+    def _release(self, queue: Queue, now: float, *, early: bool) -> Batch | None:
+        parts = self._waiting.leave(queue.batcher.release(now, early=early))
+        return Batch(queue.lane, parts, padded([part.piece.shape for part in parts])) if parts else None
 
     def _expire(self, now: float) -> None:
-        for lane in self._lanes.values():
-            for item in lane.batcher.expire(now):
-                if part := self._waiting.pop(item.id, None):  # else another part of its job was found just now
+        for queue in self.queues:
+            for item in queue.batcher.expire(now):
+                if part := self._waiting.get(item):  # else another part of its job was found just now
+                    self.refused += 1
                     waited_ms = (now - part.job.ask.arrived_at) * 1e3
-                    self._fail(part.job, DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here"))
+                    late = DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here")
+                    self._waiting.fail(part.job, late)
 
     def _wake(self, now: float) -> None:
         self._changed.set()
-        if self._running is not None:  # else the server arms the timer as soon as it has looked
+        if not self.seats.any_free():  # else `_dispatch` is about to arm the timer
             self._arm(now, worker_free=False)
 
     def _arm(self, now: float, *, worker_free: bool) -> None:
+        """An earlier timer is left alone: it finds nothing to do and arms again, for less than one for each request."""
+        wake_at = self.queues.next_wake(now, worker_free=worker_free)
+        if self._waiting:
+            wake_at = min(wake_at, self.seats.next_at(now))
+        self._arm_at(wake_at, now)
+
+    def _arm_at(self, wake_at: float, now: float) -> None:
+        """A loop may run a timer a little early; what is left then would round to nothing, and spin till it is over."""
+        wake_at = max(wake_at, now + _RESOLUTION_S)
+        if wake_at >= self._timer_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        wakes = [lane.batcher.next_wake(now, worker_free=worker_free) for lane in self._lanes.values()]
-        wake_at = min((wake for wake in wakes if wake is not None), default=None)
-        self._timer = None if wake_at is None else asyncio.get_running_loop().call_at(wake_at, self._tick)
+        self._timer_at, self._timer = wake_at, asyncio.get_running_loop().call_at(wake_at, self._tick)
 
     def _tick(self) -> None:
-        now = clock.now()
+        # A loop's timers may come a rounding error early, and would come again and again until the clock gets there.
+        now, self._timer, self._timer_at = max(clock.now(), self._timer_at), None, inf
         self._expire(now)
         self._wake(now)
 
     # Out: a batch's results, or its failure, to each of its members.
 
-    async def _run(self, batch: _Batch) -> None:
-        assert self._compute is not None
-        self._running = batch
-        for part in batch.parts:
-            part.attempts, part.began_at = part.attempts + 1, batch.began_at
+    async def _run(self, seat: Seat, batch: Batch, patience: float) -> None:
         try:
-            await self._compute_and_settle(batch, self._compute)
-        except WorkerDied as error:
-            self.detach(error.message)
-            self._retry(batch, error)
+            computed = await seat.compute(batch.lane.key, batch.arrays(), patience)
+            self._record(seat, batch, computed)
+            self._dispatch()  # the worker first, then the callers: it idles meanwhile
+            self._settle(seat, batch, computed)
         except ServeError as error:
-            self._retry(batch, error)
+            self._failed(seat, batch, error)
         except WrongResults as error:
-            self._retry(batch, InternalError(f"{batch.lane.key}: {error}"))
+            self._failed(seat, batch, InternalError(f"{batch.lane.key}: {error}"))
         except Exception as error:  # a defect of ours must not stop the queue: those it hit are told, the rest go on
             log.exception("a batch could not be run", lane=batch.lane.key, rows=batch.rows)
-            self._fail_all(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
+            self._waiting.fail_all(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
         finally:
-            self._running = None
+            self._over(seat, batch)
 
-    async def _compute_and_settle(self, batch: _Batch, compute: Compute) -> None:
-        layout = batch.lane.layout
-        computed = await compute(batch.lane.key, layout.stack([part.piece.arrays for part in batch.parts]))
-        outputs = layout.split(computed.outputs, [part.piece.extent for part in batch.parts])
-        batch.lane.service.record(batch.units, clock.now() - batch.began_at)
-        _count_batch(batch, computed.compute_s)
-        for part, own in zip(batch.parts, outputs, strict=True):
-            part.outputs, part.compute_s = own, computed.compute_s
-            self._settle(part.job, batch.rows)
+    def _left(self, seat: Seat, batch: Batch, run: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step runs no `finally`: the seat would be taken for ever."""
+        self._runs.discard(run)
+        if batch.run is not None:
+            self._over(seat, batch)
 
-    def _settle(self, job: _Job, batch_rows: int) -> None:
+    def _over(self, seat: Seat, batch: Batch) -> None:
+        self._end(seat, batch)
+        batch.close()
+        self._changed.set()
+
+    def _end(self, seat: Seat, batch: Batch) -> None:
+        now = clock.now()
+        self.allotment.end(batch, now)
+        seat.end(batch, now)
+
+    def _record(self, seat: Seat, batch: Batch, computed: Computed) -> None:
+        now = clock.now()
+        batch.lane.service.record(batch.shape.units, batch.shape.length, now - batch.began_at)
+        batch.parts[0].job.queue.batcher.took(now - batch.began_at)
+        batch.lane.count(batch.rows, computed.compute_s, utc_s=clock.utc_s())
+        seat.saw(batch, now)
+        self.allotment.passed(batch, computed.peak_bytes)
+        self._end(seat, batch)
+
+    def _settle(self, seat: Seat, batch: Batch, computed: Computed) -> None:
+        rows = batch.rows
+        for part, outputs in batch.split(computed.outputs):
+            part.outputs, part.compute_s = outputs, computed.compute_s
+            self._settle_job(part.job, rows, seat.name)
+
+    def _settle_job(self, job: Job, batch_rows: int, worker: str) -> None:
         done = [part.outputs for part in job.parts if part.outputs is not None]
         if len(done) < len(job.parts) or job.answer.done():
             return
-        queue_s = max(0.0, job.parts[0].began_at - job.ask.arrived_at)
+        self.took_s.append(clock.now() - job.ask.arrived_at)
+        queue_s = max(0.0, min(part.began_at for part in job.parts) - job.ask.arrived_at)
         compute_s = sum(part.compute_s for part in job.parts)
-        job.answer.set_result(Answer(job.lane.layout.join_rows(done), queue_s, compute_s, batch_rows))
+        job.answer.set_result(Answer(job.lane.layout.join_rows(done), queue_s, compute_s, batch_rows, worker))
 
-    def _retry(self, batch: _Batch, error: ServeError) -> None:
-        """Give each member one more try by itself, unless it was by itself already or nobody waits for it any more."""
-        again = [part for part in batch.parts if self._may_retry(part, batch, error)]
-        self._fail_all([part for part in batch.parts if part not in again], error)
-        if again:
-            log.warning(
-                "a batch failed; its members are tried one by one",
-                lane=batch.lane.key, members=len(batch.parts), reason=error.message,
-            )  # fmt: skip
-        for part in again:
-            self._requeue(part)
-
-    def _may_retry(self, part: _Part, batch: _Batch, error: ServeError) -> bool:
-        if part.attempts >= _MAX_ATTEMPTS or part.job.answer.done():
-            return False
+    def _failed(self, seat: Seat, batch: Batch, error: ServeError) -> None:
+        if isinstance(error, OutOfMemory):
+            error = self.allotment.failed(batch, error)
         if isinstance(error, WorkerDied):
-            return not self._cannot_wait(batch.lane, part.queued)
-        return len(batch.parts) > 1
-
-    def _requeue(self, part: _Part) -> None:
-        if part.job.answer.done():  # another part of it was given up just now
-            return
-        part.queued = replace(part.queued, id=next(self._numbers), alone=True)
-        try:
-            part.job.lane.batcher.add([part.queued], clock.now(), readmit=True)
-        except ServeError as error:
-            self._fail(part.job, error)
-        else:
-            self._waiting[part.queued.id] = part
-
-    def _fail_all(self, parts: Iterable[_Part], error: ServeError) -> None:
-        for part in parts:
-            self._fail(part.job, error)
-
-    def _fail(self, job: _Job, error: ServeError) -> None:
-        """Tell the caller, and take what else of its request waits out of the queue before it costs anything."""
-        if not job.answer.done():
-            job.answer.set_exception(error)
-        self._withdraw(job)
-
-    # Predictions.
-
-    def _busy_s(self, now: float) -> float:
-        """Seconds until the worker should be free for the first in the queue."""
-        if self._compute is None:
-            return max(0.0, self._back_at - now)
-        return max(0.0, self._running.expected_end_at - now) if self._running else 0.0
-
-    def _cannot_wait(self, lane: Lane, queued: Queued) -> bool:
-        return self._back_at + DOOM_RATIO * lane.service.predict_s(queued.shape.units) > queued.deadline
-
-
-def _count_batch(batch: _Batch, compute_s: float) -> None:
-    statistics = batch.lane.statistics
-    statistics.execution_count += 1
-    statistics.inference_count += batch.rows
-    statistics.last_inference_ms = int(clock.utc_s() * 1e3)
-    statistics.batches.setdefault(batch.rows, Tally()).add(compute_s)
+            self.detach(seat.name, error.message)
+        self._retries.retry(batch, error)

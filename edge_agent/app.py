@@ -25,21 +25,33 @@ import structlog
 from edge_agent.catalogue import Entry, read_catalogue
 from edge_agent.config import EdgeConfig
 from edge_agent.core.admission import EdgeQueue
+from edge_agent.core.conditions import exhausted
 from edge_agent.core.reporting import AgentState
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
 from edge_agent.runner import Runner
 from edge_agent.scheduler import Scheduler
+from edge_agent.sensors import Sensors
 from edge_agent.sync import EdgeSync
 from tidegate import __version__, clock
+from tidegate.attest.attester import Attester, attester_of
+from tidegate.attest.measurement import Measurement, measured
 from tidegate.backoff import Backoff
 from tidegate.doors.grpc_door import grpc_door
+from tidegate.doors.guard import Secured
 from tidegate.doors.http_door import http_door
+from tidegate.fleet.conditions import UNTOLD
+from tidegate.fleet.messages import Admission
 from tidegate.link.answerer import LinkService, add_link_service
+from tidegate.link.asker import ROOM_BYTES
+from tidegate.link.challenged import no_evidence
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
-from tidegate.oip.http_server import error_middleware, oip_routes
+from tidegate.oip.http_server import OipRoutes, error_middleware
+from tidegate.oip.intake import Held
+from tidegate.pki.identity import Identity
 from tidegate.process import StartError
+from tidegate.tls import Tls, check_encrypted, tls_of
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.warmup import measure, warm
 
@@ -64,17 +76,20 @@ class EdgeApp:
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config = config
+        self._held = Held(config.limits.max_held_bytes)
         self.addresses: dict[str, str] = {}
         self.runners: tuple[Runner, ...] = ()
         self._draw = draw
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
+        self._tls: Tls | None = None
         self._epoch = EpochStore(config.state_dir / "epoch")
         self._host: EdgeHost | None = None
+        self._sensors: Sensors | None = None
         self._scheduler: Scheduler | None = None
         self._link: LinkService | None = None
+        self._attester: Attester | None = None
         self._sync: EdgeSync | None = None
-        self._announcements: set[asyncio.Task[None]] = set()
 
     @property
     def host(self) -> EdgeHost:
@@ -115,13 +130,26 @@ class EdgeApp:
     async def _start(self) -> None:
         config = self.config
         _check_advertised(config)
+        self._tls = tls_of(config.tls, lambda: Identity("edge", config.name))
+        check_encrypted(config.mqtt, self._tls)
+        self._attester = attester_of(config.attestation, self._tls, self._measure)
         self._sync = self._fleet_sync()
-        entries = await asyncio.to_thread(read_catalogue, Repository(config.model_repository), config.models)
+        entries = await asyncio.to_thread(
+            read_catalogue, Repository(config.model_repository), config.models, config.allowed_engines
+        )
         await self._bump_epoch()
         self.runners = tuple(self._runner(entry) for entry in entries)
         queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
         self._scheduler = await self._stack.enter_async_context(Scheduler(queue, on_moved=self._tell_fleet))
-        self._host = EdgeHost(config.name, self.runners, self._scheduler, epoch=lambda: self._epoch.current)
+        sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
+        self._sensors = await self._stack.enter_async_context(sensors)
+        self._host = EdgeHost(
+            config.name,
+            self.runners,
+            self._scheduler,
+            epoch=lambda: self._epoch.current,
+            exhausted=lambda: exhausted(sensors.now, config.min_battery),
+        )
         await self._open_doors()
         for number, runner in enumerate(self.runners, start=1):
             self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
@@ -133,27 +161,43 @@ class EdgeApp:
     async def _open_doors(self) -> None:
         """Both open before the models are warm: whoever asks is told "not ready", not refused by the kernel."""
         config, enter = self.config, self._stack.enter_async_context
-        limit = config.max_message_bytes
+        limit, limits = config.max_message_bytes, config.limits
         door = await enter(
-            grpc_door(self._add_services, config.host, config.grpc_port, max_message_bytes=limit, grace_s=DOOR_GRACE_S)
+            grpc_door(
+                self._add_services,
+                config.host,
+                config.grpc_port,
+                max_message_bytes=limit + ROOM_BYTES,
+                grace_s=DOOR_GRACE_S,
+                secured=Secured(self._tls, frozenset({"gateway"})) if self._tls else None,
+                limits=limits.door,
+            )
         )
         await door.server.start()
         self.addresses["grpc"] = door.address
         if config.http_port is not None:
             http = http_door(
-                oip_routes(self.host, max_body_bytes=limit),
+                OipRoutes(
+                    self.host,
+                    max_body_bytes=limit,
+                    limits=limits.content,
+                    body_limits=limits.body,
+                    held=self._held,
+                ).table(),
                 config.host,
                 config.http_port,
                 key="http_port",
                 max_body_bytes=limit,
                 grace_s=DOOR_GRACE_S,
                 middlewares=[error_middleware],
+                secured=Secured(self._tls, frozenset({"gateway", "client"})) if self._tls else None,
+                limits=limits.door,
             )
             self.addresses["http"] = await enter(http)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        host, limit = self.host, self.config.max_message_bytes
-        add_oip_service(server, host, max_message_bytes=limit)
+        host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
+        add_oip_service(server, host, max_message_bytes=limit, limits=self.config.limits.content, held=self._held)
         self._link = add_link_service(
             server,
             host,
@@ -162,6 +206,8 @@ class EdgeApp:
             offers=host.offers,
             load=host.load_report,
             max_message_bytes=limit,
+            attest=self._attester.answer if self._attester else no_evidence,
+            limits=self.config.limits.content,
         )
 
     def _fleet_sync(self) -> EdgeSync | None:
@@ -177,6 +223,7 @@ class EdgeApp:
                 epochs=self._epoch,
                 draw=self._draw,
                 agent_version=__version__,
+                tls=self._tls.client_context if self._tls else None,
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
@@ -184,8 +231,13 @@ class EdgeApp:
     def _state(self) -> AgentState:
         """What the fleet is told of this device."""
         url = self.config.advertise or self.addresses["grpc"]
-        host = self.host
-        return AgentState(host.offers(), (url,), host.load_report(), "draining" if host.draining else "open")
+        host, seen = self.host, self._sensors.now if self._sensors else UNTOLD
+        admission: Admission = "open"
+        if host.draining:
+            admission = "draining"
+        elif exhausted(seen, self.config.min_battery):
+            admission = "closed"
+        return AgentState(host.offers(), (url,), host.load_report(), admission, seen)
 
     async def _bump_epoch(self) -> None:
         """Load reports of this process must order after those of the one before, MQTT or not."""
@@ -205,6 +257,7 @@ class EdgeApp:
             backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),
             on_change=self._changed,
             threads=config.threads,
+            paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
         )
 
@@ -212,9 +265,7 @@ class EdgeApp:
         """A model came or went: every gateway hears it now, by link stream and by MQTT."""
         self.host.refresh(runner)
         if self._link is not None:
-            task = asyncio.create_task(self._link.announce(), name="announce")
-            self._announcements.add(task)
-            task.add_done_callback(self._announcements.discard)
+            self._link.announce()
         self._tell_fleet()
 
     def _tell_fleet(self) -> None:
@@ -229,6 +280,9 @@ class EdgeApp:
                 await asyncio.gather(self._link.drain("shutdown"), self._scheduler.drained())
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
+
+    def _measure(self) -> Measurement:
+        return measured(__version__, self.host.offers(), self.host.manifest)
 
     def __repr__(self) -> str:
         return f"<EdgeApp {self.config.name} {self.addresses} {self._host!r}>"

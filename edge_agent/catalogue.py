@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_agent.runner import Loadable
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import EngineName, Manifest
 from tidegate.models.repository import Repository
+from tidegate.models.trust import TRUSTED, check_engine
 from tidegate.outcome import ModelNotFound
 from tidegate.process import StartError
 
@@ -27,7 +28,9 @@ class Entry:
     loadables: tuple[Loadable, ...]
 
 
-def read_catalogue(repository: Repository, wanted: Sequence[str] | None) -> tuple[Entry, ...]:
+def read_catalogue(
+    repository: Repository, wanted: Sequence[str] | None, allowed: tuple[EngineName, ...] = TRUSTED
+) -> tuple[Entry, ...]:
     """The models to serve: `wanted` by name, or all that have a variant for edges.
 
     Raises:
@@ -40,10 +43,10 @@ def read_catalogue(repository: Repository, wanted: Sequence[str] | None) -> tupl
         names = list(dict.fromkeys(wanted))
     if not names:
         raise StartError(f"{repository.root}: no model has a variant for edges (a variant with `where: [edge]`)")
-    return tuple(_entry(repository, name) for name in names)
+    return tuple(_entry(repository, name, allowed) for name in names)
 
 
-def _entry(repository: Repository, name: str) -> Entry:
+def _entry(repository: Repository, name: str, allowed: tuple[EngineName, ...]) -> Entry:
     try:
         manifest = repository.manifest(name)
     except ModelNotFound as error:
@@ -52,5 +55,6 @@ def _entry(repository: Repository, name: str) -> Entry:
     if not variants:
         raise StartError(f"model {name}:{manifest.version} of {repository.root} has no variant for edges")
     for variant in variants:
+        check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
     return Entry(manifest, tuple(Loadable(variant, repository.artefact(manifest, variant)) for variant in variants))

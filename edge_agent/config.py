@@ -10,9 +10,14 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
+from tidegate.attest.attester import AttestationConfig
 from tidegate.config import ProcessConfig
 from tidegate.fleet.topics import checked_name
+from tidegate.limits import LimitsConfig, default_limits
+from tidegate.models.manifest import EngineName
+from tidegate.models.trust import TRUSTED
 from tidegate.telemetry import Level
+from tidegate.tls import TlsConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, AfterValidator(lambda name: checked_name(name, "a name in a fleet"))]
@@ -45,12 +50,26 @@ class EdgeConfig(ProcessConfig):
         description="HOST:PORT under which gateways reach this device's gRPC port. Default: host:grpc_port.",
     )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
+    allowed_engines: tuple[EngineName, ...] = Field(
+        TRUSTED,
+        description="Engines that may run here. `torchscript` and `tensorrt` are programs that can do what they like: "
+        "add them for files whose makers you trust.",
+    )
     models: tuple[str, ...] | None = Field(
         None,
         description="Names of the models to serve, each in its highest version. Default: all with an edge variant.",
     )
     mqtt: str | None = Field(
-        None, description="The fleet's broker as mqtt://HOST:PORT; null tells nobody, so gateways need a static target."
+        None,
+        description="The fleet's broker as mqtt://HOST:PORT or mqtts://HOST; null tells nobody, so gateways need a "
+        "static target.",
+    )
+    tls: TlsConfig | None = Field(
+        None,
+        description="Encryption: mutual TLS with gateways, local callers over HTTP and the broker. None: plain text.",
+    )
+    attestation: AttestationConfig | None = Field(
+        None, description="Evidence for gateways that require attested targets; needs `tls`. None: there is none."
     )
     fleet: Name = Field("demo", description="The fleet to which this device belongs: the third level of MQTT topics.")
     state_dir: Path = Field(
@@ -58,6 +77,12 @@ class EdgeConfig(ProcessConfig):
     )
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."
+    )
+    paced_slow: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="How many times slower than its artefact a model with `engine: paced` is here; others ignore it.",
     )
     slots: int = Field(
         1,
@@ -74,6 +99,9 @@ class EdgeConfig(ProcessConfig):
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."
     )
+    limits: LimitsConfig = Field(
+        default_factory=default_limits, description="What strangers can make this process spend: docs/security.md."
+    )
     warmup_budget_s: float = Field(
         10.0,
         gt=0,
@@ -82,6 +110,19 @@ class EdgeConfig(ProcessConfig):
     )
     hang_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="Seconds after which a computation counts as hung and its worker is replaced."
+    )
+    sensors: Path | None = Field(
+        Path("/sys/class"),
+        description="Folder where battery and temperature are read, as Linux has it; null reads none.",
+    )
+    metered: bool = Field(
+        False, description="Whether the link to the gateway is paid by the byte: it then gets less, and smaller, work."
+    )
+    min_battery: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Share of the battery below which no new work is taken unless it charges; 0 works to the end.",
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
     drain_s: float = Field(

@@ -27,10 +27,13 @@ from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import Work, fits, work_of
+from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
-from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Unreachable
+from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Overloaded, Unreachable
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 from tidegate.workers.process import Computed
+
+EXHAUSTED_FOR_S = 30.0  # a battery does not fill faster
 
 
 @dataclass(slots=True)
@@ -49,13 +52,23 @@ class EdgeHost:
     Args:
         name: of this edge in its fleet; answers say "edge/NAME".
         epoch: the number of this agent's session, the same that its MQTT messages carry.
+        exhausted: why the device takes no new work just now, "" while it does; asked for every call.
     """
 
-    def __init__(self, name: str, runners: Sequence[Runner], scheduler: Scheduler, *, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        runners: Sequence[Runner],
+        scheduler: Scheduler,
+        *,
+        epoch: Callable[[], int],
+        exhausted: Callable[[], str] = lambda: "",
+    ) -> None:
         self._name = name
         self._models = {runner.manifest.name: _Model(runner) for runner in runners}
         self._scheduler = scheduler
         self._epoch = epoch
+        self._exhausted = exhausted
         self._sequence = count(1)
         self._offers = tuple(model.runner.offer() for model in self._models.values())
         self._draining = False
@@ -113,11 +126,13 @@ class EdgeHost:
 
         Raises:
             ModelNotFound: no such model or version here.
-            NotSupported: no variant here takes this work, or not the demanded one.
+            NotSupported: no variant here takes this work, or not the demanded one; or only a gateway could say.
             Unreachable: the model has no worker now, or lost it during this call, or the edge is shutting down.
-            Overloaded, DeadlineExceeded: by `core/admission.py`.
+            Overloaded: the device spares its battery; or by `core/admission.py`.
+            DeadlineExceeded: by `core/admission.py`.
             InternalError: the engine raised.
         """
+        check_is_no_gateways(call, self.server_name)
         began_at = clock.now()
         model = self._model(call.request.model_name, call.request.model_version)
         try:
@@ -133,6 +148,8 @@ class EdgeHost:
         work = work_of(runner.manifest, request)
         if self._draining:
             raise Unreachable(f"{self.server_name} is shutting down")
+        if why := self._exhausted():  # also whoever has not heard of it yet is told, and may go elsewhere at once
+            raise Overloaded(f"{self.server_name} takes no new work: {why}", retry_after_s=EXHAUSTED_FOR_S)
         variant = self._choose(runner, work, call.variant)
         if runner.state != "ready":
             raise Unreachable(runner.unready())

@@ -39,9 +39,10 @@ from tidegate.backoff import Backoff
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.packing import packing_of
 from tidegate.outcome import ServeError, Unreachable
 from tidegate.process import StartError
-from tidegate.workers.process import Computed, EngineSpec, WorkerDied
+from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
 from tidegate.workers.warmup import CostPoints
 
 CRASH_LOOP = 3
@@ -57,7 +58,7 @@ class Worker(Protocol):
 
     @property
     def alive(self) -> bool: ...
-    async def load(self, spec: EngineSpec) -> float: ...
+    async def load(self, spec: EngineSpec) -> Loaded: ...
     async def infer(self, key: str, inputs: Arrays) -> Computed: ...
     async def died(self) -> str: ...
 
@@ -95,6 +96,7 @@ class Runner:
         backoff: Backoff,
         on_change: Callable[[Runner], None] = lambda _: None,
         threads: int = 1,
+        paced_slow: float = 1.0,
         hang_timeout_s: float = 30.0,
     ) -> None:
         self.manifest = manifest
@@ -106,6 +108,7 @@ class Runner:
         self._backoff = backoff
         self._on_change = on_change
         self._threads = threads
+        self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
         self._times: dict[str, ServiceTime] = {}
         self._worker: Worker | None = None
@@ -199,6 +202,8 @@ class Runner:
         """One worker from its start to its end; why it ended, and how long it served."""
         ready_at: float | None = None
         self._life += 1
+        if self._life == 1 and any(variant.paced for variant in self.variants):
+            log.warning("nothing is computed: the model is paced, and answers with zeros", model=self.name)
         try:
             async with self._start_worker(f"{self.name}/{self._life}") as worker:
                 async with asyncio.timeout(WARMUP_TIMEOUT_S):
@@ -228,7 +233,18 @@ class Runner:
         outputs = tuple(spec.name for spec in self.manifest.outputs)
         for loadable in self._loadables:
             variant = loadable.variant
-            await worker.load(EngineSpec(variant.name, variant.engine, loadable.artefact, outputs, self._threads))
+            await worker.load(
+                EngineSpec(
+                    variant.name,
+                    variant.engine,
+                    loadable.artefact,
+                    outputs,
+                    self._threads,
+                    paced_slow=self._paced_slow,
+                    packing=packing_of(self.manifest, variant.packed),
+                    compile=variant.compile,
+                )
+            )
         if not self._times:
             self._become("warming")
         for variant in self.variants:
@@ -265,6 +281,7 @@ class Runner:
             max_batch=variant.max_batch,
             max_tokens=variant.max_tokens,
             quality=variant.quality.value if variant.quality is not None else None,
+            paced=variant.paced,
         )
 
     async def _stop(self) -> None:

@@ -14,19 +14,21 @@ any of this: without a broker the agent serves whoever reaches it.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import uuid
 from collections.abc import Callable
 
 import structlog
 
+from edge_agent.core.acl_check import AclCheck, Finding
 from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporting
 from edge_agent.epoch import EpochStore
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
 from tidegate.fleet.topics import Topics, checked_name
-from tidegate.mqtt_link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt_link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt_loop import MqttLoop
 
-FAREWELL_TIMEOUT_S = 1.0
 RESYNC_GAP_S = 1.0  # however many gateways ask
 MAX_GATEWAYS = 64
 
@@ -34,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class EdgeSync:
-    """Owns the link to the broker and one task, from `async with` to its end.
+    """Owns the link to the broker and its task (`MqttLoop`), from `async with` to its end.
 
     Args:
         url: of the broker, "mqtt://host:1883".
@@ -45,7 +47,8 @@ class EdgeSync:
         draw: chance, uniform in [0, 1).
         agent_version: for people, told in the birth.
         interval_s: between heartbeats.
-        backoff_cap_s: the longest wait between attempts to reach the broker; a gateway allows 30 s for it.
+        backoff_cap_s: the longest wait between attempts at a broker that is there; a gateway allows 30 s for it.
+        tls: for an address with `mqtts://`, see `MqttLink`.
     """
 
     def __init__(
@@ -60,10 +63,12 @@ class EdgeSync:
         agent_version: str = "",
         interval_s: float = 1.0,
         backoff_cap_s: float = 30.0,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self.gateways: dict[str, GatewayState] = {}  # the last word of each
         self._topics = Topics(fleet)
         self._device = checked_name(device, "the device's name")
+        self._acl = AclCheck(self._topics, device)
         self._state = state
         self._epochs = epochs
         self._boot = uuid.uuid4().hex[:16]
@@ -75,36 +80,34 @@ class EdgeSync:
             agent_version=agent_version,
             interval_s=interval_s,
         )
-        self._wake = asyncio.Event()
-        self._link = MqttLink(
-            url,
-            client_id=device,
-            subscriptions=self._topics.for_device(device),
-            draw=draw,
-            on_activity=self._wake.set,
-            before_connect=self._begin_epoch,
-            backoff_cap_s=backoff_cap_s,
+        self._loop = MqttLoop(
+            lambda on_activity: MqttLink(
+                url,
+                client_id=device,
+                subscriptions=self._topics.for_device(device),
+                draw=draw,
+                on_activity=on_activity,
+                before_connect=self._begin_epoch,
+                backoff_cap_s=backoff_cap_s,
+                tls=tls,
+            ),
+            name=f"edge-sync {device}",
+            take_in=self._take_in,
+            turn=self._turn,
+            farewell=self._say_goodbye,
+            crash_means="state reporting has crashed; gateways will think this agent dead",
         )
+        self._link = self._loop.link
         self._minimum_epoch = 1
         self._resync_from = 0.0
         self._farewell: Farewell = "shutdown"
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EdgeSync:
-        await self._link.__aenter__()
-        self._task = asyncio.create_task(self._run(), name=f"edge-sync {self._device}")
-        self._task.add_done_callback(_complain)
+        await self._loop.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        try:
-            if self._publish(self._reporting.farewell(self._farewell)):
-                await self._link.flush(FAREWELL_TIMEOUT_S)
-        finally:
-            await self._link.__aexit__()
+        await self._loop.__aexit__()
 
     @property
     def connected(self) -> bool:
@@ -117,7 +120,7 @@ class EdgeSync:
 
     def notify(self) -> None:
         """The state changed; whether that is worth a message now is decided by `core/reporting.py`."""
-        self._wake.set()
+        self._loop.wake()
 
     def leave_with(self, reason: Farewell) -> None:
         """What the goodbye shall say instead of `shutdown`."""
@@ -129,22 +132,12 @@ class EdgeSync:
         will = self._reporting.will(epoch)
         return Will(self._topics.up(self._device, will.kind), will.payload, will.qos, will.retain)
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            for event in self._link.take():
-                self._take_in(event)
-            self._publish(self._reporting.due(self._state(), clock.now(), clock.utc_s()))
-            if not self._link.inbox:
-                await self._pause(self._reporting.next_wake(self._state()))
-            await clock.sleep(0)  # whatever arrives, the requests get their turn
+    def _turn(self) -> float | None:
+        self._publish(self._reporting.due(self._state(), clock.now(), clock.utc_s()))
+        return self._reporting.next_wake(self._state())
 
-    async def _pause(self, until: float | None) -> None:
-        try:
-            async with asyncio.timeout_at(until):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+    def _say_goodbye(self) -> bool:
+        return self._publish(self._reporting.farewell(self._farewell))
 
     def _take_in(self, event: LinkEvent) -> None:
         match event:
@@ -152,10 +145,24 @@ class EdgeSync:
                 self._publish(
                     self._reporting.connected(self._epochs.current, self._state(), clock.now(), clock.utc_s())
                 )
+                self._try_the_acl(event.protocol)
+            case Answered():
+                self._tell(self._acl.answered(event.topic, event.refusal))
             case Disconnected():
                 self._reporting.disconnected()
             case Message():
                 self._hear(event)
+
+    def _try_the_acl(self, protocol: str) -> None:
+        topics = self._acl.topics(protocol)
+        if not topics:
+            self._tell(self._acl.cannot_tell())
+        for topic in topics:
+            self._link.publish(topic, b"{}", qos=1, answered=True)
+
+    def _tell(self, finding: Finding | None) -> None:
+        if finding is not None:
+            getattr(log, finding.severity)(finding.words, device=self._device)
 
     def _hear(self, message: Message) -> None:
         try:
@@ -193,8 +200,3 @@ class EdgeSync:
 
     def __repr__(self) -> str:
         return f"<EdgeSync {self._device} {self._reporting!r} {self._link!r}>"
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("state reporting has crashed; gateways will think this agent dead", exc_info=task.exception())

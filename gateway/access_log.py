@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.conductor import Description
+from gateway.asking import Description
 from tidegate.outcome import Outcome
 from tidegate.types import Call, Reply
 
@@ -37,6 +37,7 @@ class AccessLog:
             variant=reply.variant,
             attempts=route.attempts if route else 0,
             fallback=bool(route and route.fallback),
+            provisional=bool(route and route.provisional),
             budget_left_ms=None if left_s is None else _ms(left_s),
         )
 
@@ -50,6 +51,7 @@ class AccessLog:
             variant="",
             attempts=0,
             fallback=False,
+            provisional=False,
             budget_left_ms=None if call.deadline is None else _ms(call.deadline - now),
         )
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 import grpc
 import structlog
@@ -27,28 +26,51 @@ from gateway.admin import admin_routes
 from gateway.catalog import Catalog
 from gateway.conductor import Conductor
 from gateway.config import GatewayConfig
+from gateway.core.admission import Admission
+from gateway.core.cloud_budget import CloudBudget
+from gateway.core.concurrency import AdaptiveLimit
 from gateway.core.crossing import Crossing
 from gateway.core.fleet import Fleet
+from gateway.core.gate import Gate
 from gateway.core.hedging import Hedges, LatestUseful
+from gateway.core.least_request import Guarded
 from gateway.core.placement import Placer
+from gateway.core.probing import Probing
+from gateway.core.quarantine import Quarantine
+from gateway.core.target import TargetSpec
+from gateway.core.tenants import Tenants
 from gateway.core.value import ValuePlacer
 from gateway.directory import Directory
 from gateway.host import GatewayHost
+from gateway.identity.audit import Audit
+from gateway.identity.guard import GatewayGuard
+from gateway.identity.operators import on_loopback, only_with
 from gateway.layers.admit import admit
+from gateway.layers.authenticate import authenticate
 from gateway.layers.expire import expire
 from gateway.layers.observe import Observer, observe
+from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import stack
 from gateway.metrics import Metrics
 from gateway.protocols.openai import openai_routes
+from gateway.protocols.openapi import openapi_routes
 from gateway.protocols.tokens import Tokenizers
 from gateway.sync import FleetSync
+from gateway.upstream.appraiser import Appraiser
 from tidegate import clock, events
+from tidegate.doors.address import is_loopback
 from tidegate.doors.grpc_door import grpc_door
+from tidegate.doors.guard import Secured
 from tidegate.doors.http_door import Entrance, http_door
-from tidegate.limit import Limit
+from tidegate.doors.limits import raise_file_limit
+from tidegate.identity import Right
+from tidegate.link.asker import ROOM_BYTES
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import OipRoutes, error_middleware
+from tidegate.oip.intake import Held
+from tidegate.pki.identity import Identity
+from tidegate.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
 from tidegate.types import InferRequest
 
 log = structlog.get_logger(__name__)
@@ -63,21 +85,30 @@ class Gateway:
     def __init__(self, config: GatewayConfig, *, draw: Callable[[], float] = random.random) -> None:
         self.config = config
         self.addresses: dict[str, str] = {}
+        self.tls = tls_of(config.tls, lambda: Identity("gateway", config.name))
+        check_encrypted(config.mqtt, self.tls)
+        self._secured = Secured(self.tls) if self.tls else None  # any caller: who it is, is for the layers to say
         self.repository = Repository(config.model_repository or Path())  # without one nobody will ask it for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
-        self.limit = Limit(config.max_in_flight)
-        self.fleet = Fleet(self.catalog.feature_of)
+        self.fleet = Fleet(self.catalog.feature_of, draw=draw)
+        self.appraiser = _appraiser(config, self.tls, draw)
         self.directory = Directory(
             self.fleet,
             self.catalog,
             [target.spec for target in config.targets],
             gateway_name=config.name,
             edge_transport=config.edge_transport,
-            max_message_bytes=config.max_body_bytes,
+            max_message_bytes=config.max_body_bytes + ROOM_BYTES,
             draw=draw,
+            dialler_of=self._dialler_of,
+            networks=config.networks,
+            appraiser=self.appraiser,
         )
-        placer, hedges = _policy(config.policy, self.fleet)
+        self.admission = _admission(config, self.fleet, draw)
+        strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
+        placer, hedges = _policy(config, self.fleet, draw, strained)
+        held = Quarantine()
         self.conductor = Conductor(
             placer,
             self.directory.targets,
@@ -85,15 +116,24 @@ class Gateway:
             draw=draw,
             remember=config.remember_decisions,
             hedges=hedges,
+            overloaded=strained,
+            places=Guarded(Gate(placer, self.admission), self.fleet, on_change=_say_prediction),
+            weight_of=self.admission.weight_of,
+            witness=Witness(held, clock.now),
         )
-        self.metrics = Metrics(self.fleet, self.limit, version_of=self._version_of)
+        self.metrics = Metrics(self.fleet, self.admission, version_of=self._version_of, quarantine=held)
         infer = stack(
             observe(clock.now, *self._observers()),  # outermost: sees every outcome, also of the layers below
+            authenticate(self.admission, clock.now),  # whose call it is, and what that one may
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
-            admit(self.limit, clock.now),  # after expire: nothing late takes a place
+            quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
+            admit(self.admission, clock.now),  # after expire: nothing late takes a place
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
         self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
+        self.audit = Audit()
+        self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
+        self._held = Held(config.limits.max_held_bytes)
         self._draw = draw
         self._stack = AsyncExitStack()
 
@@ -118,6 +158,11 @@ class Gateway:
 
     async def _start(self) -> None:
         self._stack.push_async_callback(self.conductor.close)
+        self._stack.callback(self.audit.close)
+        if self.guard is not None:
+            await self._stack.enter_async_context(self.guard)
+        if self.appraiser is not None:
+            await self._stack.enter_async_context(self.appraiser)
         await self._stack.enter_async_context(self.directory)
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
@@ -126,7 +171,8 @@ class Gateway:
         await self._open_http_doors()
 
     async def _follow_fleet(self, url: str) -> None:
-        sync = FleetSync(url, self.config.fleet, self.config.name, self.directory.devices_changed, self._draw)
+        tls = self.tls.client_context if self.tls else None
+        sync = FleetSync(url, self.config.fleet, self.config.name, self.directory.devices_changed, self._draw, tls=tls)
         self.directory.register = sync.register
         await self._stack.enter_async_context(sync)
 
@@ -134,38 +180,90 @@ class Gateway:
         config = self.config
         door = await self._stack.enter_async_context(
             grpc_door(
-                self._add_services,
+                self.add_services,
                 config.host,
                 config.grpc_port,
-                max_message_bytes=config.max_body_bytes,
+                max_message_bytes=config.max_body_bytes + ROOM_BYTES,
                 grace_s=DRAIN_S,
+                secured=self._secured,
+                limits=config.limits.door,
             )
         )
         await door.server.start()
         self.addresses["grpc"] = door.address
 
-    def _add_services(self, server: grpc.aio.Server) -> None:
-        limit = self.config.max_body_bytes
-        add_oip_service(server, self.host, max_message_bytes=limit, on_refused=self.metrics.refused)
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """Every method of the gRPC port."""
+        limit = self.config.max_body_bytes + ROOM_BYTES
+        add_oip_service(
+            server,
+            self.host,
+            max_message_bytes=limit,
+            on_refused=self.metrics.refused,
+            guard=self.guard,
+            limits=self.config.limits.content,
+            held=self._held,
+        )
 
     async def _open_http_doors(self) -> None:
-        config = self.config
-        limit, refused = config.max_body_bytes, self.metrics.refused
-        oip = OipRoutes(self.host, max_body_bytes=limit, on_refused=refused)
-        inference = [
-            *oip.table(),
-            *openai_routes(self.host, self.tokenizers, max_body_bytes=limit, on_refused=refused),
-        ]
-        admin = admin_routes(self.fleet, self.catalog, self.conductor)
+        config, oip = self.config, self._oip_routes()
         await self._open_http_door(
-            "http", config.http_port, inference, middlewares=[error_middleware], ahead=oip.ahead_of
+            "http",
+            config.host,
+            config.http_port,
+            self.inference_routes(oip),
+            middlewares=[error_middleware],
+            ahead=oip.ahead_of,
         )
-        await self._open_http_door("metrics", config.metrics_port, [web.get("/metrics", self._scrape)])
-        await self._open_http_door("admin", config.admin_port, admin)
+        metrics, credentials = [web.get("/metrics", self._scrape)], config.metrics_credentials
+        asked = self._operators("metrics") if credentials else []
+        await self._open_http_door(
+            "metrics", config.metrics_host or config.host, config.metrics_port, metrics, middlewares=asked
+        )
+        admin = admin_routes(self.fleet, self.catalog, self.conductor, self.directory.refused)
+        await self._open_http_door(
+            "admin", config.admin_host, config.admin_port, admin, middlewares=self._admin_middlewares()
+        )
+
+    def _admin_middlewares(self) -> list[Middleware]:
+        """On loopback nobody is asked; who looks is noted where it matters who does what, which is where `auth` is."""
+        if not is_loopback(self.config.admin_host):
+            return self._operators("admin")
+        return [] if self.config.auth is None else [on_loopback(self.audit)]
+
+    def _oip_routes(self) -> OipRoutes:
+        return OipRoutes(
+            self.host,
+            max_body_bytes=self.config.max_body_bytes,
+            on_refused=self.metrics.refused,
+            guard=self.guard,
+            limits=self.config.limits.content,
+            body_limits=self.config.limits.body,
+            held=self._held,
+        )
+
+    def inference_routes(self, oip: OipRoutes | None = None) -> list[web.RouteDef]:
+        """Every route of the inference port."""
+        openai = openai_routes(
+            self.host,
+            self.tokenizers,
+            max_body_bytes=self.config.max_body_bytes,
+            on_refused=self.metrics.refused,
+            guard=self.guard,
+            limits=self.config.limits.content,
+            body_limits=self.config.limits.body,
+            held=self._held,
+        )
+        return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
+
+    def _operators(self, right: Right) -> list[Middleware]:
+        assert self.guard is not None  # the configuration sees to it
+        return [error_middleware, only_with(right, self.guard, self.audit)]
 
     async def _open_http_door(
         self,
         name: str,
+        host: str,
         port: int,
         routes: Iterable[web.AbstractRouteDef],
         *,
@@ -174,13 +272,15 @@ class Gateway:
     ) -> None:
         door = http_door(
             routes,
-            self.config.host,
+            host,
             port,
             key=f"{name}_port",
             max_body_bytes=self.config.max_body_bytes,
             grace_s=DRAIN_S,
             middlewares=middlewares,
             ahead=ahead,
+            secured=self._secured,
+            limits=self.config.limits.door,
         )
         self.addresses[name] = await self._stack.enter_async_context(door)
 
@@ -191,10 +291,16 @@ class Gateway:
     def _observers(self) -> list[Observer]:
         observers: list[Observer] = [self.metrics]
         if self.config.access_log == "json":
-            observers.append(AccessLog(self.conductor.describe, events.emit))
+            observers.append(AccessLog(self.conductor.asking.describe, events.emit))
         elif self.config.access_log == "text":
-            observers.append(AccessLog(self.conductor.describe, log.info))
+            observers.append(AccessLog(self.conductor.asking.describe, log.info))
         return observers
+
+    def _dialler_of(self, spec: TargetSpec) -> Dialler:
+        """Over TLS a target of our own must be who it is called; a foreign one, the host that it is called at."""
+        if self.tls is None or not spec.encrypted:
+            return PlainDialler()
+        return self.tls.dialler(None if spec.foreign else Identity.parse(spec.id))
 
     def _default_budget_s(self, request: InferRequest) -> float:
         return self.catalog.manifest(request.model_name, request.model_version).default_budget_s
@@ -206,21 +312,58 @@ class Gateway:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
 
 
-def _policy(name: Literal["cheapest", "value"], fleet: Fleet) -> tuple[Placer, Hedges]:
+def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> Appraiser | None:
+    section = config.attestation
+    if section is None or tls is None:
+        return None
+    measurements = frozenset(section.measurements)
+    return Appraiser(section.allowed, tls, measurements=measurements, max_age_s=section.max_age_s, draw=draw)
+
+
+def _admission(config: GatewayConfig, fleet: Fleet, draw: Callable[[], float]) -> Admission:
+    limit = AdaptiveLimit(config.max_in_flight, targets=lambda: len(fleet.targets), fixed=not config.adaptive_limit)
+    tenants = Tenants({name: tenant.spec for name, tenant in config.tenants.items()})
+    return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_say_overload)
+
+
+def _say_overload(on: bool, reason: str) -> None:
+    log.warning("overloaded: no hedges, and the least important are shed" if on else "no longer overloaded", why=reason)
+
+
+def _say_prediction(error: Exception | None) -> None:
+    if error is None:
+        log.warning("placement works again")
+    else:
+        log.error("placement fails: requests are placed by least request until it works again", exc_info=error)
+
+
+def _policy(
+    config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
+) -> tuple[Placer, Hedges]:
     """Where to place, and the hedging that goes with it: chances are only there where placement deals in them."""
-    if name == "cheapest":
-        return Placer(fleet), LatestUseful()
-    placer = ValuePlacer(fleet)
-    return placer, Crossing(placer)
+    if config.policy == "cheapest":
+        placer = Placer(fleet)
+        placer.probes = Probing(fleet, draw, overloaded=overloaded)
+        return placer, LatestUseful()
+    budget = None if config.cloud_budget is None else CloudBudget(config.cloud_budget)
+    by_value = ValuePlacer(fleet, cloud_budget=budget)
+    by_value.probes = Probing(fleet, draw, overloaded=overloaded)
+    by_value.herd_draw = draw if config.shares_targets else None
+    return by_value, Crossing(by_value, overloaded=overloaded)
 
 
 async def serve(config: GatewayConfig) -> None:
     """Run a gateway until cancelled, and say on stdout when it is ready."""
+    raise_file_limit()  # before the doors count how many connections they bear
     async with Gateway(config) as gateway:
         await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
         _settle_garbage_collector()
         models = sorted({manifest.name for manifest in gateway.catalog.manifests})
-        log.info("serving without authentication: any or no API key works", **gateway.addresses)
+        if gateway.guard is None:
+            say = log.info if is_loopback(config.host) else log.warning
+            say("serving without authentication: any or no API key works", **gateway.addresses)
+        else:
+            log.info("serving those who show a credential", guard=repr(gateway.guard), **gateway.addresses)
         events.emit("ready", role="gateway", name=config.name, addresses=gateway.addresses, models=models)
         try:
             await asyncio.Event().wait()

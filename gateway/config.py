@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from gateway.core.fleet import TargetSpec, Tier, Transport
+from gateway.core.networks import LOOPBACK, PRIVATE, Networks
+from gateway.core.prices import Tier
+from gateway.core.target import TargetSpec, Transport
+from gateway.core.tenants import TenantSpec
+from gateway.identity.config import AuthConfig
 from tidegate.config import ProcessConfig, Section
+from tidegate.doors.address import is_loopback
+from tidegate.limits import LimitsConfig, default_limits
+from tidegate.oip.tenant import RULE, is_tenant
+from tidegate.pin import Zone
 from tidegate.telemetry import Level
+from tidegate.tls import TlsConfig
 
 
 class TargetConfig(Section):
@@ -18,17 +29,97 @@ class TargetConfig(Section):
 
     name: str = Field(min_length=1, description="What it is called in answers: `TIER/NAME`.")
     tier: Tier = Field("pool", description="Its price class: an edge's compute is nearly free.")
+    zone: Zone | None = Field(
+        None,
+        description="Where it stands, for pinned requests. Default: an edge is `edge`, a pool is `cloud`.",
+    )
     address: str = Field(description="host:port of its gRPC server.")
     transport: Transport = Field(
         "link", description="`link` to a Tidegate process: cheaper a hop, tells its load; `unary` to any OIP server."
     )
     foreign: bool = Field(False, description="Not a Tidegate process: its models are read from OIP metadata.")
     models: tuple[str, ...] = Field((), description="Only these of its models; empty: all. A foreign one needs names.")
+    standby: bool = Field(
+        False,
+        description="In reserve: it gets requests only where no other target is sure enough to make it in time.",
+    )
+    tls: bool | None = Field(
+        None,
+        description="Whether to call it over TLS, with the gateway's `tls`. Default: a Tidegate process yes, and it "
+        "must show the certificate of TIER/NAME; a foreign one no, else it must show one for its host.",
+    )
 
     @property
     def spec(self) -> TargetSpec:
         transport: Transport = "unary" if self.foreign else self.transport
-        return TargetSpec(f"{self.tier}/{self.name}", self.tier, self.address, transport, self.foreign, self.models)
+        id = f"{self.tier}/{self.name}"
+        encrypted = not self.foreign if self.tls is None else self.tls
+        return TargetSpec(
+            id,
+            self.tier,
+            self.address,
+            transport,
+            self.foreign,
+            self.models,
+            zone=self.zone,
+            standby=self.standby,
+            encrypted=encrypted,
+        )
+
+
+class TenantConfig(Section):
+    """What one tenant may use; unknown ones share the entry `default`, or with `auth` have one like it each."""
+
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        description="What its answers are worth beside others'; of 2, it is shed half as often.",
+    )
+    pool_s_per_s: float | None = Field(
+        None, ge=0, description="Seconds of pool compute a second, on average; none: no limit, 0: no pool."
+    )
+    edge_s_per_s: float | None = Field(
+        None, ge=0, description="Seconds of edge compute a second, on average; none: no limit, 0: no edges."
+    )
+    burst_s: float = Field(
+        1.0, gt=0, description="Seconds of compute it may have saved up; more lets it come in larger bursts."
+    )
+    max_in_flight: int | None = Field(None, gt=0, description="Its requests inside at once; none: no limit of its own.")
+    requests_per_s: float | None = Field(
+        None, gt=0, description="Requests a second, of any kind; a second's worth may come at once; none: no limit."
+    )
+    bytes_per_s: float | None = Field(
+        None, gt=0, description="Bytes of tensors a second, both ways together; beyond, it waits; none: no limit."
+    )
+
+    @property
+    def spec(self) -> TenantSpec:
+        rates = (self.pool_s_per_s, self.edge_s_per_s, self.requests_per_s, self.bytes_per_s)
+        pool, edge, requests, octets = (inf if rate is None else rate for rate in rates)
+        return TenantSpec(self.weight, pool, edge, self.burst_s, self.max_in_flight, requests, octets)
+
+
+class AttestationPolicyConfig(Section):
+    """Whose evidence is believed (`docs/security.md`)."""
+
+    allowed: Path = Field(
+        description="File of attestation keys, a line each as `tidegate attest init` prints it; it is followed, and a "
+        "key that is taken out is believed no more within seconds."
+    )
+    measurements: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(
+        (),
+        description="Digests of what targets may be; empty: whatever an allowed key signs. A target that is another is "
+        "refused, with its own in `tidegate status`.",
+    )
+    max_age_s: float = Field(
+        600.0,
+        ge=5,
+        le=86400,
+        description="Seconds for which evidence counts; it is asked anew at about half of that. Less notices a changed "
+        "target sooner, and costs each target two signatures a time. Evidence must reach a "
+        "request's deadline: budgets beyond 0.4 of this may be refused.",
+    )
 
 
 class GatewayConfig(ProcessConfig):
@@ -43,34 +134,147 @@ class GatewayConfig(ProcessConfig):
     http_port: int = Field(8000, ge=0, le=65535, description="OIP and OpenAI over HTTP; 0 takes a free port.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="OIP over gRPC; 0 takes a free port.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Prometheus metrics under /metrics.")
+    metrics_host: str | None = Field(None, description="Address of the metrics port; none: as `host`.")
+    metrics_credentials: bool = Field(
+        False, description="Whether /metrics asks for a credential with the right `metrics`; needs `auth`."
+    )
     admin_port: int = Field(8003, ge=0, le=65535, description="State and explanations for operators.")
+    admin_host: str = Field(
+        "127.0.0.1",
+        description="Address of the admin port. Any but a loopback one needs `auth`, and asks for the right `admin`.",
+    )
+    auth: AuthConfig | None = Field(
+        None, description="Which credentials are believed; none: everybody is let in, and names its own tenant."
+    )
     model_repository: Path | None = Field(
         None,
         description="Folder of models; the gateway needs their manifests and tokenizers only. None: foreign models.",
     )
     mqtt: str | None = Field(
-        None, description="Broker that edges report to, mqtt://host:1883; none: static targets only."
+        None, description="Broker that edges report to, mqtt://host:1883 or mqtts://host; none: static targets only."
     )
     fleet: str = Field(
         "demo", min_length=1, description="Fleet whose edges are used; others on the broker are ignored."
+    )
+    advertised_networks: tuple[str, ...] | None = Field(
+        None,
+        description="Networks in which devices may say that they are reached, such as [10.7.0.0/16]. Default: private "
+        "ones, and loopback where the broker is on loopback too. Static targets are not asked.",
+    )
+    tls: TlsConfig | None = Field(
+        None,
+        description="Encryption: HTTPS and gRPC over TLS for callers, mutual TLS to targets and broker. None: plain "
+        "text.",
+    )
+    attestation: AttestationPolicyConfig | None = Field(
+        None,
+        description="Whose evidence is believed, for requests that require attested targets; needs `tls`. None: "
+        "nobody's, so that such requests are refused.",
     )
     targets: tuple[TargetConfig, ...] = Field((), description="Targets that are known without MQTT.")
     edge_transport: Transport = Field("link", description="How edges found over MQTT are called.")
     max_body_bytes: int = Field(
         64 * 2**20, gt=0, description="Largest body or message, in bytes; more takes memory times max_in_flight."
     )
+    limits: LimitsConfig = Field(
+        default_factory=default_limits, description="What strangers can make this process spend: docs/security.md."
+    )
     max_in_flight: int = Field(
-        1024, gt=0, description="Requests inside at once; beyond it callers are told when to come back (429)."
+        1024,
+        gt=0,
+        description="Most requests inside at once; the limit in force adapts below it. Beyond, callers get 429.",
+    )
+    adaptive_limit: bool = Field(
+        True, description="Learn from targets' queues how many requests to let in; false: always `max_in_flight`."
+    )
+    shed: bool = Field(
+        True, description="In overload refuse the least important requests first; false: only queues refuse."
+    )
+    tenants: dict[str, TenantConfig] = Field(
+        {},
+        description="What each tenant may use, by name; `default` is for all others. True with `auth` only.",
     )
     access_log: Literal["none", "text", "json"] = Field(
         "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
     policy: Literal["cheapest", "value"] = Field(
-        "cheapest",
+        "value",
         description="`cheapest` of those sure enough; `value` weighs quality, calibrated chance, cost and harm.",
     )
+    cloud_budget: float | None = Field(
+        None,
+        gt=0,
+        description="Pool-seconds a second that this gateway may spend in the cloud; beyond it the cloud gets dearer "
+        "until only what is worth it goes there. Needs `policy: value`. Default: no limit.",
+    )
+    shares_targets: bool = Field(
+        False,
+        description="Whether other gateways send to the same targets: the best of two near equals is then left to "
+        "chance (`policy: value`), so that gateways do not all turn to one at once; it costs a little value.",
+    )
     remember_decisions: int = Field(256, ge=0, description="Finished requests kept for /debug/decisions.")
+
+    @model_validator(mode="after")
+    def _certificates_are_asked_for(self) -> Self:
+        asked = self.tls is not None and (self.tls.require_client_cert or self.tls.client_ca is not None)
+        if self.auth is not None and self.auth.mtls is not None and not asked:
+            raise ValueError(
+                "auth.mtls has no effect: callers are asked for certificates by tls.client_ca, over HTTP "
+                "only, or by tls.require_client_cert; set one of them, or leave auth.mtls out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _operators_are_known(self) -> Self:
+        if self.auth is None and not is_loopback(self.admin_host):
+            raise ValueError(
+                f"admin_host {self.admin_host!r} lets other machines in: set `auth`, or leave it at 127.0.0.1"
+            )
+        if self.auth is None and self.metrics_credentials:
+            raise ValueError("metrics_credentials needs `auth`: without it there are no credentials to ask for")
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_is_bound_to_certificates(self) -> Self:
+        if self.attestation is not None and self.tls is None:
+            raise ValueError("attestation needs the section `tls`: evidence is bound to certificates")
+        return self
+
+    @model_validator(mode="after")
+    def _prices_need_a_policy_that_weighs_them(self) -> Self:
+        if self.cloud_budget is not None and self.policy != "value":
+            raise ValueError(f"cloud_budget needs policy: value; {self.policy!r} does not weigh what the cloud costs")
+        return self
+
+    @model_validator(mode="after")
+    def _tls_to_a_target_needs_the_gateways_own(self) -> Self:
+        named = [target.name for target in self.targets if target.tls]
+        if named and self.tls is None:
+            raise ValueError(f"target {named[0]!r} has tls: true, which needs the gateway's own section tls")
+        return self
+
+    @field_validator("advertised_networks")
+    @classmethod
+    def _networks_can_be_read(cls, networks: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        Networks(networks or ())
+        return networks
+
+    @property
+    def networks(self) -> Networks:
+        """Where devices may be."""
+        if self.advertised_networks is not None:
+            return Networks(self.advertised_networks)
+        at_home = self.mqtt is not None and is_loopback(urlsplit(self.mqtt).hostname or "")
+        return Networks((*PRIVATE, *LOOPBACK) if at_home else PRIVATE)
+
+    @field_validator("tenants")
+    @classmethod
+    def _names_can_be_said(cls, tenants: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+        for name in tenants:
+            if not is_tenant(name):
+                raise ValueError(f"{name!r} is no tenant's name: {RULE}")
+        return tenants
 
     @field_validator("targets")
     @classmethod

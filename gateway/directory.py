@@ -18,25 +18,40 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from gateway.catalog import Catalog
-from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
-from gateway.core.fleet import Fleet, TargetSpec, Tier, Transport
-from gateway.upstream.link import LinkTarget
+from gateway.core.attested import Attestation
+from gateway.core.events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet import Fleet
+from gateway.core.networks import Networks, host_and_port, is_address
+from gateway.core.prices import Tier
+from gateway.core.target import TargetSpec, TargetView, Transport
+from gateway.upstream.address import allowed_address, same_address
+from gateway.upstream.appraiser import Appraiser
+from gateway.upstream.link import BACKOFF_CAP_S, LinkTarget
 from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
 from tidegate import clock
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Manifest
+from tidegate.oip.check import shown
 from tidegate.outcome import ServeError
+from tidegate.tls import Dialler, PlainDialler
 from tidegate.types import LoadReport
 
 log = structlog.get_logger(__name__)
+
+UNARY: Final = Attestation(
+    "it is called by unary gRPC, whose connections change unseen; evidence is of one link stream (`transport: link`)"
+)
+ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
+_REDIAL_STATIC_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 
 
 class Register(Protocol):
@@ -71,6 +86,9 @@ class Directory:
         edge_transport: Transport,
         max_message_bytes: int,
         draw: Callable[[], float],
+        networks: Networks = ANYWHERE,
+        dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
+        appraiser: Appraiser | None = None,
     ) -> None:
         self.targets: dict[str, Target] = {}
         self.register: Register | None = None  # set once there is one to tell
@@ -81,11 +99,17 @@ class Directory:
         self._edge_transport = edge_transport
         self._max_message_bytes = max_message_bytes
         self._draw = draw
+        self._networks = networks
+        self.refused: dict[str, str] = {}  # by device: why what it advertises is not dialled
+        self._dialler_of = dialler_of
+        self._appraiser = appraiser
         self._open: dict[str, _Open] = {}
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._panicked = False
+        fleet.on_health = self._log_health
 
     async def __aenter__(self) -> Directory:
         for spec in self._static.values():
@@ -161,9 +185,26 @@ class Directory:
         if isinstance(event, LinkUp):
             log.info("target is up", target=target.id, models=[offer.name for offer in event.offers])
         elif isinstance(event, LinkDown) and target.up:
-            log.warning("target is down", target=target.id, reason=event.reason)
+            # Who says goodbye is doing what it was told to do: nobody need be woken for it.
+            report = log.info if event.in_order else log.warning
+            report("target is down", target=target.id, reason=event.reason)
         elif isinstance(event, LinkDown):
             log.info("target is not there yet", target=target.id, reason=event.reason)
+
+    def _log_health(self, target: TargetView, now: float) -> None:
+        """One line for each change: a target that is taken out, one that is back, and panic that begins or ends."""
+        if target.ejected:
+            state, reason = target.state(now)
+            log.warning("target is taken out", target=target.id, state=state, reason=reason)
+        else:
+            log.info("target is trusted again", target=target.id)
+        balance = self._fleet.balance
+        if balance.panic != self._panicked:
+            self._panicked = balance.panic
+            report = log.warning if balance.panic else log.info
+            report(
+                "most targets fail: all are used" if balance.panic else "most targets work again", fleet=str(balance)
+            )
 
     def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
         for view in self._views():
@@ -206,7 +247,13 @@ class Directory:
         doubt = "" if view.freshness.is_usable else f"{view.freshness}: {view.reason}"
         offers = view.offers if self._edge_transport == "unary" else None
         self._fleet.heard(
-            f"edge/{view.name}", load=view.load, doubt=doubt, accepting=view.accepting, offers=offers, now=now
+            f"edge/{view.name}",
+            load=view.load,
+            doubt=doubt,
+            accepting=view.accepting,
+            offers=offers,
+            conditions=view.conditions,
+            now=now,
         )
 
     def _views(self) -> tuple[DeviceView, ...]:
@@ -217,11 +264,34 @@ class Directory:
         address = _address_of(view.urls)
         target_id = f"edge/{view.name}"
         if view.freshness is Freshness.DEAD or address is None or target_id in self._static:
+            self.refused.pop(view.name, None)
+            return None
+        if not self._may_dial(view.name, address):
             return None
         return TargetSpec(target_id, "edge", address, self._edge_transport, static=False)
 
+    def _may_dial(self, device: str, address: str) -> bool:
+        reason = self._why_not(address)
+        if not reason:
+            self.refused.pop(device, None)
+        elif self.refused.get(device) != reason:
+            self.refused[device] = reason
+            log.warning("a device advertises an address that is not allowed", device=device, reason=reason)
+        return not reason
+
+    def _why_not(self, address: str) -> str:
+        parts = host_and_port(address)
+        if parts is None:
+            return f"{shown(address)} is no HOST:PORT"
+        host, _ = parts
+        if self._edge_transport == "unary" and not is_address(host):
+            return f"{host} is a name; with edge_transport: unary devices must advertise addresses"
+        return self._networks.why_not(host)
+
     async def _open_target(self, spec: TargetSpec) -> None:
         self._fleet.add(spec, clock.now())
+        if self._appraiser is not None and spec.transport == "unary":
+            self._fleet.fold(LinkAttested(spec.id, UNARY), clock.now())
         stack = AsyncExitStack()
         target = self._make(spec)
         self._open[spec.id] = _Open(spec, stack)
@@ -241,7 +311,11 @@ class Directory:
                 gateway_name=self._gateway_name,
                 on_event=self.on_event,
                 draw=self._draw,
+                backoff_cap_s=_REDIAL_STATIC_S if spec.static else BACKOFF_CAP_S,
                 max_message_bytes=self._max_message_bytes,
+                dialler=self._dialler_of(spec),
+                resolve=same_address if spec.static else partial(allowed_address, self._networks),
+                appraiser=self._appraiser,
             )
         return UnaryTarget(
             spec.id,
@@ -250,6 +324,7 @@ class Directory:
             models=spec.models if spec.foreign else (),
             on_event=self.on_event,
             max_message_bytes=self._max_message_bytes,
+            dialler=self._dialler_of(spec),
         )
 
     async def _describe(self, target_id: str) -> None:
@@ -279,6 +354,7 @@ def _offer_of(manifest: Manifest, tier: Tier) -> ModelOffer:
             max_batch=one.max_batch,
             max_tokens=one.max_tokens,
             quality=one.quality.value if one.quality else None,
+            paced=one.paced,
         )
         for one in manifest.variants_for(tier)
     )

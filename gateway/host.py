@@ -47,7 +47,7 @@ class GatewayHost:
             return False
         now = clock.now()
         offered = self._fleet.offered(manifest.name, manifest.version)
-        return any(one.target.breaker.allows(now) for one in offered)
+        return any(one.target.allows(now) for one in offered)
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if not name:

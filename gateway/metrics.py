@@ -24,9 +24,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from gateway.core.admission import Admission
 from gateway.core.fleet import Fleet
+from gateway.core.quarantine import Quarantine
 from tidegate import clock
-from tidegate.limit import Limit
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.outcome import Outcome, ServeError
 from tidegate.types import Call, InferRequest, Reply
@@ -101,13 +102,23 @@ class _Served:
 class Metrics:
     """An `Observer` of the stack, a collector for Prometheus, and the source of OIP's model statistics."""
 
-    def __init__(self, fleet: Fleet, limit: Limit, *, version_of: Callable[[InferRequest], str]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        *,
+        version_of: Callable[[InferRequest], str],
+        quarantine: Quarantine | None = None,
+    ) -> None:
         self._fleet = fleet
-        self._limit = limit
+        self._admission = admission
+        self._quarantine = quarantine or Quarantine()
         self._version_of = version_of
         self._requests: Counter[tuple[str, str, str, Outcome]] = Counter()
         self._routes: Counter[tuple[str, str]] = Counter()  # (tier, reason)
         self._fallbacks: Counter[str] = Counter()  # by the tier that answered
+        self._escalated: Counter[str] = Counter()  # by model: answers of a better variant than the unsure one
+        self._provisional: Counter[str] = Counter()  # by model: unsure answers that were given
         self._served: dict[tuple[str, str], _Served] = {}
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._failures: Counter[tuple[str, str, str]] = Counter()  # (model, version, Triton's reason)
@@ -123,6 +134,10 @@ class Metrics:
             self._routes[tier, route.reason] += 1
             if route.fallback:
                 self._fallbacks[tier] += 1
+            if route.reason == "escalated":
+                self._escalated[model] += 1
+            if route.provisional:
+                self._provisional[model] += 1
         served = self._served.get((model, tier))
         if served is None:
             served = self._served[model, tier] = _Served()
@@ -183,6 +198,7 @@ class Metrics:
         yield from self._request_families()
         yield from self._time_families()
         yield from self._target_families()
+        yield from self._admission_families()
         yield from self._triton_families()
 
     def _request_families(self) -> Iterator[Metric]:
@@ -201,8 +217,20 @@ class Metrics:
             ("to",),
             (((tier,), n) for tier, n in self._fallbacks.items()),
         )
+        yield _counter(
+            "tidegate_escalated",
+            "Answers of a better variant after one that was not sure.",
+            ("model",),
+            (((model,), n) for model, n in self._escalated.items()),
+        )
+        yield _counter(
+            "tidegate_provisional",
+            "Answers that their model was not sure of, with nobody better in time.",
+            ("model",),
+            (((model,), n) for model, n in self._provisional.items()),
+        )
         in_flight = GaugeMetricFamily("tidegate_in_flight", "Requests inside the gateway.")
-        in_flight.add_metric((), self._limit.in_flight)
+        in_flight.add_metric((), self._admission.in_flight)
         yield in_flight
 
     def _time_families(self) -> Iterator[Metric]:
@@ -225,6 +253,7 @@ class Metrics:
     def _target_families(self) -> Iterator[Metric]:
         now = clock.now()
         breaker = GaugeMetricFamily("tidegate_breaker_state", "0 closed, 1 open, 2 half open.", labels=("target",))
+        path = GaugeMetricFamily("tidegate_path_breaker_state", "The same of the way to it.", labels=("target",))
         up = GaugeMetricFamily("tidegate_target_up", "Whether requests can be sent there.", labels=("target",))
         rtt = GaugeMetricFamily("tidegate_link_rtt_seconds", "Smoothed round trip.", labels=("target",))
         jitter = GaugeMetricFamily("tidegate_link_jitter_seconds", "Mean deviation of it.", labels=("target",))
@@ -233,13 +262,49 @@ class Metrics:
         for target in self._fleet.targets.values():
             label = (target.id,)
             breaker.add_metric(label, target.breaker.state)
+            path.add_metric(label, target.path.state)
             up.add_metric(label, target.up)
             rtt.add_metric(label, target.link.rtt_s)
             jitter.add_metric(label, target.link.jitter_s)
-            wait.add_metric(label, target.ledger.wait_s(now))
+            wait.add_metric(label, target.wait_s(now))
             if target.spec.tier == "edge" and target.ledger.load is not None:
                 age.add_metric(label, now - target.ledger.reported_at)
-        yield from (breaker, up, rtt, jitter, wait, age)
+        yield from (breaker, path, up, rtt, jitter, wait, age)
+
+    def _admission_families(self) -> Iterator[Metric]:
+        door = self._admission
+        yield _counter(
+            "tidegate_shed",
+            "Requests refused by admission, by reason.",
+            ("reason",),
+            (((reason,), n) for reason, n in door.refused.items()),
+        )
+        held = self._quarantine
+        yield _counter("tidegate_quarantines", "Senders of poison who were put in quarantine.", (), [((), held.begun)])
+        yield _counter("tidegate_quarantine_refused", "Requests refused in quarantine.", (), [((), held.refused)])
+        yield _counter("tidegate_overload_changes", "Changes of the overload state.", (), [((), door.overload.changes)])
+        gauges = (
+            ("tidegate_overloaded", "1 while shedding, without hedges; 0 in ordinary times.", door.overload.on),
+            ("tidegate_rejection_ratio", "Share of arrivals that is to be shed.", door.rejection.rate),
+            ("tidegate_cut_level", "Levels from here on are shed; 500 sheds nobody.", door.cut.cut),
+            ("tidegate_in_flight_limit", "Most requests inside that are let in now.", door.limit.limit),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(name, text)
+            gauge.add_metric((), value)
+            yield gauge
+        purses = door.tenants.purses.values()
+        inside = GaugeMetricFamily("tidegate_tenant_in_flight", "Requests inside, by tenant.", labels=("tenant",))
+        spent = GaugeMetricFamily(
+            "tidegate_tenant_compute_seconds",
+            "Compute charged and not refunded. It falls where a charge was too high: a gauge.",
+            labels=("tenant", "tier"),
+        )
+        for purse in purses:
+            inside.add_metric((purse.name,), purse.in_flight)
+            for tier, seconds in purse.spent_s.items():
+                spent.add_metric((purse.name, tier), seconds)
+        yield from (inside, spent)
 
     def _triton_families(self) -> Iterator[Metric]:
         tables: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (

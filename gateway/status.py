@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
+
+from gateway.admin_client import read_admin
 
 _COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
 _EXAMPLES = """
@@ -29,23 +29,21 @@ Examples:
 )
 def status(as_json: bool, admin: str) -> None:
     """Show what a running gateway can use: targets with their state and load, models with who offers them."""
-    try:
-        with urlopen(f"{admin.rstrip('/')}/v1/state", timeout=5.0) as response:
-            state = json.load(response)
-    except (URLError, OSError, ValueError) as error:
-        click.echo(f"no gateway answers at {admin}: {error}", err=True)
-        sys.exit(1)
+    state = read_admin(admin, "/v1/state")
     if as_json:
         click.echo(json.dumps(state))
         return
     console = Console()
     console.print(targets_table(state["targets"]))
     console.print(models_table(state["models"]))
+    for one in state.get("refused", ()):  # an older gateway does not tell
+        console.print(f"[yellow]not dialled[/]: {escape(one['device'])}, {escape(one['reason'])}", highlight=False)
 
 
 def targets_table(targets: list[dict[str, Any]]) -> Table:
     whole = (Column(name, no_wrap=True) for name in ("target", "state", "address"))  # what people copy stays whole
-    table = Table(*whole, "over", "models", "rtt", "queued", "in flight")
+    asked = any(one.get("attestation") for one in targets)  # a column that would say nothing is left out
+    table = Table(*whole, "over", *(["evidence"] if asked else []), "models", "rtt", "queued", "in flight")
     for one in targets:
         reason = f" ({one['reason']})" if one["reason"] else ""
         table.add_row(
@@ -53,12 +51,23 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
             f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
             one["address"],
             one["transport"],
-            ", ".join(f"{model['name']} {'/'.join(model['variants'])}" for model in one["models"]),
+            *([_evidence(one)] if asked else []),
+            ", ".join(map(_offered, one["models"])),
             f"{one['rtt_ms']:.1f} ms",
             str(one["queued"]),
             str(one["in_flight"]),
         )
     return table
+
+
+def _evidence(target: dict[str, Any]) -> str:
+    words = escape(target["attestation"] or "not asked for")
+    return f"[green]{words}[/]" if target["attested"] else f"none: {words}"
+
+
+def _offered(model: dict[str, Any]) -> str:
+    paced = " (paced: no model, it only takes the time)" if model.get("paced") else ""
+    return f"{model['name']} {'/'.join(model['variants'])}{paced}"
 
 
 def models_table(models: list[dict[str, Any]]) -> Table:

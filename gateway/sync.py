@@ -11,31 +11,27 @@ listens, and what time it is.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
+import ssl
 from collections.abc import Callable
 from math import inf
-
-import structlog
 
 from tidegate import clock
 from tidegate.fleet.merge import Effect, EpochHint, FleetRegister
 from tidegate.fleet.messages import Command, GatewayState, encode
 from tidegate.fleet.topics import Topics, checked_name
 from tidegate.mqtt_link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt_loop import MqttLoop
 
 HEARTBEAT_S = 5.0
 COALESCE_S = 0.02
 COALESCE_PER_DEVICE_S = 0.00015  # to look at a device costs some 14 µs, so looking takes at most a tenth of the time
-FAREWELL_TIMEOUT_S = 1.0
 MAX_EFFECTS = 256
-
-log = structlog.get_logger(__name__)
 
 
 class FleetSync:
-    """Owns the link to the broker and one task, from `async with` to its end.
+    """Owns the link to the broker and its task (`MqttLoop`), from `async with` to its end.
 
     Args:
         url: of the broker, "mqtt://host:1883".
@@ -45,6 +41,7 @@ class FleetSync:
         draw: chance, uniform in [0, 1).
         register: another than the default one, for other limits.
         backoff_cap_s: the longest wait between attempts to reach the broker.
+        tls: for an address with `mqtts://`, see `MqttLink`.
     """
 
     def __init__(
@@ -57,45 +54,44 @@ class FleetSync:
         *,
         register: FleetRegister | None = None,
         backoff_cap_s: float = 5.0,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
         self.register = register or FleetRegister(self._topics, draw=draw)
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
-        self._wake = asyncio.Event()
-        self._link = MqttLink(
-            url,
-            client_id=f"gw~{gateway_name}",
-            subscriptions=self._topics.for_gateways,
-            draw=draw,
-            on_activity=self._wake.set,
-            before_connect=self._make_will,
-            backoff_cap_s=backoff_cap_s,
+        self._loop = MqttLoop(
+            lambda on_activity: MqttLink(
+                url,
+                client_id=f"gw~{gateway_name}",
+                subscriptions=self._topics.for_gateways,
+                draw=draw,
+                on_activity=on_activity,
+                before_connect=self._make_will,
+                backoff_cap_s=backoff_cap_s,
+                tls=tls,
+            ),
+            name=f"fleet-sync {gateway_name}",
+            take_in=self._take_in,
+            turn=self._turn,
+            farewell=lambda: self._say_state(online=False),
+            crash_means="fleet state has crashed; devices will look dead",
         )
+        self._link = self._loop.link
         self._effects: list[tuple[float, int, Effect]] = []
         self._serial = itertools.count(1)
         self._changed = False
         self._tell_from = -inf  # not before, so that changes are told together
         self._view_changes_at = inf  # by silence alone
         self._heartbeat_at = inf
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> FleetSync:
-        await self._link.__aenter__()
-        self._task = asyncio.create_task(self._run(), name=f"fleet-sync {self._name}")
-        self._task.add_done_callback(_complain)
+        await self._loop.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        try:
-            if self._say_state(online=False):
-                await self._link.flush(FAREWELL_TIMEOUT_S)
-        finally:
-            await self._link.__aexit__()
+        await self._loop.__aexit__()
 
     @property
     def connected(self) -> bool:
@@ -104,27 +100,14 @@ class FleetSync:
     async def _make_will(self) -> Will:
         return Will(self._topics.gateway_state(self._name), encode(GatewayState(self._name, False, self._epoch)))
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            for event in self._link.take():
-                self._take_in(event)
-            self._perform_due_effects()
-            self._beat()
-            self._tell()
-            if not self._link.inbox:
-                await self._pause()
-            await clock.sleep(0)  # a flood of messages must not keep requests from their turn
-
-    async def _pause(self) -> None:
+    def _turn(self) -> float | None:
+        self._perform_due_effects()
+        self._beat()
+        self._tell()
         tell_at = self._tell_from if self._changed else inf
         effect_at = self._effects[0][0] if self._effects else inf
         until = min(tell_at, effect_at, self._heartbeat_at, self._view_changes_at)
-        try:
-            async with asyncio.timeout_at(until if until < inf else None):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        return until if until < inf else None
 
     def _take_in(self, event: LinkEvent) -> None:
         match event:
@@ -180,8 +163,3 @@ class FleetSync:
 
     def __repr__(self) -> str:
         return f"<FleetSync {self._name} {self.register!r} {self._link!r}>"
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("fleet state has crashed; devices will look dead", exc_info=task.exception())

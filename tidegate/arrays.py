@@ -7,6 +7,7 @@ bits, because numpy has no bfloat16.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,22 @@ def array_to_tensor(name: str, array: NDArray[Any], datatype: Datatype) -> Tenso
 
 def split_bytes(raw: Buffer, *, name: str = "") -> list[bytes]:
     """The elements of a raw BYTES tensor. Raises InvalidRequest when a length runs past the end."""
-    view, items, at = memoryview(raw), [], 0
-    while at < len(view):
-        end = at + 4 + int.from_bytes(view[at : at + 4], "little")
-        if at + 4 > len(view) or end > len(view):
-            raise InvalidRequest(f"tensor {name!r}: a BYTES element at offset {at} runs past the end of the data")
-        items.append(bytes(view[at + 4 : end]))
-        at = end
+    view, items, at = memoryview(raw), [], 4
+    for size_bytes in walk_bytes(raw, name=name):
+        items.append(bytes(view[at : at + size_bytes]))
+        at += size_bytes + 4
     return items
+
+
+def walk_bytes(raw: Buffer, *, name: str = "") -> Iterator[int]:
+    """The lengths of a raw BYTES tensor's elements, one by one; nothing is made of them. Raises as `split_bytes`."""
+    view, at = memoryview(raw), 0
+    while at < len(view):
+        size_bytes = int.from_bytes(view[at : at + 4], "little")
+        if at + 4 + size_bytes > len(view):
+            raise InvalidRequest(f"tensor {name!r}: a BYTES element at offset {at} runs past the end of the data")
+        yield size_bytes
+        at += 4 + size_bytes
 
 
 def _bytes_array(tensor: Tensor) -> NDArray[Any]:

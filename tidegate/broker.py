@@ -3,7 +3,7 @@
     python -m tidegate.broker --host 127.0.0.1 --port 1883 --die-with-parent PID
 
 It speaks MQTT 3.1.1, keeps retained messages in memory and lets anybody in, and says so at its start; that is why it
-listens on loopback unless asked otherwise. Production runs Mosquitto or another broker: every guarantee that Tidegate
+listens on loopback and nowhere else. Production runs Mosquitto or another broker: every guarantee that Tidegate
 gives about fleet state holds on either, by the same contract tests.
 
 It is a process and not a task of the gateway, so that a gateway's restart does not lose the retained births, and a
@@ -144,8 +144,6 @@ async def serve(host: str, port: int) -> None:
     await broker.start()
     bound_port = _bound_port(broker)
     log.info("the embedded broker lets anybody in (anonymous, no encryption)", host=host, port=bound_port)
-    if host not in LOOPBACK:
-        log.warning("the embedded broker is open to the network; use Mosquitto with passwords there", host=host)
     address = f"mqtt://{_bracketed(host)}:{bound_port}"
     events.emit("ready", role="broker", name="embedded", addresses={"mqtt": address}, models=[])
     await stop.wait()
@@ -190,7 +188,7 @@ def _quiet_logs() -> None:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to listen on.")
 @click.option("--port", default=1883, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free port.")
 @click.option("--die-with-parent", "parent_pid", type=int, hidden=True, help="End when the process of this id ends.")
 def main(host: str, port: int, parent_pid: int | None) -> None:
@@ -203,6 +201,12 @@ def main(host: str, port: int, parent_pid: int | None) -> None:
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
+    if host not in LOOPBACK:
+        raise click.BadParameter(
+            f"{host} is not loopback, and this broker lets anybody in; for a network run Mosquitto, whose files "
+            "`tidegate broker config --for mosquitto` writes",
+            param_hint="--host",
+        )
     _quiet_logs()
     try:
         asyncio.run(serve(host, port))

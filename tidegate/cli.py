@@ -29,6 +29,8 @@ GROUP: Final = "tidegate.commands"
 EXTRAS: Final = {
     "gateway": "gateway",
     "status": "gateway",
+    "explain": "gateway",
+    "keys": "gateway",
     "edge": "edge",
     "pool": "cloud",
     "model": "build",

@@ -37,6 +37,11 @@ def utc_s() -> float:
     return time.time()
 
 
+def block_until(instant: float) -> None:
+    """Block this thread until an instant of `now()`, without using the CPU; for worker processes, never for a loop."""
+    time.sleep(max(0.0, instant - now()))
+
+
 async def sleep(delay_s: float) -> None:
     """Sleep on the loop's clock."""
     await asyncio.sleep(delay_s)

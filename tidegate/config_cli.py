@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import click
 import yaml
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -105,8 +106,21 @@ def _field_lines(key: str, field: FieldInfo) -> Iterator[str]:
         yield f"# {line}"
     if field.is_required():
         yield f"{key}:  # required"
+        return
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, BaseModel):
+        yield f"#{key}:"
+        yield from (f"#  {line}" for line in _section_lines(default))
     else:
-        yield from (f"#{line}" for line in _yaml({key: field.get_default(call_default_factory=True)}))
+        yield from (f"#{line}" for line in _yaml({key: default}))
+
+
+def _section_lines(section: BaseModel) -> Iterator[str]:
+    """A section's keys, which are commented out as a whole: their words stay comments without the first sign."""
+    for key, field in type(section).model_fields.items():
+        for line in textwrap.wrap(field.description or "", COMMENT_WIDTH - 2):
+            yield f"# {line}"
+        yield from _yaml({key: getattr(section, key)})
 
 
 def _yaml(value: dict[str, Any]) -> list[str]:

@@ -6,31 +6,39 @@ outbox is dropped when the link drops, because a birth or a command of a past se
 Durable queues belong to the application, which knows what may be thrown away.
 
 MQTT 5 where the broker speaks it, else 3.1.1 ("auto"): a broker that refuses the version is tried with the other at
-once, and the one that worked is tried first from then on. Nothing here needs 5; with it, a refused publish is noticed
+once, and the one that worked last is tried first. Nothing here needs 5; with it, a refused publish is noticed
 and the broker bounds what it sends.
 
-Failed attempts wait with full jitter from half a second to half a minute; only a session that stood for half a minute
-forgives the failures before it, so two agents that were given one name drift apart instead of taking turns.
+How long to wait between attempts is `redial.py`'s: seconds for a broker that is away, up to half a minute for one that
+is there and will not have us. The broker is reached before anything is prepared for it, so that an agent whose broker
+is away for a day does not write a new epoch to its disk every other second.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
 from tidegate import clock
-from tidegate.backoff import Backoff
+from tidegate.broker_url import BrokerUrl, Version
 from tidegate.fleet.inbox import Inbox
-from tidegate.mqtt_session import BrokerUrl, Message, MqttError, Session, Version, VersionRefused, Will
+from tidegate.mqtt_session import (
+    Answered,
+    HungUp,
+    Message,
+    MqttError,
+    Refused,
+    Session,
+    VersionRefused,
+    Will,
+)
+from tidegate.redial import End, Redial
 
-__all__ = ["BrokerUrl", "Connected", "Disconnected", "LinkEvent", "Message", "MqttLink", "Will"]
-
-HEALTHY_AFTER_S: Final = 30.0  # a session this old forgives the failures before it
+__all__ = ["Answered", "BrokerUrl", "Connected", "Disconnected", "LinkEvent", "Message", "MqttLink", "Will"]
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +57,7 @@ class Disconnected:
     reason: str
 
 
-LinkEvent = Connected | Disconnected | Message
+LinkEvent = Connected | Disconnected | Message | Answered
 
 
 class MqttLink:
@@ -61,11 +69,14 @@ class MqttLink:
         subscriptions: (filter, QoS), granted before `Connected`.
         draw: chance, uniform in [0, 1), for the waits between attempts.
         on_activity: called whenever `take` has something; must not block.
-        before_connect: awaited before each CONNECT for its will. An OSError there counts as a failed attempt.
+        before_connect: awaited before each CONNECT for its will, once the broker is reached. An OSError there counts as
+            a failed attempt.
         keepalive_s: a broker drops a silent session after 1.5 of it; smaller costs pings.
         ack_timeout_s: a QoS 1 message that is not acknowledged in this time ends the session.
         max_inbox: messages that wait for `take`; beyond, the oldest is dropped.
         max_outbox: QoS 1 messages that wait for their turn; beyond, `publish` refuses.
+        tls: makes the context of each connection to an `mqtts://` address, so that a renewed certificate is used from
+            the next one on. None: the machine's trusted CAs, and no certificate of ours.
     """
 
     def __init__(
@@ -84,8 +95,10 @@ class MqttLink:
         max_outbox: int = 64,
         backoff_base_s: float = 0.5,
         backoff_cap_s: float = 30.0,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self.url = BrokerUrl.parse(url)
+        self._tls = tls or ssl.create_default_context
         self.client_id = client_id
         self.inbox: Inbox[LinkEvent] = Inbox(max_inbox)
         self._subscriptions = subscriptions
@@ -95,15 +108,15 @@ class MqttLink:
         self._connect_timeout_s = connect_timeout_s
         self._ack_timeout_s = ack_timeout_s
         self._max_outbox = max_outbox
-        self._backoff = Backoff(draw, backoff_base_s, backoff_cap_s)
-        self._versions: deque[Version] = deque()
+        self._redial = Redial(draw, backoff_base_s, backoff_cap_s)
+        self._versions: tuple[Version, ...] = ()  # to be tried in this order
         self._sessions = 0
         self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
         self._complained = False
 
     async def __aenter__(self) -> MqttLink:
-        self._versions = deque(("5", "3.1.1") if self.url.version == "auto" else (self.url.version,))
+        self._versions = ("5", "3.1.1") if self.url.version == "auto" else (self.url.version,)
         self._task = asyncio.create_task(self._run(), name=f"mqtt-link {self.client_id}")
         return self
 
@@ -120,9 +133,16 @@ class MqttLink:
         """What has happened since, oldest first, at most `limit` of it."""
         return self.inbox.take(limit)
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Hand one message over; False when there is no session or no room, and the message is gone."""
-        return self._session is not None and self._session.publish(topic, payload, qos=qos, retain=retain)
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, answered: bool = False
+    ) -> bool:
+        """Hand one message over; False when there is no session or no room, and the message is gone.
+
+        Args:
+            answered: whether an `Answered` shall tell what the broker made of it; with QoS 1.
+        """
+        session = self._session
+        return session is not None and session.publish(topic, payload, qos=qos, retain=retain, answered=answered)
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until every QoS 1 message is acknowledged; False when the session or the time ended first."""
@@ -140,31 +160,42 @@ class MqttLink:
         while True:
             began_at = clock.now()
             try:
-                reason = await self._one_session()
-            except VersionRefused as error:
-                reason = str(error)
-                if self._try_the_other_version():
-                    continue
+                reason = await self._any_session()
+                end = End.of_session(clock.now() - began_at)
             except (MqttError, OSError) as error:
                 reason = str(error) or type(error).__name__
+                end = End.REFUSED if isinstance(error, Refused) else End.AWAY
+            except Exception as error:  # a defect of ours or of paho's must not leave this process deaf for good
+                log.exception("an attempt to reach the broker has a defect", broker=str(self.url))
+                reason, end = repr(error), End.REFUSED
             self._complain(reason)
-            if clock.now() - began_at >= HEALTHY_AFTER_S:
-                self._backoff.reset()
-            await clock.sleep(self._backoff.next_delay_s())
+            await clock.sleep(self._redial.wait_s(end))
 
-    async def _one_session(self) -> str:
+    async def _any_session(self) -> str:
+        """A session in the version that worked last, or else in the other; returns why it ended."""
+        *others, last = self._versions
+        for version in others:
+            try:
+                return await self._one_session(version)
+            except (VersionRefused, HungUp):  # as one does that does not know the version
+                continue
+        return await self._one_session(last)
+
+    async def _one_session(self, version: Version) -> str:
         """One CONNECT from beginning to end; returns why it ended. Raises MqttError or OSError if it never began."""
-        will = await self._before_connect() if self._before_connect else None
-        session = Session(self._versions[0], self._deliver, self._ack_timeout_s, self._max_outbox)
+        session = Session(version, self._deliver, self._ack_timeout_s, self._max_outbox)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await session.open(self.url, self.client_id, self._keepalive_s, will, self._subscriptions)
+                await session.reach(self.url, self._tls() if self.url.secure else None)
+                will = await self._before_connect() if self._before_connect else None
+                await session.open(self.client_id, self._keepalive_s, will, self._subscriptions)
         except TimeoutError:
             session.end("timeout")
             raise MqttError(f"no session within {self._connect_timeout_s:g} s") from None
         except BaseException:
             session.end("given up")
             raise
+        self._versions = (version, *(one for one in self._versions if one != version))
         return await self._live(session)
 
     async def _live(self, session: Session) -> str:
@@ -185,11 +216,6 @@ class MqttLink:
             self._deliver(Disconnected(self._sessions, reason))
         return reason
 
-    def _try_the_other_version(self) -> bool:
-        """Rotate the versions; whether the next one is untried since the last success."""
-        self._versions.rotate(-1)
-        return len(self._versions) > 1 and self._versions[0] != "5"
-
     def _deliver(self, event: LinkEvent) -> None:
         # Heartbeats replace one another; what was asked to arrive, and the link's own words, never do.
         self.inbox.put(event, event.topic if isinstance(event, Message) and event.qos == 0 else "")
@@ -204,6 +230,6 @@ class MqttLink:
         state = (
             f"session {self._sessions} {self._session!r}"
             if self._session
-            else f"down, {self._backoff.failures} failures"
+            else f"down, {self._redial.failures} failures"
         )
         return f"<MqttLink {self.client_id} at {self.url} {state}>"

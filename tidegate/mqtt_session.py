@@ -16,17 +16,21 @@ edge-state.md, part 5.7):
   (14), so liveness must come from heartbeats, never from here;
 - add_reader is missing on Windows' Proactor loop (15): not supported; exceptions propagate out of the read (16): they
   end this session, with their text as the reason.
+
+A flood of messages costs at most a share of the process's time (`duty.py`): beyond it the socket is not read for a
+while, and the broker drops of QoS 0 what it cannot send. What was retained is never held up, since a process that
+starts waits for it, and nobody but the broker sends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, Final, NamedTuple
 
 import structlog
 from paho.mqtt import client as paho
@@ -35,12 +39,16 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tidegate import clock
+from tidegate.broker_url import BrokerUrl, Version
+from tidegate.duty import Duty
+from tidegate.mqtt_socket import connected_socket, has_more
 
-Version = Literal["5", "3.1.1"]
 MAX_OUTSTANDING: Final = 10  # QoS 1 messages without a PUBACK
 MAX_UNWRITTEN: Final = 32  # QoS 0 messages that the socket has not taken
 MAX_PACKET_BYTES: Final = 131_072
 _TICK_S: Final = 1.0
+_READ_SHARE: Final = 0.25  # of the time; some 100 µs a message
+_READ_BURST_S: Final = 0.1
 _VERSIONS: Final = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 
 log = structlog.get_logger(__name__)
@@ -52,6 +60,14 @@ class Message:
     payload: bytes
     qos: int
     retained: bool  # kept by the broker from before this subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the broker made of a message that asked for it: "" for taken, else its reason. MQTT 3.1.1 always takes."""
+
+    topic: str
+    refusal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +84,24 @@ class MqttError(Exception):
     """A session could not begin; the message says at which step."""
 
 
-class VersionRefused(MqttError):
-    """The broker does not speak this version of MQTT, or hung up as those do that don't."""
+class Refused(MqttError):
+    """The broker is there and does not want us: the password, a subscription, our name."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerUrl:
-    """`mqtt://[user:password@]host[:port][?protocol=5|3.1.1|auto]`."""
+class HungUp(MqttError):
+    """The broker ended the connection instead of answering the CONNECT, as one does that does not know the version."""
 
-    host: str
-    port: int
-    username: str | None
-    password: str | None
-    version: Literal["auto"] | Version
 
-    @classmethod
-    def parse(cls, url: str) -> BrokerUrl:
-        """Raises ValueError that names what is wrong with the URL."""
-        parts = urlsplit(url)
-        if parts.scheme != "mqtt" or not parts.hostname:
-            raise ValueError(f"{url!r} is not a broker's address; it reads like mqtt://host:1883")
-        version = parse_qs(parts.query).get("protocol", ["auto"])[0]
-        if version not in ("auto", "5", "3.1.1"):
-            raise ValueError(f"{url!r}: protocol is 5, 3.1.1 or auto, not {version!r}")
-        username = unquote(parts.username) if parts.username else None
-        password = unquote(parts.password) if parts.password else None
-        return cls(parts.hostname, parts.port or 1883, username, password, cast(Version, version))
+class VersionRefused(Refused):
+    """The broker does not speak this version of MQTT."""
 
-    def __str__(self) -> str:
-        return f"mqtt://{self.host}:{self.port}"
+
+class _Handed(NamedTuple):
+    """A QoS 1 message that paho was given, until its PUBACK."""
+
+    at: float
+    topic: str
+    answered: bool
 
 
 class _Client(paho.Client):
@@ -113,7 +118,7 @@ class Session:
     """One CONNECT. Lives on the event loop; `ended` resolves with the reason, exactly once."""
 
     def __init__(
-        self, version: Version, deliver: Callable[[Message], None], ack_timeout_s: float, max_outbox: int
+        self, version: Version, deliver: Callable[[Message | Answered], None], ack_timeout_s: float, max_outbox: int
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
@@ -121,32 +126,40 @@ class Session:
         self._deliver = deliver
         self._ack_timeout_s = ack_timeout_s
         self._max_outbox = max_outbox
+        self._url: BrokerUrl | None = None
         self._socket: socket.socket | None = None
         self._client: _Client | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._granted: asyncio.Future[None] = self._loop.create_future()  # CONNACK, then SUBACK
-        self._outbox: deque[tuple[str, bytes, bool]] = deque()
-        self._outstanding: dict[int, float] = {}  # QoS 1: mid → when it was handed to paho
+        self._outbox: deque[tuple[str, bytes, bool, bool]] = deque()
+        self._outstanding: dict[int, _Handed] = {}  # QoS 1, by mid
         self._unwritten: set[int] = set()  # QoS 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._duty = Duty(_READ_SHARE, burst_s=_READ_BURST_S)
+        self._read_retained = False
+        self._rest: asyncio.TimerHandle | None = None
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
+    async def reach(self, url: BrokerUrl, context: ssl.SSLContext | None = None) -> None:
+        """Connect the socket, over TLS by `context`; nothing is said yet. Raises OSError."""
+        self._url = url
+        self._socket = await connected_socket(url.host, url.port, context)
+
     async def open(
-        self,
-        url: BrokerUrl,
-        client_id: str,
-        keepalive_s: int,
-        will: Will | None,
-        subscriptions: tuple[tuple[str, int], ...],
+        self, client_id: str, keepalive_s: int, will: Will | None, subscriptions: tuple[tuple[str, int], ...]
     ) -> None:
-        self._socket = await _connected_socket(url)
+        """Say CONNECT and SUBSCRIBE on the socket that was reached. Raises MqttError."""
+        assert self._socket is not None and self._url is not None
+        url = self._url
         self._client = client = self._make_client(client_id, will, url)
         client.ready_socket = self._socket
         client.connect(url.host, url.port, keepalive_s, **self._connect_options(url))
+        if self._socket.fileno() < 0:  # paho closes a socket that breaks under its first word, and says nothing
+            raise HungUp("the broker hung up: the connection was lost")
         self._attach(client, self._socket)
-        await self._step(VersionRefused)  # a broker that hangs up on a CONNECT may not know its version
+        await self._step(HungUp)
         if subscriptions:
             self._granted = self._loop.create_future()
             client.subscribe(list(subscriptions))
@@ -204,7 +217,26 @@ class Session:
     # -- driving paho ----------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        began_at, self._read_retained = clock.now(), False
         self._drive(lambda client: client.loop_read())
+        if self._socket is None:
+            return
+        pause_s = 0.0 if self._read_retained else self._duty.spend(began_at, clock.now())
+        if pause_s > 0.0:
+            self._loop.remove_reader(self._socket)
+            self._rest = self._loop.call_later(pause_s, self._read_on)
+        elif has_more(self._socket):
+            self._rest = self._loop.call_later(0, self._read_more)
+
+    def _read_on(self) -> None:
+        if self._socket is not None:
+            self._loop.add_reader(self._socket, self._read)
+            self._read_more()
+
+    def _read_more(self) -> None:
+        """What TLS has decrypted already: no event will tell of it."""
+        if self._socket is not None and has_more(self._socket):
+            self._read()
 
     def _write(self) -> None:
         self._drive(lambda client: client.loop_write())
@@ -222,7 +254,7 @@ class Session:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_TICK_S, self._tick)
         self._drive(lambda client: client.loop_misc())
-        oldest = min(self._outstanding.values(), default=None)
+        oldest = min((one.at for one in self._outstanding.values()), default=None)
         if oldest is not None and clock.now() - oldest > self._ack_timeout_s:
             self._finish(f"no acknowledgement for {self._ack_timeout_s:g} s")
 
@@ -243,7 +275,7 @@ class Session:
         if not reason.is_failure:
             self._granted.set_result(None)
             return
-        refused = VersionRefused if "protocol version" in str(reason).lower() else MqttError
+        refused = VersionRefused if "protocol version" in str(reason).lower() else Refused
         self._granted.set_exception(refused(f"the broker refused the connection: {reason}"))
 
     def _on_subscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
@@ -251,18 +283,22 @@ class Session:
         if self._granted.done():
             return
         if failures:
-            self._granted.set_exception(MqttError(f"the broker refused a subscription: {failures[0]}"))
+            self._granted.set_exception(Refused(f"the broker refused a subscription: {failures[0]}"))
         else:
             self._granted.set_result(None)
 
     def _on_message(self, client: Any, userdata: Any, message: paho.MQTTMessage) -> None:
+        self._read_retained = bool(message.retain)
         self._deliver(Message(message.topic, bytes(message.payload), message.qos, bool(message.retain)))
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
         self._unwritten.discard(mid)
-        if self._outstanding.pop(mid, None) is not None:
-            if reason.is_failure:
-                log.warning("the broker refused a message", reason=str(reason))
+        handed = self._outstanding.pop(mid, None)
+        if handed is not None:
+            if handed.answered:
+                self._deliver(Answered(handed.topic, str(reason) if reason.is_failure else ""))
+            elif reason.is_failure:
+                log.warning("the broker refused a message", topic=handed.topic, reason=str(reason))
             self._loop.call_soon(self._pump)
 
     def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
@@ -273,7 +309,7 @@ class Session:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> bool:
+    def publish(self, topic: str, payload: bytes, *, qos: int, retain: bool, answered: bool = False) -> bool:
         assert self._client is not None
         if self.ended.done():
             return False
@@ -281,7 +317,7 @@ class Session:
             return self._publish_at_once(self._client, topic, payload, retain)
         if len(self._outbox) >= self._max_outbox:
             return False
-        self._outbox.append((topic, payload, retain))
+        self._outbox.append((topic, payload, retain, answered))
         self._idle.clear()
         self._pump()
         return True
@@ -296,8 +332,9 @@ class Session:
         if self._client is None or self.ended.done():
             return
         while self._outbox and len(self._outstanding) < MAX_OUTSTANDING:
-            topic, payload, retain = self._outbox.popleft()
-            self._outstanding[self._client.publish(topic, payload, 1, retain).mid] = clock.now()
+            topic, payload, retain, answered = self._outbox.popleft()
+            mid = self._client.publish(topic, payload, 1, retain).mid
+            self._outstanding[mid] = _Handed(clock.now(), topic, answered)
         if not self._outstanding:
             self._idle.set()
 
@@ -329,6 +366,10 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._rest is not None:
+            self._rest.cancel()
+        if self._granted.done() and not self._granted.cancelled():
+            self._granted.exception()  # a refusal that nobody waits for any more is no defect
         sock, self._socket = self._socket, None
         if sock is not None and sock.fileno() >= 0:
             self._loop.remove_reader(sock)
@@ -337,25 +378,3 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<mqtt {self._version}, {len(self._outbox)} waiting, {len(self._outstanding)} unacknowledged>"
-
-
-async def _connected_socket(url: BrokerUrl) -> socket.socket:
-    """A connected, non-blocking TCP socket to the first of the host's addresses that answers. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    failure: OSError = OSError(f"{url.host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
-            await loop.sock_connect(sock, address)
-            return sock
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-    raise failure

@@ -49,6 +49,22 @@ class NotSupported(CallerError):
     code = "not_supported"
 
 
+class Unauthenticated(CallerError):
+    """Nobody we know: no credential came."""
+
+    code = "unauthenticated"
+
+
+class BadCredential(Unauthenticated):
+    """A credential came and is none of ours, or no longer. Told apart on this side only, so it never travels."""
+
+
+class Forbidden(CallerError):
+    """Somebody we know, who has no right to this."""
+
+    code = "forbidden"
+
+
 class CapacityError(ServeError):
     """Nobody's fault: there was no room or no time."""
 
@@ -58,6 +74,10 @@ class Overloaded(CapacityError):
 
     code = "overloaded"
     retry_elsewhere = True
+
+
+class OutOfMemory(Overloaded):
+    """A device had no memory for it. Nobody's fault, and another device may have more; it travels as `overloaded`."""
 
 
 class DeadlineExceeded(CapacityError):
@@ -78,6 +98,11 @@ class Unreachable(PeerError):
     code = "unreachable"
 
 
+class Disconnected(Unreachable):
+    """The connection ended under the call. Said on this side of it only, so it never travels: the target may be well,
+    and is worth another try once it is connected again."""
+
+
 class BadAnswer(PeerError):
     code = "bad_answer"
 
@@ -89,9 +114,19 @@ class InternalError(ServeError):
     retry_elsewhere = True
 
 
+class Poisonous(InternalError):
+    """The engine raised on this request, or its worker went down, while it was tried by itself: batch-mates did not.
+
+    It counts against the target like any defect, since a device that is broken fails whoever is alone on it; what it
+    says of who sent it is weighed where senders are known (`gateway/core/quarantine.py`).
+    """
+
+    code = "poisonous"
+
+
 ERRORS: tuple[type[ServeError], ...] = (
-    InvalidRequest, TooLarge, ModelNotFound, NotSupported, Overloaded, DeadlineExceeded, NothingAlive, Unreachable,
-    BadAnswer, InternalError,
+    InvalidRequest, TooLarge, ModelNotFound, NotSupported, Unauthenticated, Forbidden, Overloaded, DeadlineExceeded,
+    NothingAlive, Unreachable, BadAnswer, InternalError, Poisonous,
 )  # fmt: skip
 _BY_CODE = {error.code: error for error in ERRORS}
 
@@ -112,12 +147,15 @@ class Outcome(StrEnum):
     TOO_LARGE = "too_large"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_SUPPORTED = "not_supported"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     NOTHING_ALIVE = "nothing_alive"
     UNREACHABLE = "unreachable"
     BAD_ANSWER = "bad_answer"
     INTERNAL = "internal"
+    POISONOUS = "poisonous"
 
     @classmethod
     def of(cls, error: BaseException) -> Outcome:

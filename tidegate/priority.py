@@ -6,7 +6,7 @@ first moves a request's place in the order, not its deadline, back by LEVEL_S: a
 level always goes first, and nobody is passed by requests that came more than `levels · LEVEL_S` later.
 
 OIP's numbers: 1 is the highest, larger is lower, 0 means the default, which is DEFAULT_LEVEL so that a caller may ask
-for more as well as for less. Levels past the last count as the last.
+for more as well as for less. A number that is no level counts as the default, as in Triton.
 
 Ties (a batch job stamps one deadline on everything) go by arrival, then by number: first come, first served.
 
@@ -16,14 +16,17 @@ first: Liu and Layland, JACM 1973, optimal on one machine while the deadlines ca
 
 from __future__ import annotations
 
+from typing import Final
+
 DEFAULT_LEVEL = 2
 LAST_LEVEL = 4
+WEIGHTS: Final = {1: 2.0, 2: 1.0, 3: 0.5, 4: 0.25}  # what an answer in time is worth, by level (routing.md B6)
 LEVEL_S = 5.0  # over twice the usual budget, so that levels are strict among ordinary requests
 
 
 def level_of(priority: int) -> int:
     """The level from 1 (first) to LAST_LEVEL that OIP's `priority` asks for."""
-    return DEFAULT_LEVEL if priority <= 0 else min(priority, LAST_LEVEL)
+    return priority if 1 <= priority <= LAST_LEVEL else DEFAULT_LEVEL
 
 
 def order_key(deadline: float, priority: int) -> float:

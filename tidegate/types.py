@@ -18,6 +18,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
+
+from tidegate.identity import Identity
+from tidegate.pin import Pin
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
@@ -115,6 +119,11 @@ class InferResponse(msgspec.Struct, frozen=True):
     id: str = ""
     parameters: Parameters = NO_PARAMETERS
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the tensors' contents."""
+        return sum([len(tensor.raw) for tensor in self.outputs])
+
 
 class Accepted(msgspec.Struct, frozen=True):
     """A far side's word that it queued the request; durations count from when it said so, without the link."""
@@ -144,6 +153,11 @@ class Call(msgspec.Struct, frozen=True):
     variant: str = ""  # a demanded variant, e.g. "fp32"; "" takes any
     headers: Mapping[str, str] = _NOTHING  # lower-case names; only those a layer may need
     on_accepted: Callable[[Accepted], None] | None = None
+    pin: Pin = "any"  # how far it may go
+    min_quality: float = 0.0  # of the variant that answers, 0 takes any
+    tenant: str = ""  # who pays: by the caller's own word, or by its identity's; "" is nobody in particular
+    identity: Identity | None = None  # who was let in; None where nobody has to say who they are
+    attested: bool = False  # only targets whose evidence was verified will do
 
     def budget_s(self, now: float) -> float | None:
         """What is left of the deadline, possibly negative; None without one."""
@@ -160,19 +174,29 @@ class Call(msgspec.Struct, frozen=True):
             self.variant,
             self.headers,
             self.on_accepted,
+            self.pin,
+            self.min_quality,
+            self.tenant,
+            self.identity,
+            self.attested,
         )
+
+    def by(self, identity: Identity) -> Call:
+        """The same call as made by `identity`."""
+        return replace(self, identity=identity)
 
 
 class Route(msgspec.Struct, frozen=True):
     """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
 
     served_by: str  # "edge/NAME" or "pool/NAME"
-    reason: str  # cheapest, only, faster, surer, better, pinned, demanded, escalated, fallback, hedge, ...
+    reason: str  # cheapest, only, faster, surer, better, pinned, demanded, escalated, fallback, hedge, reserve, ...
     variant: str
     attempts: int = 1
     hedged: bool = False
     fallback: bool = False
     degraded: bool = False
+    provisional: bool = False  # the model was not sure of it, and nobody better answered in time
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -185,3 +209,4 @@ class Reply(msgspec.Struct, frozen=True):
     batch_size: int = 1
     variant: str = ""
     load: LoadReport | None = None
+    attested: str = ""  # the evidence that it rests on, where that was required

@@ -10,18 +10,22 @@ flat table large mixed ones, from the same rule.
 Method: rows sorted by length; with the cost of a group depending only on its cells and its longest row, an optimal
 partition is made of contiguous runs, found by dynamic programming over run ends, best[j] = min over i of best[i] +
 cost(run i..j). Growing a run stops early once a row adds more than it costs alone, since still shorter rows only do
-worse. The group of the head, the request whose turn it is, is the answer; the rest is planned again next time, with
-whoever has come meanwhile.
+worse. Which group runs is decided elsewhere (`turns.py`); the rest is planned again next time, with whoever has come.
 
-Invariants: the head is in the group; rows and padded work stay within the limits, but for a single request that is
-over them on its own; at most WINDOW requests are looked at, so a decision costs a millisecond at most.
+Invariants: each request is in one group; rows, padded work and seconds stay within the limits, but for a single
+request that is over them on its own; whoever calls it with at most WINDOW requests waits a millisecond at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import add
+
+import numpy as np
+
+from cloud_pool.core.batch_cost import BatchCost, Numbers
 
 WINDOW = 64
 
@@ -42,60 +46,82 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one group: rows, padded work, and the seconds after which the head would be late."""
+    """Of one group: rows, padded work, and seconds."""
 
     max_rows: int
     max_work: float = inf
     max_s: float = inf
 
 
-def padded_units(shapes: Sequence[Shape]) -> float:
-    """The work of a batch whose rows are all padded to the longest."""
-    return max(shape.length for shape in shapes) * sum(shape.cells for shape in shapes)
+def padded(shapes: Sequence[Shape]) -> Shape:
+    """The shape of a batch whose rows are all padded to the longest."""
+    longest = max(shape.length for shape in shapes)
+    return Shape(sum(shape.rows for shape in shapes), longest, longest * sum(shape.cells for shape in shapes))
 
 
-def group_of_head(shapes: Sequence[Shape], service_s: Callable[[float], float], limits: Limits) -> list[int]:
-    """The indices of those that should share a batch with `shapes[0]`, the head, itself included; ascending.
+def seconds_of(cost: BatchCost, shapes: Sequence[Shape]) -> float:
+    """Seconds that these take in one batch."""
+    batch = padded(shapes)
+    return cost.predict_s(batch.units, batch.length)
+
+
+def cheapest_groups(
+    shapes: Sequence[Shape],
+    cost: BatchCost,
+    limits: Limits,
+    rooms_s: Sequence[float] | None = None,
+) -> list[list[int]]:
+    """Who should share a batch with whom, so that all together cost least: indices of `shapes`, each in one group.
 
     Args:
-        shapes: the head first, then the others in the order of their turns; those past WINDOW are left for later.
-        service_s: seconds that one call of so many units takes.
+        shapes: in the order of their turns; it decides who is left over from a full batch. At most WINDOW are cheap.
+        rooms_s: for each, the most seconds of a batch that it may share; alone it may take longer.
     """
+    if len(shapes) == 1:
+        return [[0]]
     # Among equal lengths those whose turn is first come last: runs are filled up from the end, so what does not fit
     # into a full batch is left over from those who can wait.
-    order = sorted(range(min(len(shapes), WINDOW)), key=lambda index: (shapes[index].length, -index))
-    ordered = [shapes[index] for index in order]
-    run_starts = _cheapest_runs(ordered, service_s, limits)
-    first, last = _run_with(order.index(0), run_starts)
-    return sorted(order[first : last + 1])
+    order = sorted(range(len(shapes)), key=lambda index: (shapes[index].length, -index))
+    rooms_s = [limits.max_s] * len(shapes) if rooms_s is None else [min(room_s, limits.max_s) for room_s in rooms_s]
+    starts = _cheapest_runs([shapes[index] for index in order], cost, limits, [rooms_s[index] for index in order])
+    groups, last = list[list[int]](), len(starts) - 1
+    while last >= 0:
+        groups.append(sorted(order[starts[last] : last + 1]))
+        last = starts[last] - 1
+    return groups
 
 
-def _cheapest_runs(ordered: Sequence[Shape], service_s: Callable[[float], float], limits: Limits) -> list[int]:
+def _cheapest_runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, rooms_s: Sequence[float]) -> list[int]:
     """For each index as the end of a run, where that run starts in the cheapest partition up to there."""
-    alone_s = [service_s(shape.units) for shape in ordered]
+    run_s, longest = _runs(ordered, cost, limits, np.array(rooms_s))
     best_s, starts = [0.0], list[int]()
-    for end, longest in enumerate(ordered):
-        rows, cells, run_s = longest.rows, longest.cells, alone_s[end]
-        total_s, start = best_s[end] + run_s, end
-        for first in range(end - 1, -1, -1):
-            rows, cells = rows + ordered[first].rows, cells + ordered[first].cells
-            units = cells * longest.length
-            grown_s = service_s(units)
-            if rows > limits.max_rows or units > limits.max_work or grown_s > limits.max_s:
-                break
-            if grown_s - run_s > alone_s[first]:
-                break
-            run_s = grown_s
-            if best_s[first] + run_s <= total_s:  # on a tie the larger group: fewer calls
-                total_s, start = best_s[first] + run_s, first
-        best_s.append(total_s)
-        starts.append(start)
+    for end, (seconds, most) in enumerate(zip(run_s.tolist(), longest.tolist(), strict=True)):
+        first = end + 1 - most
+        totals_s = list(map(add, best_s[first:], reversed(seconds[:most])))
+        least_s = min(totals_s)
+        best_s.append(least_s)
+        starts.append(first + totals_s.index(least_s))  # on a tie the larger group: fewer calls
     return starts
 
 
-def _run_with(index: int, starts: Sequence[int]) -> tuple[int, int]:
-    """First and last index of the run that holds `index`."""
-    last = len(starts) - 1
-    while starts[last] > index:
-        last = starts[last] - 1
-    return starts[last], last
+def _runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, rooms_s: Numbers) -> tuple[Numbers, Numbers]:
+    """Seconds of each run, [end, how many before it]; and for each end, how many in a run are worth looking at."""
+    most = min(len(ordered), limits.max_rows)
+    starts = np.arange(len(ordered))[:, None] - np.arange(most)
+    at = np.maximum(starts, 0)
+    lengths = np.array([[float(shape.length)] for shape in ordered])
+    rows, cells = _sums([shape.rows for shape in ordered], at), _sums([shape.cells for shape in ordered], at)
+    units = cells * lengths
+    run_s = cost.predict_many_s(units, lengths)
+    room_s = np.minimum.accumulate(rooms_s[at], axis=1)
+    barred = (starts < 0) | (rows > limits.max_rows) | (units > limits.max_work) | (run_s > room_s)
+    barred[:, 1:] |= np.diff(run_s, axis=1) > run_s[:, 0][at[:, 1:]]
+    barred[:, 0] = False  # alone everybody may be, whatever the limits
+    return run_s, np.where(barred.any(axis=1), barred.argmax(axis=1), most)
+
+
+def _sums(numbers: Sequence[float], starts: Numbers) -> Numbers:
+    """From each start to the end that its row stands for, both included."""
+    until = np.concatenate(([0.0], np.cumsum(numbers)))
+    sums: Numbers = until[1:, None] - until[starts]
+    return sums

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from math import inf
 
 from cloud_pool.core.batching import Batcher
+from cloud_pool.core.footprint import Footprint, expected_bytes_per_unit
 from cloud_pool.core.grouping import Shape
-from cloud_pool.core.padding import Arrays, Extent, Layout
-from tidegate.estimate.service_time import ServiceTime
+from cloud_pool.core.latency_model import LatencyModel
+from cloud_pool.core.memory import LaneMemory
+from cloud_pool.core.packing import layout_of
+from cloud_pool.core.padding import Arrays, Extent
+from cloud_pool.core.queue_policy import QueuePolicies
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.oip.host import ModelStatistics
+from tidegate.oip.host import ModelStatistics, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Piece:
 
 
 class Lane:
-    """Mutable through its parts: `batcher`, `service` and `statistics`.
+    """Mutable through its parts: `batcher`, `service`, `memory` and `statistics`.
 
     Args:
         key: under which the worker has the engine.
@@ -46,35 +50,61 @@ class Lane:
         self.manifest = manifest
         self.variant = variant
         self.cost = tuple(cost)
-        self.layout = Layout(manifest)
-        self.service = ServiceTime(cost)
+        self.layout = layout_of(manifest, variant)
+        self.service = LatencyModel(cost)
+        self.memory = LaneMemory(Footprint(expected_bytes_per_unit(manifest, variant)))
         self.statistics = ModelStatistics(manifest.name, manifest.version)
         self._max_rows = min(batching.max_batch_size, variant.max_batch or batching.max_batch_size)
         self._max_work = float(batching.max_work or inf)
         self._stretches = _cost_grows_with_padding(manifest)
         self._loners = itertools.count()
-        self.batcher = Batcher(
-            self.service.predict_s,
+        self.batcher = self.new_batcher()
+
+    def new_batcher(self) -> Batcher:
+        """An empty queue under this lane's policy and limits; `batcher` is the one that all workers feed from."""
+        batching = self.manifest.batching
+        return Batcher(
+            self.service,
             max_rows=self._max_rows,
             max_work=self._max_work,
             max_queue_size=batching.max_queue_size,
             max_queue_delay_s=batching.max_queue_delay_s,
+            policy=batching.policy,
+            preferred_batch_size=batching.preferred_batch_size,
+            queue_policies=QueuePolicies(batching.default_queue_policy, batching.priority_queue_policy),
         )
 
-    def pieces(self, arrays: Arrays, units: float) -> list[Piece]:
-        """A checked request, in parts that each fit into a batch if a single row does."""
-        rows = self.layout.extent(arrays).rows
+    def pieces(self, arrays: Arrays, units: float, most_units: float = inf) -> list[Piece]:
+        """A checked request, in parts that each fit into a batch, and into `most_units`, if a single row does."""
+        rows, most = self.layout.extent(arrays).rows, min(self._max_work, most_units)
         per_row = units / max(rows, 1)
-        fitting = int(self._max_work / per_row) if per_row > 0.0 and self._max_work < inf else self._max_rows
+        fitting = int(most / per_row) if per_row > 0.0 and most < inf else self._max_rows
         parts = self.layout.split_rows(arrays, max(1, min(self._max_rows, fitting)))
         return [self._piece(part, per_row) for part in parts]
 
+    def alone_s(self, shape: Shape) -> float:
+        """Predicted seconds of a request by itself."""
+        return self.service.predict_s(shape.units, shape.length)
+
+    def count(self, rows: int, compute_s: float, *, utc_s: float) -> None:
+        """One more batch in the statistics."""
+        self.statistics.execution_count += 1
+        self.statistics.inference_count += rows
+        self.statistics.last_inference_ms = int(utc_s * 1e3)
+        self.statistics.batches.setdefault(rows, Tally()).add(compute_s)
+
     def _piece(self, arrays: Arrays, units_per_row: float) -> Piece:
         extent = self.layout.extent(arrays)
-        length = max(1, extent.length) if self._stretches else 1
-        shape = Shape(extent.rows, length, units_per_row * extent.rows)
+        shape = self._shape(extent, units_per_row)
         kind = self.layout.kind(arrays) if self.layout.joins_rows else next(self._loners)
         return Piece(arrays, extent, shape, kind)
+
+    def _shape(self, extent: Extent, units_per_row: float) -> Shape:
+        if extent.row_lengths and self._stretches:
+            # Nothing is padded: the row weighs what is real of it, whoever it shares with.
+            return Shape(extent.rows, 1, units_per_row * sum(extent.row_lengths) / max(1, extent.length))
+        length = max(1, extent.length) if self._stretches else 1
+        return Shape(extent.rows, length, units_per_row * extent.rows)
 
     def __repr__(self) -> str:
         return f"<Lane {self.key} {self.batcher!r} {self.service!r}>"

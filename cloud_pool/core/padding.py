@@ -34,10 +34,11 @@ class WrongResults(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a member takes of its batch: rows, and the length of each."""
+    """What a member takes of its batch: rows, and how long its arrays are; what of each is real, if that is known."""
 
     rows: int
     length: int
+    row_lengths: tuple[int, ...] = ()  # where nothing is padded (`packing.py`)
 
 
 class Layout:
@@ -81,10 +82,10 @@ class Layout:
             raise WrongResults(f"the model did not give {', '.join(missing)}")
         if not self.joins_rows:
             return [dict(outputs)]
-        rows = sum(extent.rows for extent in extents)
         for name, array in outputs.items():
-            if array.ndim == 0 or array.shape[0] != rows:
-                raise WrongResults(f"output {name!r} came with shape {list(array.shape)} for {rows} rows")
+            entries = sum(self._entries(name, extent) for extent in extents)
+            if array.ndim == 0 or array.shape[0] != entries:
+                raise WrongResults(f"output {name!r} came with shape {list(array.shape)} for {entries} rows")
         return self._cut(outputs, extents)
 
     def split_rows(self, arrays: Arrays, max_rows: int) -> list[Arrays]:
@@ -104,8 +105,12 @@ class Layout:
         return f"<Layout {'joins rows' if self.joins_rows else 'one request a call'}, pads {self._pad_dims}>"
 
     def _fixed(self, name: str, array: NDArray[Any]) -> tuple[int, ...]:
-        free = {0, *self._pad_dims.get(name, ())}
+        free = self._free_dims(name)
         return tuple(-1 if dim in free else length for dim, length in enumerate(array.shape))
+
+    def _free_dims(self, name: str) -> set[int]:
+        """The dimensions whose length may differ between those who share."""
+        return {0, *self._pad_dims.get(name, ())}
 
     def _stack_one(
         self, name: str, members: Sequence[Arrays], extents: Sequence[Extent], rows: int, length: int
@@ -123,18 +128,25 @@ class Layout:
             at += extent.rows
         return stacked
 
+    def _entries(self, name: str, extent: Extent) -> int:
+        """How much of the first axis of an output is a member's."""
+        return extent.rows
+
     def _cut(self, outputs: Arrays, extents: Sequence[Extent]) -> list[dict[str, NDArray[Any]]]:
-        cut, at = [], 0
-        for extent in extents:
-            cut.append({name: self._cut_one(name, array, at, extent) for name, array in outputs.items()})
-            at += extent.rows
+        cut: list[dict[str, NDArray[Any]]] = [{} for _ in extents]
+        for name, array in outputs.items():
+            at = 0
+            for own, extent in zip(cut, extents, strict=True):
+                end = at + self._entries(name, extent)
+                own[name] = self._trimmed(name, array[at:end], extent)
+                at = end
         return cut
 
-    def _cut_one(self, name: str, array: NDArray[Any], at: int, extent: Extent) -> NDArray[Any]:
+    def _trimmed(self, name: str, array: NDArray[Any], extent: Extent) -> NDArray[Any]:
+        """A member's output as long as its inputs were."""
         index = [slice(None)] * array.ndim
         for dim in self._output_pad_dims.get(name, ()):
             index[dim] = slice(extent.length)
-        index[0] = slice(at, at + extent.rows)
         return array[tuple(index)]
 
 

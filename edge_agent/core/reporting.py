@@ -1,9 +1,9 @@
 """What an agent says of itself, and when: birth, inventory, heartbeats, goodbye.
 
 Cadence. A heartbeat every second, each wait jittered by ±10 % so that a fleet that came up in one instant does not beat
-in one instant. News do not wait for it: when admission changes, the queue moves by more than half (and by four), or
-what is offered changes, the next heartbeat comes at once, but no two within 100 ms, so that a busy queue cannot turn
-news into a flood.
+in one instant. News do not wait for it: when admission, the battery or the heat changes, the queue moves by more than
+half (and by four), or what is offered changes, the next heartbeat comes at once, but no two within 100 ms, so that a
+busy queue cannot turn news into a flood.
 
 Content. Birth and inventory carry a revision that counts changes of what is offered; every heartbeat carries its hash,
 so a gateway that missed a change notices and asks. Changed addresses are told by a new birth of the same session.
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
+from edge_agent.core.conditions import news_of
+from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.messages import (
     Admission,
     Birth,
@@ -46,6 +48,7 @@ class AgentState:
     urls: tuple[str, ...]  # where the agent answers, "host:port", best first
     load: LoadReport  # its epoch and sequence belong to the data plane and are not sent
     admission: Admission = "open"
+    conditions: Conditions = UNTOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,8 @@ class Reporting:
         told = self._told
         if told is None or state.admission != told.admission:
             return told is not None
+        if state.conditions is not told.conditions and news_of(state.conditions) != news_of(told.conditions):
+            return True
         before, after = told.load.queued, state.load.queued
         moved = abs(after - before)
         return moved >= 4 and moved > 0.5 * before
@@ -217,6 +222,7 @@ class Reporting:
             in_flight=state.load.in_flight,
             queue_delay_ms=round(min(3_600.0, max(0.0, state.load.queue_delay_s)) * 1000, 3),
             admission=state.admission,
+            conditions=state.conditions,
         )
         return _publication(Up.HEARTBEAT, heartbeat)
 

@@ -52,9 +52,18 @@ class VariantCost:
         self._service = ServiceTime(points or _PRIOR[feature])
         self._read_residual()
 
+    @property
+    def factor(self) -> float:
+        """How many times the table's seconds calls have lately taken."""
+        return self._factor
+
     def predict_s(self, units: float) -> float:
         """Median seconds of compute for `units` of work, alone on the device."""
         return self._service.table.seconds_for(units) * self._factor
+
+    def call_s(self) -> float:
+        """Seconds of the fixed part of a call: what even the smallest takes."""
+        return self._service.table.seconds_for(0.0) * self._factor
 
     def floor_s(self, units: float) -> float:
         """Seconds below which no answer is possible; 0 where nothing was measured."""

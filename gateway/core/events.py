@@ -1,10 +1,10 @@
 """What a gateway learns from its connections to targets, as values: the fleet view folds them, whoever sent them.
 
-A link tells four things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
-words), the other side's load changed, and how long a frame takes there and back. Unary targets send the ones they can
-know.
+A link tells five things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
+words), the other side's load changed, how long a frame takes there and back, and what its evidence has shown. Unary
+targets send the ones they can know.
 
-Between one `LinkUp` and the next `LinkDown` of a target every `LinkLoad` and `LinkRtt` belongs to that connection;
+Between one `LinkUp` and the next `LinkDown` of a target every other event belongs to that connection;
 the (epoch, sequence) of a load report orders it with the reports that come over MQTT. Nothing here has a time:
 whoever folds an event passes its own `now`.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.core.attested import Attestation
 from tidegate.fleet.offers import ModelOffer
 from tidegate.types import LoadReport
 
@@ -33,6 +34,7 @@ class LinkDown:
 
     target_id: str
     reason: str
+    in_order: bool = False  # it said goodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,12 @@ class LinkRtt:
     rtt_s: float
 
 
-LinkEvent = LinkUp | LinkDown | LinkLoad | LinkRtt
+@dataclass(frozen=True, slots=True)
+class LinkAttested:
+    """Evidence was verified, or it was not, or counts no more."""
+
+    target_id: str
+    attestation: Attestation
+
+
+LinkEvent = LinkUp | LinkDown | LinkLoad | LinkRtt | LinkAttested

@@ -7,130 +7,107 @@ is not used, and one whose link works stays in use while its broker is gone.
 
     link target     usable ⇔ its link is up              offers from its hello and its load frames
     unary target    usable ⇔ its last probe succeeded    from whoever described it; it has no hello
-    any             used   ⇔ usable and its breaker allows it
+    any             used   ⇔ usable and neither its own breaker nor its path's is open, or it is spared (`balance.py`)
 
-Per target the view keeps the three estimators that placement reads: breaker, link and ledger. They live as long as
-the target's entry does; a new epoch is a new process and gets a new breaker.
+Per target the view keeps the estimators that placement reads: two breakers, link and ledger. They live as long as the
+target's entry does. A new epoch is a new process: it gets a new breaker and starts slowly. A new connection gets a new
+breaker for the path.
 
-`offered` is the hot path and reads an index that is rebuilt only when somebody comes, goes or changes an offer.
+`offered` is the hot path and reads an index that is kept up offer by offer: a target that comes, goes or changes what
+it offers costs as much as it has offers, however many targets there are.
 Invariant: the index holds exactly the ready offers of usable targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
 
+from gateway.core.attested import GONE
+from gateway.core.balance import SLOW_START_S, Balance
 from gateway.core.breaker import Breaker, State
-from gateway.core.cost import CostModel, VariantCost
-from gateway.core.events import LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.cost import CostModel
+from gateway.core.coverage import Coverage
+from gateway.core.events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
+from gateway.core.offered import Offered, Offers
 from gateway.core.precision import quality_of
-from tidegate.fleet.offers import ModelOffer, VariantOffer
+from gateway.core.prices import Tier, byte_price_of, price_of
+from gateway.core.target import TargetSpec, TargetView
+from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Feature
 from tidegate.types import LoadReport
 
-Tier = Literal["edge", "pool"]
-Transport = Literal["link", "unary"]
-TargetState = Literal["ready", "suspect", "down"]
-
-# A second of an edge's compute is paid for already; one of the pool's is what the bill is made of.
-PRICE: Final[dict[Tier, float]] = {"edge": 0.01, "pool": 1.0}
-# How much one more request in flight adds to the next one's wait. An edge computes them one by one; a pool computes
-# what waits together in one batch, which for short rows costs it about half.
-_SHARE: Final[dict[Tier, float]] = {"edge": 1.0, "pool": 0.5}
+LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
+_LONGEST_HOPE_S: Final = 0.25  # a caller would rather hear now than later that there is nobody
 _PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
 
 
-@dataclass(frozen=True, slots=True)
-class TargetSpec:
-    """Who a target is and how to reach it. `static` ones are configured, the others come and go with the fleet."""
-
-    id: str  # "edge/NAME" or "pool/NAME"
-    tier: Tier
-    address: str
-    transport: Transport = "link"
-    foreign: bool = False
-    models: tuple[str, ...] = ()  # only these; () means all it offers
-    static: bool = True
-
-
-@dataclass(slots=True)
-class TargetView:
-    """Mutable: what is known of one target."""
-
-    spec: TargetSpec
-    ledger: Ledger
-    link: LinkEstimate
-    breaker: Breaker = field(default_factory=Breaker)
-    up: bool = False
-    tried: bool = False  # has it been up or down at least once
-    reason: str = "not connected yet"
-    since: float = 0.0  # when `up` last changed
-    epoch: int = 0
-    offers: tuple[ModelOffer, ...] = ()  # the last known ones, also while it is down
-    doubt: str = ""  # why the control plane distrusts it; "" when it does not
-    accepting: bool = True  # False while a device says that it takes no new work
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    def state(self, now: float) -> tuple[TargetState, str]:
-        """For people: the state and its reason."""
-        if not self.up:
-            return "down", self.reason
-        if not self.accepting:
-            return "down", "it takes no new work"
-        if self.breaker.state is State.OPEN:
-            left_s = max(0.0, self.breaker.retry_at - now)
-            return "down", f"it kept failing; next probe in {left_s:.1f} s"
-        if self.breaker.state is State.HALF_OPEN:
-            return "suspect", "it kept failing and is being probed"
-        return ("suspect", self.doubt) if self.doubt else ("ready", "")
-
-    def __repr__(self) -> str:
-        state = "up" if self.up else f"down ({self.reason})"
-        return f"<TargetView {self.id} {state} {self.breaker.state.name} {self.ledger.in_flight} in flight>"
-
-
-class Offered(NamedTuple):
-    """One way to answer one model: a variant on a usable target, with its cost."""
-
-    target: TargetView
-    model: str
-    version: str
-    variant: VariantOffer
-    cost: VariantCost
-    price: float
-    quality: float = 1.0
+OfferKey = tuple[str, str, str]  # model, version, variant
+_NOBODY: Final = Offers()
 
 
 class Fleet:
     """Mutable: `add` and `remove` targets, `fold` what links say, `heard` what the control plane says."""
 
-    def __init__(self, feature_of: Callable[[str, str], Feature]) -> None:
-        """Args: feature_of: the cost feature of (model, version), for priors."""
+    def __init__(self, feature_of: Callable[[str, str], Feature], *, draw: Callable[[], float] = lambda: 0.5) -> None:
+        """Args: feature_of: the cost feature of (model, version), for priors.
+        draw: chance, uniform in [0, 1), for the breakers of paths.
+        """
         self.targets: dict[str, TargetView] = {}
+        self.balance = Balance()
+        # Told when one is ejected, and when it is back.
+        self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
         self._feature_of = feature_of
+        self._draw = draw
         self._costs = CostModel()
-        self._index: dict[tuple[str, str], tuple[Offered, ...]] = {}
+        self._coverage: dict[Tier, Coverage] = {"edge": Coverage(), "pool": Coverage()}
+        self._index: dict[tuple[str, str], Offers] = {}
+        self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
+        self._redialled_by = 0.0  # until then a link that was lost just now may be back
+        self.scarcity = 1.0  # how many times its plain price the cloud costs
+        self._cloud: set[str] = set()  # targets whose price it is
+        self._metered: set[str] = set()
+        self._reserve: set[str] = set()
 
     def add(self, spec: TargetSpec, now: float) -> TargetView:
         """Begin to know a target. It is down until its link or its offers say otherwise."""
+        self.remove(spec.id)
         tier = spec.tier
-        target = TargetView(spec, Ledger(share=_SHARE[tier]), LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier]), since=now)
+        link = LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier])
+        target = TargetView(spec, Ledger(batches=tier == "pool"), link, self.balance, self._draw, since=now)
+        target.coverage = self._coverage[tier]
+        self._renew(target, breaker=True)
         self.targets[spec.id] = target
-        self._rebuild()
+        if self.balance.began_at is None:
+            self.balance.began_at = now
+        if spec.lies_in == "cloud":
+            self._cloud.add(spec.id)
+        if spec.standby:
+            self._reserve.add(spec.id)
+        self._price(target)
         return target
 
     def remove(self, target_id: str) -> None:
         """Forget a target and what was learned of it; attempts still under way there end on their own."""
-        if self.targets.pop(target_id, None) is not None:
+        target = self.targets.pop(target_id, None)
+        if target is not None:
+            target.breaker.retire()
+            target.path.retire()
             self._costs.forget(target_id)
-            self._rebuild()
+            self._unlist(target_id)
+            self.balance.forget(target_id)
+            self._metered.discard(target_id)
+            self._cloud.discard(target_id)
+            self._reserve.discard(target_id)
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether a target is known that only waits to be needed."""
+        return bool(self._reserve)
 
     def fold(self, event: LinkEvent, now: float) -> None:
         """Take in one event of a link. Events of targets that were removed meanwhile are ignored."""
@@ -140,14 +117,22 @@ class Fleet:
         match event:
             case LinkLoad():  # first: one comes with every answer
                 target.ledger.report(event.load, "link", now)
+                target.link.heard(now)  # it came over the path, also where nobody waits for its answer any more
+                target.path.heard(now)
                 if event.offers is not None:
                     self._offer(target, event.offers)
             case LinkRtt():  # comes with every heartbeat
                 self._costs.relax(target.id, now)
                 target.link.record(event.rtt_s, now)
+                target.path.heard(now)
             case LinkUp():
                 self._came_up(target, event.epoch, event.offers, now)
+            case LinkAttested():
+                target.attestation = event.attestation
             case _:  # LinkDown, the only one left
+                if target.up and not event.in_order:
+                    hope_s = min(_LONGEST_HOPE_S, target.link.patience_s(now))
+                    self._redialled_by = max(self._redialled_by, now + hope_s)
                 self._went_down(target, event.reason, now)
 
     def heard(
@@ -159,8 +144,9 @@ class Fleet:
         now: float,
         accepting: bool = True,
         offers: tuple[ModelOffer, ...] | None = None,
+        conditions: Conditions = UNTOLD,
     ) -> None:
-        """What the control plane says of a device: its load, why to doubt it, and whether it takes new work.
+        """What the control plane says of a device: its load, why to doubt it, what it costs, and whether it takes work.
 
         Args:
             offers: for a unary target, which has no other way to say them; None leaves them as they are.
@@ -169,60 +155,156 @@ class Fleet:
         if target is None:
             return
         target.doubt = doubt
+        if conditions != target.conditions:
+            target.conditions = conditions
+            self._price(target)
         if load is not None:
             target.ledger.report(load, "mqtt", now)
         if accepting != target.accepting or (offers is not None and offers != target.offers):
             target.accepting = accepting
             self._offer(target, target.offers if offers is None else offers)
 
+    def price_cloud(self, factor: float) -> None:
+        """How many times its usual price a second in the cloud costs now, at least once."""
+        if factor != self.scarcity:
+            self.scarcity = factor
+            for target_id in self._cloud:
+                self._price(self.targets[target_id])
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the bytes of a request have a price anywhere."""
+        return bool(self._metered)
+
     def repriced(self) -> None:
         """The cost features of models changed: read them again."""
-        self._rebuild()
+        for target in self.targets.values():
+            self._list(target)
 
-    def offered(self, model: str, version: str) -> tuple[Offered, ...]:
-        """Every variant of the model on a usable target. The breaker is not asked: it changes with time."""
-        return self._index.get((model, version), ())
+    def offers(self, model: str, version: str) -> Offers:
+        """Every variant of the model on a usable target. Breakers are not asked here: they change with time."""
+        return self._index.get((model, version), _NOBODY)
+
+    def offered(self, model: str, version: str) -> Sequence[Offered]:
+        """The same, to be walked at once: it changes when somebody comes or goes."""
+        return self.offers(model, version).all.items
 
     def usable(self, now: float) -> bool:
         """Whether at least one target can be used."""
-        return any(target.up and target.breaker.allows(now) for target in self.targets.values())
+        return any(target.up and target.allows(now) for target in self.targets.values())
+
+    def retry_after_s(self, now: float) -> float | None:
+        """When there may be somebody again: soon after a link was lost, which is dialled again at once, else when the
+        next of those that are ejected gets its probe. None when nobody is expected."""
+        if now < self._redialled_by:
+            return LOOK_AGAIN_S
+        ejected = [self.targets[target_id] for target_id in self.balance.ejected]
+        return min([max(0.0, one.breaker.retry_at - now, one.path.retry_at - now) for one in ejected], default=None)
 
     def all_tried(self) -> bool:
         """Whether every static target has been reached or found unreachable at least once."""
         return all(target.tried for target in self.targets.values() if target.spec.static)
 
     def _came_up(self, target: TargetView, epoch: int, offers: tuple[ModelOffer, ...], now: float) -> None:
-        if epoch != target.epoch or not target.up:
-            target.breaker = Breaker()  # a new process or a new connection: the old one's failures are not its own
+        new_process = epoch != target.epoch
+        if new_process or not target.up:
+            self._renew(target, breaker=new_process)  # what failed before was another process, or another connection
+        if new_process and self._is_settled(now):
+            target.warm_up(now)
         target.link.heard(now)
+        self._unattest(target)
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
         self._offer(target, offers)
+
+    def _is_settled(self, now: float) -> bool:
+        """Whether there are others that are warm: a fleet that has just begun has nobody to lean on."""
+        began_at = self.balance.began_at
+        return began_at is not None and now - began_at >= SLOW_START_S
 
     def _went_down(self, target: TargetView, reason: str, now: float) -> None:
         if target.up or not target.tried:
             target.since = now
         target.up, target.tried, target.reason = False, True, reason
-        self._rebuild()
+        self._unattest(target)
+        self._list(target)
+
+    def _unattest(self, target: TargetView) -> None:
+        """Evidence is of one connection: what was before says nothing of who is there now."""
+        if not target.attestation.why_not:
+            target.attestation = GONE
+
+    def _price(self, target: TargetView) -> None:
+        scarcity = self.scarcity if target.id in self._cloud else 1.0
+        target.price = price_of(target.spec.tier, target.conditions, scarcity)
+        target.byte_price = byte_price_of(target.conditions)
+        (self._metered.add if target.byte_price else self._metered.discard)(target.id)
 
     def _offer(self, target: TargetView, offers: tuple[ModelOffer, ...]) -> None:
         only = target.spec.models
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
-        self._rebuild()
+        self._list(target)
 
-    def _rebuild(self) -> None:
-        index: dict[tuple[str, str], list[Offered]] = {}
-        for target in self.targets.values():
-            for offered in self._ready_offers(target):
-                index.setdefault((offered.model, offered.version), []).append(offered)
-        self._index = {key: tuple(offers) for key, offers in index.items()}
+    # health
 
-    def _ready_offers(self, target: TargetView) -> Iterable[Offered]:
-        price = PRICE[target.spec.tier]
+    def _renew(self, target: TargetView, *, breaker: bool) -> None:
+        """Forget what failed before: on the path, and with `breaker` in the process as well."""
+        target.path.retire()
+        target.path = Breaker(on_move=partial(self._moved, target))
+        if breaker:
+            target.breaker.retire()
+            target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
+        target.ejected = target.breaker.state is not State.CLOSED
+
+    def _breaker_moved(self, target: TargetView, now: float) -> None:
+        if target.breaker.state is State.CLOSED:
+            target.warm_up(now)
+        self._moved(target, now)
+
+    def _moved(self, target: TargetView, now: float) -> None:
+        """A breaker of the target has moved."""
+        ejected = target.breaker.state is not State.CLOSED or target.path.state is not State.CLOSED
+        if ejected == target.ejected:
+            return
+        target.ejected = ejected
+        self._count(target)
+        if target.up:  # of one whose link is down it was said that it is
+            self.on_health(target, now)
+
+    def _count(self, target: TargetView) -> None:
+        usable = target.up and target.accepting
+        self.balance.count(target.id, edge=target.spec.tier == "edge", usable=usable, ejected=target.ejected)
+
+    # the index
+
+    def _list(self, target: TargetView) -> None:
+        """Have the index hold what the target offers now. O(its offers)."""
+        self._count(target)
+        ready = {(one.model, one.version, one.variant.name): one for one in self._ready_offers(target)}
+        for key in self._indexed.get(target.id, ()):
+            if key not in ready:
+                self._drop(target.id, key)
+        for (model, version, variant), one in ready.items():
+            self._index.setdefault((model, version), Offers()).put((target.id, variant), one)
+        self._indexed[target.id] = list(ready)
+
+    def _unlist(self, target_id: str) -> None:
+        for key in self._indexed.pop(target_id, ()):
+            self._drop(target_id, key)
+
+    def _drop(self, target_id: str, key: OfferKey) -> None:
+        model, version, variant = key
+        offers = self._index[model, version]
+        offers.drop((target_id, variant))
+        if not offers.all:
+            del self._index[model, version]
+
+    def _ready_offers(self, target: TargetView) -> Iterator[Offered]:
+        zone = target.spec.lies_in
         for model in target.offers if target.up and target.accepting else ():
             feature = self._feature_of(model.name, model.version)
             for variant in model.variants if model.state == "ready" else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
-                yield Offered(target, model.name, model.version, variant, cost, price, quality_of(variant))
+                yield Offered(target, model.name, model.version, variant, cost, quality_of(variant), zone)
 
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())

@@ -35,6 +35,7 @@ class Hedge(NamedTuple):
 
     at: float
     reason: str = "hedge"
+    instead: bool = False  # the first attempt waits in a queue in which it will not be in time: it is taken out
 
 
 class Hedges(Protocol):
@@ -45,6 +46,9 @@ class Hedges(Protocol):
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         """When to look after the attempt that is launched now, `other` being whom to ask instead; None: never."""
+
+    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+        """When to look after an attempt that was acknowledged now, and made its promise; None: as it was."""
 
     def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
         """The targets that are no help beside those that were tried."""
@@ -68,11 +72,17 @@ class LatestUseful:
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         return fallback_at(now, ask.deadline, chosen, other)
 
+    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+        return None
+
     def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
         return [one.offered.target.id for one in tried]
 
     def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
         # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
+        if not is_silent(watched.promised_at, now + EARLY_S, ask.deadline):
+            assert watched.promised_at is not None
+            return Hedge(watched.promised_at)  # it has until then to keep its word
         if decision.chosen is None or now + decision.chosen.finish_s > ask.deadline:
             return None
         return Hedge(now)

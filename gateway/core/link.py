@@ -12,23 +12,31 @@ Three readings of the same round trips, for three kinds of reader:
                       never seen (1.2 × and 4 × the calm link), so that few samples make nobody sure
     trust(now)        how far to believe that the path works at all
 
+The first round trips are often measured while one of the processes is still starting: on loopback 100 ms have been
+seen, which an idle link would need half a minute to unlearn. So, among the first 8, one that is four times as short as
+the estimate says that those before it were not the path's, and everything but the bandwidth begins anew with it.
+
 `path` knows the weather (`Regime`): while it is foul only round trips of the last 2 s count, since the calm ones speak
 of another link. Time on the wire is taken out of a round trip before it is kept (`s_per_byte`, learned from large
 bodies, both directions as one), so that a large body is not taken for jitter.
 
-Trust: an attempt that was not acknowledged 20 ms after four usual round trips, while nothing else came over this path
-either, is evidence at once: each quarters the trust, three at most. Giving such an attempt up does not take its
-evidence away; any frame that arrives does. Paths that never acknowledge (plain unary calls) are always trusted. An
-answer that is merely overdue is never evidence: it is more often a mispredicted queue than a slow link, and taking it
-for link trouble feeds back on itself (routing.md B2: 4 to 9 points of attainment).
+Trust is Bayes' rule on silence: an attempt waits for its ack, and nothing else came over this path either. A path that
+works is silent for so long with the chance that its sample has of longer round trips; a broken one always is. So 40 ms
+say nothing of a WAN and everything of a WiFi, a silence that one round trip in ten exceeds says nothing at all, and no
+count of attempts is needed: those that are sent into one silence are one observation. Giving an attempt up does not
+take an unusual silence away; any frame that arrives does. One that is given up earlier proves nothing, as if it had
+not been sent. Paths that never acknowledge (plain unary calls) are always trusted.
+An answer that is merely overdue is never evidence: it is more often a mispredicted queue than a slow link, and taking
+it for link trouble feeds back on itself (routing.md B2: 4 to 9 points of attainment).
 
-Invariants: `path`'s weights sum to 1 and its values do not fall; 1/64 <= trust <= 1; memory is bounded by the attempts
+Invariants: `path`'s weights sum to 1 and its values do not fall; 0 < trust <= 1; memory is bounded by the attempts
 under way. Everything but `path` after a change is O(1).
 Source: RFC 6298; routing.md B2.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import accumulate
 from math import exp, inf
@@ -42,14 +50,19 @@ _DEVIATION_WEIGHT: Final = 1 / 4  # RFC 6298's beta
 _MEMORY_S: Final = 10.0  # a sample this old has lost two thirds of its say; also the window of the minimum
 _RING: Final = 32
 _NEWEST: Final = 6  # count twice
+_YOUNG: Final = 8  # the first round trips of a link
+_FAR_OFF: Final = 4.0
 _UNSEEN: Final = (1.2, 4.0)  # × the calm link
 _FOUL_S: Final = 2.0  # what older round trips say is void while the weather is foul
 LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
 _BANDWIDTH_WEIGHT: Final = 0.2
+_NOT_UNUSUAL: Final = 0.1  # a silence that so many round trips are longer than says nothing
+_MUTE_AFTER: Final = 3  # attempts without an ack, and times the patience
 _PATIENCE: Final = 4.0  # usual round trips without an ack, and ...
 _PATIENCE_S: Final = 0.020  # ... this on top
-_DOUBT: Final = 0.25
-_MAX_DOUBTS: Final = 3
+_LEAST_S: Final = 1e-6  # clocks round: a round trip of nothing is still one
+SLACK_S: Final = 0.020  # a busy process at either end is silent for so long without any fault
+BROKEN: Final = 0.02  # the chance, before any silence, that a path breaks while an attempt is on it
 
 
 class Path(NamedTuple):
@@ -58,18 +71,27 @@ class Path(NamedTuple):
     values_s: tuple[float, ...]
     weights: tuple[float, ...]
     below: tuple[float, ...]  # one longer than the others; the last is 1
+    median_s: float
 
-    @property
-    def median_s(self) -> float:
-        return next(value for value, below in zip(self.values_s, self.below[1:], strict=True) if below >= 0.5 - 1e-9)
+    def slower_than(self, seconds: float) -> float:
+        """The chance that a round trip takes longer; above 0, since nobody has seen the longest yet."""
+        longest_s = max(_LEAST_S, self.values_s[-1])
+        if seconds >= longest_s:
+            return self.weights[-1] * (longest_s / seconds) ** 4
+        return max(self.weights[-1], 1.0 - self.below[bisect_right(self.values_s, seconds)])
+
+    def quantile_s(self, share: float) -> float:
+        """The round trip that so many do not exceed."""
+        return self.values_s[min(len(self.values_s), bisect_left(self.below, share - 1e-9)) - 1]
 
 
 class LinkEstimate:
     """Mutable: `record` round trips; `sent`, `accepted` and `ended` follow attempts; read the rest."""
 
     __slots__ = (
-        "_calm", "_doubts", "_heard_at", "_path", "_path_until", "_regime", "_ring", "_sampled_at", "_unaccepted",
-        "acknowledges", "jitter_s", "rtt_s", "s_per_byte", "samples",
+        "_calm", "_path", "_path_until", "_regime", "_ring", "_sampled_at", "_seems_mute_since", "_unaccepted",
+        "_unanswered",
+        "acknowledges", "jitter_s", "rtt_s", "s_per_byte", "samples", "silent_since",
     )  # fmt: skip
 
     def __init__(self, *, prior_rtt_s: float = 0.005) -> None:
@@ -78,6 +100,7 @@ class LinkEstimate:
         self.samples = 0
         self.s_per_byte = 0.0  # seconds on the wire per byte of body; 0 until a large one was seen
         self.acknowledges = False  # whether an accept-ack ever came over this path
+        self.silent_since: float | None = None  # an ack is due since then, and nothing came; None: trusted, not mute
         self._sampled_at = 0.0
         self._ring: deque[tuple[float, float]] = deque(maxlen=_RING)  # (instant, round trip)
         self._calm = WindowedMin(_MEMORY_S, prior_rtt_s)
@@ -85,8 +108,8 @@ class LinkEstimate:
         self._path: Path | None = None
         self._path_until = 0.0  # when the kept path begins to say what is void
         self._unaccepted: dict[int, tuple[float, int]] = {}  # attempt → (sent at, bytes), oldest first
-        self._heard_at = 0.0
-        self._doubts = 0  # overdue acks of attempts that were given up, since anything was heard
+        self._seems_mute_since: float | None = None  # the first look that found it so
+        self._unanswered = 0  # attempts whose acks did not come since anything was heard
 
     @property
     def calm_s(self) -> float:
@@ -110,7 +133,9 @@ class LinkEstimate:
         sample_s = max(0.0, rtt_s - body_bytes * self.s_per_byte)
         self._calm.record(sample_s, now)
         turned = self._regime.record(sample_s, self._calm.value)
-        self._smooth(sample_s, now, afresh=turned or self.samples == 0)
+        if settled := self.samples < _YOUNG and sample_s * _FAR_OFF < self.rtt_s:
+            self._ring.clear()
+        self._smooth(sample_s, now, afresh=turned or settled or self.samples == 0)
         self._ring.append((now, sample_s))
         self._path = None
         self._sampled_at = now
@@ -151,13 +176,18 @@ class LinkEstimate:
         points.sort()
         total = sum(weight for _, weight in points)
         weights = tuple([weight / total for _, weight in points])
-        return Path(tuple([value_s for value_s, _ in points]), weights, (0.0, *accumulate(weights)))
+        below = (0.0, *accumulate(weights))
+        median = bisect_left(below, 0.5 - 1e-9) - 1
+        return Path(tuple([value_s for value_s, _ in points]), weights, below, points[median][0])
 
     # acknowledgements
 
     def sent(self, attempt: int, now: float, body_bytes: int = 0) -> None:
         """An attempt was sent over this path. `ended` must follow."""
         self._unaccepted[attempt] = (now, body_bytes)
+        self._unanswered += 1
+        if self.silent_since is None:
+            self.silent_since = now
 
     def accepted(self, attempt: int, now: float) -> None:
         """The attempt's accept-ack is here: a round trip by itself. Later acks of the same attempt are ignored."""
@@ -168,36 +198,60 @@ class LinkEstimate:
 
     def ended(self, attempt: int, now: float, *, heard: bool) -> None:
         """The attempt is over. `heard`: because something came back over this path."""
+        due = self._unaccepted.pop(attempt, None)
         if heard:
-            self._unaccepted.pop(attempt, None)
             self.heard(now)
-        elif attempt in self._unaccepted:
-            overdue = self.acknowledges and self._is_overdue(self._unaccepted[attempt][0], now)
-            del self._unaccepted[attempt]
-            self._doubts = min(_MAX_DOUBTS, self._doubts + overdue)
+        elif due is not None and self.silent_since is not None and self.trust(now) == 1.0:
+            self._left_early(self.silent_since)
+
+    def _left_early(self, silent_since: float) -> None:
+        """Who is given up before silence was unusual leaves no ack due, and no evidence: the silence is the others'.
+
+        Otherwise callers who leave, one before the other's ack was due, would add up to a path that says nothing.
+        """
+        self._unanswered -= 1
+        self._seems_mute_since = None
+        oldest = next(iter(self._unaccepted.values()), None)
+        self.silent_since = None if oldest is None else max(silent_since, oldest[0])
 
     def heard(self, now: float) -> None:
         """A frame came over this path: it works."""
-        self._heard_at = now
-        self._doubts = 0
+        self.silent_since, self._unanswered = (now, len(self._unaccepted)) if self._unaccepted else (None, 0)
+        self._seems_mute_since = None
 
-    def trust(self, now: float) -> float:
-        """How much to believe that the path works, 1/64 to 1."""
-        doubts = self._doubts
-        if self._unaccepted and self.acknowledges:
-            for sent_at, _ in self._unaccepted.values():  # oldest first: the first that is in time ends it
-                if doubts >= _MAX_DOUBTS or not self._is_overdue(sent_at, now):
-                    break
-                doubts += 1
-        return _DOUBT**doubts if doubts else 1.0
+    def is_mute(self, now: float) -> bool:
+        """Whether three acks are overdue, and nothing came for three times as long as makes one overdue.
+
+        To be seen twice, some time apart: where this process stood still itself, the acks wait to be read, and the
+        first look comes before them.
+        """
+        if self.silent_since is None or self._unanswered < _MUTE_AFTER or not self.acknowledges:
+            return False
+        if now - self.silent_since <= _MUTE_AFTER * self.patience_s(now):
+            return False
+        if self._seems_mute_since is None:
+            self._seems_mute_since = now
+        return now - self._seems_mute_since >= SLACK_S
 
     def patience_s(self, now: float) -> float:
-        """How long after an attempt was sent its missing ack begins to be evidence."""
+        """How long an ack may take until its absence is held against the path's health (`breaker`)."""
         return _PATIENCE * self.path(now).median_s + _PATIENCE_S
 
-    def _is_overdue(self, sent_at: float, now: float) -> bool:
-        silence_s = now - max(sent_at, self._heard_at)
-        return silence_s > _PATIENCE_S and silence_s > self.patience_s(now)
+    def trust(self, now: float) -> float:
+        """How far to believe that the path works now."""
+        if self.silent_since is None or not self.acknowledges:
+            return 1.0
+        return self.answers_after(now - self.silent_since, now)
+
+    def answers_after(self, silence_s: float, now: float) -> float:
+        """The chance that a path that has been silent for so long, with an ack due, will still speak.
+
+        By Bayes' rule: a working path takes longer than this with the chance that the sample has; a broken one always.
+        """
+        if silence_s <= SLACK_S:
+            return 1.0
+        slower = self.path(now).slower_than(silence_s - SLACK_S)
+        return 1.0 if slower >= _NOT_UNUSUAL else slower / (slower + BROKEN)
 
     def __repr__(self) -> str:
         weather = " foul" if self.foul else ""

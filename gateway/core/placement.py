@@ -2,20 +2,23 @@
 
 For each variant that takes the work on each usable target:
 
-    finish = link round trip + wait in its queue + compute       margin = 1.645 · spread (a 95 % answer)
+    finish = link round trip + wait in its queue + compute       margin = 1.645 · spread
 
-`spread` adds up what is uncertain: the compute's log-residual, the link's jitter and a share of the wait. Those with
-finish + margin within the budget are sure enough, and the cheapest of them is chosen (price × compute). Targets of the
-same price share the work by earliest predicted finish: always taking the very cheapest would queue everything at one
-edge while its twin idles. When none is sure enough, the earliest finish has the best chance. Nobody is sure whose link
-is silent, that is whose ack is overdue: two frozen edges would otherwise hedge each other until no time is left.
+`spread` adds up what is uncertain: the compute's log-residual, the link's jitter and how far waits have been off there
+(`waiting`). Those with finish + margin within the budget are sure enough, and the cheapest of them is chosen
+(`prices`). Targets of about the same price share the work by earliest predicted finish: always taking the very cheapest
+would queue everything at one edge while its twin idles. When none is sure enough, the earliest finish has the best
+chance. Nobody is sure whose link is silent, that is whose ack is overdue: two frozen edges would otherwise hedge each
+other until no time is left. What a candidate promises is another matter (`promise`).
+
+A target in reserve (`standby`) is no candidate while one that is not is sure to make it: it is warm, and its time is
+kept for when the others are out or too late.
 
 A request is refused before anything is spent when nobody can take it (`NothingAlive`, with each target's reason) or
 when even an optimist sees no way (`DeadlineExceeded`): that needs proof from measured tables, a prior is none.
 
-A policy chooses among candidates and sees nothing else, so `always_edge`, `always_cloud` and `random_choice` stand in
-the same place in benches. Candidates are plain numbers: a decision explains itself when asked, and costs nothing more
-when it is not.
+A policy chooses among candidates and sees nothing else. Candidates are plain numbers: a decision explains itself when
+asked, and costs nothing more when it is not.
 
 It can be wrong: margins of the parts are taken as independent, and other gateways' launches show up only in reports.
 Source: routing.md B3, without its calibration and externality terms.
@@ -24,18 +27,29 @@ Source: routing.md B3, without its calibration and externality terms.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from math import erf, sqrt
+from itertools import islice
+from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.core.calibration import Prediction
-from gateway.core.fleet import Fleet, Offered, TargetView
+from gateway.core.cloud_budget import CloudBudget
+from gateway.core.coverage import NORMAL
+from gateway.core.fleet import Fleet
 from gateway.core.harm import Place
+from gateway.core.offered import Offered
+from gateway.core.precision import stands_aside
+from gateway.core.shortlist import Shortlist
+from gateway.core.target import TargetView
+from gateway.core.toll import Toll
 from tidegate.fleet.offers import VariantOffer
-from tidegate.outcome import DeadlineExceeded, NothingAlive, ServeError
+from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
+from tidegate.pin import INSIDE, Pin
 
-_SIGMAS: Final = 1.645
-_WAIT_SPREAD: Final = 0.3  # of the wait, and ...
-_FLOOR_SPREAD_S: Final = 0.001  # ... a timer's worth on top: routing.md B3 has 6 ms for a 20 ms LAN
+RETRY_SPENT_S: Final = 5.0  # about how long the price of the cloud takes to halve
+MOST_CONSIDERED: Final = 64  # offers that an explanation looks at
+_TWIN: Final = 1.25  # of the other's price is still the same price
+
+_REASONS: Final = 16  # targets whose reason a refusal tells: nobody reads ten thousand
 
 
 class Ask(NamedTuple):
@@ -50,7 +64,13 @@ class Ask(NamedTuple):
     variant: str = ""  # demanded, by name or precision; "" takes any
     priority: int = 0  # OIP's: 1 is highest, 0 means the default
     body_bytes: int = 0
+    answer_bytes: int = 0  # expected; known only where somebody has to pay for them
     min_quality: float = 0.0  # a variant that is worse, or whose quality nobody measured, does not do
+    pin: Pin = "any"  # targets outside of it are not candidates, whatever happens
+    weight: float = 1.0  # of its tenant: how much more than others' an answer to it is worth
+    tenant: str = ""  # who pays; "" is nobody in particular
+    escalates: bool = False  # what a lesser variant is not sure of is asked of a better one
+    attested: bool = False  # targets without evidence that counts until the deadline are no candidates
 
 
 class Stake(NamedTuple):
@@ -58,6 +78,7 @@ class Stake(NamedTuple):
 
     prediction: Prediction
     place: Place
+    burden: float = 0.0  # on others, in ordinary answers in time
 
 
 class Candidate(NamedTuple):
@@ -69,9 +90,11 @@ class Candidate(NamedTuple):
     link_s: float
     margin_s: float
     finish_s: float  # link + wait + compute
-    cost: float  # price × compute
+    cost: float  # price × compute, and what the bytes cost: `prices`
     trust: float = 1.0  # that the path works now; below 1 while an attempt waits for its ack too long
+    ahead_s: float = 0.0  # the wait as the ledger has it, before its error is taken out
     stake: Stake | None = None  # set on the chosen one, by policies that have one
+    toll: Toll | None = None  # set on the chosen one where somebody wants to hear of its launch and its end
 
     @property
     def target(self) -> TargetView:
@@ -89,6 +112,15 @@ class Judged(NamedTuple):
     claimed: float  # calibrated
     harm: float  # to those that it would pass
     value: float
+    rent: float = 0.0  # what it takes from those who are still to come
+    ahead_s: float = 0.0  # of the queue, those that it would pass taken out
+
+    @property
+    def worth(self) -> float:
+        """The value but for the rent. Rent chooses among targets; for the sake of those who may never come to one,
+        nobody is refused.
+        """
+        return self.value + self.rent
 
 
 class Choice(NamedTuple):
@@ -109,6 +141,8 @@ class Decision(NamedTuple):
     reason: str
     refusal: ServeError | None
     judged: Sequence[Judged | None] = ()
+    considered: Sequence[Offered] = ()  # what was on offer, where not all of it were candidates; for explanations
+    scarcity: float = 1.0  # how many times its plain price the cloud cost
 
     def best_other(self) -> Candidate | None:
         """The earliest finish on another target that is trusted: whom a hedge would ask."""
@@ -121,6 +155,8 @@ class Decision(NamedTuple):
         return best
 
 
+# What becomes of a decision when somebody is due for a probe (`probing.py`).
+Probes = Callable[[Decision, Collection[str]], Decision]
 Policy = Callable[[Sequence[Candidate], float], tuple[Candidate, str]]
 
 
@@ -138,11 +174,17 @@ def cheapest(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidat
             cheap = one
     if cheap is None:
         return fastest, "faster"
-    chosen, price = cheap, cheap.offered.price
+    chosen = cheap
     for one in candidates:
-        if one.offered.price == price and one.finish_s < chosen.finish_s and _is_sure(one, budget_s):
+        if one.finish_s < chosen.finish_s and _is_twin(one, cheap) and _is_sure(one, budget_s):
             chosen = one
-    return chosen, "cheapest" if bargain.offered.price == price else "faster"
+    return chosen, "cheapest" if _is_twin(cheap, bargain) else "faster"
+
+
+def _is_twin(one: Candidate, of: Candidate) -> bool:
+    """Whether `one` is about as cheap: devices whose batteries differ by a few percent still share the work."""
+    target, other = one.offered.target, of.offered.target
+    return target.price <= _TWIN * other.price and target.byte_price <= other.byte_price
 
 
 def _is_sure(candidate: Candidate, budget_s: float) -> bool:
@@ -156,35 +198,28 @@ def _is_sooner(candidate: Candidate, than: Candidate) -> bool:
     return candidate.finish_s < than.finish_s
 
 
-def always_edge(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
-    """A baseline: an edge whenever one takes the work, deadlines or not."""
-    return _earliest_of_tier("edge", candidates)
-
-
-def always_cloud(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
-    """A baseline: the pool whenever it takes the work."""
-    return _earliest_of_tier("pool", candidates)
-
-
-def random_choice(draw: Callable[[], float]) -> Policy:
-    """A baseline: any candidate. `draw` is uniform in [0, 1)."""
-
-    def choose(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
-        return candidates[int(draw() * len(candidates))], "random"
-
-    return choose
+def _as_decided(decision: Decision, exclude: Collection[str]) -> Decision:
+    return decision
 
 
 class Placer:
     """Places asks by a policy over the fleet's view."""
 
-    def __init__(self, fleet: Fleet, policy: Policy = cheapest) -> None:
+    def __init__(self, fleet: Fleet, policy: Policy = cheapest, cloud_budget: CloudBudget | None = None) -> None:
         self.fleet = fleet
+        self.cloud_budget = cloud_budget
         self._policy = policy
+        self._shortlist = Shortlist()
+        self.probes: Probes = _as_decided
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """Where `ask` should go now, leaving out the targets in `exclude` (they had their chance)."""
+        return self.probes(self._decided(ask, now, exclude), exclude)
+
+    def _decided(self, ask: Ask, now: float, exclude: Collection[str]) -> Decision:
         budget_s = ask.deadline - now
+        if self.cloud_budget is not None:
+            self.fleet.price_cloud(self.cloud_budget.factor(now))
         candidates = self._candidates(ask, now, exclude)
         if not candidates:
             return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
@@ -192,56 +227,102 @@ class Placer:
         # Only where the prediction is too late can the proof be: a floor is below its prediction.
         if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask.units)) > budget_s:
             return Decision(now, ask, candidates, None, "", _infeasible(floor_s, budget_s), judged)
-        if ask.variant:
+        if self.cloud_budget is not None and self.fleet.scarcity > 1.0 and _is_not_worth_it(chosen, judged):
+            return Decision(now, ask, candidates, None, "", _too_dear(self.cloud_budget), judged)
+        if ask.pin != "any":
+            reason = "pinned"
+        elif ask.variant:
             reason = "demanded"
+        elif chosen.offered.target.spec.standby:
+            reason = "reserve"
         elif len(candidates) == 1:
             reason = "only"
-        return Decision(now, ask, candidates, chosen, reason, None, judged)
+        considered, scarcity = self._considered(ask, len(candidates)), self.fleet.scarcity
+        return Decision(now, ask, candidates, chosen, reason, None, judged, considered, scarcity)
+
+    def _considered(self, ask: Ask, candidates: int) -> Sequence[Offered]:
+        offered = self.fleet.offered(ask.model, ask.version)
+        return () if len(offered) == candidates else tuple(offered[:MOST_CONSIDERED])
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
         """The best of the candidates, of which there is at least one."""
         return Choice(*self._policy(candidates, ask.deadline - now))
 
     def _candidates(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
+        offers = self.fleet.offers(ask.model, ask.version)
+        looked_at = self._shortlist.of(ask.model, ask.version, offers, ask.units)
+        found = self._fitting(looked_at, ask, now, exclude)
+        # Only who has looked at all may say that there is nobody, and only then are those asked that stand aside.
+        found = found or self._fitting(offers.all.items, ask, now, exclude)
+        found = found or self._fitting(offers.all.items, ask, now, exclude, aside=True)
+        return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
+
+    def _fitting(
+        self, offers: Sequence[Offered], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
+    ) -> tuple[Candidate, ...]:
+        inside, attested, deadline = INSIDE[ask.pin], ask.attested, ask.deadline
+        demanded, floor = ask.variant, ask.min_quality
         return tuple(
             [
-                estimate(offered, ask.units, now, ask.body_bytes)
-                for offered in self.fleet.offered(ask.model, ask.version)
-                if not misfit(offered.variant, ask)
-                and offered.target.breaker.allows(now)
+                estimate(offered, ask.units, now, ask.body_bytes, ask.answer_bytes)
+                for offered in offers
+                if offered.zone in inside
+                and not (attested and offered.target.attestation.until < deadline)
+                and not misfit(offered.variant, ask)
+                and (aside or not offered.variant.standing or not stands_aside(offered.variant, demanded, floor))
+                and offered.target.takes(now)
                 and not (exclude and offered.target.id in exclude)
             ]
         )
 
 
-def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0) -> Candidate:
-    """The predictions for `units` of work in a body of this size on one offered variant."""
+def _without_reserve(candidates: tuple[Candidate, ...], budget_s: float) -> tuple[Candidate, ...]:
+    """Those not in reserve, if one of them is sure to make it; else all."""
+    others = [one for one in candidates if not one.offered.target.spec.standby]
+    return tuple(others) if any(_is_sure(one, budget_s) for one in others) else candidates
+
+
+def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0, answer_bytes: int = 0) -> Candidate:
+    """The predictions for `units` of work in bodies of these sizes on one offered variant."""
+    # For every target in every decision, so the usual case (nobody is silent, starts slowly or has refused) is spelled
+    # out: with a call for each part a decision over 32 targets took half as long again.
     target, cost = offered.target, offered.cost
+    ledger, link = target.ledger, target.link
     compute_s = cost.predict_s(units)
-    wait_s = target.ledger.wait_s(now)
-    link_s = target.link.rtt_s + body_bytes * target.link.s_per_byte
-    spread_s = sqrt(
-        (compute_s * cost.sigma) ** 2
-        + (_WAIT_SPREAD * wait_s) ** 2
-        + target.link.jitter_s**2
-        + _FLOOR_SPREAD_S * _FLOOR_SPREAD_S
-    )
+    if now >= target.plain_from:
+        ahead_s = ledger.wait_s(now)
+        wait_s = ahead_s * ledger.error.factor
+    else:
+        ahead_s = target.wait_s(now)
+        wait_s = target.expects_s(ahead_s, now)
+    link_s = link.path(now).median_s + body_bytes * link.s_per_byte
+    sigma_s, jitter_s = compute_s * cost.sigma, link.jitter_s
     return Candidate(
         offered,
         compute_s,
         wait_s,
         link_s,
-        _SIGMAS * spread_s,
+        # `margin_s`
+        NORMAL * sqrt(sigma_s * sigma_s + ledger.error.variance(ahead_s) + jitter_s * jitter_s),
         link_s + wait_s + compute_s,
-        offered.price * compute_s,
-        target.link.trust(now),
+        target.price * compute_s + target.byte_price * (body_bytes + answer_bytes),
+        1.0 if link.silent_since is None and not target.ejected and not target.refusals else target.trust(now),
+        ahead_s,
     )
 
 
-def implied_chance(candidate: Candidate, budget_s: float) -> float:
-    """The chance of being in time that finish and margin stand for. For explanations: nothing is decided by it."""
-    spread_s = candidate.margin_s / _SIGMAS
-    return 0.5 + 0.5 * erf((budget_s - candidate.finish_s) / (spread_s * sqrt(2.0)))
+def work_of(candidate: Candidate) -> float:
+    """What the attempt adds to the wait of those behind it: all its compute, or what it adds to a call."""
+    if not candidate.offered.target.ledger.batches:
+        return candidate.compute_s
+    return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
+
+
+def margin_s(offered: Offered, compute_s: float, ahead_s: float) -> float:
+    """How much later than predicted the answer may come, with 95 % confidence if errors were normal."""
+    target, sigma_s = offered.target, compute_s * offered.cost.sigma
+    jitter_s = target.link.jitter_s
+    return NORMAL * sqrt(sigma_s * sigma_s + target.ledger.error.variance(ahead_s) + jitter_s * jitter_s)
 
 
 def misfit(variant: VariantOffer, ask: Ask) -> str:
@@ -262,12 +343,23 @@ def misfit(variant: VariantOffer, ask: Ask) -> str:
 def why_nobody(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
     """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
     wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
+    if ask.min_quality:
+        wanted += f" of quality {ask.min_quality:g}"
+    if ask.pin != "any":
+        wanted += f" pinned to {ask.pin}"
+    if ask.attested:
+        wanted += " attested"
     size = f"{ask.rows} row{'s' if ask.rows != 1 else ''} × {ask.longest_row}"
-    reasons = [reason for target in fleet.targets.values() if (reason := _why_not(target, ask, now, exclude))]
+    some = islice(fleet.targets.values(), _REASONS)
+    reasons = [reason for target in some if (reason := _why_not(target, ask, now, exclude))]
+    if (more := len(fleet.targets) - _REASONS) > 0:
+        reasons.append(f"and {more} more")
     return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets")
 
 
 def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str]) -> str:
+    if target.spec.lies_in not in INSIDE[ask.pin]:
+        return f"{target.id} is outside of the pin, in zone {target.spec.lies_in}"
     state, reason = target.state(now)
     if target.id in exclude:
         return f"{target.id} was tried"
@@ -278,6 +370,8 @@ def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str])
         return f"{target.id} does not offer it"
     if model.state != "ready":
         return f"{target.id} has it in state {model.state}"
+    if ask.attested and (missing := target.attestation.misses(ask.deadline)):
+        return f"{target.id} is not attested: {missing}"
     misfits = [why for variant in model.variants if (why := misfit(variant, ask))]
     return f"{target.id} {', '.join(misfits)}" if misfits else f"{target.id} is {state}: {reason}"
 
@@ -286,17 +380,21 @@ def _floor_s(candidates: Sequence[Candidate], units: float) -> float:
     return min(one.offered.cost.floor_s(units) for one in candidates)
 
 
+def _is_not_worth_it(chosen: Candidate, judged: Sequence[Judged | None]) -> bool:
+    """Whether the cloud would cost more than the best answer from there is worth."""
+    return chosen.offered.zone == "cloud" and max([one.worth for one in judged if one is not None], default=0.0) < 0.0
+
+
+def _too_dear(budget: CloudBudget) -> Overloaded:
+    return Overloaded(
+        f"the cloud's budget is spent ({budget.spend:.2g} of {budget.pool_s_per_s:g} pool-seconds a second): "
+        "no edge could answer, and the cloud costs more now than this answer is worth",
+        retry_after_s=RETRY_SPENT_S,
+    )
+
+
 def _infeasible(floor_s: float, budget_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"infeasible: even the fastest target needs {floor_s * 1e3:.0f} ms of compute for this work, "
         f"and {budget_s * 1e3:.0f} ms of the budget are left"
     )
-
-
-def _earliest_of_tier(tier: str, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    of_tier = [one for one in candidates if one.offered.target.spec.tier == tier]
-    return min(of_tier or candidates, key=_finish), f"always-{tier}"
-
-
-def _finish(candidate: Candidate) -> float:
-    return candidate.finish_s

@@ -2,6 +2,10 @@
 
 A fallback to a lesser variant is a degraded answer and must be declared. Precisions that are not known here compare as
 equal: a claim of degradation needs a ground.
+
+A target may lessen its precision for a while (`Standing`). Then its lesser variant answers whoever demands nothing, as
+a degraded answer, and its full one those who demand it or a floor of quality; before and after, the lesser one keeps
+out of the way.
 """
 
 from __future__ import annotations
@@ -22,6 +26,21 @@ def quality_of(variant: VariantOffer) -> float:
     if variant.quality is None:
         return _USUAL_QUALITY.get(variant.precision, 1.0)
     return max(variant.quality, 1e-3)
+
+
+def stands_aside(variant: VariantOffer, demanded: str, min_quality: float) -> bool:
+    """Whether the variant is not meant for a request just now that demands this variant ("": any) or quality (0: any).
+
+    That is no misfit: where no other variant takes the request, this one does.
+    """
+    if demanded or variant.standing in ("", "relief"):
+        return False
+    return variant.standing == "spare" or not min_quality
+
+
+def is_relief(variant: VariantOffer, *, demanded: bool) -> bool:
+    """Whether an answer by it is degraded, by itself: a fuller one would have given it but for the target's trouble."""
+    return not demanded and variant.standing in ("relief", "spare")
 
 
 def is_lesser(one: VariantOffer, than: VariantOffer) -> bool:

@@ -25,6 +25,11 @@ class TokenBudget:
         self._share = share
         self._cap = cap
 
+    @property
+    def spent(self) -> float:
+        """The share of the purse that is spent, 0 to 1."""
+        return 1.0 - max(0.0, self.tokens) / self._cap if self._cap else 1.0
+
     def earn(self) -> None:
         self.tokens = min(self._cap, self.tokens + self._share)
 

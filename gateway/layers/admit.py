@@ -1,29 +1,42 @@
-"""Refuse a call the moment there is no room for it."""
+"""Refuse a call the moment it is clear that there is no room for it: the enforcement of `core/admission.py`.
+
+Nothing is decided here. Whoever is let in is let out again, however the call ends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
+from zlib import crc32
 
+from gateway.core.admission import Admission, Applicant
 from gateway.layers.stack import Layer, Service
-from tidegate.limit import Limit
-from tidegate.outcome import Overloaded
-from tidegate.types import Call, Reply
+from tidegate.types import Call, InferRequest, Reply
+
+_READ_BYTES: Final = 4096  # of each tensor: enough to tell requests apart, little enough to cost nothing
 
 
-def admit(limit: Limit, now: Callable[[], float]) -> Layer:
+def admit(admission: Admission, now: Callable[[], float]) -> Layer:
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
-            if not limit.try_acquire():
-                raise Overloaded(
-                    f"the gateway is full: {limit.max_in_flight} requests are in flight",
-                    retry_after_s=limit.retry_after_s,
-                )
             entered_at = now()
+            who = Applicant(call.tenant, call.priority, lambda: fingerprint(call.request))
+            refusal = admission.enter(who, entered_at)
+            if refusal is not None:
+                raise refusal
             try:
                 return await inner(call)
             finally:
-                limit.release(now() - entered_at)
+                admission.leave(call.tenant, now() - entered_at)
 
         return service
 
     return layer
+
+
+def fingerprint(request: InferRequest) -> int:
+    """What is asked, as a number that a retry shares: request ids may be new, contents are not."""
+    found = crc32(request.model_name.encode())
+    for tensor in request.inputs:
+        found = crc32(memoryview(tensor.raw)[:_READ_BYTES], found)
+    return found

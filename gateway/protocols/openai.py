@@ -25,11 +25,18 @@ from gateway.protocols.embeddings import Asked, Row, WrongParameter
 from gateway.protocols.tokens import Tokenizers
 from tidegate import clock
 from tidegate.models.manifest import Manifest
+from tidegate.oip import intake
+from tidegate.oip.body import read_body
 from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
 from tidegate.oip.check import shown
+from tidegate.oip.guard import Everybody, Guard
 from tidegate.oip.host import ModelHost
-from tidegate.oip.http_server import RefusalObserver, close_if_broken, json_response, read_body
-from tidegate.oip.reply import BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY, reply_parameters
+from tidegate.oip.http_guard import shown_over_http
+from tidegate.oip.http_server import RefusalObserver, close_if_broken, json_response
+from tidegate.oip.intake import BodyLimits, Held, Share
+from tidegate.oip.limits import DEFAULT, ContentLimits
+from tidegate.oip.nesting import check_json
+from tidegate.oip.reply import ATTESTED_KEY, BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY, reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.outcome import CallerError, ModelNotFound, Overloaded, ServeError
 from tidegate.types import Call, Reply
@@ -39,6 +46,7 @@ TRUNCATED_KEY: Final = "tidegate-truncated"
 MAX_CONCURRENT_CALLS: Final = 8  # of one body, so that it cannot fill every queue by itself
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
+Guarded = Callable[[web.Request, ModelHost], Awaitable[web.Response]]  # is given the host, and has no other
 
 _log = structlog.get_logger(__name__)
 
@@ -49,6 +57,10 @@ def openai_routes(
     *,
     max_body_bytes: int = 64 * 1024 * 1024,
     on_refused: RefusalObserver | None = None,
+    guard: Guard | None = None,
+    limits: ContentLimits = DEFAULT,
+    body_limits: BodyLimits = intake.DEFAULT,
+    held: Held | None = None,
 ) -> list[web.RouteDef]:
     """OpenAI's routes over `host`, with the models' tokenizers.
 
@@ -56,45 +68,76 @@ def openai_routes(
         host: what answers.
         max_body_bytes: of a request, after decompression.
         on_refused: told (protocol, model name, error) of each request refused here, before the host saw it.
+        guard: who may ask for what; None: everybody, everything.
+        limits: what a request may hold.
+        body_limits: how a body may come.
+        held: what large bodies hold together, where other protocols count as well.
     """
-    return OpenAIRoutes(host, tokenizers, max_body_bytes=max_body_bytes, on_refused=on_refused).table()
+    return OpenAIRoutes(
+        guard or Everybody(host),
+        tokenizers,
+        max_body_bytes=max_body_bytes,
+        on_refused=on_refused,
+        limits=limits,
+        body_limits=body_limits,
+        held=held or Held(body_limits.max_held_bytes),
+    ).table()
 
 
 class OpenAIRoutes:
-    """The handlers over one host."""
+    """The handlers over what the guard gives each caller."""
 
     def __init__(
         self,
-        host: ModelHost,
+        guard: Guard,
         tokenizers: Tokenizers,
         *,
         max_body_bytes: int,
-        on_refused: RefusalObserver | None = None,
+        on_refused: RefusalObserver | None,
+        limits: ContentLimits,
+        body_limits: BodyLimits,
+        held: Held,
     ) -> None:
-        self._host = host
+        self._guard = guard
+        self._limits = limits
+        self._body_limits = body_limits
+        self._held = held
         self._tokenizers = tokenizers
         self._max_body_bytes = max_body_bytes
         self._on_refused = on_refused
 
     def __repr__(self) -> str:
-        return f"<OpenAIRoutes {self._host.server_name} {self._tokenizers!r}>"
+        return f"<OpenAIRoutes {self._guard!r} {self._tokenizers!r}>"
 
     def table(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/embeddings", _guarded(self.embed)),
-            web.get("/v1/models", _guarded(self.models)),
-            web.get("/v1/models/{model}", _guarded(self.model)),
+            web.post("/v1/embeddings", _in_openais_form(self.embed)),
+            web.get("/v1/models", self._guarded(self.models)),
+            web.get("/v1/models/{model}", self._guarded(self.model)),
             # Last: whatever else is asked under /v1 is refused in OpenAI's form too.
             web.route("*", "/v1/{tail:.*}", _unknown),
         ]
 
+    def _guarded(self, handler: Guarded) -> Handler:
+        async def guarded(request: web.Request) -> web.Response:
+            return await handler(request, await self._guard.admit(shown_over_http(request, PROTOCOL)))
+
+        return _in_openais_form(guarded)
+
     async def embed(self, request: web.Request) -> web.Response:
+        with self._held.share() as share:
+            return await self._embed_within(share, request)
+
+    async def _embed_within(self, share: Share, request: web.Request) -> web.Response:
         arrived_at = clock.now()
         name = ""
         try:
-            asked = embeddings.parse(await read_body(request, self._max_body_bytes))
+            host = await self._guard.admit(shown_over_http(request, PROTOCOL))
+            body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
+            check_json(body, self._limits)
+            asked = embeddings.parse(body)
             name = asked.model
-            manifest = self._host.manifest(name)
+            manifest = host.manifest(name)
             embeddings.check_dimensions(asked, manifest)
             rows = await self._rows(asked, manifest)
             max_rows, max_work = embeddings.group_limits(manifest)
@@ -114,15 +157,15 @@ class OpenAIRoutes:
             if self._on_refused is not None:
                 self._on_refused(PROTOCOL, name, error)
             raise
-        replies = await self._infer_all(calls)
+        replies = await self._infer_all(calls, host)
         return _answer(asked, manifest, rows, parts, calls, replies)
 
-    async def models(self, _: web.Request) -> web.Response:
-        names = {manifest.name: manifest for manifest in self._host.manifests() if manifest.text is not None}
+    async def models(self, _: web.Request, host: ModelHost) -> web.Response:
+        names = {manifest.name: manifest for manifest in host.manifests() if manifest.text is not None}
         return json_response({"object": "list", "data": [_model(name) for name in names]})
 
-    async def model(self, request: web.Request) -> web.Response:
-        manifest = self._host.manifest(request.match_info["model"])
+    async def model(self, request: web.Request, host: ModelHost) -> web.Response:
+        manifest = host.manifest(request.match_info["model"])
         embeddings.text_of(manifest)
         return json_response(_model(manifest.name))
 
@@ -132,37 +175,38 @@ class OpenAIRoutes:
             return await self._tokenizers.rows(manifest, asked.texts)
         return embeddings.token_rows(asked.tokens, text.max_tokens)
 
-    async def _infer_all(self, calls: Sequence[Call]) -> list[Reply]:
+    async def _infer_all(self, calls: Sequence[Call], host: ModelHost) -> list[Reply]:
         """Every call's reply, in order; the first failure cancels the rest and is raised."""
         if len(calls) == 1:
-            return [await self._host.infer(calls[0])]
+            return [await host.infer(calls[0])]
         gate = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         failure: BaseException | None = None
         tasks: list[asyncio.Task[Reply]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._infer(call, gate), name="openai-infer") for call in calls]
+                tasks = [group.create_task(_infer(host, call, gate), name="openai-infer") for call in calls]
         except* Exception as failed:
             failure = failed.exceptions[0]
         if failure is not None:
             raise failure
         return [task.result() for task in tasks]
 
-    async def _infer(self, call: Call, gate: asyncio.Semaphore) -> Reply:
-        async with gate:
-            return await self._host.infer(call)
+
+async def _infer(host: ModelHost, call: Call, gate: asyncio.Semaphore) -> Reply:
+    async with gate:
+        return await host.infer(call)
 
 
-def _guarded(handler: Handler) -> Handler:
+def _in_openais_form(handler: Handler) -> Handler:
     """The handler with every error in OpenAI's form."""
 
-    async def guarded(request: web.Request) -> web.Response:
+    async def formed(request: web.Request) -> web.Response:
         try:
             return await handler(request)
         except Exception as error:
             return close_if_broken(request, _error(error))
 
-    return guarded
+    return formed
 
 
 async def _unknown(request: web.Request) -> web.Response:
@@ -232,7 +276,7 @@ def _joined(all_words: Sequence[Mapping[str, str]]) -> dict[str, str]:
     if len(all_words) == 1:
         return dict(all_words[0])
     words = {}
-    for key, joint in ((SERVED_BY_KEY, ", "), (ROUTE_KEY, " | ")):
+    for key, joint in ((SERVED_BY_KEY, ", "), (ROUTE_KEY, " | "), (ATTESTED_KEY, " | ")):
         if said := dict.fromkeys(one[key] for one in all_words if key in one):
             words[key] = joint.join(said)
     if left := [one[BUDGET_LEFT_KEY] for one in all_words if BUDGET_LEFT_KEY in one]:

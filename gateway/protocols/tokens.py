@@ -22,7 +22,8 @@ from typing import Any, Final, Protocol
 from tokenizers import Tokenizer
 
 from gateway.protocols.embeddings import Row, text_of
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Text
+from tidegate.models.repository import RepositoryError, verify_tokenizer
 from tidegate.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
@@ -50,7 +51,7 @@ class Tokenizers:
         """Read the tokenizers of those models that take text.
 
         Raises:
-            StartError: a tokenizer is not there or cannot be read; names the file.
+            StartError: a tokenizer is not there, is another or cannot be read; names the file.
         """
         for manifest in manifests:
             if manifest.text is not None:
@@ -70,17 +71,20 @@ class Tokenizers:
                 if key not in self._loaded:
                     text = text_of(manifest)
                     path = self._repository.folder(manifest) / text.tokenizer
-                    self._loaded[key] = await asyncio.to_thread(_load, path, text.max_tokens)
+                    self._loaded[key] = await asyncio.to_thread(_load, path, text)
         return self._loaded[key]
 
 
-def _load(path: Path, max_tokens: int) -> Any:
+def _load(path: Path, text: Text) -> Any:
     try:
+        verify_tokenizer(path, text)
         tokenizer = Tokenizer.from_file(str(path))
+    except RepositoryError as error:
+        raise StartError(f"cannot read the tokenizer: {error}") from error
     except Exception as error:  # the library raises nothing narrower
         raise StartError(f"cannot read the tokenizer {path}: {error}") from error
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length=max_tokens)
+    tokenizer.enable_truncation(max_length=text.max_tokens)
     return tokenizer
 
 

@@ -6,11 +6,9 @@ found out here and not by a caller.
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from tidegate.oip.grpc import message_from_request, response_from_message
+from tidegate.oip.grpc import message_from_request
+from tidegate.oip.grpc import response_from_bytes as answer_from_bytes
 from tidegate.outcome import BadAnswer
-from tidegate.rpc import oip_pb2
 from tidegate.types import InferRequest, InferResponse
 
 
@@ -20,10 +18,7 @@ def request_bytes(request: InferRequest) -> bytes:
 
 def response_from_bytes(raw: bytes, request: InferRequest) -> InferResponse:
     """Raises BadAnswer for what is no answer to `request`."""
-    try:
-        response = response_from_message(oip_pb2.ModelInferResponse.FromString(raw))
-    except DecodeError as exc:
-        raise BadAnswer(f"{len(raw)} bytes that are no ModelInferResponse") from exc
+    response = answer_from_bytes(raw)
     # Not every server repeats the model and the id, but one that does must repeat ours.
     if response.model_name not in ("", request.model_name):
         raise BadAnswer(f"asked {request.model_name}, answered by {response.model_name}")

@@ -13,7 +13,10 @@ from tidegate.types import Accepted, InferRequest, Reply
 
 
 class Target(Protocol):
-    """Cancelling `infer` cancels the attempt on the wire and in the queue that it waits in."""
+    """Cancelling `infer` cancels the attempt on the wire and in the queue that it waits in, without waiting for either.
+
+    It may be awaited in the caller's own task: whatever it still awaits after a cancellation keeps the caller waiting.
+    """
 
     @property
     def id(self) -> str:

@@ -29,10 +29,12 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.link.asker import MAX_MESSAGE_BYTES
 from tidegate.models.manifest import Manifest
 from tidegate.oip.grpc import message_from_request
-from tidegate.oip.reply import LOAD_KEY, TIMING_KEY, load_from_text
+from tidegate.oip.orca import LOAD_KEY, load_from_text
+from tidegate.oip.reply import TIMING_KEY
 from tidegate.oip.status import CODE_KEY, error_from_grpc
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError, TooLarge, Unreachable
 from tidegate.rpc import oip_pb2
+from tidegate.tls import Dialler, PlainDialler, explained
 from tidegate.types import Accepted, InferRequest, Reply
 
 log = structlog.get_logger(__name__)
@@ -69,6 +71,7 @@ class UnaryTarget:
         foreign: not one of ours: send and expect only what the protocol defines.
         models: what the server is asked to describe when it comes up; nothing else of it is offered.
         on_event: None for no probes.
+        dialler: opens the channel, and checks who answers; None: without encryption.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class UnaryTarget:
         on_event: Callable[[LinkEvent], None] | None = None,
         probe_interval_s: float = 1.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        dialler: Dialler | None = None,
     ) -> None:
         self._id = id
         self._address = address
@@ -89,7 +93,10 @@ class UnaryTarget:
         self._on_event = on_event
         self._probe_interval_s = probe_interval_s
         self._options = channel_options(max_message_bytes)
+        self._dialler = dialler or PlainDialler()
+        self._opened_as: object = None  # the dialler's version then
         self._channel: grpc.aio.Channel | None = None
+        self._retired: grpc.aio.Channel | None = None  # calls that were under way at a renewal end on it
         self._infer: Raw | None = None
         self._task: asyncio.Task[None] | None = None
         self._up: bool | None = None  # None: no probe has ended yet
@@ -113,8 +120,7 @@ class UnaryTarget:
         return self._up is not False
 
     async def __aenter__(self) -> UnaryTarget:
-        self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
-        self._infer = self._channel.unary_unary(_SERVICE + "ModelInfer", None, None)
+        self._open()
         if self._on_event is not None:
             self._task = asyncio.create_task(self._probe(self._on_event), name=f"probe of {self._id}")
         return self
@@ -125,8 +131,9 @@ class UnaryTarget:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        assert self._channel is not None
-        await self._channel.close(None)
+        for channel in (self._retired, self._channel):
+            if channel is not None:
+                await channel.close(None)
 
     async def infer(
         self,
@@ -208,10 +215,26 @@ class UnaryTarget:
             return trace
         return ((_VARIANT_KEY, variant), *trace)
 
+    # the channel
+
+    def _open(self) -> None:
+        self._opened_as = self._dialler.version
+        self._channel = self._dialler.open(self._address, self._options)
+        self._infer = self._channel.unary_unary(_SERVICE + "ModelInfer", None, None)
+
+    async def _renew(self) -> None:
+        """A channel keeps its certificate for life, so that a renewed one takes a new channel."""
+        if self._retired is not None:
+            await self._retired.close(None)  # since the renewal before
+        self._retired = self._channel
+        self._open()
+
     # probes
 
     async def _probe(self, tell: Callable[[LinkEvent], None]) -> None:
         while True:
+            if self._dialler.version != self._opened_as:
+                await self._renew()
             asked_at = clock.now()
             try:
                 await self._check_ready()
@@ -247,7 +270,7 @@ def _error_of(error: grpc.aio.AioRpcError) -> ServeError:
             return TooLarge(details)  # a request or its answer, over the limit of either side
         if code is grpc.StatusCode.CANCELLED:  # by the server, as it stops; our own cancellation is no AioRpcError
             return Unreachable(f"the server dropped the call: {details}")
-    return error_from_grpc(code.name, details, trailers)
+    return error_from_grpc(code.name, explained(details), trailers)
 
 
 def _texts(metadata: Iterable[Any] | None) -> dict[str, str]:

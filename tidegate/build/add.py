@@ -25,11 +25,15 @@ from tidegate.build.trial import check_answers, edge_limits, limited_by_running,
 from tidegate.engines.engine import Engine, EngineError, load_engine
 from tidegate.models.digest import sha256_of
 from tidegate.models.example import example_arrays
-from tidegate.models.manifest import EngineName, Manifest, Quality, Variant, Where
+from tidegate.models.manifest import EngineName, Manifest, Packed, Quality, Variant, Where
+from tidegate.models.packing import packing_of
 from tidegate.models.repository import save_manifest
 
 _MADE_UP = 8
-_ENGINES: dict[str, EngineName] = {".onnx": "onnx", ".pt2": "torch-export", ".pt": "torchscript", ".ts": "torchscript"}
+_ENGINES: dict[str, EngineName] = {
+    ".onnx": "onnx", ".pt2": "torch-export", ".pt": "torchscript", ".ts": "torchscript",
+    ".safetensors": "torch-packed", ".engine": "tensorrt", ".plan": "tensorrt",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Request:
     metric: Metric = "cosine"
     edge_max_batch: int | None = None
     edge_max_tokens: int | None = None
+    engine: EngineName | None = None  # of the pool's artefact; None: by its suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +89,14 @@ def add(request: Request, root: Path, *, force: bool = False) -> Added:
     check_answers(manifest, engines)
     manifest = with_padding(manifest, engines, said)
     variants = _variants(request, parts, manifest, engines, said)
-    manifest = msgspec.structs.replace(manifest, variants=variants)
+    manifest = _with_digest(msgspec.structs.replace(manifest, variants=variants), request.tokenizer)
     _store(request, root, parts, manifest)
     return Added(manifest, tuple(said))
 
 
-def engine_of(path: Path) -> EngineName:
-    """The engine that runs files of this name. Raises BuildError."""
-    engine = _ENGINES.get(path.suffix)
+def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
+    """The engine that was wished for, or else the one that runs files of this name. Raises BuildError."""
+    engine = wished or _ENGINES.get(path.suffix)
     if engine is None:
         raise BuildError(f"{path}: unknown kind of artefact {path.suffix!r} (known: {', '.join(_ENGINES)})")
     if not path.is_file():
@@ -107,7 +112,12 @@ def _parts(request: Request) -> tuple[_Part, ...]:
         given.append(("pool", request.pool))
     if not given:
         raise BuildError("nothing to add: give --edge, --pool or both")
-    return tuple(_Part(where, path, engine_of(path), _inspect(path, engine_of(path))) for where, path in given)
+    return tuple(_part(where, path, request.engine if where == "pool" else None) for where, path in given)
+
+
+def _part(where: Where, path: Path, wished: EngineName | None) -> _Part:
+    engine = engine_of(path, wished)
+    return _Part(where, path, engine, _inspect(path, engine))
 
 
 def _inspect(path: Path, engine: EngineName) -> Signature | None:
@@ -119,6 +129,14 @@ def _inspect(path: Path, engine: EngineName) -> Signature | None:
         except ImportError as error:
             raise BuildError(f"{path} needs PyTorch: pip install 'tidegate[cloud]'") from error
         return inspect_program(path)
+    if engine == "torch-packed":
+        try:
+            from tidegate.build.inspect_packed import inspect_packed
+        except ImportError as error:
+            raise BuildError(f"{path} needs PyTorch and safetensors: pip install 'tidegate[cloud]'") from error
+        return inspect_packed(path)
+    if engine == "tensorrt":
+        _loads(path, engine)
     return None  # TorchScript does not say
 
 
@@ -146,9 +164,30 @@ def _check_onnx_names(signature: Signature, names: Sequence[str]) -> None:
 def _loaded(parts: Sequence[_Part], manifest: Manifest) -> dict[Where, Engine]:
     outputs = tuple(spec.name for spec in manifest.outputs)
     try:
-        return {part.where: load_engine(part.engine, part.path, outputs=outputs) for part in parts}
+        return {
+            part.where: load_engine(
+                part.engine, part.path, outputs=outputs, packing=packing_of(manifest, _packed(part, manifest))
+            )
+            for part in parts
+        }
     except EngineError as error:
         raise BuildError(str(error)) from error
+
+
+def _loads(path: Path, engine: EngineName) -> None:
+    """Raise BuildError with the engine's own words where it does not."""
+    try:
+        load_engine(engine, path, outputs=())
+    except EngineError as error:
+        raise BuildError(str(error)) from error
+
+
+def _packed(part: _Part, manifest: Manifest) -> Packed | None:
+    """What packed weights take: fixed, but for the name of the axis, which another artefact may have given."""
+    mask = next((spec for spec in manifest.inputs if spec.name == "attention_mask"), None)
+    if part.engine != "torch-packed" or mask is None or not isinstance(mask.shape[-1], str):
+        return None
+    return Packed(mask.shape[-1], mask=mask.name)
 
 
 def _variants(
@@ -173,6 +212,7 @@ def _variants(
                 quality=qualities.get(part.where),
                 max_batch=limits[0],
                 max_tokens=limits[1],
+                packed=_packed(part, manifest),
             )
         )
     return tuple(variants)
@@ -208,6 +248,12 @@ def _qualities(
     values: dict[Where, float] = {"edge": found.value, "pool": 1.0 if found.reference is None else found.reference}
     said += [f"{where}: {found.metric} {values[where]:.4f} on {found.samples} samples" for where in engines]
     return {where: Quality(found.metric, round(values[where], 5), found.samples) for where in engines}
+
+
+def _with_digest(manifest: Manifest, tokenizer: Path | None) -> Manifest:
+    if manifest.text is None or tokenizer is None:
+        return manifest
+    return msgspec.structs.replace(manifest, text=msgspec.structs.replace(manifest.text, sha256=sha256_of(tokenizer)))
 
 
 def _store(request: Request, root: Path, parts: Sequence[_Part], manifest: Manifest) -> None:

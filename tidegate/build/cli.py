@@ -1,4 +1,4 @@
-"""`tidegate model`: build the demo models, quantize and add one's own, look at what is there.
+"""`tidegate model`: build the demo models, quantize, add and calibrate one's own, look at what is there.
 
 Only this file is imported for `--help`; runtimes are imported by the command that needs them. A build shows a bar on a
 terminal, one line per step elsewhere, and events for a parent process with `--json-progress`.
@@ -9,52 +9,35 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import click
+from msgspec.structs import replace
 
+from tidegate.build.calibrate_cli import calibrate
+from tidegate.build.command import explained, needs, noted, repository_option
 from tidegate.build.demo import RECIPES, build_demo
 from tidegate.build.errors import BuildError
+from tidegate.build.pack_cli import pack
 from tidegate.build.progress import Progress
 from tidegate.events import emit
+from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
-from tidegate.outcome import ModelNotFound
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-DEFAULT_REPOSITORY = Path(".tidegate/models")
-
-repository_option = click.option(
-    "--repository",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=DEFAULT_REPOSITORY,
-    show_default=True,
-    help="Folder of the model repository.",
-)
-
-
-def explained(command: Callable[P, R]) -> Callable[P, R]:
-    """What goes wrong for reasons that a user can mend is one line and exit code 1, not a traceback."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except (BuildError, RepositoryError, ModelNotFound) as error:
-            raise click.ClickException(str(error)) from error
-
-    return run
+POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt")
 
 
 @click.group()
 def model() -> None:
-    """Build, quantize, add and inspect models."""
+    """Build, quantize, add, calibrate and inspect models."""
+
+
+model.add_command(calibrate)
+model.add_command(pack)
 
 
 @model.command()
@@ -79,6 +62,8 @@ def build(name: str, repository: Path, force: bool, json_progress: bool) -> None
         with _shown(one, json_progress) as progress:
             manifest, how = build_demo(one, repository, progress, force=force)
         place = repository / one / manifest.version
+        if how != "kept":
+            noted(repository, "model-built", manifest)
         _say(json_progress, f"{one}: {how}" + (" (whole, digests fit)" if how == "kept" else "") + f" in {place}")
 
 
@@ -151,7 +136,7 @@ def quantize(
       tidegate model quantize encoder.onnx encoder-int8.onnx
       tidegate model quantize cnn.onnx int8.onnx --static --calibration train.npz --evaluation test.npz --metric top1
     """
-    with _needs("onnx", "onnxruntime"):
+    with needs("onnx", "onnxruntime"):
         from tidegate.build.requantize import requantize
     for line in requantize(
         source, target, static=static, calibration=calibration, evaluation=evaluation, metric=metric
@@ -163,7 +148,12 @@ def quantize(
 @click.argument("name")
 @click.option("--edge", type=click.Path(path_type=Path), help="What edge agents run: an .onnx file.")
 @click.option(
-    "--pool", type=click.Path(path_type=Path), help="What the pool runs: a .pt2, .pt (TorchScript) or .onnx file."
+    "--pool",
+    type=click.Path(path_type=Path),
+    help="What the pool runs: a .pt2, .pt (TorchScript), .onnx or packed .safetensors file (see pack).",
+)
+@click.option(
+    "--engine", type=click.Choice(POOL_ENGINES), help="What runs the pool's file; by its suffix, if not given."
 )
 @click.option("--version", default="1", show_default=True, help="The version's name.")
 @click.option("--cost", default="", metavar="FEATURE:INPUT", help="How work is counted, such as tokens:input_ids.")
@@ -190,7 +180,7 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
       tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --tokenizer tokenizer.json
       tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
     """
-    with _needs("onnx"):
+    with needs("onnx"):
         from tidegate.build.add import Request
         from tidegate.build.add import add as add_model
         from tidegate.build.draft import Wishes
@@ -207,18 +197,59 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     if tokenizer is not None and not tokenizer.is_file():
         raise BuildError(f"{tokenizer}: there is no such file")
     added = add_model(Request(name=name, wishes=wishes, **given), repository, force=force)
+    noted(repository, "model-added", added.manifest)
     click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
     for sentence in added.said:
         click.echo(f"  {sentence}")
     click.echo(f"see it with: tidegate model show {name} --repository {repository}")
 
 
-@contextmanager
-def _needs(*modules: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise BuildError(f"this needs {' and '.join(modules)}: pip install 'tidegate[build]'") from error
+@model.command()
+@click.argument("name")
+@click.option("--like", default="", metavar="MODEL", help="Takes and gives what this one does; else a text encoder.")
+@click.option("--edge-ms", default="", metavar="UNITS:MS,…", help="What an edge needs: milliseconds for so much work.")
+@click.option("--pool-ms", default="", metavar="UNITS:MS,…", help="What the pool needs for a call, padding included.")
+@click.option(
+    "--scenario",
+    type=click.Path(path_type=Path),
+    help="Take costs, quality and limits from a scenario of the simulator.",
+)
+@click.option("--model", "of", default="", metavar="MODEL", help="Which one of the scenario, if it has several.")
+@click.option("--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes.")
+@click.option("--edge-noise", default=0.1, show_default=True, help="Deviation of the logarithm of a call's time.")
+@click.option("--pool-noise", default=0.05, show_default=True, help="The same of a call to the pool.")
+@click.option("--seed", default=1, show_default=True, help="Of that noise.")
+@repository_option
+@click.option("--force", is_flag=True, help="Replace the model if it exists.")
+@explained
+def paced(name: str, repository: Path, force: bool, like: str, seed: int, **given: Any) -> None:
+    """Add a model that computes nothing: it waits as long as it is told to, and answers with zeros.
+
+    For trying out routing, deadlines and faults with neither models nor many cores. Whoever serves it says so. Some
+    devices slower than others: `paced_slow` in their configuration, or TIDEGATE_EDGE_PACED_SLOW.
+
+    \b
+    Examples:
+      tidegate model paced encoder --edge-ms 8:8,512:250 --pool-ms 1:8,512:18
+      tidegate model paced slow-minilm --like minilm --edge-ms 1:40,128:400
+      tidegate model paced encoder --scenario my_fleet.yaml
+    """
+    from tidegate.build.paced import Costs, Noise, add_paced, costs_of_scenario, points
+
+    if problem := name_problem(name):
+        raise BuildError(problem)
+    costs = costs_of_scenario(given["scenario"], given["of"]) if given["scenario"] else Costs()
+    said = {
+        "edge_ms": points("--edge-ms", given["edge_ms"]) if given["edge_ms"] else None,
+        "pool_ms": points("--pool-ms", given["pool_ms"]) if given["pool_ms"] else None,
+        "edge_max_units": given["edge_max_tokens"],
+    }
+    costs = replace(costs, **{key: value for key, value in said.items() if value is not None})
+    noise = Noise(given["edge_noise"], given["pool_noise"], seed)
+    manifest = add_paced(name, costs, repository, like=like, noise=noise, force=force)
+    noted(repository, "model-added", manifest)
+    where = " and ".join(place for one in manifest.variants for place in one.where)
+    click.echo(f"added {name}, version {manifest.version}, paced, for {where}, in {repository / name}")
 
 
 def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]:
@@ -287,13 +318,44 @@ def show(name: str, version: str, repository: Path) -> None:
 
 
 @model.command()
+@click.argument("name")
+@click.option("--version", default="", help="The version; without it, the newest.")
+@click.option("--threads", type=click.IntRange(min=0), default=1, show_default=True, help="Of one call; 0: all cores.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="For each variant, at most."
+)
+@repository_option
+@explained
+def measure(name: str, version: str, threads: int, seconds: float, repository: Path) -> None:
+    """Measure a model's cost tables on this machine and print them as YAML for `tidegate simulate`.
+
+    Put what is printed into a scenario in place of its `models`. Progress goes to stderr.
+
+    \b
+    Example:
+      tidegate model measure minilm > tables.yaml
+    """
+    import asyncio
+
+    from tidegate.build.tabulate import tabulate
+
+    models = Repository(repository)
+    manifest = models.manifest(name, version)
+
+    def on_point(variant: str, units: float, took_s: float) -> None:
+        click.echo(f"{variant}: {units:g} {manifest.cost.feature} in {took_s * 1e3:.2f} ms", err=True)
+
+    click.echo(asyncio.run(tabulate(models, manifest, threads=threads, budget_s=seconds, on_point=on_point)), nl=False)
+
+
+@model.command()
 @click.argument("names", nargs=-1)
 @repository_option
 @explained
 def verify(names: tuple[str, ...], repository: Path) -> None:
-    """Check that artefacts are there and have the digests of their manifests.
+    """Check that artefacts and tokenizers are there and have the digests of their manifests.
 
-    All models, or those that are named. Exits with 1 if any artefact is missing or different.
+    All models, or those that are named. Exits with 1 if any file is missing or different.
 
     \b
     Example:
@@ -310,5 +372,18 @@ def verify(names: tuple[str, ...], repository: Path) -> None:
             except RepositoryError as error:
                 failed += 1
                 click.echo(f"WRONG {error}")
+        failed += _tokenizer_is_wrong(models, manifest)
     if failed:
-        raise click.ClickException(f"{failed} artefacts are missing or different")
+        raise click.ClickException(f"{failed} files are missing or different")
+
+
+def _tokenizer_is_wrong(models: Repository, manifest: Manifest) -> bool:
+    if (tokenizer := models.tokenizer(manifest)) is None:
+        return False
+    try:
+        models.verify_tokenizer(manifest)
+    except RepositoryError as error:
+        click.echo(f"WRONG {error}")
+        return True
+    click.echo(f"ok    {tokenizer}")
+    return False

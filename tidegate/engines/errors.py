@@ -1,7 +1,41 @@
-"""What goes wrong in an engine. Apart from `engine.py`, so that the engines it loads need not import it back."""
+"""What goes wrong in an engine. Apart from `engine.py`, so that the engines it loads need not import it back.
+
+Too little memory is a kind of its own: the same work in smaller batches may go well, which no other failure promises.
+Runtimes say it in many ways and classes (torch's CPU allocator raises a plain RuntimeError, ONNX Runtime's arena a Fail
+with a status code in its text), so it is told by their words, all in one place.
+"""
 
 from __future__ import annotations
+
+from typing import Final
+
+_SAID: Final = (
+    "out of memory",  # CUDA, torch and ONNX Runtime's CUDA provider
+    "can't allocate memory",  # torch on a CPU: DefaultCPUAllocator
+    "not enough memory",  # the same elsewhere
+    "failed to allocate memory",  # ONNX Runtime's arenas
+    "bad_alloc",  # whatever is written in C++
+    "cannot allocate memory",  # ENOMEM
+)
 
 
 class EngineError(Exception):
     """An engine could not be loaded or could not run; the message names the artefact and the way out."""
+
+
+class EngineOutOfMemory(EngineError):
+    """The device has too little memory for this call; the engine is whole, and smaller calls may go well."""
+
+
+def failure_of(error: BaseException, words: str) -> EngineError:
+    """What a runtime raised, with our words around its own, as the kind of failure that it is."""
+    kind = EngineOutOfMemory if is_out_of_memory(error) else EngineError
+    return kind(f"{words}: {str(error) or type(error).__name__}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a runtime's exception says that memory was short."""
+    if isinstance(error, MemoryError | EngineOutOfMemory) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    said = str(error).lower()
+    return any(words in said for words in _SAID)

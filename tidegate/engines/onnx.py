@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
-from tidegate.engines.errors import EngineError
-
-try:
-    import onnxruntime
-except ImportError as error:
-    raise EngineError("ONNX models need ONNX Runtime, which is not installed: pip install 'tidegate[edge]'") from error
+from tidegate.engines.errors import EngineError, failure_of
 
 # ONNX Runtime's log severity. What fails is raised as well, and one line about it is enough; below errors it warns
 # every device without a GPU about having none.
@@ -47,7 +43,7 @@ class OnnxEngine:
         except EngineError:
             raise
         except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
-            raise EngineError(f"{artefact}: ONNX Runtime cannot load it: {error}") from error
+            raise failure_of(error, f"{artefact}: ONNX Runtime cannot load it") from error
         self.inputs = tuple(str(one.name) for one in self._session.get_inputs())
         self.outputs = tuple(str(one.name) for one in self._session.get_outputs())
 
@@ -57,7 +53,7 @@ class OnnxEngine:
         try:
             values = self._session.run(None, feed)
         except Exception as error:  # as above
-            raise EngineError(f"{self.artefact.name}: ONNX Runtime cannot run it: {error}") from error
+            raise failure_of(error, f"{self.artefact.name}: ONNX Runtime cannot run it") from error
         return dict(zip(self.outputs, values, strict=True))
 
     def __repr__(self) -> str:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from tidegate.engines.errors import EngineError
-
-try:
-    import torch
-except ImportError as error:
-    raise EngineError("torch models need PyTorch, which is not installed: pip install 'tidegate[cloud]'") from error
+from tidegate.engines.archive import no_pickles, refuse_pickles
+from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.staging import CudaMeter, Staged, Staging, release_cached
+from tidegate.engines.torch_device import compiled, device_of, say_if_emulated
 
 Kind = Literal["torch-export", "torchscript"]
 
@@ -34,17 +33,25 @@ class TorchEngine:
         outputs: the manifest's output names, in the order in which the program returns them.
         threads: threads within one operator, set for the whole process; 0 leaves torch's choice, all cores.
         device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where there is one).
+        compile: by torch.compile, which takes a minute at the first calls, and pays where a model is many small steps.
 
     Raises:
         EngineError: torch does not see the device, or refuses the artefact.
     """
 
     def __init__(
-        self, kind: Kind, artefact: Path, *, outputs: Sequence[str], threads: int = 1, device: str = "cpu"
+        self,
+        kind: Kind,
+        artefact: Path,
+        *,
+        outputs: Sequence[str],
+        threads: int = 1,
+        device: str = "cpu",
+        compile: bool = False,
     ) -> None:
         self.artefact = artefact
         self.outputs = tuple(outputs)
-        self.device = _device(device)
+        self.device = device_of(device)
         if not artefact.is_file():
             raise EngineError(f"{artefact}: there is no such artefact")
         if threads > 0:
@@ -53,8 +60,19 @@ class TorchEngine:
         try:
             self._program: _Exported | _Script = load(artefact, self.device)
         except Exception as error:  # torch's loaders raise whatever zip, pickle and C++ raise
-            raise EngineError(f"{artefact}: torch cannot load it as {kind}: {error}") from error
+            raise failure_of(error, f"{artefact}: torch cannot load it as {kind}") from error
+        for dtype in (torch.bfloat16, torch.float16):
+            if dtype in self._program.weights:
+                say_if_emulated(artefact.name, dtype, self.device)
+        self._run = compiled(artefact.name, self._program.run, self.device) if compile else self._program.run
         self.inputs = self._program.inputs
+        on_cuda = self.device.type == "cuda"
+        self.device_meter = CudaMeter(self.device) if on_cuda else None
+        self._staging = Staging(self.device) if on_cuda else None
+
+    def prepare(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """The inputs of a later call, on their way to the device. For another thread than the one that computes."""
+        return inputs if self._staging is None else self._staging.prepare(inputs)
 
     def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All outputs by name. Blocks. Raises EngineError."""
@@ -63,19 +81,25 @@ class TorchEngine:
             raise EngineError(f"{self.artefact.name} takes {', '.join(self.inputs)}, but {given} came")
         try:
             with torch.inference_mode():
-                leaves = [self._tensor(name, inputs[name]) for name in self.inputs]
-                return self._named(self._program.run(leaves))
+                leaves = [self._leaf(name, inputs) for name in self.inputs]
+                return self._named(self._run(leaves))
         except EngineError:
             raise
         except Exception as error:  # a guard, a shape, the device's memory: many classes, most of them RuntimeError
-            raise EngineError(f"{self.artefact.name}: torch cannot run it: {error}") from error
+            release_cached(self.device)
+            raise failure_of(error, f"{self.artefact.name}: torch cannot run it") from error
 
-    def _tensor(self, name: str, array: NDArray[Any]) -> torch.Tensor:
-        owned = array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C")
-        tensor = torch.from_numpy(owned)
+    def _leaf(self, name: str, inputs: Mapping[str, NDArray[Any]]) -> torch.Tensor:
+        array = inputs[name]
+        tensor = None
+        if isinstance(inputs, Staged) and self._staging is not None:
+            tensor = self._staging.arrived(inputs, name)
+        if tensor is None:
+            owned = array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C")
+            tensor = torch.from_numpy(owned).to(self.device)
         if self._program.dtypes.get(name) is torch.bfloat16 and array.dtype == np.uint16:
             tensor = tensor.view(torch.bfloat16)
-        return tensor.to(self.device)
+        return tensor
 
     def _named(self, returned: Any) -> dict[str, NDArray[Any]]:
         if isinstance(returned, Mapping):
@@ -93,7 +117,9 @@ class _Exported:
     """A program of `torch.export`, moved to its device with the constants that its graph holds."""
 
     def __init__(self, artefact: Path, device: torch.device) -> None:
-        program = torch.export.load(artefact)
+        refuse_pickles(artefact)
+        with no_pickles():
+            program = torch.export.load(artefact)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
@@ -104,6 +130,7 @@ class _Exported:
             for node in program.graph.nodes
             if node.op == "placeholder" and node.name in self.inputs and hasattr(node.meta.get("val"), "dtype")
         }
+        self.weights = {weight.dtype for weight in program.state_dict.values()}
         self._in_spec = program.call_spec.in_spec
         self._module = program.module()
 
@@ -122,6 +149,7 @@ class _Script:
             self._module = torch.jit.load(str(artefact), map_location=device).eval()  # type: ignore[no-untyped-call]
         self.inputs = tuple(argument.name for argument in self._module.forward.schema.arguments[1:])
         self.dtypes: dict[str, torch.dtype] = {}
+        self.weights = {weight.dtype for weight in self._module.parameters()}
 
     def run(self, leaves: list[torch.Tensor]) -> Any:
         return self._module(*leaves)
@@ -132,15 +160,3 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
         tensor = tensor.view(torch.uint16)
     array: NDArray[Any] = tensor.contiguous().cpu().numpy()
     return array
-
-
-def _device(device: str) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise EngineError(f"{device!r} is not a device that torch knows") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise EngineError(f"torch sees no CUDA device here, but {device!r} was asked for")
-    return chosen

@@ -32,16 +32,17 @@ class CostTable:
             raise ValueError("a cost table needs at least one point")
         if min(self.units) < 0 or not min(self.seconds) > 0 or len(set(self.units)) != len(ordered):
             raise ValueError(f"cost points must have distinct work >= 0 and seconds > 0, not {ordered}")
-        # Of each stretch between two points, the last of which goes on for ever. A noisy measurement may slope down;
-        # more work is never cheaper than the point before it.
-        self._slopes = [max(0.0, (to[1] - at[1]) / (to[0] - at[0])) for at, to in pairwise(ordered)] or [0.0]
+        # Of the stretch that begins at each point, the last of which goes on for ever. A noisy measurement may slope
+        # down; more work is never cheaper than the point before it.
+        slopes = [max(0.0, (to[1] - at[1]) / (to[0] - at[0])) for at, to in pairwise(ordered)] or [0.0]
+        self._slopes = [*slopes, slopes[-1]]
 
     def seconds_for(self, units: float) -> float:
         """Predicted service seconds for one call of `units` work on an idle device."""
         points = self.units
         if units <= points[0]:
             return self.seconds[0]
-        left = min(bisect_right(points, units), len(self._slopes)) - 1
+        left = bisect_right(points, units) - 1
         return self.seconds[left] + self._slopes[left] * (units - points[left])
 
     def floor_for(self, units: float) -> float:

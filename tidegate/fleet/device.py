@@ -29,6 +29,7 @@ from math import inf
 from typing import Final
 
 from tidegate.fleet.age import ClocklessAge
+from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.freshness import (
     FRESH_UP_TO,
     JUST_AFTER_S,
@@ -247,6 +248,7 @@ class Device:
             reason=reason,
             accepting=(self._heartbeat or self.birth).admission == "open",
             agent=self.birth.agent,
+            conditions=self._heartbeat.conditions if self._heartbeat else UNTOLD,
         )
 
     def freshness(self, now: float, outage: Outage, will_grace_s: float) -> tuple[Freshness, str]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
+from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.types import LoadReport
 
@@ -76,3 +77,4 @@ class DeviceView:
     reason: str  # why it is not FRESH; "" when it is
     accepting: bool = True
     agent: str = ""
+    conditions: Conditions = UNTOLD

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, field
 
+from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.offers import ModelOffer, encode_offers
 from tidegate.fleet.topics import NAME_PATTERN, Up
 
@@ -95,6 +96,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     in_flight: Count = field(name="in", default=0)
     queue_delay_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = field(name="qd", default=0.0)
     admission: Admission = field(name="adm", default="open")
+    conditions: Conditions = field(name="sys", default=UNTOLD)
     v: Literal[1] = field(default_factory=lambda: 1)
 
 

@@ -12,6 +12,13 @@ import msgspec
 
 ModelState = Literal["ready", "loading", "warming", "evicted", "bad"]
 
+# Who gets a variant, where a target lessens its precision while its answers are late (`cloud_pool/core/control.py`):
+#   ""          anybody
+#   "spare"     the lesser one, while there is no need: who demands it
+#   "relief"    the lesser one, while there is: anybody, and the answer says that it is degraded
+#   "relieved"  the full one, meanwhile: who demands it, or a floor of quality
+Standing = Literal["", "spare", "relief", "relieved"]
+
 
 class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     """One way in which a target answers a model. `cost`: (work units, seconds) measured on this very device."""
@@ -22,6 +29,8 @@ class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     max_batch: int | None = None
     max_tokens: int | None = None
     quality: float | None = None
+    paced: bool = False  # it waits instead of computing, and answers with zeros
+    standing: Standing = ""
 
 
 class ModelOffer(msgspec.Struct, frozen=True, omit_defaults=True):

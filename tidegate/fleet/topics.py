@@ -1,6 +1,7 @@
 """Topic names: one root per fleet, one subtree that a device writes and one that it reads.
 
     tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv}    device → gateways
+    tidegate/v1/FLEET/up/DEVICE/probe                   device → nobody: may it?
     tidegate/v1/FLEET/down/DEVICE/cmd                   gateway → one device
     tidegate/v1/FLEET/gw/GATEWAY/{state,hb}             gateway → everyone
 
@@ -61,6 +62,10 @@ class Topics:
 
     def up(self, device: str, kind: Up) -> str:
         return f"{self.root}/up/{device}/{kind.value}"
+
+    def probe(self, device: str) -> str:
+        """Where nobody listens: whether a broker lets this name be spoken for."""
+        return f"{self.root}/up/{device}/probe"
 
     def command(self, device: str) -> str:
         return f"{self.root}/down/{device}/cmd"

@@ -18,23 +18,24 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from tidegate import __version__, clock
 from tidegate.fleet.offers import ModelOffer, encode_offers
 from tidegate.link import frames
 from tidegate.link.asker import MAX_MESSAGE_BYTES
+from tidegate.link.challenged import Attest, Challenged, no_evidence
 from tidegate.link.chunks import Assembly
 from tidegate.link.frames import Answered, Greeting, Violation
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
 from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.oip.check import checker_of
-from tidegate.oip.grpc import message_from_response, request_from_message
+from tidegate.oip.grpc import message_from_response, request_from_bytes
 from tidegate.oip.host import ModelHost
-from tidegate.outcome import InternalError, InvalidRequest, Overloaded, ServeError
-from tidegate.rpc import link_pb2, oip_pb2
-from tidegate.types import Call, InferRequest, LoadReport, Reply
+from tidegate.oip.limits import DEFAULT, ContentLimits
+from tidegate.outcome import InternalError, Overloaded, ServeError
+from tidegate.rpc import link_pb2
+from tidegate.types import Call, LoadReport, Reply
 
 log = structlog.get_logger(__name__)
 
@@ -54,12 +55,16 @@ class Answerer:
         heartbeat: Heartbeat,
         max_concurrent: int,
         max_message_bytes: int,
+        limits: ContentLimits = DEFAULT,
         outbox: Outbox | None = None,
+        challenged: Challenged | None = None,
     ) -> None:
         self._host = host
+        self._challenged = challenged or Challenged(no_evidence, None)
         self._greeting = greeting
         self._load = load
         self._max_concurrent = max_concurrent
+        self._limits = limits
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: dict[int, Parcel] = {}  # large ones that are still being written
         self._highest_id = 0
@@ -116,6 +121,7 @@ class Answerer:
             "request": self._take_request,
             "chunk": self._take_chunk,
             "cancel": self._take_cancel,
+            "challenge": self._take_challenge,
             "goodbye": lambda _frame: None,  # it will close the stream when it has its answers
         }
 
@@ -174,13 +180,17 @@ class Answerer:
         if (parcel := self._answers.pop(frame.id, None)) is not None:
             self.session.drop(parcel)
 
+    def _take_challenge(self, frame: link_pb2.Challenge) -> None:
+        if (parcel := self._challenged.take(frame.nonce)) is not None:
+            self.session.post(parcel)
+
     # work
 
     def _begin(self, frame: link_pb2.Request, message: bytes) -> None:
         """A task of its own for a complete request. The frame's bytes are let go here: a 64 MiB body is held once."""
         id, arrived_at = frame.id, clock.now()
         call = Call(
-            request=_request(message),
+            request=request_from_bytes(message, self._limits),
             protocol="link",
             arrived_at=arrived_at,
             deadline=arrived_at + frame.budget_us / 1e6 if frame.budget_us else None,
@@ -265,14 +275,18 @@ class LinkService:
         heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
         max_concurrent: int = 1024,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        attest: Attest = no_evidence,
+        limits: ContentLimits = DEFAULT,
     ) -> None:
         self._host = host
+        self._attest = attest
         self._name = name
         self._epoch = epoch
         self._offers = offers
         self._load = load
         self._heartbeat = heartbeat
         self._max_concurrent = max_concurrent
+        self._limits = limits
         self._max_message_bytes = max_message_bytes
         self._answerers: set[Answerer] = set()
         self._all_gone = asyncio.Event()
@@ -291,9 +305,9 @@ class LinkService:
         """Requests that are being worked on, over all streams."""
         return sum(answerer.under_way for answerer in self._answerers)
 
-    async def announce(self) -> None:
+    def announce(self) -> None:
         """Send the load, and the offers where they changed, to every stream now."""
-        for answerer in self._answerers:
+        for answerer in tuple(self._answerers):
             answerer.announce()
 
     async def drain(self, reason: str) -> None:
@@ -303,8 +317,12 @@ class LinkService:
             answerer.leave(reason)
         await self._all_gone.wait()
 
-    async def serve(self, duplex: Duplex) -> str:
-        """Answer on one stream, whoever dialled it, until it ends; the reason in words."""
+    async def serve(self, duplex: Duplex, asker: bytes | None = None) -> str:
+        """Answer on one stream, whoever dialled it, until it ends; the reason in words.
+
+        Args:
+            asker: the certificate, PEM, that TLS has verified at the other end.
+        """
         if self._draining:
             return f"leaving: {self._draining}"  # without a hello, so that nobody takes it for a target that is up
         answerer = Answerer(
@@ -315,6 +333,8 @@ class LinkService:
             heartbeat=self._heartbeat,
             max_concurrent=self._max_concurrent,
             max_message_bytes=self._max_message_bytes,
+            challenged=Challenged(self._attest, asker),
+            limits=self._limits,
         )
         self._answerers.add(answerer)
         self._all_gone.clear()
@@ -329,7 +349,8 @@ class LinkService:
         """The gRPC method."""
         if self._draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"leaving: {self._draining}")
-        reason = await self.serve(ServedStream(context))
+        shown = context.auth_context().get("x509_pem_cert", ())
+        reason = await self.serve(ServedStream(context), next(iter(shown), None))
         log.info("link stream ended", peer=context.peer(), reason=reason)
 
     def _greeting(self) -> Greeting:
@@ -347,6 +368,8 @@ def add_link_service(
     heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
     max_concurrent: int = 1024,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    attest: Attest = no_evidence,
+    limits: ContentLimits = DEFAULT,
 ) -> LinkService:
     """Serve the link stream on a gRPC server that has not started yet.
 
@@ -354,6 +377,7 @@ def add_link_service(
         name: "edge/NAME" or "pool/NAME".
         epoch: the epoch under which `load` reports; asked again for each stream.
         max_concurrent: requests under way per stream; more are refused as overloaded.
+        attest: answers challenges; raises ValueError with words where there is no evidence.
     """
     service = LinkService(
         host,
@@ -364,17 +388,12 @@ def add_link_service(
         heartbeat=heartbeat,
         max_concurrent=max_concurrent,
         max_message_bytes=max_message_bytes,
+        attest=attest,
+        limits=limits,
     )
     handler = grpc.stream_stream_rpc_method_handler(service.exchange)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     return service
-
-
-def _request(message: bytes) -> InferRequest:
-    try:
-        return request_from_message(oip_pb2.ModelInferRequest.FromString(message))
-    except DecodeError as exc:
-        raise InvalidRequest(f"{len(message)} bytes that are no ModelInferRequest") from exc
 
 
 def _cancelled_from_outside() -> bool:

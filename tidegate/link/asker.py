@@ -2,7 +2,7 @@
 
 Each question has an id, a future and a deadline. It ends in exactly one way: its answer, the other
 side's refusal (rebuilt as the very error that was raised there), DeadlineExceeded when its budget is gone,
-Unreachable when the stream ends, or cancellation. However it ends before an answer, the other side is told to stop
+Disconnected when the stream ends, or cancellation. However it ends before an answer, the other side is told to stop
 working on it, unless nothing of it has left yet. What still arrives for it afterwards is ignored: an id that was
 never asked is a violation, one that is over is just late.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -25,11 +25,13 @@ from tidegate.link.chunks import Assembly
 from tidegate.link.frames import Answered, Greeting, Violation
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
-from tidegate.outcome import CapacityError, DeadlineExceeded, TooLarge, Unreachable
+from tidegate.outcome import CapacityError, DeadlineExceeded, Disconnected, NotSupported, TooLarge, Unreachable
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
 
-MAX_MESSAGE_BYTES = 65 * 1024 * 1024  # 64 MiB of tensors and their names
+ROOM_BYTES: Final = 2**20  # what a message may be larger than a body that is just allowed: names, shapes, parameters
+MAX_MESSAGE_BYTES: Final = 64 * 2**20 + ROOM_BYTES
+_MOST_WORDS: Final = 300  # of a refusal from the other side
 _REQUEST_FRAME_BYTES = 96  # without the message
 
 
@@ -91,6 +93,8 @@ class Asker:
         self._partials: Assembly[link_pb2.Answer] = Assembly(
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
+        self._challenged = False  # has it ever been asked for evidence
+        self._evidence: asyncio.Future[bytes] | None = None  # to the newest challenge
         self._closed = "the other side has not said hello yet"
         self.session = Session(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
@@ -131,6 +135,23 @@ class Asker:
         finally:
             self._forget(id)
 
+    async def evidence(self, nonce: bytes) -> bytes:
+        """What the other side proves of itself, for this nonce. One caller at a time.
+
+        Raises:
+            NotSupported: it has no evidence, and says why.
+            Unreachable: the stream is not open or ends.
+        """
+        if self._closed:
+            raise Unreachable(self._closed)
+        self._challenged = True
+        self._evidence = self._loop.create_future()
+        self.session.send(frames.challenge(nonce))
+        try:
+            return await self._evidence
+        finally:
+            self._evidence = None
+
     def _check(self, question: Question) -> None:
         if self._closed:
             raise Unreachable(self._closed)
@@ -146,7 +167,7 @@ class Asker:
         except TimeoutError as exc:
             raise DeadlineExceeded("the link had no room in time") from exc
         except LinkLost as exc:
-            raise Unreachable(str(exc)) from exc
+            raise Disconnected(str(exc)) from exc
         if self._closed:
             raise Unreachable(self._closed)
 
@@ -223,6 +244,7 @@ class Asker:
             "refused": self._take_refused,
             "load": self._take_load,
             "goodbye": self._take_goodbye,
+            "evidence": self._take_evidence,
         }
 
     def greeted(self, greeting: Greeting) -> None:
@@ -240,7 +262,9 @@ class Asker:
         if self._expiry is not None:
             self._expiry.cancel()
         for id in tuple(self._pending):
-            self._fail(id, Unreachable(reason))
+            self._fail(id, Disconnected(reason))
+        if self._evidence is not None and not self._evidence.done():
+            self._evidence.set_exception(Disconnected(reason))
 
     # frames
 
@@ -296,6 +320,16 @@ class Asker:
     def _take_load(self, frame: link_pb2.Load) -> None:
         offers = frames.offers_of(frame.offers) if frame.offers else None
         self._listener.loaded(frames.load_of(frame), offers)
+
+    def _take_evidence(self, frame: link_pb2.Evidence) -> None:
+        if not self._challenged:
+            raise Violation("evidence that nobody asked for")
+        if self._evidence is None or self._evidence.done():
+            return  # too late
+        if frame.refusal or not frame.proof:
+            self._evidence.set_exception(NotSupported(frame.refusal[:_MOST_WORDS] or "it sent no evidence"))
+        else:
+            self._evidence.set_result(frame.proof)
 
     def _take_goodbye(self, frame: link_pb2.Goodbye) -> None:
         self._closed = f"the other side is leaving: {frame.reason}"

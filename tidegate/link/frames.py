@@ -19,11 +19,14 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from tidegate.fleet.offers import ModelOffer, decode_offers, encode_offers
+from tidegate.oip.wire import check_envelope
 from tidegate.outcome import ServeError, error_from_code
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
 
 PROTOCOL = 1
+# In one Envelope. An outbox fills one to 256 KiB; parsed, the two bytes of an empty frame take fifty.
+MAX_FRAMES = 2**16
 MAX_OFFERS_BYTES = 4 * 1024 * 1024
 _MAX_MICROS = 2**53  # exact as a float, and 285 years
 _MAX_UINT32 = 2**32 - 1
@@ -56,6 +59,8 @@ class Answered(NamedTuple):  # one comes with every request: a frozen dataclass 
 
 def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
     """The frames of one Envelope. Raises Violation."""
+    if not check_envelope(envelope, MAX_FRAMES):
+        raise Violation(f"more than {MAX_FRAMES} frames in one Envelope, or none that can be read")
     try:
         return link_pb2.Envelope.FromString(envelope).frames
     except DecodeError as exc:
@@ -182,6 +187,21 @@ def chunk(id: int, piece: bytes) -> bytes:
 def goodbye(reason: str) -> bytes:
     envelope = link_pb2.Envelope()
     envelope.frames.add().goodbye.reason = reason
+    return envelope.SerializeToString()
+
+
+def challenge(nonce: bytes) -> bytes:
+    envelope = link_pb2.Envelope()
+    envelope.frames.add().challenge.nonce = nonce
+    return envelope.SerializeToString()
+
+
+def evidence(proof: bytes, refusal: str = "") -> bytes:
+    """`refusal`: why there is none; the proof is then empty."""
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().evidence
+    frame.proof = proof
+    frame.refusal = refusal
     return envelope.SerializeToString()
 
 

@@ -31,7 +31,7 @@ def example_arrays(manifest: Manifest, lengths: Mapping[str, int], seed: int = 0
             spec, tuple(sizes[entry] if isinstance(entry, str) else entry for entry in spec.shape), random
         )
         for spec in manifest.inputs
-        if not spec.optional
+        if not spec.optional or (manifest.sequence is not None and spec.name in manifest.sequence.state_inputs)
     }
 
 

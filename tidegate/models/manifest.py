@@ -7,6 +7,9 @@ its artefact.
 Axes are named once and used in shapes, so `[batch, sequence]` on two inputs means that both must agree. Work is
 counted in the unit of `cost.feature`; a variant's `max_tokens` bounds the longest row (last axis of the cost input)
 and its `max_batch` the rows, because those are what a small device runs out of.
+
+A classifier may say how sure it has to be (`confidence`): a less sure answer of a variant that another one outdoes is
+taken to that one while there is time. Which one is better is read from the measured qualities.
 """
 
 from __future__ import annotations
@@ -15,11 +18,16 @@ from typing import Literal
 
 import msgspec
 
+from tidegate.pin import Pin
 from tidegate.types import Datatype
 
 Where = Literal["edge", "pool"]
 Feature = Literal["tokens", "pixels", "items", "bytes"]
-EngineName = Literal["onnx", "torch-export", "torchscript"]
+EngineName = Literal["onnx", "torch-export", "torchscript", "torch-packed", "tensorrt", "paced"]
+TimeoutAction = Literal["REJECT", "DELAY"]
+BatchingPolicy = Literal["deadline", "adaptive", "window", "eager", "none"]
+Measure = Literal["margin", "entropy", "top1"]
+Modality = Literal["text", "image", "sound", "generation", "other"]
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +62,14 @@ class Quality(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     samples: int
 
 
+class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The artefact takes its rows one after another, without padding (`packing.py`)."""
+
+    axis: str  # the axis along which rows are unequal; inputs and outputs that have it come without it and the rows'
+    lengths: str = "lengths"  # the added input: INT64, how long each row is
+    mask: str = ""  # the input whose zeros at the end of a row are padding, which is left out; "": all is real
+
+
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One artefact of the model: a precision, an engine to run it, and where it may run."""
 
@@ -67,6 +83,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     quality: Quality | None = None
     max_batch: int | None = None
     max_tokens: int | None = None
+    packed: Packed | None = None
+    compile: bool = False  # torch: by torch.compile when it is loaded, where there is a compiler
+
+    @property
+    def paced(self) -> bool:
+        """Whether nothing is computed: the engine only takes the time (`engines/paced.py`)."""
+        return self.engine == "paced"
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +99,15 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: str
 
 
+class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Triton's: what becomes of those who wait at one level of priority. See docs/models.md."""
+
+    max_queue_size: int = 0  # how many of them may wait; 0: only the limit of the whole queue counts
+    timeout_action: TimeoutAction = "REJECT"
+    default_timeout_microseconds: int = 0  # how long they may wait; 0: until their deadlines
+    allow_timeout_override: bool = True  # a caller's own timeout is its deadline, which always counts
+
+
 class Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Limits of one batch in the pool. Work is in the cost feature's unit, padding included."""
 
@@ -83,10 +115,15 @@ class Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     max_work: int | None = None
     max_queue_delay_s: float = 0.0
     max_queue_size: int = 256
+    policy: BatchingPolicy = "deadline"  # who forms a batch, and when; see docs/models.md
+    preferred_batch_size: tuple[int, ...] = ()  # rows of batches that the policy `window` does not hold back
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    priority_queue_policy: dict[int, QueuePolicy] = {}  # by level, 1 to 4, instead of the default
+    coalesce: bool = False  # whether equal inputs that are there at once are computed once; for models without chance
     pad_axis: str | None = None  # the axis along which requests of unequal length may be padded together
 
 
-class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How text becomes this model's input, for the OpenAI routes."""
 
     tokenizer: str  # a file name inside the version's folder
@@ -94,6 +131,28 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_ids: str
     attention_mask: str
     output: str
+    sha256: str = ""  # of the tokenizer; "": nobody noted it, and it is not checked
+
+
+class Confidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How sure an answer must be; `tidegate model calibrate` finds the threshold. See `confidence.py`."""
+
+    output: str  # its last axis is the classes
+    measure: Measure
+    threshold: float  # above 0, up to 1; what is below it is escalated
+    softmax: bool = False  # whether the output holds scores that are no probabilities yet
+    max_share: float = 0.5  # of the answers, at most so many are escalated in the long run: the others are provisional
+
+
+class Stateful(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A model that remembers: what it leaves in an output is the next request's input, within a sequence of the OIP.
+
+    The state inputs are optional ones; the first request of a sequence gets zeros.
+    """
+
+    state_inputs: dict[str, str]  # input → the output that is its next value
+    ttl_s: float = 60.0
+    max_sequences: int = 1024
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,12 +169,33 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     max_batch_size: int = 0  # what /config tells clients; 0: shapes are taken as they are, batch axis included
     batching: Batching = Batching()
     text: Text | None = None
+    pin: Pin = "any"  # how far a request may go; a caller may ask for less, never for more
+    min_quality: float = 0.0  # of the variant that answers; a caller may ask for more, never for less
+    require: Literal["attested"] | None = None  # which targets may see its requests; a caller may ask for more
+    confidence: Confidence | None = None
+    sequence: Stateful | None = None
+    modality: Modality | None = None  # under which models share a device; by default told by the cost's feature
 
     def variant(self, name: str) -> Variant | None:
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def variants_for(self, where: Where) -> tuple[Variant, ...]:
         return tuple(variant for variant in self.variants if where in variant.where)
+
+    @property
+    def improvable(self) -> frozenset[str]:
+        """Names of the variants that another one outdoes, in the same measured quality."""
+        best: dict[str, float] = {}
+        measured = [(variant.name, variant.quality) for variant in self.variants if variant.quality is not None]
+        for _, quality in measured:
+            best[quality.metric] = max(quality.value, best.get(quality.metric, quality.value))
+        return frozenset(name for name, quality in measured if quality.value < best[quality.metric])
+
+    @property
+    def kind(self) -> Modality:
+        """Its modality: as it says, or by how its work is counted."""
+        by_feature: dict[Feature, Modality] = {"tokens": "text", "pixels": "image"}
+        return self.modality or by_feature.get(self.cost.feature, "other")
 
     @property
     def platform(self) -> str:

@@ -9,6 +9,9 @@ an error, as is a second key of the same name, a value of the wrong type, and al
 names the file, the key and the value. A folder whose name starts with a dot is no model: builds and copies in progress
 live in those and are renamed when they are complete, so a version that can be seen is whole.
 
+A manifest may come from anywhere: its text is bounded in size and depth, and has no aliases, a dozen lines of which can
+stand for billions of values.
+
 Digests are checked when somebody asks (`verify`), not on each read: a gateway has no artefacts to check.
 The folders are read once, on first use; `reload` forgets what was read.
 """
@@ -26,11 +29,14 @@ import msgspec
 import yaml
 
 from tidegate.models.digest import sha256_of
-from tidegate.models.manifest import Axis, Manifest, Variant
+from tidegate.models.manifest import Manifest, Text, Variant
 from tidegate.models.validate import problems
 from tidegate.outcome import ModelNotFound
 
 MANIFEST_FILE = "model.yaml"
+MAX_MANIFEST_BYTES = 1024 * 1024
+_MAX_DEPTH = 32
+_MAX_SHOWN = 200  # characters of a value in an error
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -76,6 +82,11 @@ class Repository:
         """Raise RepositoryError unless the artefact is there with the manifest's size and digest. Reads all of it."""
         verify_artefact(self.artefact(manifest, variant), variant)
 
+    def verify_tokenizer(self, manifest: Manifest) -> None:
+        """Raise RepositoryError unless a text model has its tokenizer, with the digest that the manifest names."""
+        if manifest.text is not None:
+            verify_tokenizer(self.folder(manifest) / manifest.text.tokenizer, manifest.text)
+
     def reload(self) -> None:
         """Read the folders again on the next use."""
         self._manifests = None
@@ -104,10 +115,15 @@ def load_manifest(folder: Path) -> Manifest:
 
 def parse_manifest(text: str, source: Path) -> Manifest:
     """The manifest that `text` spells; `source` is for the errors. Raises RepositoryError."""
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise RepositoryError(f"{source}: has more than {MAX_MANIFEST_BYTES} characters")
     try:
         raw = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader that also refuses a key given twice
     except yaml.YAMLError as error:
         raise RepositoryError(f"{source}: is not valid YAML: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # What PyYAML lets out where a value is not what its tag or its looks promise: `2024-13-99`, `0x_`, `!!bool x`.
+        raise RepositoryError(f"{source}: is not valid YAML: a value that cannot be read: {_short(error)}") from error
     if not isinstance(raw, dict):
         raise RepositoryError(f"{source}: must be a mapping of keys, not {type(raw).__name__}")
     manifest = _convert(raw, source)
@@ -152,6 +168,16 @@ def verify_artefact(path: Path, variant: Variant) -> None:
         raise RepositoryError(f"{path}: has sha256 {digest}, but variant {variant.name!r} names {variant.sha256}")
 
 
+def verify_tokenizer(path: Path, text: Text) -> None:
+    """Raise RepositoryError unless `path` is there and has the digest that `text` names, if it names one."""
+    try:
+        digest = sha256_of(path)
+    except OSError as error:
+        raise RepositoryError(f"{path}: the tokenizer: {error.strerror}") from error
+    if text.sha256 and digest != text.sha256:
+        raise RepositoryError(f"{path}: has sha256 {digest}, but the manifest names {text.sha256} for its tokenizer")
+
+
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Orders versions as people do: 2 before 10, 1.2 before 1.10, numbers before words."""
     parts = (part for part in re.split(r"(\d+)|[._-]", version) if part)
@@ -175,7 +201,8 @@ def _is_visible_folder(entry: Path) -> bool:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise RepositoryError(f"{path}: cannot read the manifest: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -195,28 +222,48 @@ def _explain(raw: dict[Any, Any], error: msgspec.ValidationError) -> str:
     assert match is not None  # the pattern matches any text
     what, steps = match["what"], _STEP.findall(match["path"] or "")
     if "[...]" in (match["path"] or ""):
-        return _explain_axis(raw, what)
-    value: Any = raw
-    for name, index in steps:
-        value = value[int(index)] if index else value[name]
+        return _explain_entry(raw, match["path"], error)
+    value = _at(raw, [int(index) if index else name for name, index in steps])
     key = (match["path"] or "").removeprefix(".")
     if unknown := _UNKNOWN.fullmatch(what):
         return _explain_unknown(key, unknown["field"], value)
-    return f"{key or 'the manifest'}: {what}" + (f", namely {value!r}" if key else "")
+    return f"{key or 'the manifest'}: {what}" + (f", namely {_short(repr(value))}" if key else "")
 
 
-def _explain_axis(raw: dict[Any, Any], what: str) -> str:
-    """`axes` is the one mapping with names of the author's own, which msgspec leaves out of its path."""
-    name = next(name for name, value in raw["axes"].items() if not _is_axis(value))
-    return f"axes.{name}: {what}, namely {raw['axes'][name]!r}"
+def _explain_entry(raw: dict[Any, Any], path: str, error: msgspec.ValidationError) -> str:
+    """A mapping with names of the author's own (`axes`, `priority_queue_policy`): msgspec leaves them out of its path.
+
+    The entry that is wrong is the one that is refused in the same words when the mapping has no other.
+    """
+    where = path.partition("[...]")[0]
+    steps = [int(index) if index else name for name, index in _STEP.findall(where)]
+    entries: dict[Any, Any] = _at(raw, steps)
+    name = next(name for name, value in entries.items() if _refusal(_with(raw, steps, {name: value})) == str(error))
+    what = str(error).rpartition(" - at `")[0]
+    return f"{where.removeprefix('.')}.{_short(name)}: {what}, namely {_short(repr(entries[name]))}"
 
 
-def _is_axis(value: Any) -> bool:
+def _at(raw: Any, steps: list[Any]) -> Any:
+    for step in steps:
+        raw = raw[step]
+    return raw
+
+
+def _with(raw: Any, steps: list[Any], value: Any) -> Any:
+    """`raw` with `value` at the end of the steps, in the same order; shares what is not on the way."""
+    if not steps:
+        return value
+    changed = raw.copy()
+    changed[steps[0]] = _with(raw[steps[0]], steps[1:], value)
+    return changed
+
+
+def _refusal(raw: Any) -> str:
     try:
-        msgspec.convert(value, Axis)
-    except msgspec.ValidationError:
-        return False
-    return True
+        msgspec.convert(raw, Manifest)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def _explain_unknown(key: str, field: str, holder: Any) -> str:
@@ -224,7 +271,12 @@ def _explain_unknown(key: str, field: str, holder: Any) -> str:
     near = difflib.get_close_matches(field, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     value = holder.get(field) if isinstance(holder, dict) else None
-    return f"unknown key {f'{key}.{field}'.lstrip('.')!r} = {value!r}{hint}"
+    return f"unknown key {_short(f'{key}.{field}'.lstrip('.'))!r} = {_short(repr(value))}{hint}"
+
+
+def _short(words: object) -> str:
+    text = str(words)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
 def _known_fields(holder: Any) -> list[str]:
@@ -243,6 +295,26 @@ def _known_fields(holder: Any) -> list[str]:
 
 class _StrictLoader(yaml.SafeLoader):
     """YAML lets a key appear twice and keeps the last; in a manifest that is a mistake."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        wrong = "aliases are not allowed" if self.check_event(yaml.AliasEvent) else ""
+        if wrong or self._depth >= _MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, wrong or "nested too deeply", mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
+            # Written as an escape; it could be put into no message and no file.
+            raise yaml.constructor.ConstructorError(None, None, "a text that is no Unicode", node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()

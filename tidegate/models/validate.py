@@ -13,12 +13,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
+from typing import get_args
 
-from tidegate.models.manifest import Bounds, Manifest, TensorSpec, Variant
+from tidegate.models.manifest import (
+    Batching,
+    BatchingPolicy,
+    Bounds,
+    EngineName,
+    Manifest,
+    Packed,
+    QueuePolicy,
+    TensorSpec,
+    TimeoutAction,
+    Variant,
+)
+from tidegate.priority import LAST_LEVEL
 from tidegate.types import Datatype
 
 # Names travel in URLs, MQTT topics, header values and folder names, so they keep to what is plain in all four.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_COMPILED: tuple[EngineName, ...] = ("torch-export",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _INTEGER_RANGE = {
     Datatype.UINT8: (0, 2**8 - 1), Datatype.UINT16: (0, 2**16 - 1), Datatype.UINT32: (0, 2**32 - 1),
@@ -38,6 +52,8 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
         *_cost(manifest),
         *_limits(manifest),
         *_text(manifest),
+        *_confidence(manifest),
+        *_sequence(manifest),
     )
 
 
@@ -104,7 +120,7 @@ def _variants(manifest: Manifest) -> Iterator[str]:
         yield "variants: must name at least one variant"
     yield from _duplicates("variants.name", (variant.name for variant in manifest.variants))
     for index, variant in enumerate(manifest.variants):
-        for problem in _variant(variant):
+        for problem in (*_variant(variant), *_packed(variant, manifest)):
             yield f"variants[{index}] ({variant.name}).{problem}"
     digests: dict[str, str] = {}
     for variant in manifest.variants:
@@ -129,6 +145,33 @@ def _variant(variant: Variant) -> Iterator[str]:
     yield from _quality(variant)
 
 
+def _packed(variant: Variant, manifest: Manifest) -> Iterator[str]:
+    if variant.compile and variant.engine not in _COMPILED:
+        yield f"compile: the engine {variant.engine} does not compile; {', '.join(_COMPILED)} does"
+    packed = variant.packed
+    if variant.engine == "torch-packed" and packed is None:
+        yield "packed: the engine torch-packed takes nothing else; say which axis is packed"
+    if packed is None:
+        return
+    inputs = [spec for spec in manifest.inputs if packed.axis in spec.shape]
+    if not inputs:
+        yield f"packed.axis: {packed.axis!r} is not an axis of any input"
+    for spec in (*inputs, *(spec for spec in manifest.outputs if packed.axis in spec.shape)):
+        if spec.shape[1:2] != (packed.axis,) or spec.shape.count(packed.axis) > 1:
+            yield f"packed.axis: {packed.axis!r} must be the second axis of {spec.name}, not {list(spec.shape)}"
+    firsts = {spec.shape[:1] for spec in (*manifest.inputs, *manifest.outputs)}
+    if len(firsts) > 1 or not all(isinstance(entry, str) for first in firsts for entry in first):
+        yield "packed: the first axis of every input and output must be the same named one, which counts the rows"
+    yield from _packed_names(packed, inputs, manifest)
+
+
+def _packed_names(packed: Packed, inputs: Sequence[TensorSpec], manifest: Manifest) -> Iterator[str]:
+    if not packed.lengths or packed.lengths in _tensor_names(manifest.inputs):
+        yield f"packed.lengths: {packed.lengths!r} must be the name of an input that the model does not have otherwise"
+    if packed.mask and packed.mask not in _tensor_names(inputs):
+        yield f"packed.mask: {_no_tensor(packed.mask, 'input', inputs)} with the axis {packed.axis!r}"
+
+
 def _quality(variant: Variant) -> Iterator[str]:
     quality = variant.quality
     if quality is None:
@@ -149,6 +192,8 @@ def _limits(manifest: Manifest) -> Iterator[str]:
     batching = manifest.batching
     if not (isfinite(manifest.default_budget_s) and manifest.default_budget_s > 0):
         yield f"default_budget_s: {manifest.default_budget_s:g} must be a positive number of seconds"
+    if not 0.0 <= manifest.min_quality <= 1.0:
+        yield f"min_quality: {manifest.min_quality:g} must be from 0 to 1"
     if manifest.max_batch_size < 0:
         yield f"max_batch_size: {manifest.max_batch_size} must not be negative"
     if not (isfinite(batching.max_queue_delay_s) and batching.max_queue_delay_s >= 0):
@@ -157,9 +202,48 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         limit = getattr(batching, key)
         if limit is not None and limit < 1:
             yield f"batching.{key}: {limit} must be at least 1"
+    yield from _batching_policy(batching)
+    yield from _queue_policies(batching)
     padded = {entry for tensor in manifest.inputs for entry in tensor.shape}
     if batching.pad_axis is not None and batching.pad_axis not in padded:
         yield f"batching.pad_axis: {batching.pad_axis!r} is not an axis of any input"
+
+
+def _batching_policy(batching: Batching) -> Iterator[str]:
+    if batching.policy not in get_args(BatchingPolicy):
+        yield f"batching.policy: {batching.policy!r} must be one of {', '.join(get_args(BatchingPolicy))}"
+    if batching.max_queue_delay_s > 0 and batching.policy not in ("deadline", "window"):
+        yield f"batching.max_queue_delay_s: the policy {batching.policy} takes none; use window, or leave it out"
+    if batching.policy == "window" and not batching.max_queue_delay_s > 0:
+        yield "batching.max_queue_delay_s: the policy window needs one above 0; with none at all use eager"
+    if batching.preferred_batch_size and batching.policy != "window":
+        yield f"batching.preferred_batch_size: the policy {batching.policy} takes none; use window, or leave it out"
+    for size in batching.preferred_batch_size:
+        if not 1 <= size <= batching.max_batch_size:
+            yield f"batching.preferred_batch_size: {size} must be from 1 to max_batch_size, {batching.max_batch_size}"
+
+
+def _queue_policies(batching: Batching) -> Iterator[str]:
+    for level in batching.priority_queue_policy:
+        if not 1 <= level <= LAST_LEVEL:
+            yield f"batching.priority_queue_policy: there is no level {level}; levels are 1 (highest) to {LAST_LEVEL}"
+    named = {f"priority_queue_policy.{level}": policy for level, policy in batching.priority_queue_policy.items()}
+    for key, policy in {"default_queue_policy": batching.default_queue_policy, **named}.items():
+        for problem in _queue_policy(policy):
+            yield f"batching.{key}.{problem}"
+
+
+def _queue_policy(policy: QueuePolicy) -> Iterator[str]:
+    if policy.max_queue_size < 0:
+        yield f"max_queue_size: {policy.max_queue_size} must not be negative; 0 is no limit"
+    if policy.default_timeout_microseconds < 0:
+        yield f"default_timeout_microseconds: {policy.default_timeout_microseconds} must not be negative; 0 is none"
+    if policy.timeout_action not in get_args(TimeoutAction):
+        yield f"timeout_action: {policy.timeout_action!r} must be one of {', '.join(get_args(TimeoutAction))}"
+    if policy.timeout_action == "DELAY" and not policy.default_timeout_microseconds:
+        yield "timeout_action: DELAY without default_timeout_microseconds would never happen; set one, or leave it out"
+    if not policy.allow_timeout_override:
+        yield "allow_timeout_override: false is not possible, a caller's timeout is its deadline; leave it out"
 
 
 def _text(manifest: Manifest) -> Iterator[str]:
@@ -168,6 +252,8 @@ def _text(manifest: Manifest) -> Iterator[str]:
         return
     if problem := file_name_problem(text.tokenizer):
         yield f"text.tokenizer: {problem}"
+    if text.sha256 and not _SHA256.fullmatch(text.sha256):
+        yield f"text.sha256: {text.sha256!r} must be 64 lower-case hexadecimal digits"
     for key, name, kind, tensors in (
         ("input_ids", text.input_ids, "input", manifest.inputs),
         ("attention_mask", text.attention_mask, "input", manifest.inputs),
@@ -178,6 +264,62 @@ def _text(manifest: Manifest) -> Iterator[str]:
     longest = _longest_row(manifest, text.input_ids)
     if text.max_tokens < 1 or (longest is not None and text.max_tokens > longest):
         yield f"text.max_tokens: {text.max_tokens} must be from 1 to {longest if longest else 'any'}, the longest row"
+
+
+def _sequence(manifest: Manifest) -> Iterator[str]:
+    kept = manifest.sequence
+    if kept is None:
+        return
+    if not kept.state_inputs:
+        yield "sequence.state_inputs: must name at least one input; leave the section out for a model without memory"
+    if not 0.0 < kept.ttl_s <= 86_400.0:
+        yield f"sequence.ttl_s: {kept.ttl_s:g} must be above 0 and at most a day"
+    if kept.max_sequences < 1:
+        yield f"sequence.max_sequences: {kept.max_sequences} must be at least 1"
+    inputs = {spec.name: spec for spec in manifest.inputs}
+    outputs = {spec.name: spec for spec in manifest.outputs}
+    for name, output in kept.state_inputs.items():
+        into, out = inputs.get(name), outputs.get(output)
+        if into is None:
+            yield f"sequence.state_inputs: {_no_tensor(name, 'input', manifest.inputs)}"
+        elif not into.optional:
+            yield f"sequence.state_inputs: the input {name!r} must be optional, for callers do not send it"
+        if out is None:
+            yield f"sequence.state_inputs: {_no_tensor(output, 'output', manifest.outputs)}"
+        elif into is not None and (out.datatype, out.shape) != (into.datatype, into.shape):
+            yield f"sequence.state_inputs: {name!r} and {output!r} must have one datatype and shape"
+    if manifest.cost.input in kept.state_inputs:
+        yield f"cost.input: {manifest.cost.input!r} is a state, which not every request brings"
+
+
+def _confidence(manifest: Manifest) -> Iterator[str]:
+    how = manifest.confidence
+    if how is None:
+        return
+    yield from _classes(how.output, manifest)
+    if not 0.0 < how.threshold <= 1.0:
+        yield f"confidence.threshold: {how.threshold:g} must be above 0 and at most 1; leave the section out for none"
+    if not 0.0 < how.max_share <= 1.0:
+        yield f"confidence.max_share: {how.max_share:g} must be above 0 and at most 1"
+    if not any("edge" in variant.where and variant.name in manifest.improvable for variant in manifest.variants):
+        qualities = ", ".join(
+            f"{one.name} {f'{one.quality.metric} {one.quality.value:g}' if one.quality else 'not measured'}"
+            for one in manifest.variants
+        )
+        yield f"confidence: no variant of the edge is outdone by another in measured quality ({qualities or 'none'})"
+
+
+def _classes(name: str, manifest: Manifest) -> Iterator[str]:
+    spec = next((spec for spec in manifest.outputs if spec.name == name), None)
+    if spec is None:
+        yield f"confidence.output: {_no_tensor(name, 'output', manifest.outputs)}"
+        return
+    if spec.datatype not in {Datatype.FP16, Datatype.FP32, Datatype.FP64}:
+        yield f"confidence.output: {name!r} is {spec.datatype.value}; class probabilities are FP16, FP32 or FP64"
+    last = spec.shape[-1] if spec.shape else 1
+    axis = manifest.axes.get(last) if isinstance(last, str) else None  # one that is not declared was named already
+    if (axis is not None and axis.max < 2) or (isinstance(last, int) and last < 2):
+        yield f"confidence.output: {name!r} of shape {list(spec.shape)} has no last axis of two classes or more"
 
 
 def _longest_row(manifest: Manifest, name: str) -> int | None:

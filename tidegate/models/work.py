@@ -1,4 +1,4 @@
-"""How much work a request is: its cost feature, its rows and its longest row, read from shapes alone.
+"""How much work a request is: its cost feature, its rows and its longest row, and its answer's size, from shapes alone.
 
 No tensor is decoded: the gateway prices a request it only passes on.
 """
@@ -6,10 +6,12 @@ No tensor is decoded: the gateway prices a request it only passes on.
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.types import InferRequest, Tensor
+
+_TEXT_BYTES: Final = 16  # of one BYTES element, whose own length nobody knows before
 
 
 class Work(NamedTuple):
@@ -34,6 +36,23 @@ def _units(feature: Feature, tensor: Tensor, shape: tuple[int, ...]) -> int:
     if feature == "bytes":
         return len(tensor.raw)
     return shape[0] if feature == "items" else prod(shape)
+
+
+def answer_bytes(manifest: Manifest, request: InferRequest) -> int:
+    """The size of the answer, as far as the manifest and the request's axes fix it; an axis of its own counts once."""
+    lengths: dict[str, int] = {}
+    shapes = {tensor.name: tensor.shape for tensor in request.inputs}
+    for spec in manifest.inputs:
+        for entry, length in zip(spec.shape, shapes.get(spec.name, ()), strict=False):
+            if isinstance(entry, str):
+                lengths[entry] = length
+    wanted = {output.name for output in request.outputs}
+    return sum(
+        (spec.datatype.itemsize or _TEXT_BYTES)
+        * prod(entry if isinstance(entry, int) else lengths.get(entry, 1) for entry in spec.shape)
+        for spec in manifest.outputs
+        if not wanted or spec.name in wanted
+    )
 
 
 def fits(work: Work, *, max_batch: int | None, max_tokens: int | None) -> bool:

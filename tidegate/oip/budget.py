@@ -20,7 +20,6 @@ from tidegate.outcome import InvalidRequest
 from tidegate.types import Parameter, Parameters
 
 BUDGET_HEADER: Final = "tidegate-budget-ms"
-VARIANT_KEY: Final = "tidegate-variant"
 OPENAI_TIMEOUT_HEADER: Final = "x-stainless-read-timeout"
 OPENAI_NO_TIMEOUT_S: Final = 600.0
 TIMEOUT_PARAMETER: Final = "timeout"
@@ -57,22 +56,9 @@ def priority_of(parameters: Parameters) -> int:
     value = parameters.get(PRIORITY_PARAMETER, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PRIORITY:
         raise InvalidRequest(
-            f"parameter {PRIORITY_PARAMETER!r} must be a whole number from 0 to {MAX_PRIORITY}, got {_shown(value)}"
+            f"parameter {PRIORITY_PARAMETER!r} must be a whole number from 0 to {MAX_PRIORITY}, got {shown(value)}"
         )
     return value
-
-
-def variant_of(headers: Mapping[str, str], parameters: Parameters) -> str:
-    """The variant that the caller demands; "" takes any. Raises InvalidRequest when header and parameter disagree."""
-    by_header = headers.get(VARIANT_KEY, "") if headers else ""
-    by_parameter = parameters.get(VARIANT_KEY, "")
-    if not isinstance(by_parameter, str):
-        raise InvalidRequest(f"parameter {VARIANT_KEY!r} must be a variant's name, got {_shown(by_parameter)}")
-    if by_header and by_parameter and by_header != by_parameter:
-        raise InvalidRequest(
-            f"header {VARIANT_KEY} demands {_shown(by_header)} but the parameter demands {_shown(by_parameter)}"
-        )
-    return by_header or by_parameter
 
 
 def _header_budget_s(headers: Mapping[str, str]) -> float | None:
@@ -90,7 +76,7 @@ def _header_budget_s(headers: Mapping[str, str]) -> float | None:
 def _timeout_s(value: Parameter) -> float:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise InvalidRequest(
-            f"parameter {TIMEOUT_PARAMETER!r} must be a positive whole number of microseconds, got {_shown(value)}"
+            f"parameter {TIMEOUT_PARAMETER!r} must be a positive whole number of microseconds, got {shown(value)}"
         )
     return min(value, 10**15) / 1e6
 
@@ -99,7 +85,7 @@ def _positive(text: str, source: str, unit: str) -> float:
     # float() alone would take "nan", "inf" and "1_000".
     value = float(text) if _NUMBER.fullmatch(text.strip()) else 0.0
     if not value > 0:
-        raise InvalidRequest(f"{source} must be a positive number of {unit}, got {_shown(text)}")
+        raise InvalidRequest(f"{source} must be a positive number of {unit}, got {shown(text)}")
     return value
 
 
@@ -109,6 +95,7 @@ def _least(a: float | None, b: float | None) -> float | None:
     return min(a, b)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A caller's value as an error quotes it: never longer than a line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"

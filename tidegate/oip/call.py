@@ -1,4 +1,4 @@
-"""From a decoded request to a `Call`: checked, with its deadline, its priority and the variant that it demands.
+"""From a decoded request to a `Call`: checked, with its deadline, its priority and what it demands of an answer.
 
 The one place where both OIP servers and the OpenAI routes turn what a caller said into what the host is told, so that a
 budget means the same on every protocol. The instant is taken by the server as the request arrives, before its body is
@@ -12,13 +12,17 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tidegate.models.manifest import Manifest
-from tidegate.oip.budget import MAX_BUDGET_S, OPENAI_TIMEOUT_HEADER, budget_s, priority_of, variant_of
+from tidegate.oip.budget import MAX_BUDGET_S, OPENAI_TIMEOUT_HEADER, budget_s, priority_of
 from tidegate.oip.check import checker_of
+from tidegate.oip.demands import PIN_KEY, REQUIRE_KEY, attested_of, min_quality_of, pin_of, variant_of
+from tidegate.oip.orca import LOAD_FORMAT_KEY
+from tidegate.oip.tenant import tenant_of
 from tidegate.types import Call, InferRequest
 
 TRACE_KEY: Final = "traceparent"
 
-_KEPT: Final = frozenset({TRACE_KEY, "tracestate", "authorization", OPENAI_TIMEOUT_HEADER})
+_KEPT: Final = frozenset({TRACE_KEY, "tracestate", OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY})
+_NEVER_LOST: Final = frozenset({PIN_KEY, REQUIRE_KEY})
 _TRACE: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -26,13 +30,17 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 def kept_headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     """The headers or metadata that a layer may need, with lower-case names; of a repeated one the last counts.
 
+    Credentials are not among them: they are read at the door (`guard.py`) and go no further, into no log and no repr.
+
     A `traceparent` that is none is dropped, as W3C Trace Context asks: whoever comes next would start a trace anew.
     """
     kept: dict[str, str] = {}
     for name, value in items:
         key = name.lower()
         if (key in _KEPT or key.startswith("tidegate-")) and (key != TRACE_KEY or _TRACE.fullmatch(value)):
-            kept[key] = value
+            # Of a pin that is said twice nothing may be lost: both words together are none, and are refused. Nor may
+            # a requirement be hidden by another.
+            kept[key] = f"{kept[key]}, {value}" if key in _NEVER_LOST and key in kept else value
     return kept or _NO_HEADERS
 
 
@@ -48,7 +56,7 @@ def call_of(
     """The checked call. `remaining_s` is what is left of the transport's own deadline.
 
     Raises:
-        InvalidRequest: the request, a budget, the priority or the variant is wrong.
+        InvalidRequest: the request, a budget, the priority, a demand or the tenant is wrong.
         ModelNotFound: the manifest is that of another model or version.
     """
     checker = checker_of(manifest)
@@ -68,4 +76,8 @@ def call_of(
         priority=priority_of(parameters),
         variant=variant,
         headers=headers,
+        pin=pin_of(headers, parameters),
+        min_quality=min_quality_of(headers, parameters),
+        tenant=tenant_of(headers, parameters),
+        attested=attested_of(headers, parameters),
     )

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.arrays import split_bytes
+from tidegate.arrays import walk_bytes
 from tidegate.models.manifest import Axis, Bounds, Manifest, TensorSpec
 from tidegate.outcome import InvalidRequest, ModelNotFound
 from tidegate.types import Datatype, InferRequest, Tensor
@@ -239,7 +239,7 @@ def _is_inside(tensor: Tensor, scan: _Scan, elements: int) -> bool:
 
 
 def _check_byte_strings(tensor: Tensor, elements: int) -> None:
-    found = len(split_bytes(tensor.raw, name=tensor.name))
+    found = sum(1 for _ in walk_bytes(tensor.raw, name=tensor.name))
     if found != elements:
         raise InvalidRequest(f"input {tensor.name!r}: BYTES{list(tensor.shape)} needs {elements} elements, got {found}")
 

@@ -20,9 +20,12 @@ from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from tidegate.oip.check import shown
-from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported, ServeError
+from tidegate.oip.limits import DEFAULT, ContentLimits
+from tidegate.oip.wire import NoMessage, check_infer_request, check_infer_response
+from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.rpc import oip_pb2
 from tidegate.types import (
     NO_PARAMETERS,
@@ -35,8 +38,6 @@ from tidegate.types import (
     RequestedOutput,
     Tensor,
 )
-
-MAX_TENSORS: Final = 1024  # of a message; a manifest allows far fewer, this bounds the work before it is looked at
 
 _DATATYPES: Final[Mapping[str, Datatype]] = {datatype.value: datatype for datatype in Datatype}
 
@@ -73,16 +74,43 @@ class _TensorMessage(Protocol):
     def contents(self) -> oip_pb2.InferTensorContents: ...
 
 
-def request_from_message(message: oip_pb2.ModelInferRequest) -> InferRequest:
-    """The request that came. Raises InvalidRequest or NotSupported; nothing is checked against a model yet."""
+def request_from_bytes(raw: bytes, limits: ContentLimits = DEFAULT) -> InferRequest:
+    """The request that came, counted before it is parsed. Raises InvalidRequest, TooLarge or NotSupported."""
+    return request_from_message(parse_request(oip_pb2.ModelInferRequest(), raw, limits), limits)
+
+
+def parse_request(
+    message: oip_pb2.ModelInferRequest, raw: bytes, limits: ContentLimits = DEFAULT
+) -> oip_pb2.ModelInferRequest:
+    """`message` with what is in `raw`. Raises InvalidRequest or TooLarge."""
+    check_infer_request(raw, limits)
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"the bytes that came are no {message.DESCRIPTOR.name}") from error
+    return message
+
+
+def request_from_message(message: oip_pb2.ModelInferRequest, limits: ContentLimits = DEFAULT) -> InferRequest:
+    """The request of a message. Raises InvalidRequest, TooLarge or NotSupported; no model is looked at yet."""
+    limits.check_count(len(message.inputs), "inputs")
+    limits.check_count(len(message.outputs), "outputs")
     tensors = _tensors(message.inputs, message.raw_input_contents, "input", InvalidRequest)
+    for tensor in tensors:
+        limits.check_shape(tensor.name, tensor.datatype, tensor.shape)
+    limits.check_tensors(tensors)
+    requested = _requested(message.outputs) if message.outputs else ()
+    parameters = _parameters(message.parameters) if message.parameters else NO_PARAMETERS
+    for said in (parameters, *[output.parameters for output in requested]):
+        if said:
+            limits.check_parameters(said)
     return InferRequest(
         model_name=message.model_name,
         inputs=tensors,
         model_version=message.model_version,
         id=message.id,
-        outputs=_requested(message.outputs) if message.outputs else (),
-        parameters=_parameters(message.parameters) if message.parameters else NO_PARAMETERS,
+        outputs=requested,
+        parameters=parameters,
     )
 
 
@@ -124,6 +152,15 @@ def _request_head(
     return message.SerializeToString()
 
 
+def response_from_bytes(raw: bytes) -> InferResponse:
+    """The answer in these bytes, counted before it is parsed: a device may be anybody's. Raises BadAnswer."""
+    try:
+        check_infer_response(raw, DEFAULT)
+        return response_from_message(oip_pb2.ModelInferResponse.FromString(raw))
+    except (DecodeError, NoMessage, TooLarge) as error:
+        raise BadAnswer(f"{len(raw)} bytes that are no ModelInferResponse: {error}") from error
+
+
 def response_from_message(message: oip_pb2.ModelInferResponse) -> InferResponse:
     """The answer that a server of our own or a foreign one gave. Raises BadAnswer."""
     return InferResponse(
@@ -157,8 +194,8 @@ def message_from_response(
 
 
 def _tensors(entries: Any, raw: Any, kind: str, fault: Callable[[str], ServeError]) -> tuple[Tensor, ...]:
-    if len(entries) > MAX_TENSORS:
-        raise fault(f"{len(entries)} {kind}s in one message; at most {MAX_TENSORS} may come")
+    if len(entries) > DEFAULT.max_tensors:
+        raise fault(f"{len(entries)} {kind}s in one message; at most {DEFAULT.max_tensors} may come")
     if not raw:
         return tuple([_typed_tensor(entry, kind, fault) for entry in entries])
     if len(raw) != len(entries):
@@ -236,8 +273,6 @@ _WIDE: Final[Mapping[str, str]] = {
 
 
 def _requested(outputs: Any) -> tuple[RequestedOutput, ...]:
-    if len(outputs) > MAX_TENSORS:
-        raise InvalidRequest(f"{len(outputs)} outputs asked for; at most {MAX_TENSORS} may be")
     return tuple(
         RequestedOutput(output.name, _parameters(output.parameters) if output.parameters else NO_PARAMETERS)
         for output in outputs

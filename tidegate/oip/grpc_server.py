@@ -30,18 +30,25 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tidegate import clock
-from tidegate.oip import metadata
+from tidegate.oip import intake
+from tidegate.oip.aside import Aside
 from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
-from tidegate.oip.grpc import message_from_response, request_from_message
+from tidegate.oip.grpc import message_from_response, parse_request, request_from_message
+from tidegate.oip.grpc_asked import ASKED, HEALTH, Ask
+from tidegate.oip.grpc_guard import shown_over_grpc
+from tidegate.oip.guard import Everybody, Guard
 from tidegate.oip.health import HealthService
 from tidegate.oip.host import ModelHost
+from tidegate.oip.intake import Held
+from tidegate.oip.limits import DEFAULT, ContentLimits
+from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reflection import SERVICE, inference_pool
-from tidegate.oip.reply import LOAD_KEY, load_text, reply_parameters
+from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import CODE_KEY, error_code, error_metadata, grpc_status, message_of
-from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge, Unauthenticated
 from tidegate.rpc import oip_pb2
-from tidegate.types import Call, Reply
+from tidegate.types import Call, InferRequest, Reply
 
 PROTOCOL: Final = "oip-grpc"
 STREAM_WINDOW: Final = 64  # requests of one stream that may be worked on at a time
@@ -52,6 +59,8 @@ Method = Callable[[bytes, Context], Awaitable[bytes]]
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # as `abort` takes it
 
 _MAX_PENDING: Final = 100_000  # calls that grpc has and Python does not yet
+
+_MAX_QUESTION_BYTES: Final = 64 * 1024  # of anything but inference: names, mostly
 
 _UNSUPPORTED: Final = (
     "TraceSetting", "LogSettings",
@@ -86,6 +95,9 @@ def add_oip_service(
     *,
     max_message_bytes: int,
     on_refused: RefusalObserver | None = None,
+    guard: Guard | None = None,
+    limits: ContentLimits = DEFAULT,
+    held: Held | None = None,
 ) -> None:
     """Serve `host` as OIP, with gRPC health and reflection.
 
@@ -93,8 +105,13 @@ def add_oip_service(
         server: not yet started; made with `server_options`.
         max_message_bytes: of a request and of an answer.
         on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
+        guard: who may call what beside health and reflection; None: everybody, everything.
+        limits: what one request may hold.
+        held: what large messages hold together, where other protocols count as well.
     """
-    service = OipService(host, max_message_bytes=max_message_bytes, on_refused=on_refused)
+    service = OipService(
+        host, max_message_bytes=max_message_bytes, on_refused=on_refused, guard=guard, limits=limits, held=held
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, service.handlers()),))
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(host, (SERVICE,)), server)
     names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
@@ -104,36 +121,31 @@ def add_oip_service(
 class OipService:
     """The methods of the service over one host."""
 
-    def __init__(self, host: ModelHost, *, max_message_bytes: int, on_refused: RefusalObserver | None = None) -> None:
-        self._host = host
+    def __init__(
+        self,
+        host: ModelHost,
+        *,
+        max_message_bytes: int,
+        on_refused: RefusalObserver | None = None,
+        guard: Guard | None = None,
+        limits: ContentLimits = DEFAULT,
+        held: Held | None = None,
+    ) -> None:
+        self._limits = limits
+        self._held = held or Held(intake.DEFAULT.max_held_bytes)
+        self._open = host  # for health, which needs no credentials
+        self._guard = guard or Everybody(host)
         self._max_message_bytes = max_message_bytes
         self._on_refused = on_refused
-        self._asked: dict[str, tuple[type[Message], type[Message], Callable[[Any], Mapping[str, Any]]]] = {
-            "ServerLive": (oip_pb2.ServerLiveRequest, oip_pb2.ServerLiveResponse, lambda _: {"live": True}),
-            "ServerReady": (oip_pb2.ServerReadyRequest, oip_pb2.ServerReadyResponse, self._server_ready),
-            "ModelReady": (oip_pb2.ModelReadyRequest, oip_pb2.ModelReadyResponse, self._model_ready),
-            "ServerMetadata": (oip_pb2.ServerMetadataRequest, oip_pb2.ServerMetadataResponse, self._server_metadata),
-            "ModelMetadata": (oip_pb2.ModelMetadataRequest, oip_pb2.ModelMetadataResponse, self._model_metadata),
-            "ModelConfig": (oip_pb2.ModelConfigRequest, oip_pb2.ModelConfigResponse, self._model_config),
-            "ModelStatistics": (
-                oip_pb2.ModelStatisticsRequest, oip_pb2.ModelStatisticsResponse, self._model_statistics,
-            ),
-            "RepositoryIndex": (oip_pb2.RepositoryIndexRequest, oip_pb2.RepositoryIndexResponse, self._index),
-            "RepositoryModelLoad": (
-                oip_pb2.RepositoryModelLoadRequest, oip_pb2.RepositoryModelLoadResponse, self._load,
-            ),
-            "RepositoryModelUnload": (
-                oip_pb2.RepositoryModelUnloadRequest, oip_pb2.RepositoryModelUnloadResponse, self._unload,
-            ),
-        }  # fmt: skip
+        self._aside = Aside()
 
     def __repr__(self) -> str:
-        return f"<OipService {self._host.server_name} {len(self._host.manifests())} models>"
+        return f"<OipService {self._open.server_name} {len(self._open.manifests())} models>"
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         """The handler of each method. No (de)serializers: bytes come in and go out."""
-        unary = {name: self._answer(*entry) for name, entry in self._asked.items()}
-        unary |= {name: _refuse_unsupported(name) for name in _UNSUPPORTED}
+        unary = {name: self._answer(name, *entry) for name, entry in ASKED.items()}
+        unary |= {name: self._refuse_unsupported(name) for name in _UNSUPPORTED}
         unary["ModelInfer"] = self._model_infer
         handlers = {name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in unary.items()}
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
@@ -143,7 +155,7 @@ class OipService:
         """Name, request, response and streaming of each method, for reflection."""
         asked = [
             (name, request.DESCRIPTOR.name, response.DESCRIPTOR.name, False)
-            for name, (request, response, _) in self._asked.items()
+            for name, (request, response, _) in ASKED.items()
         ]
         return [
             *asked,
@@ -154,29 +166,37 @@ class OipService:
     # Inference
 
     async def _model_infer(self, raw: bytes, context: Context) -> bytes:
-        call, wanted = self._call(raw, context, clock.now())
-        reply = await self._host.infer(call)
+        with self._held.share() as share:
+            share.grow(len(raw))
+            return await self._infer_within(raw, context)
+
+    async def _infer_within(self, raw: bytes, context: Context) -> bytes:
+        call, wanted, host = await self._call(raw, context, clock.now())
+        reply = await host.infer(call)
         words = reply_parameters(reply)
-        answer = self._message(reply, wanted, words).SerializeToString()
+        answer = await self._aside.run(
+            reply.response.size_bytes, lambda: self._message(reply, wanted, words).SerializeToString()
+        )
         if len(answer) > self._max_message_bytes:
             raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
         context.set_trailing_metadata(_trailers(call, reply, words))
         return answer
 
-    def _call(self, raw: bytes, context: Context, arrived_at: float) -> tuple[Call, dict[str, int]]:
+    async def _call(self, raw: bytes, context: Context, arrived_at: float) -> tuple[Call, dict[str, int], ModelHost]:
         message = oip_pb2.ModelInferRequest()
+        said = _text_metadata(context)
         try:
+            host = await self._guard.admit(shown_over_grpc(said, context, PROTOCOL))
             if len(raw) > self._max_message_bytes:
                 raise TooLarge(f"the message has {len(raw)} bytes; at most {self._max_message_bytes} may come")
-            _parse(message, raw)
-            request = request_from_message(message)
-            manifest = self._host.manifest(request.model_name, request.model_version)
+            request = await self._aside.run(len(raw), lambda: _parsed(message, raw, self._limits))
+            manifest = host.manifest(request.model_name, request.model_version)
             wanted = wanted_classes(request) if request.outputs else {}
             call = call_of(
                 without_classes(request) if wanted else request,
                 manifest,
                 protocol=PROTOCOL,
-                headers=kept_headers(_text_metadata(context)),
+                headers=kept_headers(said),
                 arrived_at=arrived_at,
                 remaining_s=context.time_remaining(),
             )
@@ -184,14 +204,26 @@ class OipService:
             if self._on_refused is not None:
                 self._on_refused(PROTOCOL, message.model_name, error)
             raise
-        return call, wanted
+        return call, wanted, host
 
     def _message(self, reply: Reply, wanted: Mapping[str, int], words: Mapping[str, str]) -> oip_pb2.ModelInferResponse:
         response = with_classes(reply.response, wanted) if wanted else reply.response
         return message_from_response(response, words)
 
     async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        strict = dict(_text_metadata(context)).get("triton_grpc_error") == "true"
+        said = _text_metadata(context)
+        strict = dict(said).get("triton_grpc_error") == "true"
+        try:  # each request of the stream is admitted again: what was revoked meanwhile ends it
+            await self._guard.let_in(shown_over_grpc(said, context, PROTOCOL))
+        except ServeError as error:
+            status: Status | None = _status_of(error)
+        else:
+            status = await self._answer_stream(requests, context, strict=strict)
+        if status is not None:
+            await context.abort(*status)
+
+    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, *, strict: bool) -> Status | None:
+        """What ended the stream, if it was not its caller."""
         window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
         status: Status | None = None
         try:
@@ -203,18 +235,20 @@ class OipService:
                 await window.put(None)
         except* ServeError as failed:
             status = _status_of(_first(failed))
-        if status is not None:
-            await context.abort(*status)
+        return status
 
     async def _stream_answer(self, raw: bytes, context: Context, *, strict: bool) -> bytes:
-        """One answer of a stream; raises ServeError only when `strict`, which ends the stream."""
+        """One answer of a stream; raises ServeError, which ends it, when `strict` or when its caller is nobody now."""
         try:
-            call, wanted = self._call(raw, context, clock.now())
-            reply = await self._host.infer(call)
-            response = self._message(reply, wanted, reply_parameters(reply))
+            with self._held.share() as share:
+                share.grow(len(raw))
+                call, wanted, host = await self._call(raw, context, clock.now())
+                reply = await host.infer(call)
+            size_bytes, words = reply.response.size_bytes, reply_parameters(reply)
+            response = await self._aside.run(size_bytes, lambda: self._message(reply, wanted, words))
         except Exception as error:
             known = _known(error)
-            if strict:
+            if strict or isinstance(known, Unauthenticated):
                 raise known from None
             return _stream_error(raw, known).SerializeToString()
         response.parameters["triton_final_response"].bool_param = True
@@ -223,55 +257,26 @@ class OipService:
     # Everything else
 
     def _answer(
-        self, request: type[Message], response: type[Message], ask: Callable[[Any], Mapping[str, Any]]
+        self, name: str, request: type[Message], response: type[Message], ask: Ask
     ) -> Callable[[bytes, Context], Awaitable[bytes]]:
         """A method that is answered from a dict with the fields of its response message."""
 
-        async def method(raw: bytes, _: Context) -> bytes:
-            answer = ask(_parse(request(), raw))
+        async def method(raw: bytes, context: Context) -> bytes:
+            host = self._open if name in HEALTH else await self._admitted(context)
+            answer = ask(_parse(request(), raw), host)
             return ParseDict(dict(answer), response(), ignore_unknown_fields=True).SerializeToString()
 
         return method
 
-    def _server_ready(self, _: Any) -> Mapping[str, Any]:
-        return {"ready": self._host.ready()}
+    async def _admitted(self, context: Context) -> ModelHost:
+        return await self._guard.admit(shown_over_grpc(_text_metadata(context), context, PROTOCOL))
 
-    def _server_metadata(self, _: Any) -> Mapping[str, Any]:
-        return metadata.server_metadata(self._host)
+    def _refuse_unsupported(self, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def method(_raw: bytes, context: Context) -> bytes:
+            await self._admitted(context)
+            raise NotSupported(f"{name} is not supported")
 
-    def _model_ready(self, message: oip_pb2.ModelReadyRequest) -> Mapping[str, Any]:
-        return {"ready": self._host.model_ready(message.name, message.version)}
-
-    def _model_metadata(self, message: oip_pb2.ModelMetadataRequest) -> Mapping[str, Any]:
-        manifest = self._host.manifest(message.name, message.version)
-        return metadata.model_metadata(manifest, metadata.versions_of(self._host, message.name))
-
-    def _model_config(self, message: oip_pb2.ModelConfigRequest) -> Mapping[str, Any]:
-        return {"config": metadata.model_config(self._host.manifest(message.name, message.version))}
-
-    def _model_statistics(self, message: oip_pb2.ModelStatisticsRequest) -> Mapping[str, Any]:
-        return metadata.model_statistics(self._host.statistics(message.name, message.version))
-
-    def _index(self, message: oip_pb2.RepositoryIndexRequest) -> Mapping[str, Any]:
-        return {"models": metadata.repository_index(self._host, only_ready=message.ready)}
-
-    def _load(self, message: oip_pb2.RepositoryModelLoadRequest) -> Mapping[str, Any]:
-        name = message.model_name or message.repository_name  # kserve sends the name in the repository's field
-        self._host.manifest(name)
-        if message.parameters:
-            raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
-        return {}
-
-    def _unload(self, message: oip_pb2.RepositoryModelUnloadRequest) -> Mapping[str, Any]:
-        self._host.manifest(message.model_name or message.repository_name)
-        raise NotSupported("unloading a model is not supported; take it out of the repository instead")
-
-
-def _refuse_unsupported(name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    async def method(_raw: bytes, _context: Context) -> bytes:
-        raise NotSupported(f"{name} is not supported")
-
-    return method
+        return method
 
 
 async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], context: Context) -> None:
@@ -327,8 +332,8 @@ def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResp
     """An error in an answer's place, with the id of its request so that a client can tell which one failed."""
     request = oip_pb2.ModelInferRequest()
     try:
-        request.ParseFromString(raw)
-    except DecodeError:
+        parse_request(request, raw)
+    except ServeError:
         request.Clear()
     answer = oip_pb2.ModelStreamInferResponse(error_message=message_of(error))
     answer.infer_response.id = request.id
@@ -338,7 +343,13 @@ def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResp
     return answer
 
 
+def _parsed(message: oip_pb2.ModelInferRequest, raw: bytes, limits: ContentLimits) -> InferRequest:
+    return request_from_message(parse_request(message, raw, limits), limits)
+
+
 def _parse(message: Message, raw: bytes) -> Message:
+    if len(raw) > _MAX_QUESTION_BYTES:
+        raise TooLarge(f"a {message.DESCRIPTOR.name} of {len(raw)} bytes; at most {_MAX_QUESTION_BYTES} may come")
     try:
         message.ParseFromString(raw)
     except DecodeError as error:
@@ -353,7 +364,7 @@ def _text_metadata(context: Context) -> list[tuple[str, str]]:
 def _trailers(call: Call, reply: Reply, words: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     trailers = tuple(words.items())
     if reply.load is not None:
-        trailers += ((LOAD_KEY, load_text(reply.load)),)
+        trailers += ((LOAD_KEY, load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))),)
     if TRACE_KEY in call.headers:
         trailers += ((TRACE_KEY, call.headers[TRACE_KEY]),)
     return trailers

@@ -7,7 +7,8 @@
 A binary tensor becomes a `memoryview` of the body: it is never copied nor decoded here. JSON numbers are turned into
 bytes once, strictly: 1.5 is no INT64, 300 no UINT8, 1e39 no FP32, and nothing is rounded or wrapped to fit. FP16 and
 BF16 have no JSON form. The JSON is read by one typed decoder that leaves each `data` alone until its datatype is
-known; depth is bounded by the tensor's rank, and a parser's recursion limit is a caller's error like any other.
+known. How much it holds and how deep it goes is counted before (`nesting.py`), and what came is compared with
+`limits.py` before anything is made of it; a parser's recursion limit is a caller's error like any other.
 
 `binary_data_size`, `binary_data` and `binary_data_output` say how bytes lay in this body, so they end here; all other
 parameters, known or not, stay with the request.
@@ -33,6 +34,9 @@ from numpy.typing import NDArray
 from tidegate.arrays import split_bytes, tensor_to_array
 from tidegate.models.manifest import Manifest
 from tidegate.oip.check import shown
+from tidegate.oip.limits import DEFAULT, ContentLimits
+from tidegate.oip.nesting import check_json
+from tidegate.oip.parameters import checked
 from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported
 from tidegate.types import (
     NO_PARAMETERS,
@@ -46,7 +50,6 @@ from tidegate.types import (
 )
 
 HEADER_LENGTH_KEY: Final = "Inference-Header-Content-Length"
-MAX_RANK: Final = 16
 
 _SIZE: Final = "binary_data_size"
 _BINARY: Final = "binary_data"
@@ -116,20 +119,31 @@ def header_length_of(text: str | None, size: int) -> int | None:
     return int(text)
 
 
-def decode_request(body: Buffer, *, header_length: int | None, model_name: str, model_version: str = "") -> Decoded:
+def decode_request(
+    body: Buffer,
+    *,
+    header_length: int | None,
+    model_name: str,
+    model_version: str = "",
+    limits: ContentLimits = DEFAULT,
+) -> Decoded:
     """The request in a body of JSON, or of `header_length` > 0 bytes of JSON and then tensors.
 
     Raises:
         InvalidRequest: the JSON, a tensor's data or the sizes are wrong; nothing is checked against a model yet.
+        TooLarge: it holds more than `limits` allow.
         NotSupported: a tensor lies in shared memory.
     """
     view = memoryview(body)
-    json = _parse(view if header_length is None else view[:header_length])
+    text = view if header_length is None else view[:header_length]
+    check_json(text, limits)
+    json = _parse(text)
+    _check_counts(json, limits)
     outputs = _binary_outputs(json)  # before its words are taken off the parameters
     binary = view[len(view) if header_length is None else header_length :]
     request = InferRequest(
         model_name=model_name,
-        inputs=_tensors(json.inputs, binary),
+        inputs=_tensors(json.inputs, binary, limits),
         model_version=model_version,
         id=json.id or "",
         outputs=tuple([_requested(output) for output in json.outputs]) if json.outputs else (),
@@ -138,7 +152,7 @@ def decode_request(body: Buffer, *, header_length: int | None, model_name: str, 
     return Decoded(request, outputs)
 
 
-def decode_raw_request(body: Buffer, manifest: Manifest) -> Decoded:
+def decode_raw_request(body: Buffer, manifest: Manifest, limits: ContentLimits = DEFAULT) -> Decoded:
     """The request of a body that is nothing but its one input's bytes (a header length of 0).
 
     At most one length can follow from a size: a first axis beside another free one is taken as a batch of 1.
@@ -161,6 +175,8 @@ def decode_raw_request(body: Buffer, manifest: Manifest) -> Decoded:
             raise InvalidRequest(f"{len(raw)} bytes are no whole number of {spec.datatype.value} elements")
         shape = _raw_shape(spec.name, spec.shape, len(raw) // spec.datatype.itemsize)
     request = InferRequest(manifest.name, (Tensor(spec.name, spec.datatype, shape, raw),), manifest.version)
+    limits.check_shape(spec.name, spec.datatype, shape)
+    limits.check_tensors(request.inputs)
     return Decoded(request, BinaryOutputs(default=True))
 
 
@@ -197,10 +213,20 @@ def _parse(json: memoryview) -> _RequestJson:
         raise InvalidRequest("the request's JSON is nested too deeply or is no UTF-8") from error
 
 
-def _tensors(entries: list[_InputJson], binary: memoryview) -> tuple[Tensor, ...]:
+def _check_counts(json: _RequestJson, limits: ContentLimits) -> None:
+    limits.check_count(len(json.inputs), "inputs")
+    limits.check_count(len(json.outputs or ()), "outputs")
+    for output in json.outputs or ():
+        if output.parameters:
+            limits.check_parameters(output.parameters)
+    if json.parameters:
+        limits.check_parameters(json.parameters)
+
+
+def _tensors(entries: list[_InputJson], binary: memoryview, limits: ContentLimits) -> tuple[Tensor, ...]:
     at, tensors = 0, []
     for entry in entries:
-        _check_shape(entry)
+        limits.check_shape(entry.name, entry.datatype, entry.shape)
         size = _binary_size(entry)
         if size is None:
             raw: Buffer = _raw_from_json(entry)
@@ -215,14 +241,8 @@ def _tensors(entries: list[_InputJson], binary: memoryview) -> tuple[Tensor, ...
         tensors.append(Tensor(entry.name, entry.datatype, entry.shape, raw, _without(entry.parameters, _SIZE)))
     if at != len(binary):
         raise InvalidRequest(f"the inputs take {at} bytes of the binary part, but {len(binary)} came")
+    limits.check_tensors(tensors)
     return tuple(tensors)
-
-
-def _check_shape(entry: _InputJson) -> None:
-    if len(entry.shape) > MAX_RANK:
-        raise InvalidRequest(f"input {shown(entry.name)} has {len(entry.shape)} dimensions; at most {MAX_RANK} may be")
-    if entry.shape and min(entry.shape) < 0:
-        raise InvalidRequest(f"input {shown(entry.name)} has a negative length in its shape {shown(list(entry.shape))}")
 
 
 def _binary_size(entry: _InputJson) -> int | None:
@@ -348,7 +368,7 @@ def _without(parameters: dict[str, Any] | None, name: str) -> Parameters:
     if not parameters:
         return NO_PARAMETERS
     parameters.pop(name, None)
-    return parameters or NO_PARAMETERS
+    return checked(parameters) or NO_PARAMETERS
 
 
 def _raw_shape(name: str, entries: tuple[int | str, ...], elements: int) -> tuple[int, ...]:

@@ -27,14 +27,17 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 from tidegate import clock
 from tidegate.models.manifest import Manifest
-from tidegate.oip import metadata
+from tidegate.oip import intake, metadata
+from tidegate.oip.aside import Aside
+from tidegate.oip.body import read_body
 from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
 from tidegate.oip.check import shown
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.guard import Everybody, Guard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.http import (
     HEADER_LENGTH_KEY,
@@ -46,7 +49,12 @@ from tidegate.oip.http import (
     encode_response,
     header_length_of,
 )
-from tidegate.oip.reply import LOAD_KEY, load_text, reply_parameters
+from tidegate.oip.http_guard import shown_over_http
+from tidegate.oip.intake import BodyLimits, Held, Share
+from tidegate.oip.limits import DEFAULT, ContentLimits
+from tidegate.oip.nesting import check_json
+from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
+from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.types import Call, Reply
@@ -56,30 +64,24 @@ JSON_TYPE: Final = "application/json"
 BINARY_TYPE: Final = "application/octet-stream"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Guarded = Callable[[web.Request, ModelHost], Awaitable[web.StreamResponse]]  # is given the host, and has no other
 Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 RefusalObserver = Callable[[str, str, ServeError], None]
 
-BODY_IDLE_S = 30.0  # a caller that stops in the middle must not hold what it sent, up to the limit, for ever
+_QUESTION_BYTES: Final = 2**20  # of a body that is no inference
 _SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
-_ENCODINGS: Final = frozenset({"identity", *_WINDOW_BITS})
+
+_UNSUPPORTED: Final = (
+    "/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging",
+    *[f"/v2/{kind}sharedmemory/{rest}" for kind in ("system", "cuda") for rest in (
+        "status", "unregister", *[f"region/{{region}}/{verb}" for verb in ("status", "register", "unregister")],
+    )],
+)  # fmt: skip
 
 _plain_infer: Final = re.compile(r"/v2/models/([\w.-]+)(?:/versions/([\w.-]+))?/infer", re.ASCII).fullmatch
 
 _log = structlog.get_logger(__name__)
-
-
-def oip_routes(
-    host: ModelHost, *, max_body_bytes: int, on_refused: RefusalObserver | None = None
-) -> list[web.RouteDef]:
-    """The routes of OIP v2 and of Triton's extensions over `host`; the application needs `error_middleware` for them.
-
-    Args:
-        host: what answers.
-        max_body_bytes: of a request, after decompression.
-        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
-    """
-    return OipRoutes(host, max_body_bytes=max_body_bytes, on_refused=on_refused).table()
 
 
 @web.middleware
@@ -123,77 +125,79 @@ def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | 
     )
 
 
-async def read_body(request: web.BaseRequest, max_body_bytes: int) -> bytes:
-    """The request's body, decompressed. Raises TooLarge before more than the limit is held, and InvalidRequest."""
-    encoding = request.headers.get("Content-Encoding", "")
-    if encoding and encoding.strip().lower() not in _ENCODINGS:
-        raise InvalidRequest(f"Content-Encoding {shown(encoding)} is not supported; use gzip or deflate")
-    announced = request.content_length
-    if announced is not None and announced > max_body_bytes:
-        raise _too_large(max_body_bytes)
-    content = request.content
-    try:
-        body = content.read_nowait()
-        if content.at_eof() and len(body) <= max_body_bytes:
-            return body  # all there at once, as a body of ordinary size is
-        return await _read_on(content, body, max_body_bytes)
-    except web.RequestPayloadError as error:
-        raise InvalidRequest(f"the body is no valid {encoding or 'HTTP'} data") from error
-    except ConnectionError as error:  # nobody is left to read this, but it is no defect of ours either
-        raise InvalidRequest("the connection ended before the body did") from error
-    except TimeoutError as error:
-        raise InvalidRequest(f"nothing more of the body came for {BODY_IDLE_S:g} s") from error
-
-
-async def _read_on(content: StreamReader, first: bytes, max_body_bytes: int) -> bytes:
-    chunks, size = [first], len(first)
-    while size <= max_body_bytes:
-        async with asyncio.timeout(BODY_IDLE_S):
-            chunk = await content.readany()
-        if not chunk:
-            return b"".join(chunks)
-        chunks.append(chunk)
-        size += len(chunk)
-    raise _too_large(max_body_bytes)
-
-
 class OipRoutes:
-    """The handlers over one host."""
+    """The routes of OIP v2 and of Triton's extensions; the application needs `error_middleware` for them."""
 
-    def __init__(self, host: ModelHost, *, max_body_bytes: int, on_refused: RefusalObserver | None = None) -> None:
-        self._host = host
+    def __init__(
+        self,
+        host: ModelHost,
+        *,
+        max_body_bytes: int,
+        on_refused: RefusalObserver | None = None,
+        guard: Guard | None = None,
+        limits: ContentLimits = DEFAULT,
+        body_limits: BodyLimits = intake.DEFAULT,
+        held: Held | None = None,
+    ) -> None:
+        """Args:
+        host: what answers.
+        max_body_bytes: of a request, after decompression.
+        limits: what a request may hold.
+        body_limits: how a body may come.
+        held: what large bodies hold together, where other protocols count as well.
+        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
+        guard: who may ask for what beside health; None: everybody, everything.
+        """
+        self._open = host  # for health, which needs no credentials
+        self._guard = guard or Everybody(host)
         self._max_body_bytes = max_body_bytes
+        self._limits = limits
+        self._body_limits = body_limits
+        self._held = held or Held(body_limits.max_held_bytes)
         self._on_refused = on_refused
+        self._aside = Aside()
 
     def __repr__(self) -> str:
-        return f"<OipRoutes {self._host.server_name} {len(self._host.manifests())} models>"
+        return f"<OipRoutes {self._open.server_name} {len(self._open.manifests())} models>"
 
     def table(self) -> list[web.RouteDef]:
         model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
         return [
             web.post(f"{model}/infer", self.infer),
             web.post(f"{version}/infer", self.infer),
-            web.get("/v2", self.server_metadata),
-            web.get("/v2/", self.server_metadata),
             web.get("/v2/health/live", self.live),
             web.get("/v2/health/ready", self.ready),
-            web.get("/v2/models/stats", self.statistics),
+            self._get("/v2", server_metadata),
+            self._get("/v2/", server_metadata),
+            self._get("/v2/models/stats", statistics),
             *[route for prefix in (model, version) for route in self._model_table(prefix)],
-            web.post("/v2/repository/index", self.index),
-            web.post("/v2/repository/models/{model}/load", self.load),
-            web.post("/v2/repository/models/{model}/unload", self.unload),
-            *_unsupported_table(),
+            self._post("/v2/repository/index", self.index),
+            self._post("/v2/repository/models/{model}/load", self.load),
+            self._post("/v2/repository/models/{model}/unload", unload),
+            *[route for path in _UNSUPPORTED for route in (self._get(path, _refuse), self._post(path, _refuse))],
         ]
 
     def _model_table(self, prefix: str) -> list[web.RouteDef]:
         return [
-            web.get(prefix, self.model_metadata),
-            web.get(f"{prefix}/ready", self.model_ready),
-            web.get(f"{prefix}/config", self.model_config),
-            web.get(f"{prefix}/stats", self.statistics),
-            web.post(f"{prefix}/generate", _refuse_unsupported),
-            web.post(f"{prefix}/generate_stream", _refuse_unsupported),
+            self._get(prefix, model_metadata),
+            self._get(f"{prefix}/ready", model_ready),
+            self._get(f"{prefix}/config", model_config),
+            self._get(f"{prefix}/stats", statistics),
+            self._post(f"{prefix}/generate", _refuse),
+            self._post(f"{prefix}/generate_stream", _refuse),
         ]
+
+    def _get(self, path: str, handler: Guarded) -> web.RouteDef:
+        return web.get(path, self._guarded(handler))
+
+    def _post(self, path: str, handler: Guarded) -> web.RouteDef:
+        return web.post(path, self._guarded(handler))
+
+    def _guarded(self, handler: Guarded) -> Handler:
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            return await handler(request, await self._guard.admit(shown_over_http(request, PROTOCOL)))
+
+        return guarded
 
     def ahead_of(self, dispatch: Entrance) -> Entrance:
         """What takes plain inference requests itself and leaves all others to aiohttp's own dispatch."""
@@ -215,11 +219,22 @@ class OipRoutes:
         return await self._infer(request, *_address(request))
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
-        call, binary, wanted = await self._call(request, name, version, clock.now())
-        reply = await self._host.infer(call)
+        with self._held.share() as share:
+            return await self._infer_within(share, request, name, version)
+
+    async def _infer_within(self, share: Share, request: web.BaseRequest, name: str, version: str) -> web.Response:
+        arrived_at = clock.now()
+        try:
+            host = await self._guard.admit(shown_over_http(request, PROTOCOL))
+            call, binary, wanted = await self._call(request, share, host, name, version, arrived_at)
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, name, error)
+            raise
+        reply = await host.infer(call)
         response = with_classes(reply.response, wanted) if wanted else reply.response
         words = reply_parameters(reply)
-        encoded = encode_response(response, binary, words)
+        encoded = await self._aside.run(response.size_bytes, lambda: encode_response(response, binary, words))
         answer = _answer(encoded, _answer_headers(call, reply, words))
         asked = request.headers.get("Accept-Encoding")
         if asked in _WINDOW_BITS:
@@ -227,92 +242,90 @@ class OipRoutes:
         return answer
 
     async def _call(
-        self, request: web.BaseRequest, name: str, version: str, arrived_at: float
+        self, request: web.BaseRequest, share: Share, host: ModelHost, name: str, version: str, arrived_at: float
     ) -> tuple[Call, BinaryOutputs, dict[str, int]]:
-        try:
-            body = await read_body(request, self._max_body_bytes)
-            manifest = self._host.manifest(name, version)
-            decoded = self._decode(request, body, manifest, version)
-            wanted = wanted_classes(decoded.request) if decoded.request.outputs else {}
-            call = call_of(
-                without_classes(decoded.request) if wanted else decoded.request,
-                manifest,
-                protocol=PROTOCOL,
-                headers=kept_headers(request.headers.items()),
-                arrived_at=arrived_at,
-            )
-        except ServeError as error:
-            if self._on_refused is not None:
-                self._on_refused(PROTOCOL, name, error)
-            raise
+        body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
+        manifest = host.manifest(name, version)
+        decoded = await self._aside.run(len(body), lambda: self._decode(request, body, manifest, version))
+        wanted = wanted_classes(decoded.request) if decoded.request.outputs else {}
+        call = call_of(
+            without_classes(decoded.request) if wanted else decoded.request,
+            manifest,
+            protocol=PROTOCOL,
+            headers=kept_headers(request.headers.items()),
+            arrived_at=arrived_at,
+        )
         return call, decoded.binary, wanted
 
     def _decode(self, request: web.BaseRequest, body: bytes, manifest: Manifest, version: str) -> Decoded:
         header_length = header_length_of(request.headers.get(HEADER_LENGTH_KEY), len(body))
         if header_length == 0:
-            return decode_raw_request(body, manifest)
-        return decode_request(body, header_length=header_length, model_name=manifest.name, model_version=version)
+            return decode_raw_request(body, manifest, self._limits)
+        return decode_request(
+            body, header_length=header_length, model_name=manifest.name, model_version=version, limits=self._limits
+        )
 
     # Everything else
-
-    async def server_metadata(self, _: web.Request) -> web.Response:
-        return json_response(metadata.server_metadata(self._host))
 
     async def live(self, _: web.Request) -> web.Response:
         return json_response({"live": True})
 
     async def ready(self, _: web.Request) -> web.Response:
-        ready = self._host.ready()
+        ready = self._open.ready()
         return json_response({"live": True, "ready": ready}, status=200 if ready else 503)
 
-    async def model_ready(self, request: web.Request) -> web.Response:
-        name, version = _address(request)
-        manifest = self._host.manifest(name, version)
-        ready = self._host.model_ready(name, version)
-        return json_response({"name": manifest.name, "ready": ready}, status=200 if ready else 503)
+    async def index(self, request: web.Request, host: ModelHost) -> web.Response:
+        asked = await self._json_object(request)
+        return json_response(metadata.repository_index(host, only_ready=asked.get("ready") is True))
 
-    async def model_metadata(self, request: web.Request) -> web.Response:
-        name, version = _address(request)
-        manifest = self._host.manifest(name, version)
-        return json_response(metadata.model_metadata(manifest, metadata.versions_of(self._host, name)))
+    async def _json_object(self, request: web.Request) -> dict[str, Any]:
+        """A body that may be empty or a JSON object."""
+        body = await read_body(request, min(self._max_body_bytes, _QUESTION_BYTES), limits=self._body_limits)
+        check_json(body, self._limits)
+        try:
+            return msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequest("the body is no JSON object") from error
 
-    async def model_config(self, request: web.Request) -> web.Response:
-        return json_response(metadata.model_config(self._host.manifest(*_address(request))))
-
-    async def statistics(self, request: web.Request) -> web.Response:
-        return json_response(metadata.model_statistics(self._host.statistics(*_address(request))))
-
-    async def index(self, request: web.Request) -> web.Response:
-        asked = _json_object(await read_body(request, self._max_body_bytes))
-        return json_response(metadata.repository_index(self._host, only_ready=asked.get("ready") is True))
-
-    async def load(self, request: web.Request) -> web.Response:
+    async def load(self, request: web.Request, host: ModelHost) -> web.Response:
         """Done for a model that exists: whatever the repository holds is served."""
-        self._host.manifest(request.match_info["model"])
-        if _json_object(await read_body(request, self._max_body_bytes)).get("parameters"):
+        host.manifest(request.match_info["model"])
+        if (await self._json_object(request)).get("parameters"):
             raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
         return web.Response()
 
-    async def unload(self, request: web.Request) -> web.Response:
-        self._host.manifest(request.match_info["model"])
-        raise NotSupported("unloading a model is not supported; take it out of the repository instead")
+
+async def server_metadata(_: web.Request, host: ModelHost) -> web.Response:
+    return json_response(metadata.server_metadata(host))
 
 
-def _unsupported_table() -> list[web.RouteDef]:
-    settings = ("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging")
-    tables = [web.route(verb, path, _refuse_unsupported) for path in settings for verb in ("GET", "POST")]
-    for kind in ("system", "cuda"):
-        tables += [
-            web.get(f"/v2/{kind}sharedmemory/status", _refuse_unsupported),
-            web.get(f"/v2/{kind}sharedmemory/region/{{region}}/status", _refuse_unsupported),
-            web.post(f"/v2/{kind}sharedmemory/unregister", _refuse_unsupported),
-            web.post(f"/v2/{kind}sharedmemory/region/{{region}}/register", _refuse_unsupported),
-            web.post(f"/v2/{kind}sharedmemory/region/{{region}}/unregister", _refuse_unsupported),
-        ]
-    return tables
+async def model_ready(request: web.Request, host: ModelHost) -> web.Response:
+    name, version = _address(request)
+    manifest = host.manifest(name, version)
+    ready = host.model_ready(name, version)
+    return json_response({"name": manifest.name, "ready": ready}, status=200 if ready else 503)
 
 
-async def _refuse_unsupported(request: web.Request) -> web.StreamResponse:
+async def model_metadata(request: web.Request, host: ModelHost) -> web.Response:
+    name, version = _address(request)
+    manifest = host.manifest(name, version)
+    return json_response(metadata.model_metadata(manifest, metadata.versions_of(host, name)))
+
+
+async def model_config(request: web.Request, host: ModelHost) -> web.Response:
+    return json_response(metadata.model_config(host.manifest(*_address(request))))
+
+
+async def statistics(request: web.Request, host: ModelHost) -> web.Response:
+    return json_response(metadata.model_statistics(host.statistics(*_address(request))))
+
+
+async def unload(request: web.Request, host: ModelHost) -> web.Response:
+    host.manifest(request.match_info["model"])
+    raise NotSupported("unloading a model is not supported; take it out of the repository instead")
+
+
+async def _refuse(request: web.Request, _: ModelHost) -> web.StreamResponse:
     raise NotSupported(f"{request.method} {shown(request.path)} is not supported")
 
 
@@ -320,18 +333,10 @@ def _address(request: web.Request) -> tuple[str, str]:
     return request.match_info.get("model", ""), request.match_info.get("version", "")
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    """A body that may be empty or a JSON object."""
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest("the body is no JSON object") from error
-
-
 def _answer_headers(call: Call, reply: Reply, headers: dict[str, str]) -> dict[str, str]:
     """`headers`, which begin as the words of `reply_parameters`, with what is for headers only."""
     if reply.load is not None:
-        headers[LOAD_KEY] = load_text(reply.load)
+        headers[LOAD_KEY] = load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))
     if TRACE_KEY in call.headers:
         headers[TRACE_KEY] = call.headers[TRACE_KEY]
     return headers
@@ -372,7 +377,3 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
         "code": code.get(error.status, InvalidRequest.code if error.status < 500 else InternalError.code),
     }
     return json_response(body, status=error.status, headers=headers)
-
-
-def _too_large(max_body_bytes: int) -> TooLarge:
-    return TooLarge(f"the body is larger than the limit of {max_body_bytes} bytes")

@@ -2,52 +2,42 @@
 
 The same words travel three times, because every client library hides something: as HTTP headers, as gRPC trailing
 metadata, and as `parameters` of the OIP response, the only place that an unmodified tritonclient shows its caller. A
-fallback, a hedge or a lower precision is therefore never silent.
+fallback, a hedge, a lower precision or an answer that its model is not sure of is therefore never silent.
 
     tidegate-served-by: edge/attic
-    tidegate-route: cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0
+    tidegate-route: cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0
+    tidegate-attested: software; key=3f9a0c11d2e4a8b7; expires=2026-11-20T20:31:00Z   where that was required
     tidegate-budget-left-ms: 1874.2
     server-timing: classify;dur=0.1, queue;dur=0.0, link;dur=1.9, compute;dur=8.4
 
-A target's answer also carries its load, as ORCA's text form in `endpoint-load-metrics`, so that whoever calls it with
-plain unary calls knows as much as one who holds a link stream. Names are lower case: gRPC demands it.
+A target's answer also carries its load, for machines (`orca.py`). Names are lower case: gRPC demands it.
 
-Source: ORCA open request cost aggregation (xDS); W3C Server-Timing.
+Source: W3C Server-Timing.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import isfinite
 from typing import Final
 
-from tidegate.types import LoadReport, Reply, Route
+from tidegate.types import Reply, Route
 
 SERVED_BY_KEY: Final = "tidegate-served-by"
 ROUTE_KEY: Final = "tidegate-route"
+ATTESTED_KEY: Final = "tidegate-attested"
 BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"
 TIMING_KEY: Final = "server-timing"
-LOAD_KEY: Final = "endpoint-load-metrics"
-
-_LOAD_FIELDS: Final = ("epoch", "sequence", "queued", "in_flight", "queue_delay_s")
-_LOAD_PREFIX: Final = "named_metrics.tidegate_"
-
-
-def reply_headers(reply: Reply) -> dict[str, str]:
-    """Headers (or trailing metadata) of an answer; only what the reply knows."""
-    headers = reply_parameters(reply)
-    if reply.load is not None:
-        headers[LOAD_KEY] = load_text(reply.load)
-    return headers
 
 
 def reply_parameters(reply: Reply) -> dict[str, str]:
-    """The same as OIP response parameters; a target's load is for machines and stays out."""
+    """Headers, trailing metadata and OIP response parameters of an answer; only what the reply knows."""
     words: dict[str, str] = {}
     route = reply.route
     if route is not None:
         words[SERVED_BY_KEY] = route.served_by
         words[ROUTE_KEY] = route_text(route)
+    if reply.attested:
+        words[ATTESTED_KEY] = reply.attested
     if reply.budget_left_s is not None:
         words[BUDGET_LEFT_KEY] = f"{reply.budget_left_s * 1e3:.1f}"
     if reply.stages:
@@ -59,23 +49,6 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
 def route_text(route: Route) -> str:
     return (
         f"{route.reason}; variant={route.variant}; attempts={route.attempts}; "
-        f"hedged={route.hedged:d}; fallback={route.fallback:d}; degraded={route.degraded:d}"
+        f"hedged={route.hedged:d}; fallback={route.fallback:d}; degraded={route.degraded:d}; "
+        f"provisional={route.provisional:d}"
     )
-
-
-def load_text(load: LoadReport) -> str:
-    """The load in ORCA's text form."""
-    return "TEXT " + ", ".join([f"{_LOAD_PREFIX}{field}={getattr(load, field)}" for field in _LOAD_FIELDS])
-
-
-def load_from_text(text: str) -> LoadReport | None:
-    """The load that a target's trailer reports; None where it is foreign or damaged, for a report is only advice."""
-    pairs = dict(part.strip().partition("=")[::2] for part in text.removeprefix("TEXT ").split(","))
-    try:
-        epoch, sequence, queued, in_flight = (int(pairs[_LOAD_PREFIX + field]) for field in _LOAD_FIELDS[:4])
-        queue_delay_s = float(pairs[_LOAD_PREFIX + "queue_delay_s"])
-    except (KeyError, ValueError):
-        return None
-    if min(epoch, sequence, queued, in_flight) < 0 or not isfinite(queue_delay_s) or queue_delay_s < 0:
-        return None
-    return LoadReport(epoch, sequence, queued, in_flight, queue_delay_s)

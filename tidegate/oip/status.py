@@ -18,15 +18,19 @@ from typing import Final
 
 from tidegate.outcome import (
     BadAnswer,
+    BadCredential,
     DeadlineExceeded,
+    Forbidden,
     InternalError,
     InvalidRequest,
     ModelNotFound,
     NothingAlive,
     NotSupported,
     Overloaded,
+    Poisonous,
     ServeError,
     TooLarge,
+    Unauthenticated,
     Unreachable,
     error_from_code,
 )
@@ -44,12 +48,15 @@ _STATUS: Final[dict[type[ServeError], tuple[int, str]]] = {
     TooLarge: (413, "RESOURCE_EXHAUSTED"),
     ModelNotFound: (404, "NOT_FOUND"),
     NotSupported: (501, "UNIMPLEMENTED"),
+    Unauthenticated: (401, "UNAUTHENTICATED"),
+    Forbidden: (403, "PERMISSION_DENIED"),
     Overloaded: (429, "RESOURCE_EXHAUSTED"),
     DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
     NothingAlive: (503, "UNAVAILABLE"),
     Unreachable: (502, "UNAVAILABLE"),
     BadAnswer: (502, "INTERNAL"),
     InternalError: (500, "INTERNAL"),
+    Poisonous: (500, "INTERNAL"),
 }
 _INTERNAL: Final = _STATUS[InternalError]
 
@@ -98,6 +105,8 @@ def error_headers(error: BaseException) -> dict[str, str]:
         headers["retry-after"] = str(ceil(wait_s))
     if not isinstance(error, Overloaded | NothingAlive | Unreachable):
         headers["x-should-retry"] = "false"
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = _challenge(error)
     return headers
 
 
@@ -108,6 +117,8 @@ def error_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
     otherwise try three times within a second and find the same.
     """
     metadata = [(CODE_KEY, error_code(error))]
+    if isinstance(error, Unauthenticated):
+        metadata.append(("www-authenticate", _challenge(error)))
     wait_s = retry_after_s(error)
     if wait_s is not None:
         metadata.append((RETRY_AFTER_KEY, _milliseconds(wait_s)))
@@ -129,6 +140,12 @@ def retry_after_s(error: BaseException) -> float | None:
     """The wait that the error names, where it is one that can be told."""
     wait_s = error.retry_after_s if isinstance(error, ServeError) else None
     return wait_s if wait_s is not None and isfinite(wait_s) and wait_s >= 0 else None
+
+
+def _challenge(error: Unauthenticated) -> str:
+    """How to come back, by RFC 6750: a reason only for who showed something."""
+    reason = ', error="invalid_token"' if isinstance(error, BadCredential) else ""
+    return f'Bearer realm="tidegate"{reason}'
 
 
 def _numbers(error: BaseException) -> tuple[int, str]:

@@ -13,7 +13,7 @@ class Envelope(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "request", "accepted", "answer", "refused", "cancel", "load", "ping", "pong", "chunk", "goodbye")
+    __slots__ = ("hello", "request", "accepted", "answer", "refused", "cancel", "load", "ping", "pong", "chunk", "goodbye", "challenge", "evidence")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class Frame(_message.Message):
     PONG_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     request: Request
     accepted: Accepted
@@ -36,7 +38,9 @@ class Frame(_message.Message):
     pong: Pong
     chunk: Chunk
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    challenge: Challenge
+    evidence: Evidence
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "name", "epoch", "agent_version", "offers")
@@ -161,3 +165,17 @@ class Goodbye(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("proof", "refusal")
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    refusal: str
+    def __init__(self, proof: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...

@@ -8,19 +8,21 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 
+from tidegate.broker_url import BrokerUrl
 from tidegate.models.repository import RepositoryError
-from tidegate.mqtt_session import BrokerUrl
 from tidegate.up import words
 from tidegate.up.children import ChildFailed
 from tidegate.up.models import build_models, missing_models
 from tidegate.up.plan import Options, Plan, PlanError, plan
 from tidegate.up.ports import PortsTaken, check_free
 from tidegate.up.screen import Screen
+from tidegate.up.secure import prepare, secure
 from tidegate.up.system import DirectoryInUse, System, only_one
 
 BROKER_ANSWERS_WITHIN_S: Final = 3.0
@@ -49,11 +51,25 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
     metavar="DIR",
-    help="The model repository, if it is not DATA_DIR/models.",
+    help="The model repository, if it is not DATA_DIR/models. One that holds models is served as it is, without demos.",
 )
 @click.option(
     "--broker", default=None, metavar="URL", help="Use this MQTT broker (mqtt://host:1883), not an embedded one."
 )
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="PART=SCENARIO",
+    help="Put a simulated network in front of pool, edge-1, … or broker; by name or file; repeatable.",
+)
+@click.option(
+    "--secure",
+    "is_secure",
+    is_flag=True,
+    help="TLS everywhere, certificates for each part, Mosquitto with an ACL, and API keys for callers.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the chance of all simulated links.")
 @click.option("--no-restart", is_flag=True, help="Leave a child that died dead (else it is back after 2 s).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout when all is ready; words go to stderr.")
 @click.option(
@@ -66,6 +82,9 @@ def up(
     data_dir: Path,
     models: Path | None,
     broker: str | None,
+    links: tuple[str, ...],
+    is_secure: bool,
+    seed: int,
     no_restart: bool,
     as_json: bool,
     requests: bool | None,
@@ -79,20 +98,27 @@ def up(
       tidegate up
       tidegate up --edges 3 --ports-from 9000
       tidegate up --broker mqtt://localhost:1883
+      tidegate up --secure
+      tidegate up --link pool=lte_driving --link edge-1=flap_fast
       tidegate up --json --data-dir /tmp/tidegate | head -1
     """
     options = Options(
         data_dir=data_dir.resolve(),
         models=(models or data_dir / "models").resolve(),
+        own_models=models is not None,
         edges=edges,
         ports_from=ports_from,
         host=host,
         broker=broker,
+        links=links,
+        seed=seed,
         requests=not as_json if requests is None else requests,
         cores=len(os.sched_getaffinity(0)),
     )
     screen = Screen(to_stderr=as_json)
     try:
+        if is_secure:
+            options = replace(options, secure=secure(options))
         code = asyncio.run(_up(options, screen, restart=not no_restart, as_json=as_json))
     except (PlanError, PortsTaken, DirectoryInUse, ChildFailed, RepositoryError) as error:
         raise click.ClickException(str(error)) from error
@@ -105,6 +131,9 @@ async def _up(options: Options, screen: Screen, *, restart: bool, as_json: bool)
     check_free(planned.ports)
     await _check_broker(options.broker)
     with only_one(options.data_dir):
+        if options.secure is not None:
+            with screen.step("certificates and keys"):
+                await asyncio.to_thread(prepare, options, options.secure)
         async with System(planned, screen, restart=restart) as system:
             with _stop_signals(system) as stopped:
                 return await _serve(system, planned, options, screen, stopped, as_json)
@@ -126,18 +155,18 @@ async def _serve(
 
 
 async def _start(system: System, planned: Plan, options: Options, screen: Screen, as_json: bool) -> None:
-    if missing := missing_models(options.models):
+    if missing := missing_models(options.models, own=options.own_models):
         log_path = options.data_dir / "logs" / "build.log"
         with screen.step(f"building the demo models {', '.join(missing)} (once)") as step:
             await build_models(missing, options.models, log_path, step.update)
     state = await system.start()
     screen.table(words.process_rows(planned, system.pids, state))
     screen.say(f"\nlogs: {options.data_dir / 'logs'}")
-    screen.say("no API keys are configured: any key, or none, is accepted")
+    screen.say(words.admission(planned))
     if as_json:
         print(words.ready_line(planned, system.pids), flush=True)
         return
-    for title, command in words.commands(planned, sys.executable):
+    for title, command in words.commands(planned, sys.executable, state):
         screen.say(f"\n# {title}", "dim")
         screen.say(command)
     screen.say("\nrequests, as they are served (Ctrl-C stops everything):")

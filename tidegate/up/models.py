@@ -1,5 +1,8 @@
 """The demo models, built on the first start and kept for the next.
 
+A repository of the user's own is taken as it is: whoever names one that holds models wants those, and perhaps has
+neither torch nor minutes for the demo's.
+
 The building itself is `tidegate model build`, run as a child: it needs torch and a lot of memory for a minute, and
 `tidegate up` should keep neither.
 """
@@ -15,11 +18,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.build.demo import RECIPES, whole
+from tidegate.models.repository import Repository
 from tidegate.up.children import ChildFailed, Event, append_to, describe_exit, log_tail, parse_event
 
 
-def missing_models(root: Path) -> list[str]:
-    """The demo models that are not in the repository whole and in the version that this release builds."""
+def missing_models(root: Path, *, own: bool = False) -> list[str]:
+    """The demo models that are not in the repository whole and in the version that this release builds.
+
+    Args:
+        own: the user named this repository; if it holds any model, nothing is missing from it.
+
+    Raises:
+        RepositoryError: a manifest of the user's own cannot be used.
+    """
+    if own and root.is_dir() and Repository(root).manifests():
+        return []
     return [name for name, (_, version) in RECIPES.items() if whole(root, name, version) is None]
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import ssl
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,7 +29,7 @@ from tidegate.up.screen import Screen, Step
 STOP_STROKES: Final[tuple[tuple[frozenset[Role], float], ...]] = (
     (frozenset({"gateway"}), 1.5),
     (frozenset({"pool", "edge"}), 2.0),
-    (frozenset({"broker"}), 0.5),
+    (frozenset({"broker", "link"}), 0.5),
 )
 FLEET_WITHIN_S: Final = 20.0
 POLL_EVERY_S: Final = 0.1
@@ -106,7 +107,9 @@ class System:
 
     async def _fleet_ready(self) -> Mapping[str, Any]:
         give_up_at = clock.now() + FLEET_WITHIN_S
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=2.0), connector=self._connector()
+        ) as session:
             while True:
                 state = await _read_state(session, f"{self._plan.admin}/v1/state")
                 if len(_ready_targets(state)) >= self._plan.targets:
@@ -114,6 +117,10 @@ class System:
                 if clock.now() > give_up_at:
                     raise ChildFailed(self._why_incomplete(state))
                 await clock.sleep(POLL_EVERY_S)
+
+    def _connector(self) -> aiohttp.TCPConnector | None:
+        secure = self._plan.secure
+        return None if secure is None else aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(secure.ca)))
 
     def _why_incomplete(self, state: Mapping[str, Any]) -> str:
         seen = [f"  {one.get('id')}: {one.get('state')} {one.get('reason') or ''}" for one in state.get("targets", ())]

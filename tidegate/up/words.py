@@ -70,23 +70,31 @@ def _milliseconds(value: float | None) -> str:
 def process_rows(plan: Plan, pids: Mapping[str, int | None], state: Json) -> list[tuple[str, str, str, str]]:
     """(part, address, process id, models and variants) of each process, in the order in which a request meets them."""
     models = {target.get("address"): _models(target) for target in state.get("targets", ())}
-    order = {"gateway": 0, "edge": 1, "pool": 2, "broker": 3}
+    order = {"gateway": 0, "edge": 1, "pool": 2, "broker": 3, "link": 4}
     processes = sorted(plan.processes, key=lambda process: order[process.role])
     return [
-        (process.name, _addresses(plan, process), str(pids.get(process.name) or "-"), models.get(process.address, ""))
-        for process in processes
+        (one.name, _addresses(plan, one), str(pids.get(one.name) or "-"), _models_of(plan, one, models))
+        for one in processes
     ]
+
+
+def _models_of(plan: Plan, process: ProcessPlan, models: Mapping[Any, str]) -> str:
+    """A part's models are told under the address where it is reached; a link has none of its own."""
+    return "" if process.role == "link" else models.get(plan.reached_at(process), "")
 
 
 def _addresses(plan: Plan, process: ProcessPlan) -> str:
     if process.role == "gateway":
         return f"HTTP {plan.http}\ngRPC {plan.grpc}\nmetrics {plan.metrics}\nadmin {plan.admin}"
+    if process.role == "link":
+        return f"{process.address} → {process.leads_to}\ncontrol {process.control}"
     return process.address
 
 
 def _models(target: Json) -> str:
     return "\n".join(
-        f"{model.get('name')} {_variants(model.get('variants', ()))}" for model in target.get("models", ())
+        f"{model.get('name')} {_variants(model.get('variants', ()))}{' (paced)' if model.get('paced') else ''}"
+        for model in target.get("models", ())
     )
 
 
@@ -95,18 +103,46 @@ def _variants(variants: Iterable[Any]) -> str:
     return ", ".join(str(one.get("name") if isinstance(one, Mapping) else one) for one in variants)
 
 
-def commands(plan: Plan, python: str) -> list[tuple[str, str]]:
-    """(what it shows, the command) of the three commands to copy."""
+def commands(plan: Plan, python: str, state: Json) -> list[tuple[str, str]]:
+    """(what it shows, the command) of the commands to copy: three for the demo's text model, where it is served."""
+    if not any(model.get("name") == "minilm" for model in state.get("models", ())):
+        return [("what is served, and by whom", f"{_trust(plan)}tidegate status --admin {plan.admin}")]
     return [
-        ("text in, vector out", _curl(f"{plan.http}/v1/embeddings", {"model": "minilm", "input": EXAMPLE_TEXT})),
-        ("tensors in, tensors out", _curl(f"{plan.http}/v2/models/minilm/infer", _infer_body())),
-        ("the OpenAI SDK", f"{shlex.quote(python)} -c {shlex.quote(_sdk_program(plan))}"),
+        ("text in, vector out", _curl(plan, "/v1/embeddings", {"model": "minilm", "input": EXAMPLE_TEXT})),
+        ("tensors in, tensors out", _curl(plan, "/v2/models/minilm/infer", _infer_body())),
+        ("the OpenAI SDK", f"{_trust(plan)}{_key(plan)}{shlex.quote(python)} -c {shlex.quote(_sdk_program(plan))}"),
     ]
 
 
-def _curl(url: str, body: Json) -> str:
+def admission(plan: Plan) -> str:
+    """Who is let in, and with what."""
+    if plan.secure is None:
+        return "no API keys are configured: any key, or none, is accepted"
+    return (
+        f"an API key for the commands below: {plan.secure.api_key_file}; more: `tidegate keys create --file "
+        f"{plan.secure.keys_file} --tenant NAME`\nwhat clients must trust: {plan.secure.ca}"
+    )
+
+
+def _curl(plan: Plan, path: str, body: Json) -> str:
     # -i: the headers tell where the answer was made, and why there
-    return f"curl -i {url} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+    secure = plan.secure
+    words = ["curl -i"]
+    if secure is not None:
+        header = f'-H "Authorization: Bearer $(cat {shlex.quote(str(secure.api_key_file))})"'
+        words += ["--cacert", shlex.quote(str(secure.ca)), header]
+    words += [plan.http + path, "-H 'content-type: application/json'", "-d", shlex.quote(json.dumps(body))]
+    return " ".join(words)
+
+
+def _trust(plan: Plan) -> str:
+    """OpenSSL's own variable, which Python and httpx follow."""
+    return f"SSL_CERT_FILE={shlex.quote(str(plan.secure.ca))} " if plan.secure else ""
+
+
+def _key(plan: Plan) -> str:
+    """OpenAI's own variable."""
+    return f'OPENAI_API_KEY="$(cat {shlex.quote(str(plan.secure.api_key_file))})" ' if plan.secure else ""
 
 
 def _infer_body() -> Json:
@@ -120,9 +156,10 @@ def _infer_body() -> Json:
 
 
 def _sdk_program(plan: Plan) -> str:
+    key = "" if plan.secure else ', api_key="any"'
     return (
         "from openai import OpenAI; "
-        f'client = OpenAI(base_url="{plan.http}/v1", api_key="any"); '
+        f'client = OpenAI(base_url="{plan.http}/v1"{key}); '
         f'print(client.embeddings.create(model="minilm", input="{EXAMPLE_TEXT}").data[0].embedding[:4])'
     )
 
@@ -133,13 +170,16 @@ def ready_line(plan: Plan, pids: Mapping[str, int | None]) -> str:
         {"role": one.role, "name": one.name, "pid": pids.get(one.name), "address": one.address}
         for one in plan.processes
     ]
+    secure = {"ca": str(plan.secure.ca), "api_key_file": str(plan.secure.api_key_file)} if plan.secure else {}
     return json.dumps(
         {
+            **secure,
             "event": "ready",
             "http": plan.http,
             "grpc": plan.grpc,
             "metrics": plan.metrics,
             "admin": plan.admin,
             "processes": processes,
+            "links": {one.name.removeprefix("link-"): one.control for one in plan.processes if one.role == "link"},
         }
     )

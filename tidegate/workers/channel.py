@@ -4,6 +4,8 @@
     header   msgpack   one message (a tagged struct); it names each array's dtype and shape, in order
     payload  bytes     the arrays, row-major, each padded to ALIGNMENT so that engines get aligned memory
 
+Where a payload lies in memory that both ends share (`segments.py`), the header names the segment and none follows.
+
 Elements are never encoded: an array is written from where it lies and read in place from the buffer that it came
 in. Arrays of `bytes` or text (OIP's BYTES) are the exception; they travel as OIP's raw BYTES.
 
@@ -11,20 +13,21 @@ Both ends of the socket pair are our own code, but a worker runs foreign native 
 are bounded before memory is taken, and a frame that does not parse is a FrameError: for the parent that is a dead
 worker.
 
-Pure: no sockets here. `process.py` (asyncio) and `child.py` (blocking) move the bytes.
+Pure: no sockets and no memory here. `process.py` (asyncio) and `child.py` (blocking) move the bytes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.models.packing import Packing
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Buffer, Datatype, Tensor
 
@@ -66,14 +69,22 @@ class Load(Message, frozen=True, tag="load"):
     outputs: tuple[str, ...]
     threads: int
     device: str
+    paced_slow: float = 1.0
+    packing: Packing | None = None
+    compile: bool = False
 
 
 class Infer(Message, frozen=True, tag="infer"):
-    """Parent → child: run the engine under `key` on the payload's arrays."""
+    """Parent → child: run the engine under `key` on the payload's arrays.
+
+    `segment` holds them, where they do not follow; `freed` names segments of earlier outputs that nobody reads now.
+    """
 
     id: int
     key: str
     arrays: tuple[ArraySpec, ...] = ()
+    segment: int = -1
+    freed: tuple[int, ...] = ()
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -89,16 +100,24 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Loaded(Message, frozen=True, tag="loaded"):
+    """Child → parent: what it holds now, all engines together; None where nobody knows. `device_bytes`: of its device,
+    where that is not the machine's memory."""
+
     id: int
     load_s: float
+    held_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 class Computed(Message, frozen=True, tag="computed"):
-    """Child → parent: the payload holds the outputs."""
+    """Child → parent: the payload, or `segment`, holds the outputs. `peak_bytes`: beyond what was held before, if it
+    was measured."""
 
     id: int
     compute_s: float
     arrays: tuple[ArraySpec, ...] = ()
+    peak_bytes: int | None = None
+    segment: int = -1
 
 
 class Skipped(Message, frozen=True, tag="skipped"):
@@ -110,6 +129,7 @@ class Failed(Message, frozen=True, tag="failed"):
 
     id: int
     message: str
+    out_of_memory: bool = False
 
 
 ToChild = Load | Infer | Cancel
@@ -126,20 +146,36 @@ def pack(message: ToChild | FromChild) -> bytes:
     return _prefix(len(header), 0) + header
 
 
-def pack_with(message: Infer | Computed, arrays: Arrays) -> list[Buffer]:
-    """The frame of `message` with `arrays` as its payload, in parts that alias the arrays' memory.
+class Laid(NamedTuple):
+    """Arrays as a payload: what a header says of them, and their bytes in parts that alias the arrays' memory."""
 
-    Raises:
-        FrameError: the payload is over MAX_PAYLOAD_BYTES, or an array is of a type that does not travel.
-    """
-    specs, payload, payload_bytes = [], list[Buffer](), 0
+    specs: tuple[ArraySpec, ...]
+    parts: list[Buffer]
+    size_bytes: int
+
+
+def lay(arrays: Arrays) -> Laid:
+    """Raises FrameError: the payload is over MAX_PAYLOAD_BYTES, or an array is of a type that does not travel."""
+    specs, parts, size_bytes = [], list[Buffer](), 0
     for name, array in arrays.items():
         dtype, raw = _raw(name, array)
         specs.append(ArraySpec(name, dtype, array.shape, len(raw)))
-        payload += (raw, bytes(-len(raw) % ALIGNMENT))
-        payload_bytes += _aligned(len(raw))
-    header = _encoder.encode(msgspec.structs.replace(message, arrays=tuple(specs)))
-    return [_prefix(len(header), payload_bytes), header, *payload]
+        parts += (raw, bytes(-len(raw) % ALIGNMENT))
+        size_bytes += _aligned(len(raw))
+    _check_sizes(0, size_bytes)
+    return Laid(tuple(specs), parts, size_bytes)
+
+
+def pack_with(message: Infer | Computed, laid: Laid) -> list[Buffer]:
+    """The frame of `message` with the payload after it, in parts. Raises FrameError: the header is too large."""
+    header = _encoder.encode(msgspec.structs.replace(message, arrays=laid.specs))
+    return [_prefix(len(header), laid.size_bytes), header, *laid.parts]
+
+
+def pack_beside(message: Infer | Computed, laid: Laid, segment: int) -> list[Buffer]:
+    """The frame of `message` whose payload lies in a segment. Raises FrameError: the header is too large."""
+    header = _encoder.encode(msgspec.structs.replace(message, arrays=laid.specs, segment=segment))
+    return [_prefix(len(header), 0), header]
 
 
 def parse_prefix(prefix: Buffer) -> tuple[int, int]:
@@ -172,10 +208,14 @@ def unpack(specs: tuple[ArraySpec, ...], payload: Buffer) -> dict[str, NDArray[A
         arrays = {spec.name: _array(spec, view[at : at + spec.size_bytes]) for at, spec in _layout(specs)}
     except (ValueError, TypeError, InvalidRequest) as error:
         raise FrameError(f"a frame's arrays do not match its payload: {error}") from error
-    expected = sum(_aligned(spec.size_bytes) for spec in specs)
-    if expected != len(view):
+    if (expected := payload_bytes(specs)) != len(view):
         raise FrameError(f"a frame names arrays of {expected} bytes, but {len(view)} came")
     return arrays
+
+
+def payload_bytes(specs: Iterable[ArraySpec]) -> int:
+    """How long the payload of these arrays is."""
+    return sum(_aligned(spec.size_bytes) for spec in specs)
 
 
 def shorten(text: str) -> str:

@@ -1,5 +1,7 @@
 """The worker process: engines in, arrays out, one call after another. Started by `process.py`, never by hand.
 
+Large arrays come and go in memory that is shared with the parent (`segments.py`), small ones through the socket.
+
 Two threads. The main thread computes, because some runtimes bind their state to the thread that loaded them. A
 reader thread takes frames off the socket meanwhile, for two reasons: the next call is already in memory when this
 one ends, and the end of the socket, which is the end of the parent, is seen at once even in the middle of a long
@@ -16,28 +18,36 @@ the parent's events.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidegate import clock
-from tidegate.engines.engine import Engine, EngineError, load_engine
+from tidegate.engines.engine import Arrays, Engine, EngineError, load_engine
+from tidegate.engines.errors import is_out_of_memory
 from tidegate.lifeline import die_with_parent
 from tidegate.models.manifest import EngineName
 from tidegate.types import Buffer
 from tidegate.workers import channel
 from tidegate.workers.channel import Cancel, Computed, Failed, FrameError, Hello, Infer, Load, Loaded, Skipped
+from tidegate.workers.handover import Handover
+from tidegate.workers.meter import Meter, device_meter_of
+from tidegate.workers.segments import Incoming, Outgoing
 
-Work = tuple[Load | Infer, dict[str, NDArray[Any]]]
+_PR_SET_NO_NEW_PRIVS = 38
+_PARTS = 512  # in one call; the system takes 1024 at most
+Work = tuple[Load | Infer, Arrays]
 
 
 class Inbox:
@@ -73,11 +83,19 @@ class Inbox:
 
 
 class Worker:
-    """The computing side: engines by key, and the socket that answers leave by."""
+    """The computing side: engines by key, and the socket and the segments that answers leave by."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, handover: Handover) -> None:
         self._sock = sock
+        self._handover = handover
         self._engines: dict[str, Engine] = {}
+        self._meter = Meter()
+
+    def prepare(self, message: Load | Infer, arrays: Arrays) -> Arrays:
+        """What the engine can do for a call before its turn, in the reader's thread: send it to the device."""
+        engine = self._engines.get(message.key) if isinstance(message, Infer) else None
+        prepare: Callable[[Arrays], Arrays] | None = getattr(engine, "prepare", None)
+        return arrays if prepare is None else prepare(arrays)
 
     def serve(self, inbox: Inbox) -> NoReturn:
         self._sock.sendall(channel.pack(Hello(os.getpid())))
@@ -88,16 +106,16 @@ class Worker:
             else:
                 self._answer(message, arrays)
 
-    def _answer(self, message: Load | Infer, arrays: dict[str, NDArray[Any]]) -> None:
+    def _answer(self, message: Load | Infer, arrays: Arrays) -> None:
         try:
             frame = self._load(message) if isinstance(message, Load) else self._infer(message, arrays)
         except (EngineError, FrameError) as error:
-            frame = [channel.pack(Failed(message.id, channel.shorten(str(error))))]
+            frame = [channel.pack(_failed(message, error, str(error)))]
         except Exception as error:  # a foreign runtime may raise anything; the parent decides what it means
-            traceback.print_exc()
-            frame = [channel.pack(Failed(message.id, channel.shorten(f"{type(error).__name__}: {error}")))]
-        for part in frame:
-            self._sock.sendall(part)
+            if not is_out_of_memory(error):
+                traceback.print_exc()
+            frame = [channel.pack(_failed(message, error, f"{type(error).__name__}: {error}"))]
+        send(self._sock, frame)
 
     def _load(self, message: Load) -> list[Buffer]:
         _limit_threads(message.threads)
@@ -108,38 +126,85 @@ class Worker:
             outputs=message.outputs,
             threads=message.threads,
             device=message.device,
+            paced_slow=message.paced_slow,
+            packing=message.packing,
+            compile=message.compile,
         )
-        return [channel.pack(Loaded(message.id, clock.now() - began_at))]
+        load_s, meter = clock.now() - began_at, device_meter_of(self._engines[message.key])
+        held, device = (self._meter.resident_bytes(), None) if meter is None else (meter.held_bytes, meter.device_bytes)
+        return [channel.pack(Loaded(message.id, load_s, held, device))]
 
-    def _infer(self, message: Infer, arrays: dict[str, NDArray[Any]]) -> list[Buffer]:
+    def _infer(self, message: Infer, arrays: Arrays) -> list[Buffer]:
         engine = self._engines.get(message.key)
         if engine is None:
             raise EngineError(f"no engine is loaded under {message.key!r}")
-        began_at = clock.now()
-        outputs = engine.infer(arrays)
-        return channel.pack_with(Computed(message.id, clock.now() - began_at), outputs)
+        outputs, compute_s, peak_bytes = self._meter.run(message.key, engine, arrays)
+        return self._handover.frame(Computed(message.id, compute_s, peak_bytes=peak_bytes), channel.lay(outputs))
 
     def __repr__(self) -> str:
         return f"<Worker pid {os.getpid()} engines {sorted(self._engines)}>"
 
 
-def read(sock: socket.socket, inbox: Inbox) -> None:
-    """Take frames until the parent closes its end or dies, then end the process, whatever it computes."""
-    try:
-        while True:
-            header_bytes, payload_bytes = channel.parse_prefix(_receive(sock, channel.PREFIX_BYTES))
-            message = channel.parse_to_child(_receive(sock, header_bytes))
-            payload = _receive(sock, payload_bytes)
-            if isinstance(message, Cancel):
-                inbox.cancel(message.id)
-            else:
-                specs = message.arrays if isinstance(message, Infer) else ()
-                inbox.put((message, channel.unpack(specs, payload)))
-    except (EOFError, ConnectionError):
-        os._exit(0)
-    except (FrameError, OSError, MemoryError):
-        traceback.print_exc()
-        os._exit(1)
+def _failed(message: Load | Infer, error: Exception, words: str) -> Failed:
+    return Failed(message.id, channel.shorten(words), out_of_memory=is_out_of_memory(error))
+
+
+class Reader:
+    """The reading side, in a thread of its own.
+
+    Args:
+        prepare: what is done for a call before its turn.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        inbox: Inbox,
+        handover: Handover,
+        prepare: Callable[[Load | Infer, Arrays], Arrays],
+    ) -> None:
+        self._sock = sock
+        self._inbox = inbox
+        self._handover = handover
+        self._prepare = prepare
+
+    def read(self) -> NoReturn:
+        """Take frames until the parent closes its end or dies, then end the process, whatever it computes."""
+        try:
+            while True:
+                self._take()
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        except (FrameError, OSError, MemoryError):
+            traceback.print_exc()
+            os._exit(1)
+
+    def _take(self) -> None:
+        header_bytes, payload_bytes = channel.parse_prefix(_receive(self._sock, channel.PREFIX_BYTES))
+        message = channel.parse_to_child(_receive(self._sock, header_bytes))
+        payload = _receive(self._sock, payload_bytes)
+        if isinstance(message, Cancel):
+            self._inbox.cancel(message.id)
+        elif isinstance(message, Load):
+            self._inbox.put((message, {}))
+        else:
+            self._handover.freed(message.freed)
+            arrays = channel.unpack(message.arrays, self._handover.payload(message, payload))
+            self._inbox.put((message, self._prepare(message, arrays)))
+
+    def __repr__(self) -> str:
+        return f"<Reader of {self._sock!r} {self._inbox!r}>"
+
+
+def send(sock: socket.socket, parts: Sequence[Buffer]) -> None:
+    """Send all parts as one: each part on its own would wake the parent, on another core, to find half a frame."""
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        sent = sock.sendmsg(left[:_PARTS])
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if sent:
+            left[0] = left[0][sent:]
 
 
 def _receive(sock: socket.socket, size_bytes: int) -> memoryview:
@@ -162,19 +227,40 @@ def _limit_threads(threads: int) -> None:
         os.environ[name] = str(threads)
 
 
+def _give_up_rights() -> None:
+    """What a model's runtime never needs: a dump of all inputs on disk when it crashes, and privileges by exec.
+
+    Its memory is bounded by who watches it (`memory_limit_bytes`, recycling) and by the service's control group, not by
+    RLIMIT_AS: CUDA reserves terabytes of addresses, and ONNX Runtime ends the process where an mmap fails.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
 def main(arguments: list[str]) -> NoReturn:
-    """`python -m tidegate.workers.child FD PARENT_PID`"""
-    fd, parent_pid = int(arguments[0]), int(arguments[1])
+    """`python -m tidegate.workers.child FD PARENT_PID CORES INPUT_FDS OUTPUT_FDS SHARE_FROM_BYTES`"""
+    fd, parent_pid, cores = int(arguments[0]), int(arguments[1]), arguments[2]
+    incoming, outgoing, share_from_bytes = _numbers(arguments[3]), _numbers(arguments[4]), int(arguments[5])
     die_with_parent(parent_pid, by=signal.SIGKILL)
+    _give_up_rights()
+    if cores:  # before any thread is there: they inherit it
+        os.sched_setaffinity(0, _numbers(cores))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
-    inbox = Inbox()
-    threading.Thread(target=read, args=(sock, inbox), name="reader", daemon=True).start()
+    handover = Handover(Outgoing(outgoing), Incoming(incoming), share_from_bytes=share_from_bytes)
+    inbox, worker = Inbox(), Worker(sock, handover)
+    reader = Reader(sock, inbox, handover, worker.prepare)
+    threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
-        Worker(sock).serve(inbox)
+        worker.serve(inbox)
     except ConnectionError:
         os._exit(0)  # the parent left while an answer was on its way; the reader thread is about to notice the same
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 if __name__ == "__main__":

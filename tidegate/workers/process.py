@@ -2,7 +2,8 @@
 
 Engines live in a child because they block for long, because native code crashes, and because a runtime's memory is
 only surely given back by ending its process. The child is started by `asyncio` and talks over a socket pair
-(`channel.py`).
+(`channel.py`). Large arrays go through memory that both share (`segments.py`): inputs are copied once, into it, and
+outputs are views of it, so keep them no longer than they are needed, or copy them.
 
 Invariants:
 * Every call ends exactly once: with its answer, with the engine's error, with WorkerDied, or cancelled by its caller.
@@ -10,7 +11,7 @@ Invariants:
   order, so that cancelling them costs nothing. A call cancelled after it was sent keeps its place until the child
   has answered for it, and that answer is dropped; the child skips it if it had not begun.
 * When the child ends, however it ends, every pending call fails with WorkerDied, and so do later ones. A
-  WorkerProcess does not restart itself: whoever owns it enters a new one.
+  WorkerProcess does not restart itself: whoever owns it enters a new one. Outputs that were handed out stay valid.
 
 What it leaves to others: the order of calls (keep the queue yourself and give it one call at a time), restarting,
 batching.
@@ -24,6 +25,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +35,13 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from tidegate.models.manifest import EngineName
-from tidegate.outcome import InternalError, PeerError, TooLarge
+from tidegate.models.packing import Packing
+from tidegate.outcome import InternalError, OutOfMemory, PeerError, ServeError, TooLarge
 from tidegate.types import Buffer
 from tidegate.workers import channel
 from tidegate.workers.channel import Arrays, FrameError
+from tidegate.workers.handover import SHARE_FROM_BYTES, Handover
+from tidegate.workers.starvation import starved_s
 
 PIPELINE = 2
 _READ_AHEAD_BYTES = 1 << 20
@@ -54,7 +59,8 @@ class WorkerDied(PeerError):
 class EngineSpec:
     """What to load: `key` names it in its worker; `outputs` are the manifest's output names in graph order.
 
-    `threads` are those of one computation, 0 for all cores.
+    `threads` are those of one computation, 0 for all cores. `paced_slow` is for paced engines only, `packing` and
+    `compile` are the variant's (`load_engine`).
     """
 
     key: str
@@ -63,17 +69,36 @@ class EngineSpec:
     outputs: tuple[str, ...]
     threads: int = 1
     device: str = "cpu"
+    paced_slow: float = 1.0
+    packing: Packing | None = None
+    compile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How long loading took, and what the worker holds on its device since, all engines together.
+
+    `device_bytes` is how much the device has where that is not the machine's memory. None: nobody knows.
+    """
+
+    load_s: float
+    held_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What the engine gave, and the seconds it took in the worker, without the way there and back."""
+    """What the engine gave, and the seconds it took in the worker, without the way there and back.
+
+    `peak_bytes` is what it took beyond what the worker held before, where that was measured.
+    """
 
     outputs: dict[str, NDArray[Any]]
     compute_s: float
+    peak_bytes: int | None = None
 
 
-_Answer = tuple[channel.FromChild, bytes]
+_Answer = tuple[channel.FromChild, Buffer]
 
 
 class WorkerProcess:
@@ -82,10 +107,22 @@ class WorkerProcess:
     Args:
         name: for logs and errors.
         start_timeout_s: how long the child may take to come up, and how long one engine may take to load.
+        cores: that it may run on; empty: all that this process may.
+        share_from_bytes: payloads from this size on lie in shared memory.
     """
 
-    def __init__(self, name: str, *, start_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        start_timeout_s: float = 60.0,
+        cores: frozenset[int] = frozenset(),
+        share_from_bytes: int = SHARE_FROM_BYTES,
+    ) -> None:
         self.name = name
+        self._share_from_bytes = share_from_bytes
+        self._handover = Handover.nothing()
+        self._cores = cores
         self._start_timeout_s = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -114,6 +151,11 @@ class WorkerProcess:
         return self._process.pid if self._process else None
 
     @property
+    def starved_s(self) -> float:
+        """Seconds in which the child was ready to run and got no core."""
+        return starved_s(self.pid)
+
+    @property
     def alive(self) -> bool:
         return self._reason is not None and not self._reason.done()
 
@@ -123,10 +165,11 @@ class WorkerProcess:
             raise RuntimeError(f"worker {self.name} was not started")
         return await asyncio.shield(self._reason)
 
-    async def load(self, spec: EngineSpec) -> float:
-        """Load an engine under `spec.key`, replacing one of that name; returns the seconds it took.
+    async def load(self, spec: EngineSpec) -> Loaded:
+        """Load an engine under `spec.key`, replacing one of that name.
 
         Raises:
+            OutOfMemory: its device has too little memory for it.
             InternalError: the engine could not be loaded, with its own message.
             WorkerDied: the child ended, or did not answer within `start_timeout_s` (then it is ended).
         """
@@ -138,10 +181,13 @@ class WorkerProcess:
             spec.outputs,
             spec.threads,
             spec.device,
+            spec.paced_slow,
+            spec.packing,
+            spec.compile,
         )
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                answer, _ = await self._call(message.id, [channel.pack(message)])
+                answer, _ = await self._call(message.id, lambda: [channel.pack(message)])
         except TimeoutError as error:
             self._kill()
             raise WorkerDied(
@@ -149,30 +195,32 @@ class WorkerProcess:
             ) from error
         if not isinstance(answer, channel.Loaded):
             raise self._failure(answer)
-        return answer.load_s
+        return Loaded(answer.load_s, answer.held_bytes, answer.device_bytes)
 
     async def infer(self, key: str, inputs: Arrays) -> Computed:
         """Run the engine under `key`. The arrays are not copied before they are written: leave them alone until then.
 
         Raises:
             InternalError: the engine raised, or there is none under `key`; the worker lives on.
+            OutOfMemory: the engine had too little memory for it; the worker lives on.
             TooLarge: the arrays are over `channel.MAX_PAYLOAD_BYTES` or of a type that does not travel.
             WorkerDied: the child is gone.
         """
         message = channel.Infer(next(self._ids), key)
         try:
-            frame = channel.pack_with(message, inputs)
+            laid = channel.lay(inputs)
+            answer, payload = await self._call(message.id, lambda: self._handover.frame(message, laid))
         except FrameError as error:
             raise TooLarge(str(error)) from error
-        answer, payload = await self._call(message.id, frame)
         if not isinstance(answer, channel.Computed):
             raise self._failure(answer)
         try:
-            return Computed(channel.unpack(answer.arrays, payload), answer.compute_s)
+            return Computed(channel.unpack(answer.arrays, payload), answer.compute_s, answer.peak_bytes)
         except FrameError as error:
             raise InternalError(f"worker {self.name}: {error}") from error
 
     async def _start(self) -> None:
+        self._handover = Handover.to_child(self._share_from_bytes)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -190,13 +238,18 @@ class WorkerProcess:
             raise WorkerDied(f"worker {self.name} did not start within {self._start_timeout_s:g} s") from error
 
     async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        inputs, outputs = self._handover.files
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tidegate.workers.child",
             str(theirs.fileno()),
             str(os.getpid()),
-            pass_fds=(theirs.fileno(),),
+            ",".join(map(str, sorted(self._cores))),
+            ",".join(map(str, inputs)),
+            ",".join(map(str, outputs)),
+            str(self._share_from_bytes),
+            pass_fds=(theirs.fileno(), *inputs, *outputs),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=2,  # our stderr: stdout carries our events, and nothing that a runtime prints may get among them
             # numpy's own BLAS pool is never used in a worker; the runtimes' pools are bounded when an engine is
@@ -206,22 +259,25 @@ class WorkerProcess:
             env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
 
-    async def _call(self, call_id: int, frame: list[Buffer] | list[bytes]) -> _Answer:
-        """Send one frame when there is a place for it, and wait for the answer of the same id."""
+    async def _call(self, call_id: int, frame: Callable[[], Sequence[Buffer]]) -> _Answer:
+        """Send one frame, made when there is a place for it, and wait for the answer of the same id."""
         await self._places.acquire()
         try:
             if not self.alive or self._writer is None:
                 raise WorkerDied(self._obituary())
+            parts = frame()
             answer = self._expect(call_id)
-            self._writer.writelines(frame)
+            self._writer.writelines(parts)
         except BaseException:
+            if self._pending.pop(call_id, None) is not None:  # nobody would hear that its worker has died
+                self._handover.answered(call_id)
             self._places.release()
             raise
-        # From here on the place belongs to the answer and not to the caller, who may leave.
-        answer.add_done_callback(lambda _: self._places.release())
+        # From here on the place belongs to the answer and not to the caller, who may leave: whoever takes the call out
+        # of `_pending` gives it back. A shield would say the same, for one more turn of the loop in every call.
         try:
-            return await asyncio.shield(answer)
-        except asyncio.CancelledError:
+            return await answer
+        except (asyncio.CancelledError, GeneratorExit):
             self._abandon(call_id, answer)
             raise
 
@@ -231,7 +287,10 @@ class WorkerProcess:
         return answer
 
     def _abandon(self, call_id: int, answer: asyncio.Future[_Answer]) -> None:
-        if not answer.done() and self.alive and self._writer is not None:
+        if answer.done() and not answer.cancelled():
+            answer.exception()  # seen, though its caller was cancelled in the moment in which it was set
+        elif call_id in self._pending and self.alive and self._writer is not None:
+            answer.cancel()  # where the caller was dropped without a cancellation, say at the end of its loop
             self._writer.write(channel.pack(channel.Cancel(call_id)))
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:
@@ -239,7 +298,7 @@ class WorkerProcess:
         because = ""
         try:
             while True:
-                self._deliver(*await _read_frame(reader))
+                self._deliver(*await self._read_frame(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the end of the socket: the exit status says the rest
         except FrameError as error:
@@ -248,13 +307,22 @@ class WorkerProcess:
         finally:
             self._bury(await self._reap() + because)
 
-    def _deliver(self, message: channel.FromChild, payload: bytes) -> None:
+    def _deliver(self, message: channel.FromChild, payload: Buffer) -> None:
         call_id = _HELLO if isinstance(message, channel.Hello) else message.id
         answer = self._pending.pop(call_id, None)
         if answer is None:
             raise FrameError(f"an answer to {call_id}, which nobody asked")
+        if call_id != _HELLO:
+            self._places.release()
+        self._handover.answered(call_id)
         if not answer.done():
             answer.set_result((message, payload))
+
+    async def _read_frame(self, reader: asyncio.StreamReader) -> _Answer:
+        header_bytes, payload_bytes = channel.parse_prefix(await reader.readexactly(channel.PREFIX_BYTES))
+        message = channel.parse_from_child(await reader.readexactly(header_bytes))
+        followed = await reader.readexactly(payload_bytes)
+        return message, self._handover.payload(message, followed) if isinstance(message, channel.Computed) else followed
 
     async def _reap(self) -> str:
         """Wait for the exit status; a child that closed its socket but stays is ended."""
@@ -271,8 +339,11 @@ class WorkerProcess:
         assert self._reason is not None
         if not self._reason.done():
             self._reason.set_result(reason)
+        self._handover.close()
         pending, self._pending = self._pending, {}
-        for answer in pending.values():
+        for call_id, answer in pending.items():
+            if call_id != _HELLO:
+                self._places.release()
             if not answer.done():
                 answer.set_exception(WorkerDied(self._obituary()))
 
@@ -281,14 +352,15 @@ class WorkerProcess:
             return f"worker {self.name} was not started"
         return f"worker {self.name} {self._reason.result()}"
 
-    def _failure(self, answer: channel.FromChild) -> InternalError:
+    def _failure(self, answer: channel.FromChild) -> ServeError:
         if isinstance(answer, channel.Failed):
-            return InternalError(answer.message)
+            return (OutOfMemory if answer.out_of_memory else InternalError)(answer.message)
         return InternalError(f"worker {self.name} answered with {type(answer).__name__}")
 
     async def _stop(self) -> None:
         """End the child: by the end of its socket, which it obeys in the midst of anything, else by SIGKILL."""
         if self._watcher is None:  # it never came to talk
+            self._handover.close()
             self._kill()
             if self._process is not None:
                 await self._process.wait()
@@ -313,12 +385,6 @@ class WorkerProcess:
         if self._reason.done():
             return f"<WorkerProcess {self.name} {self._reason.result()}>"
         return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending>"
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> _Answer:
-    header_bytes, payload_bytes = channel.parse_prefix(await reader.readexactly(channel.PREFIX_BYTES))
-    message = channel.parse_from_child(await reader.readexactly(header_bytes))
-    return message, await reader.readexactly(payload_bytes)
 
 
 def _cause_of_death(status: int) -> str:

@@ -54,6 +54,7 @@ async def measure(
     repeats: int = 3,
     budget_s: float = 10.0,
     on_point: Callable[[float, float], None] | None = None,
+    on_peak: Callable[[float, int], None] | None = None,
 ) -> CostPoints:
     """Warm the engine under `key` and return (work units, seconds) points, by work, for `VariantOffer.cost`.
 
@@ -61,6 +62,7 @@ async def measure(
         repeats: timed runs of each size at most, after one that is not timed.
         budget_s: seconds that the whole may take.
         on_point: told each measured (work units, seconds), for progress.
+        on_peak: told each measured (work units, bytes at the peak), where the worker knows them.
 
     Raises:
         ServeError: whatever the worker raised.
@@ -74,7 +76,10 @@ async def measure(
             break
         inputs = example_arrays(manifest, lengths)
         units = _units(manifest, inputs)
+        first = await worker.infer(key, inputs)
         seconds = await _fastest_s(worker, key, inputs, repeats)
+        if on_peak is not None and first.peak_bytes is not None:
+            on_peak(units, first.peak_bytes)
         points[units] = max(seconds, points.get(units, 0.0))
         if on_point is not None:
             on_point(units, seconds)
@@ -158,7 +163,6 @@ def _units(manifest: Manifest, inputs: Mapping[str, NDArray[Any]]) -> float:
 
 
 async def _fastest_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:
-    await worker.infer(key, inputs)
     times_s = [await _timed_s(worker, key, inputs)]
     while len(times_s) < repeats and sum(times_s) < _LONG_ENOUGH_S:
         times_s.append(await _timed_s(worker, key, inputs))

@@ -1,0 +1,137 @@
+"""Sequences: requests that belong together, one after another, with what the model remembers between them.
+
+    unknown ──start──▶ live ⟲ step ──end──▶ unknown          live ──idle for ttl_s──▶ unknown
+
+A step takes the state that the step before left, and leaves its own; the outputs that the manifest names as next states
+are the inputs of the next step. The state is held here, beside the workers and not in one: a worker that dies, hangs or
+is recycled takes no sequence with it, and any worker may compute the next step. The price is that the state travels
+with each step; a state too large for that (a cache of attention) belongs into an engine of its own.
+
+Steps of one sequence are computed in the order in which they came, never side by side. A step counts when its outputs
+are there: one that fails, is refused or is cancelled leaves the sequence as it was before, so it may be sent again.
+
+    without start, and unknown     refused: it ended, was idle for too long, or began elsewhere
+    start of a live one            refused: two callers with one number would share a memory
+    start over `max_sequences`     refused as overload, until when one should be free
+
+Nothing leaks when a caller vanishes: a start that comes to nothing is forgotten at once, everything else after `ttl_s`
+of idleness, by a sweep whose instant is known (`next_sweep_at`).
+
+Invariants: at most `max_sequences` are live; one that has a step waiting or running is never swept; each `begin` is
+followed by one `over`.
+
+Source: Triton's sequence batcher with implicit state management; Open Inference Protocol, sequence extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from tidegate.outcome import InvalidRequest, Overloaded
+
+MAX_PENDING: Final = 64  # steps of one sequence that may wait for each other
+_SOONEST_S: Final = 0.05
+
+State = Mapping[str, NDArray[Any]]
+SequenceId = int | str
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Sequence:
+    """One that is live. `state` is what the last step left; None before the first."""
+
+    id: SequenceId
+    touched_at: float
+    state: State | None = None
+    pending: int = 0
+    steps: int = 0
+
+
+class Sequences:
+    """Mutable: all of one model. `begin` a step, then `over` it; `sweep` when it is time.
+
+    Args:
+        model: for words.
+        ttl_s: how long a sequence is kept while nothing of it comes.
+        max_sequences: live at a time.
+    """
+
+    def __init__(self, model: str, *, ttl_s: float, max_sequences: int) -> None:
+        self._model = model
+        self._ttl_s = ttl_s
+        self._most = max_sequences
+        self._live: dict[SequenceId, Sequence] = {}
+
+    def begin(self, id: SequenceId, *, start: bool, now: float) -> Sequence:
+        """A step has come. Its state is read when its turn has come.
+
+        Raises:
+            InvalidRequest: it is not known and does not start, or it starts and is live.
+            Overloaded: there are too many sequences, or steps of this one.
+        """
+        self.sweep(now)
+        sequence = self._live.get(id)
+        if sequence is None:
+            sequence = self._started(id, now) if start else self._unknown(id)
+        elif start:
+            raise InvalidRequest(
+                f"sequence {id!r} of {self._model!r} is live already; end it first, or take another sequence_id"
+            )
+        if sequence.pending >= MAX_PENDING:
+            raise Overloaded(f"{MAX_PENDING} steps of sequence {id!r} wait already", retry_after_s=_SOONEST_S)
+        sequence.pending += 1
+        return sequence
+
+    def over(self, sequence: Sequence, now: float, *, state: State | None, end: bool) -> None:
+        """A step is over: with the state that it left, or with None when it came to nothing."""
+        sequence.pending -= 1
+        sequence.touched_at = now
+        if state is not None:
+            sequence.state, sequence.steps = state, sequence.steps + 1
+        never_was = sequence.steps == 0 and sequence.pending == 0
+        if (never_was or (end and state is not None)) and self._live.get(sequence.id) is sequence:
+            del self._live[sequence.id]
+
+    def still(self, sequence: Sequence) -> bool:
+        """Whether it is live: a step that waited may find that the one before it was the last."""
+        return self._live.get(sequence.id) is sequence
+
+    def sweep(self, now: float) -> int:
+        """Forget those that were idle for too long; how many."""
+        idle = [one.id for one in self._live.values() if one.pending == 0 and one.touched_at + self._ttl_s <= now]
+        for id in idle:
+            del self._live[id]
+        return len(idle)
+
+    @property
+    def next_sweep_at(self) -> float | None:
+        """When the next one that is idle now will have been for too long."""
+        idle = [one.touched_at for one in self._live.values() if one.pending == 0]
+        return min(idle) + self._ttl_s if idle else None
+
+    def _started(self, id: SequenceId, now: float) -> Sequence:
+        if len(self._live) >= self._most:
+            sweep_at = self.next_sweep_at
+            wait_s = self._ttl_s if sweep_at is None else max(_SOONEST_S, sweep_at - now)
+            raise Overloaded(
+                f"{self._most} sequences of {self._model!r} are live, and more may not be (max_sequences)",
+                retry_after_s=wait_s,
+            )
+        sequence = self._live[id] = Sequence(id, now)
+        return sequence
+
+    def _unknown(self, id: SequenceId) -> Sequence:
+        raise InvalidRequest(
+            f"sequence {id!r} of {self._model!r} is not known here: it was not started, has ended, was idle for more "
+            f"than {self._ttl_s:g} s, or the pool was restarted; begin with sequence_start"
+        )
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __repr__(self) -> str:
+        return f"<Sequences of {self._model}: {len(self)} of {self._most} live>"

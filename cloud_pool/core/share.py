@@ -1,0 +1,127 @@
+"""Shares: several models on one device, deadline first, and none starves while it has work.
+
+Whoever's first request is due first goes first: that is the pool's order, and with room for all it is the best one. But
+a heavy model with short deadlines is always due first, and a light one beside it would get what is left, which may be
+nothing. So each group (a model, or all models of a modality) has a weight, and is owed that share of the device's
+seconds:
+
+    owed += s · weight / Σ weights of those with work        for every s seconds that the device gives to anyone
+    owed −= s                                                for the one that gets them
+
+    1. who is owed `window_s` or more goes first, the most owed before the others;
+    2. then by deadline, those who are not `window_s` ahead of their share;
+    3. then the others, the least ahead first: an idle device helps nobody.
+
+So a request that would be late may go first for as long as its group is not too far ahead, and a group that always has
+work has had, after any time, its weighted share but for `window_s` and a few batches. This is deficit round robin with
+the deadline in place of the round, on device seconds and not on requests: ten batches of 1 ms are one of 10 ms.
+
+Who has no work is owed nothing more, and keeps at most `window_s` of what it was owed: a caller who sends one request
+at a time is not made to wait for its share to build up anew each time, and nobody saves up for an hour. Debts of the
+idle are paid off by what would have been their share.
+
+Invariants: what all are owed adds up to nothing; among n groups none with work is ever owed more than `window_s` and
+n of the longest batches.
+
+It can be wrong where predictions are: batches are charged when they begin, as predicted, and corrected when they end.
+
+Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (SIGCOMM 1995); eligibility by
+virtual time as in Bennett and Zhang, "WF2Q" (INFOCOM 1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf, isfinite
+from typing import Final
+
+from tidegate.models.manifest import Manifest
+
+WINDOW_S: Final = 0.25
+
+
+class Shares:
+    """Mutable: `order` says who may go, `charge` what it took.
+
+    Args:
+        weights: by group; the others have 1.
+        window_s: how far from its share a group may be before that comes before deadlines.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None, *, window_s: float = WINDOW_S) -> None:
+        self._weights = dict(weights or {})
+        self._window_s = window_s
+        self._owed_s: dict[str, float] = {}
+        self._busy: frozenset[str] = frozenset()
+
+    def group_of(self, manifest: Manifest) -> str:
+        """The model's name, or its modality where that has a weight and the model itself has none."""
+        by_kind = manifest.kind in self._weights and manifest.name not in self._weights
+        return manifest.kind if by_kind else manifest.name
+
+    def order(self, heads: Mapping[str, float]) -> list[str]:
+        """The groups with work, first those that should go first.
+
+        Args:
+            heads: the order key of each group's first request; infinity for one without any.
+        """
+        busy = [group for group, head in heads.items() if head < inf]
+        self._look(busy)
+        return sorted(busy, key=lambda group: self._turn(group, heads[group]))
+
+    def is_owed(self, group: str) -> bool:
+        """Whether it must go before all others: they may not take what it waits for."""
+        return self._owed_s.get(group, 0.0) >= self._window_s
+
+    def charge(self, group: str, seconds: float) -> None:
+        """A group gets so many seconds of a device; negative ones give back what was predicted and not needed."""
+        if not isfinite(seconds):
+            return
+        self._owed_s.setdefault(group, 0.0)
+        self._spread(seconds, {*self._busy, group, *(one for one, owed_s in self._owed_s.items() if owed_s < 0.0)})
+        self._owed_s[group] -= seconds
+        self._pay_off()
+
+    def owed_s(self, group: str) -> float:
+        """Seconds that it should have had and has not."""
+        return self._owed_s.get(group, 0.0)
+
+    def _turn(self, group: str, head: float) -> tuple[int, float, float]:
+        owed_s = self._owed_s[group]
+        if owed_s >= self._window_s:
+            return 0, -owed_s, head
+        if owed_s > -self._window_s:
+            return 1, head, -owed_s / self._weight(group)
+        return 2, -owed_s / self._weight(group), head
+
+    def _look(self, busy: Iterable[str]) -> None:
+        """Who has work now; who has none any more keeps no more than the window of what it is owed."""
+        now_busy = frozenset(busy)
+        for group in now_busy - self._owed_s.keys():
+            self._owed_s[group] = 0.0
+        for group in self._busy - now_busy:
+            self._give_up(group, self._window_s, now_busy)
+        self._busy = now_busy
+
+    def _pay_off(self) -> None:
+        """The idle have their debts paid by what others get, and no more than that."""
+        for group in self._owed_s.keys() - self._busy:
+            self._give_up(group, self._window_s, self._busy)
+
+    def _give_up(self, group: str, keeps_s: float, others: frozenset[str]) -> None:
+        surplus_s = self._owed_s[group] - keeps_s
+        if surplus_s > 0.0 and others:
+            self._owed_s[group] -= surplus_s
+            self._spread(surplus_s, set(others))
+
+    def _spread(self, seconds: float, groups: set[str]) -> None:
+        total = sum(self._weight(group) for group in groups)
+        for group in groups:
+            self._owed_s[group] += seconds * self._weight(group) / total
+
+    def _weight(self, group: str) -> float:
+        return self._weights.get(group, 1.0)
+
+    def __repr__(self) -> str:
+        owed = ", ".join(f"{group} {owed_s * 1e3:+.0f} ms" for group, owed_s in sorted(self._owed_s.items()))
+        return f"<Shares owed: {owed or 'nothing'}>"

@@ -1,0 +1,149 @@
+"""The pool's metrics for Prometheus: what waits, what is computed, how each worker does, and what the pool changed.
+
+Counters are read where they are kept when somebody scrapes; nothing is counted twice for it. Names begin with
+`tidegate_pool_`; Triton's names (`nv_…`) are there as well, so that dashboards made for it work against a pool alone.
+
+prometheus-client is imported here and nowhere else in the pool: it is needed only by those who set `metrics_port`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from cloud_pool.scheduler import Scheduler
+from cloud_pool.steward import Steward
+from cloud_pool.supervisor import Supervisor
+from tidegate import clock
+from tidegate.oip.host import ModelStatistics
+
+_Row = tuple[tuple[str, ...], float]
+
+
+class PoolMetrics:
+    """A collector. `text` is what a scrape gets."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        supervisor: Supervisor,
+        steward: Steward,
+        statistics: Callable[[], Iterable[ModelStatistics]],
+        live_sequences: Callable[[str], int] = lambda _model: 0,
+        coalesced: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._scheduler = scheduler
+        self._supervisor = supervisor
+        self._steward = steward
+        self._statistics = statistics
+        self._live_sequences = live_sequences
+        self._coalesced = coalesced
+        self._registry = CollectorRegistry()  # of its own: several pools may live in one process, in tests they do
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._queue_families()
+        yield from self._worker_families()
+        yield from self._device_families()
+        yield from self._steward_families()
+        yield from self._triton_families()
+
+    def _queue_families(self) -> Iterator[Metric]:
+        scheduler = self._scheduler
+        yield _gauge("queued", "Parts of requests that wait.", scheduler.queued)
+        yield _gauge("in_flight", "Parts of requests with a worker.", scheduler.in_flight)
+        yield _gauge("queue_delay_seconds", "Predicted wait now.", scheduler.queue_delay_s(clock.now()))
+        yield _counters("refused", "Requests refused: a full queue or no time left.", (), [((), scheduler.refused)])
+
+        words = "Requests answered with another's computation."
+        yield _counters("coalesced", words, (), [((), float(self._coalesced()))])
+
+    def _worker_families(self) -> Iterator[Metric]:
+        seats = list(self._scheduler.seats)
+        drift = self._steward.health
+        up = [((slot.place.name,), float(slot.state == "ready")) for slot in self._supervisor.slots]
+        yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
+        busy = [((seat.name,), seat.busy_s) for seat in seats]
+        yield _counters("worker_busy_seconds", "Time spent in batches.", ("worker",), busy)
+        served = [((seat.name,), float(seat.served)) for seat in seats]
+        yield _counters("worker_served", "Parts of requests computed.", ("worker",), served)
+        sums = [((name,), health.drift.sum) for name, health in drift.items()]
+        yield _gauges("worker_drift", "CUSUM of its batches' times over its normal.", ("worker",), sums)
+        ill = [((name,), float(health.complaint is not None)) for name, health in drift.items()]
+        yield _gauges("worker_complaint", "1 while its health has a complaint.", ("worker",), ill)
+
+    def _device_families(self) -> Iterator[Metric]:
+        devices, lanes = self._scheduler.allotment.devices, list(self._supervisor.lanes.values())
+        known = [(name, memory) for name, memory in devices.items() if memory.limit_bytes < inf]
+        limits = [((name,), memory.limit_bytes) for name, memory in known]
+        yield _gauges("memory_limit_bytes", "What may be used of the device's memory.", ("device",), limits)
+        held = [((name,), memory.held_bytes) for name, memory in devices.items()]
+        yield _gauges("memory_held_bytes", "Held by its workers' models.", ("device",), held)
+        reserved = [((name,), memory.reserved_bytes()) for name, memory in devices.items()]
+        yield _gauges("memory_reserved_bytes", "Reserved for batches under way.", ("device",), reserved)
+        caps = [((lane.key,), lane.memory.cap.units) for lane in lanes if lane.memory.cap.units < inf]
+        yield _gauges("memory_cap_units", "Largest batch since one found no memory.", ("lane",), caps)
+        owed = [((group,), owed_s) for group, owed_s in self._scheduler.allotment.owed_s(lanes).items()]
+        yield _gauges("share_owed_seconds", "What a share should have had and has not.", ("share",), owed)
+        stateful = sorted({lane.manifest.name for lane in lanes if lane.manifest.sequence is not None})
+        live = [((model,), float(self._live_sequences(model))) for model in stateful]
+        yield _gauges("sequences_live", "Sequences whose state is kept.", ("model",), live)
+
+    def _steward_families(self) -> Iterator[Metric]:
+        steward, control = self._steward, self._steward.control
+        recycled = [((sign,), float(count)) for sign, count in steward.recycles.items()]
+        yield _counters("recycles", "Workers replaced while they were well enough, by sign.", ("reason",), recycled)
+        turned = [(key, float(count)) for key, count in steward.turns.items()]
+        yield _counters("control_turns", "Knobs turned, by the reading that led to it.", ("knob", "reason"), turned)
+        yield _gauge("busy_ratio", "Share of the workers' time spent in batches, at the last look.", steward.busy_ratio)
+        yield _gauge("memory_ratio", "Memory in use of what may be used, at the last look.", steward.memory_ratio)
+        yield _gauge("batch_cap_ratio", "Of the manifests' largest batch.", control.batch_cap_ratio)
+        yield _gauge("workers_held_back", "Workers that may not compute for lack of memory.", control.held_back)
+        yield _gauge("degraded", "1 while a lesser precision answers.", float(control.degraded))
+        standby = self._scheduler.seats.standby
+        yield _gauge("standby_helps", "1 while the reserve takes a share.", float(bool(standby and standby.reason)))
+
+    def _triton_families(self) -> Iterator[Metric]:
+        statistics = list(self._statistics())
+        tables: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+            ("nv_inference_request_success", "Answered requests.", lambda one: one.success.count),
+            ("nv_inference_request_failure", "Failed requests.", lambda one: one.fail.count),
+            ("nv_inference_count", "Answered rows.", lambda one: one.inference_count),
+            ("nv_inference_exec_count", "Executions.", lambda one: one.execution_count),
+            ("nv_inference_request_duration_us", "Total time.", lambda one: one.success.ns / 1e3),
+            ("nv_inference_queue_duration_us", "Time in queues.", lambda one: one.queue.ns / 1e3),
+            ("nv_inference_compute_infer_duration_us", "Compute time.", lambda one: one.compute_infer.ns / 1e3),
+        )
+        for name, text, read in tables:
+            metric = Metric(name, text, "unknown")  # no counter: Triton's names do not end in `_total`
+            for one in statistics:
+                metric.add_sample(name, {"model": one.name, "version": one.version}, read(one))
+            yield metric
+
+    def __repr__(self) -> str:
+        return f"<PoolMetrics of {self._scheduler!r}>"
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return _gauges(name, text, (), [((), value)])
+
+
+def _gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
+    family = GaugeMetricFamily(f"tidegate_pool_{name}", text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counters(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
+    family = CounterMetricFamily(f"tidegate_pool_{name}", text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family

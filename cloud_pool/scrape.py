@@ -1,0 +1,76 @@
+"""A door for Prometheus: `GET /metrics` over plain HTTP/1.1, and nothing else.
+
+The pool installs without an HTTP server, and a scrape every few seconds needs none: one request a connection, answered
+and closed. Whatever comes is bounded: a request head of MOST_BYTES within READ_S, and at most MOST_AT_ONCE connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+MOST_BYTES: Final = 8192
+MOST_AT_ONCE: Final = 16
+READ_S: Final = 5.0
+_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ScrapeDoor:
+    """Open inside `async with`; `address` is where.
+
+    Args:
+        text: what a scrape gets.
+        port: 0 takes any free one.
+    """
+
+    def __init__(self, text: Callable[[], bytes], host: str, port: int) -> None:
+        self.address = ""
+        self._text = text
+        self._host = host
+        self._port = port
+        self._inside = 0
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises OSError where the port is taken."""
+        self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=MOST_BYTES)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._inside += 1
+        try:
+            async with asyncio.timeout(READ_S):
+                status, body = await self._answer(reader) if self._inside <= MOST_AT_ONCE else ("503 Busy", b"")
+                head = f"HTTP/1.1 {status}\r\nContent-Type: {_TYPE}\r\nContent-Length: {len(body)}\r\n"
+                writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+                await writer.drain()
+        except (OSError, TimeoutError):
+            pass  # whoever asked is gone, or never asked
+        finally:
+            self._inside -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, bytes]:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return "400 Bad Request", b"this is no HTTP request\n"
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method != b"GET":
+            return "405 Method Not Allowed", b"only GET\n"
+        return ("200 OK", self._text()) if path == b"/metrics" else ("404 Not Found", b"only /metrics\n")
+
+    def __repr__(self) -> str:
+        return f"<ScrapeDoor {self.address}>"

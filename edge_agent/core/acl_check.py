@@ -1,0 +1,80 @@
+"""Does the broker keep devices apart? Found out at each start, by trying.
+
+A denied SUBSCRIBE is silent, and so is a PUBLISH in MQTT 3.1.1, so a device under a wrong user name would report into
+the void, and a broker without an ACL lets any device speak as any other; neither is seen until it is too late. So the
+agent publishes twice when its session begins, to topics that nobody reads: below its own name, which must be allowed,
+and below a name that no device can have, which must not be. MQTT 5 answers each with a reason.
+
+Pure: what to try, and what the answers mean. Each finding is told once, and again when it changes.
+Source: edge-state.md, part 5.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tidegate.fleet.topics import Topics
+
+Severity = Literal["info", "warning", "error"]
+_STRANGER: Final = "__acl_probe__"  # names begin with a letter or digit
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: Severity
+    words: str
+
+
+class AclCheck:
+    """Mutable: what was found last, and what is still to be answered."""
+
+    def __init__(self, topics: Topics, device: str) -> None:
+        self._device = device
+        self._own = topics.probe(device)
+        self._strangers = topics.probe(_STRANGER)
+        self._told: dict[str, Finding] = {}
+
+    def topics(self, protocol: str) -> tuple[str, ...]:
+        """What to try in a session of this protocol."""
+        return (self._own, self._strangers) if protocol == "5" else ()
+
+    def cannot_tell(self) -> Finding | None:
+        words = "this broker speaks MQTT 3.1.1, which cannot tell whether it keeps devices apart"
+        return self._news("", Finding("info", words))
+
+    def answered(self, topic: str, refusal: str) -> Finding | None:
+        """What an answer means, where that is news. `refusal` is the broker's reason, "" for none."""
+        if topic == self._own:
+            return self._news(topic, self._of_own(refusal))
+        if topic == self._strangers:
+            return self._news(topic, self._of_strangers(refusal))
+        return None
+
+    def _of_own(self, refusal: str) -> Finding:
+        if not refusal:
+            return Finding("info", f"the broker lets this device speak as {self._device}")
+        return Finding(
+            "error",
+            f"the broker does not let this device speak as {self._device} ({refusal}), so no gateway hears of it: its "
+            "user name there, or its certificate's common name, must be the device's name",
+        )
+
+    def _of_strangers(self, refusal: str) -> Finding:
+        if refusal:
+            return Finding("info", "the broker lets this device speak as nobody else")
+        return Finding(
+            "warning",
+            "the broker lets this device speak as any other: it has no ACL, or a wrong one; "
+            "`tidegate broker config --for mosquitto` writes one",
+        )
+
+    def _news(self, about: str, finding: Finding) -> Finding | None:
+        if self._told.get(about) == finding:
+            return None
+        self._told[about] = finding
+        return finding
+
+    def __repr__(self) -> str:
+        worst = [one.words for one in self._told.values() if one.severity != "info"]
+        return f"<AclCheck {self._device} {worst[0] if worst else 'no complaint'}>"

@@ -1,0 +1,27 @@
+"""Several gateways that see the same fleet must not all send to the same best of it.
+
+Each hears of the others' launches only in load reports, so between two reports all of them see one and the same idle
+target. Alone, always taking the best is right; together they overrun it, see it busy, and all turn to the next: a herd.
+Taking the second best now and then, the oftener the less it is worse, breaks that at the price of a little value:
+
+    P(second) = 1 / (1 + e^(ΔU / TEMPERATURE))
+
+so twins are taken in turn, and who is worse by 0.15 of an ordinary answer in time is taken once in twenty.
+
+Used only where several gateways are known to share targets. Source: routing.md B3 (top two, ∝ exp(ΔU / 0.05)); the
+thermometer is Boltzmann's.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Final
+
+TEMPERATURE: Final = 0.05  # of an ordinary answer in time
+_REACH: Final = 40.0  # temperatures: e^-40 never happens
+
+
+def prefers_second(best: float, second: float, draw: float) -> bool:
+    """Whether to take the second best of two values, the first being no less. `draw` is uniform in [0, 1)."""
+    loss = (best - second) / TEMPERATURE
+    return loss < _REACH and draw * (1.0 + exp(loss)) < 1.0

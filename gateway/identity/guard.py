@@ -1,0 +1,125 @@
+"""The gateway's guard: asks each caller who it is, before anything of its request is read.
+
+    Authorization: Bearer KEY|TOKEN   an API key (tg_…) or a signed token; gRPC: metadata `authorization`
+    x-api-key: KEY                    an API key
+    client certificate                where neither came
+    nothing                           the anonymous tenant, where there is one
+
+A credential that is shown has to be good: a wrong one is refused, also where anonymous callers are let in, and so are
+two that differ, since nobody could say whose request it was. A request is paid for here, so that a tenant over its rate
+costs no decoding.
+
+`admit` costs a few microseconds with a key: a parse, a hash, a look-up (`tests/bench/identity_cost.py`).
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from gateway.core.admission import Admission
+from gateway.core.api_key import PREFIX
+from gateway.identity.audit import Audit
+from gateway.identity.certificates import Certificates
+from gateway.identity.config import AuthConfig
+from gateway.identity.keyring import KeyRing
+from gateway.identity.proof import Unproved
+from gateway.identity.tokens import Tokens
+from gateway.identity.view import HostFor
+from tidegate import clock
+from tidegate.identity import Grant, Identity, Right
+from tidegate.oip.guard import Presented
+from tidegate.oip.host import ModelHost
+from tidegate.outcome import Forbidden, Unauthenticated
+
+_BEARER = "bearer "
+
+
+class GatewayGuard:
+    """A `Guard` over the gateway's host. `async with` reads the keys and follows them."""
+
+    def __init__(self, config: AuthConfig, host: ModelHost, admission: Admission, audit: Audit) -> None:
+        self._host = host
+        self._admission = admission
+        self._audit = audit
+        self.keys = KeyRing(config.keys_file, audit.keys_changed) if config.keys_file else None
+        self.tokens = Tokens(config.jwt) if config.jwt else None
+        self._certificates = Certificates(config.mtls) if config.mtls else None
+        self._anonymous = Identity("anonymous", Grant(config.anonymous)) if config.anonymous else None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> GatewayGuard:
+        async with self._stack:
+            if self.keys is not None:
+                await self._stack.enter_async_context(self.keys)
+            if self.tokens is not None:
+                await self._stack.enter_async_context(self.tokens.keys)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def let_in(self, presented: Presented) -> ModelHost:
+        return HostFor(self._host, await self.identify(presented), presented, self._audit.refused)
+
+    async def admit(self, presented: Presented) -> ModelHost:
+        identity = await self.identify(presented)
+        purse = self._admission.tenants.of_identity(identity)
+        wait_s = purse.ask(clock.now())
+        if wait_s > 0.0:
+            raise self._admission.too_often(purse, wait_s)
+        return HostFor(self._host, identity, presented, self._audit.refused)
+
+    async def identify(self, presented: Presented) -> Identity:
+        """Who this is. Raises Unauthenticated; refusals are audited."""
+        try:
+            return await self._identified(presented)
+        except Unproved as error:
+            self._audit.refused(error.reason, error.who, presented)
+            raise
+        except Unauthenticated:
+            self._audit.refused("missing", "", presented)
+            raise
+
+    async def with_right(self, presented: Presented, right: Right) -> Identity:
+        """Who this is, if it may. Raises Unauthenticated and Forbidden."""
+        identity = await self.identify(presented)
+        if not identity.may(right):
+            self._audit.refused(f"no right {right}", identity.id, presented)
+            raise Forbidden(f"{identity.id} has no right {right!r}")
+        return identity
+
+    async def _identified(self, presented: Presented) -> Identity:
+        text, utc_s = _credential(presented), clock.utc_s()
+        if text:
+            if self.tokens is not None and not text.startswith(PREFIX):
+                return await self.tokens.identify(text, utc_s)
+            if self.keys is None:
+                raise Unproved("API keys are not accepted here", "kind")
+            return self.keys.identify(text, utc_s)
+        certificate = presented.certificate() if self._certificates is not None else None
+        if self._certificates is not None and certificate is not None:
+            return self._certificates.identify(certificate, utc_s)
+        if self._anonymous is None:
+            raise Unauthenticated("this gateway wants a credential, as in `Authorization: Bearer KEY`")
+        return self._anonymous
+
+    def __repr__(self) -> str:
+        means = [one for one in (self.keys, self.tokens, self._certificates, self._anonymous) if one is not None]
+        return f"<GatewayGuard {means}>"
+
+
+def _credential(presented: Presented) -> str:
+    """The key or token that is shown; "" is none. Raises Unproved."""
+    said, key = presented.authorization, presented.key
+    if not said:
+        return key.strip()
+    if said[: len(_BEARER)].lower() != _BEARER:
+        raise Unproved("of the schemes of `Authorization` only `Bearer` is known here", "scheme")
+    text = said[len(_BEARER) :].strip()
+    if key and key.strip() != text:
+        raise Unproved("`Authorization` and `x-api-key` show two different credentials", "ambiguous")
+    return text

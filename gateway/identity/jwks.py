@@ -1,0 +1,221 @@
+"""An issuer's public keys: read from a file, or fetched from the one address that the configuration names.
+
+    unknown key id     fetched again, at most every 30 s, whoever asks; those who wait share one fetch
+    nothing unknown    fetched again every 10 minutes, in the background, so that a withdrawn key goes
+    issuer away        the keys stay as they are: its outage is not ours. Said once, and when it is over
+    a file             read again within a second of a change; one that is broken leaves the keys as they are
+
+What is fetched is bounded in size and time, over one connection that follows no redirect. Of a key set, only keys that
+can verify what we accept are taken: RSA of 2048 bits or more, P-256, Ed25519. Symmetric keys are left out, so that a
+public key can never be taken for a shared secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import aiohttp
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt import PyJWK
+from jwt.exceptions import PyJWTError
+
+from tidegate import clock
+from tidegate.config import ConfigError
+
+MOST_BYTES: Final = 256 * 1024
+MOST_KEYS: Final = 64
+WITHIN_S: Final = 5.0
+AGAIN_AFTER_S: Final = 30.0
+REFRESH_S: Final = 600.0
+POLL_S: Final = 1.0
+Keys = Mapping[str, PyJWK]  # by key id; "" for one without
+
+log = structlog.get_logger(__name__)
+
+
+class JwksError(Exception):
+    """What came is no set of keys, or did not come."""
+
+
+class KeySet:
+    """`async with` gets the keys, and keeps them fresh until the end."""
+
+    def __init__(
+        self, *, file: Path | None = None, url: str | None = None, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._file = file
+        self._url = url
+        self._on_change = on_change
+        self._keys: Keys = {}
+        self._fetched_at: float | None = None
+        self._away = False
+        self._stamp: tuple[int, int, int] | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._fetching = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> KeySet:
+        if self._file is not None:
+            self._stamp = _stamped(self._file)
+            self._keys = _read(self._file)
+            self._refreshing = asyncio.create_task(self._follow(self._file), name="jwks-file")
+            return self
+        # Nothing is decompressed: the bound is on what is held.
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=WITHIN_S),
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        )
+        await self._fetch()  # may fail: until it works, tokens are refused and everything else is served
+        self._refreshing = asyncio.create_task(self._refresh(), name="jwks")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._refreshing
+        if self._session is not None:
+            await self._session.close()
+
+    async def key(self, id: str) -> PyJWK | None:
+        """The key of this id; of "", the only one there is. Fetches again where it is unknown."""
+        found = self._found(id)
+        if found is not None or self._url is None:
+            return found
+        async with self._fetching:
+            found = self._found(id)
+            if found is None and self._may_fetch():
+                await self._fetch()
+                found = self._found(id)
+        return found
+
+    def _found(self, id: str) -> PyJWK | None:
+        if not id and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(id)
+
+    def _may_fetch(self) -> bool:
+        return self._fetched_at is None or clock.now() >= self._fetched_at + AGAIN_AFTER_S
+
+    def look(self, file: Path) -> None:
+        """Read the file again if it is another one than last time."""
+        stamp = _stamped(file)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._take(_read(file))
+        except ConfigError as error:
+            log.error("the issuer's keys stay as they were", why=str(error))
+
+    async def _follow(self, file: Path) -> None:
+        while True:
+            await clock.sleep(POLL_S)
+            self.look(file)
+
+    def _take(self, keys: Keys) -> None:
+        before, self._keys = self._keys, keys
+        if {id: key.key for id, key in before.items()} != {id: key.key for id, key in keys.items()}:
+            self._on_change()
+
+    async def _refresh(self) -> None:
+        while True:
+            await clock.sleep(REFRESH_S)
+            async with self._fetching:
+                await self._fetch()
+
+    async def _fetch(self) -> None:
+        self._fetched_at = clock.now()
+        try:
+            keys = keys_of(await self._body())
+        except (JwksError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            if not self._away:
+                log.error(
+                    "the issuer's keys cannot be fetched; those that are known stay", url=self._url, why=str(error)
+                )
+            self._away = True
+            return
+        if self._away:
+            log.info("the issuer's keys can be fetched again", url=self._url)
+        self._away = False
+        self._take(keys)
+
+    async def _body(self) -> bytes:
+        assert self._session is not None and self._url is not None
+        async with self._session.get(self._url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise JwksError(f"it answers {response.status}")
+            body = b""
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    raise JwksError(f"it sends more than {MOST_BYTES} bytes")
+            return body
+
+    def __repr__(self) -> str:
+        return f"<KeySet {self._url or self._file} {len(self._keys)} keys{', away' if self._away else ''}>"
+
+
+def keys_of(text: bytes) -> Keys:
+    """The usable keys of a set. Raises JwksError: it is none, or none of its keys can be used."""
+    try:
+        listed = json.loads(text)["keys"]
+        if not isinstance(listed, list) or len(listed) > MOST_KEYS:
+            raise JwksError(f"`keys` must be a list of at most {MOST_KEYS}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise JwksError("it is no JSON Web Key Set") from error
+    found = {str(one.get("kid", "")): key for one in listed if isinstance(one, dict) for key in [_key(one)] if key}
+    if not found:
+        raise JwksError("no key of it can be used: RSA (2048 bits or more), P-256 or Ed25519, for signatures")
+    return found
+
+
+def _key(one: dict[str, Any]) -> PyJWK | None:
+    if one.get("kty") not in ("RSA", "EC", "OKP") or one.get("use", "sig") != "sig":
+        return None
+    public = {name: value for name, value in one.items() if name != "d"}  # a private key has no business here
+    try:
+        key = PyJWK(public)
+    except (PyJWTError, ValueError, TypeError):
+        return None
+    return key if _strong(key.key) else None
+
+
+def _strong(key: object) -> bool:
+    if isinstance(key, RSAPublicKey):
+        return key.key_size >= 2048
+    if isinstance(key, EllipticCurvePublicKey):
+        return isinstance(key.curve, SECP256R1)
+    return isinstance(key, Ed25519PublicKey)
+
+
+def _stamped(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(file: Path) -> Keys:
+    try:
+        with file.open("rb") as opened:
+            return keys_of(opened.read(MOST_BYTES))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the issuer's keys {file} (key 'auth.jwt.jwks_file'): {error.strerror}"
+        ) from error
+    except JwksError as error:
+        raise ConfigError(f"{file} (key 'auth.jwt.jwks_file'): {error}") from error

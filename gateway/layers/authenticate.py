@@ -1,0 +1,45 @@
+"""Hold each call to what its identity may, and its tenant to its requests and bytes.
+
+The credential itself was proved at the door (`gateway/identity/guard.py`), before a body was read; there the request
+was paid for too. Where no credentials are configured a call has no identity: its tenant is the caller's own word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.core.admission import Admission
+from gateway.core.entitlement import entitled
+from gateway.core.tenants import Purse
+from gateway.layers.stack import Layer, Service
+from tidegate.types import Call, Reply
+
+
+def authenticate(admission: Admission, now: Callable[[], float]) -> Layer:
+    tenants = admission.tenants
+
+    def pays(purse: Purse) -> None:
+        wait_s = purse.ask(now())
+        if wait_s > 0.0:
+            raise admission.too_often(purse, wait_s)
+
+    def layer(inner: Service) -> Service:
+        async def service(call: Call) -> Reply:
+            identity = call.identity
+            if identity is None:
+                purse = tenants.of(call.tenant)
+                pays(purse)
+            else:
+                own = tenants.of_identity(identity)
+                call = entitled(call, identity, own.name)
+                purse = own if call.tenant == own.name else tenants.known(call.tenant)
+                if purse is not own:  # whom it acts for pays as well
+                    pays(purse)
+            purse.carry(sum([len(tensor.raw) for tensor in call.request.inputs]), now())
+            reply = await inner(call)
+            purse.carry(reply.response.size_bytes, now())
+            return reply
+
+        return service
+
+    return layer

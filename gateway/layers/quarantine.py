@@ -1,0 +1,65 @@
+"""Refuse whoever has lately brought engines down: the enforcement of `core/quarantine.py`.
+
+The layer refuses at the door; `Witness` hears of every attempt's end from the conductor, and says once in the log
+whenever somebody's quarantine begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+import structlog
+
+from gateway.core.quarantine import FOR_S, Quarantine, Suspect
+from gateway.layers.admit import fingerprint
+from gateway.layers.stack import Layer, Service
+from tidegate.outcome import Overloaded, Poisonous, ServeError
+from tidegate.types import Call, Reply
+
+log = structlog.get_logger(__name__)
+
+
+def quarantine(held: Quarantine, now: Callable[[], float]) -> Layer:
+    def layer(inner: Service) -> Service:
+        async def service(call: Call) -> Reply:
+            if held:
+                left_s = held.left_s(suspect_of(call), now())
+                if left_s > 0.0:
+                    held.refused += 1
+                    raise _refusal(call, left_s)
+            return await inner(call)
+
+        return service
+
+    return layer
+
+
+class Witness:
+    """Tells the quarantine how attempts end."""
+
+    def __init__(self, held: Quarantine, now: Callable[[], float]) -> None:
+        self._held = held
+        self._now = now
+
+    def answered(self, target: str) -> None:
+        self._held.answered(target)
+
+    def failed(self, call: Call, target: str, error: ServeError) -> None:
+        if isinstance(error, Poisonous) and self._held.blamed(suspect_of(call), target, self._now()):
+            who = call.tenant or "whoever asks the same (no tenant was named)"
+            log.warning("quarantined", tenant=who, last_target=target, reason=error.message, for_s=FOR_S)
+
+    def __repr__(self) -> str:
+        return f"<Witness of {self._held!r}>"
+
+
+def suspect_of(call: Call) -> Suspect:
+    """Whom to blame for a call: its tenant; where it named none, whoever asks the same."""
+    return call.tenant or fingerprint(call.request)
+
+
+def _refusal(call: Call, left_s: float) -> Overloaded:
+    who = f"requests of tenant {call.tenant!r}" if call.tenant else "requests like this one"
+    why = f"{who} made the model fail on them alone, again and again; they are let in again in {ceil(left_s)} s"
+    return Overloaded(f"quarantined: {why}", retry_after_s=left_s)

@@ -1,0 +1,48 @@
+"""What a process says it is: its version and the digests of what it serves.
+
+The digests are those of the manifests, which every artefact was checked against before it was loaded. A measurement
+has one spelling, so its own digest is a name for it: an operator who knows what should run allows that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+
+import msgspec
+
+from tidegate.fleet.offers import ModelOffer
+from tidegate.models.manifest import Manifest
+
+
+class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """One variant of a model."""
+
+    model: str
+    version: str
+    variant: str
+    sha256: str
+
+
+class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`served` is in order: equal measurements have equal digests."""
+
+    tidegate: str
+    served: tuple[Served, ...]
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits."""
+        return sha256(msgspec.msgpack.encode(self)).hexdigest()
+
+
+def measured(version: str, offers: Iterable[ModelOffer], manifest_of: Callable[[str, str], Manifest]) -> Measurement:
+    """Of a process that offers these, whose manifests `manifest_of` knows by name and version."""
+    return Measurement(version, tuple(sorted(one for offer in offers for one in _served(offer, manifest_of))))
+
+
+def _served(offer: ModelOffer, manifest_of: Callable[[str, str], Manifest]) -> Iterable[Served]:
+    manifest = manifest_of(offer.name, offer.version)
+    for offered in offer.variants:
+        variant = manifest.variant(offered.name)
+        yield Served(offer.name, offer.version, offered.name, variant.sha256 if variant else "unknown")

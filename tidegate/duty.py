@@ -1,0 +1,37 @@
+"""Duty: at most a share of the time goes to work that others pile up, however much of it they send.
+
+Whoever may send a process messages may send it too many, and what reads them runs beside what answers requests. So
+such work keeps account of its own time: it may run on for a burst, then as long as its share allows, and is told to
+pause for the rest. What piles up meanwhile is bounded elsewhere: by a queue that keeps the newest, by a socket that is
+not read.
+
+A token bucket of seconds: `share` flow in per second, at most `burst_s` are kept, work takes out what it took.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LONGEST_PAUSE_S: Final = 0.25  # whatever the debt: a pause is no outage
+
+
+class Duty:
+    """Mutable: `spend` after each piece of work."""
+
+    __slots__ = ("_at", "_burst_s", "_left_s", "_share")
+
+    def __init__(self, share: float, *, burst_s: float) -> None:
+        self._share = share
+        self._burst_s = burst_s
+        self._left_s = burst_s
+        self._at = float("-inf")
+
+    def spend(self, began_at: float, ended_at: float) -> float:
+        """Note a piece of work; the seconds to pause before the next."""
+        self._left_s = min(self._burst_s, self._left_s + self._share * max(0.0, ended_at - self._at))
+        self._at = ended_at
+        self._left_s = max(self._left_s - (ended_at - began_at), -self._share * LONGEST_PAUSE_S)
+        return max(0.0, -self._left_s / self._share)
+
+    def __repr__(self) -> str:
+        return f"<Duty {self._share:.0%}, {self._left_s * 1e3:.0f} of {self._burst_s * 1e3:.0f} ms left>"

@@ -1,0 +1,44 @@
+"""What a device's work costs its owner beyond time: its battery, its heat, and what its link charges.
+
+A device says this with every heartbeat; whoever places work makes prices of it (`gateway/core/prices.py`). What a
+device does not know it leaves out, and what was left out costs nothing. Everything here comes from the network, so
+the ranges are part of the types: a share is a share and a temperature is one that a device could survive.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, field
+
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Celsius = Annotated[float, Meta(ge=-100.0, le=200.0)]
+
+
+class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A device's state at one moment, as far as it knows it."""
+
+    battery: Share | None = field(name="bat", default=None)  # None: it has none, or does not know
+    charging: bool = field(name="chg", default=False)  # or on external power; means something with a battery only
+    temperature_c: Celsius | None = field(name="t", default=None)
+    throttled: bool = field(name="thr", default=False)  # it computes slower now, to cool down
+    metered: bool = field(name="met", default=False)  # its link to the gateway is paid by the byte
+
+    @property
+    def on_battery(self) -> bool:
+        return self.battery is not None and not self.charging
+
+    def in_words(self) -> str:
+        """What is out of the ordinary, for people; "" when nothing is."""
+        words = []
+        if self.battery is not None:
+            words.append(f"battery at {self.battery:.0%}{', charging' if self.charging else ''}")
+        if self.throttled:
+            words.append("throttled" if self.temperature_c is None else f"throttled at {self.temperature_c:.0f} °C")
+        if self.metered:
+            words.append("metered link")
+        return "; ".join(words)
+
+
+UNTOLD: Final = Conditions()

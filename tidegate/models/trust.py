@@ -1,0 +1,25 @@
+"""Which engines an operator lets run: a model's file is a program, and some forms of it can do what any program can.
+
+`onnx`, `torch-packed` (safetensors) and `paced` hold data; `torch-export` a graph of torch's own operators, whose
+pickles are refused (`engines/archive.py`). TorchScript is a language with access to files, in an archive that is read
+by an unpickler, and a TensorRT plan is machine code: they are run where they are named.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.models.manifest import EngineName, Manifest, Variant
+from tidegate.models.repository import RepositoryError
+
+TRUSTED: Final[tuple[EngineName, ...]] = ("onnx", "torch-export", "torch-packed", "paced")
+
+
+def check_engine(manifest: Manifest, variant: Variant, allowed: tuple[EngineName, ...]) -> None:
+    """Raises RepositoryError for a variant whose engine may not run here."""
+    if variant.engine not in allowed:
+        raise RepositoryError(
+            f"model {manifest.name!r} version {manifest.version}: variant {variant.name!r} needs the engine "
+            f"{variant.engine}, whose files can run code; allowed are {', '.join(allowed)}: add it to the key "
+            "'allowed_engines' if you trust whoever made the file"
+        )

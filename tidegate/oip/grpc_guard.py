@@ -1,0 +1,30 @@
+"""What a caller shows of itself over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ssl import PEM_cert_to_DER_cert
+from typing import Any
+
+import grpc
+
+from tidegate.oip.guard import KEY_HEADER, Presented
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def shown_over_grpc(metadata: Iterable[tuple[str, str]], context: Context, protocol: str) -> Presented:
+    shown = {key: value for key, value in metadata if key in ("authorization", KEY_HEADER)}
+    return Presented(
+        shown.get("authorization", ""),
+        shown.get(KEY_HEADER, ""),
+        lambda: _certificate(context),
+        protocol,
+        context.peer() or "",
+    )
+
+
+def _certificate(context: Context) -> bytes | None:
+    """gRPC asks for certificates only to verify them, so one that is here was verified."""
+    found = context.auth_context().get("x509_pem_cert")
+    return PEM_cert_to_DER_cert(next(iter(found)).decode("ascii")) if found else None

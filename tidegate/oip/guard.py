@@ -1,0 +1,59 @@
+"""Who stands between a server's routes and its host: whoever asks shows what it has, and is given the host it may see.
+
+No handler of a protected route holds a host of its own. It gets one from the guard, together with the request, so that
+a route which forgets to ask cannot answer anything. That happens before a body is read: who is not let in costs no
+memory and no decoding.
+
+The host that is given is the caller's own view: other tenants' models are not in it, and its calls carry the identity.
+Health is open to everybody, since load balancers have no credentials and learn from it only whether to send anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from tidegate.oip.host import ModelHost
+
+KEY_HEADER: Final = "x-api-key"
+
+
+class Presented(NamedTuple):
+    """What a caller shows. Its repr, which logs may print, holds no secret."""
+
+    authorization: str  # as header or metadata `authorization`; "" is none
+    key: str  # header or metadata `x-api-key`
+    certificate: Callable[[], bytes | None]  # X.509 in DER, which TLS has verified; None without one
+    protocol: str
+    peer: str
+
+    def __repr__(self) -> str:
+        return f"<Presented over {self.protocol} by {self.peer}>"
+
+
+class Guard(Protocol):
+    """Raises Unauthenticated, or its subclass BadCredential."""
+
+    async def let_in(self, presented: Presented) -> ModelHost:
+        """The host as this caller may see it."""
+        ...
+
+    async def admit(self, presented: Presented) -> ModelHost:
+        """The same for one request, which is on the caller's budget. Raises Overloaded too."""
+        ...
+
+
+class Everybody:
+    """The guard of a host that needs none."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def let_in(self, presented: Presented) -> ModelHost:
+        return self._host
+
+    async def admit(self, presented: Presented) -> ModelHost:
+        return self._host
+
+    def __repr__(self) -> str:
+        return f"<Everybody may use {self._host.server_name}>"

@@ -1,0 +1,20 @@
+"""Parameters as every protocol can carry them: whole numbers have at most 64 bits.
+
+JSON writes numbers of any size; what goes on to a target is a protobuf, whose numbers end at -2^63 and 2^64 - 1. A
+larger one must be its caller's fault: found at the target's door it would look like a defect of the target, and a
+caller who sends a few could have it taken out.
+"""
+
+from __future__ import annotations
+
+from tidegate.oip.budget import shown
+from tidegate.outcome import InvalidRequest
+from tidegate.types import Parameters
+
+
+def checked(parameters: Parameters) -> Parameters:
+    """The parameters themselves. Raises InvalidRequest: a number that cannot be passed on."""
+    for name, value in parameters.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidRequest(f"parameter {shown(name)} must be a number of at most 64 bits")
+    return parameters

@@ -1,0 +1,27 @@
+"""How far from its origin a request may travel: a pin names the outermost zone that may see it.
+
+    zone    edge    a device of the fleet          pin    edge    edges only
+            site    on the premises                       site    edges and the site's own targets
+            cloud   anywhere else                         any     no limit
+
+A pin is a promise about data, not a preference: whoever decides where a request goes leaves out all that is outside,
+and where nobody is left the caller is told, never served from further away. Of two pins the stricter counts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Zone = Literal["edge", "site", "cloud"]
+Pin = Literal["edge", "site", "any"]
+
+PINS: Final[tuple[Pin, ...]] = ("edge", "site", "any")  # the strictest first
+INSIDE: Final[dict[Pin, frozenset[Zone]]] = {
+    "edge": frozenset({"edge"}),
+    "site": frozenset({"edge", "site"}),
+    "any": frozenset({"edge", "site", "cloud"}),
+}
+
+
+def stricter(one: Pin, other: Pin) -> Pin:
+    return one if PINS.index(one) <= PINS.index(other) else other

@@ -1,0 +1,1 @@
+"""A private certificate authority for a small fleet, and what its certificates say."""

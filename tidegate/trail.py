@@ -1,0 +1,77 @@
+"""Who changed what by a command: one JSON line beside what was changed, and the same line on stderr.
+
+A gateway's own audit (`gateway/identity/audit.py`) sees requests. Keys and models are changed by commands, on files
+that several processes read, so their trail lies with the files: whoever has the files has their history.
+
+    keys.json       →  keys.audit.jsonl
+    models/         →  models/audit.jsonl
+
+    {"audit":"key-revoked","at":"2026-11-20T21:03:26+00:00","who":"os:alice","uid":1000,"id":"3f9a0c11d2e4"}
+
+`who` is the account that the process runs as, asked of the system and not of the environment, where anybody writes what
+they like; under sudo that is root. Lines are only ever appended, each in one write, and the file is its owner's alone.
+
+What it cannot do: somebody who may write the files may also edit them by hand, which leaves no line, and may edit the
+trail. Where that matters, send stderr (or the file) to a place that they cannot write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidegate import clock
+
+
+def note(trail: Path, action: str, **what: Any) -> None:
+    """Append one line about a change that was made. Says it on stderr first, which is there if the disk is not.
+
+    Raises:
+        click.ClickException: the change was made, and the file cannot be written.
+    """
+    uid = os.getuid()
+    at = datetime.fromtimestamp(clock.utc_s(), UTC).isoformat(timespec="seconds")
+    line = json.dumps(
+        {"audit": action, "at": at, "who": f"os:{_name_of(uid)}", "uid": uid, **what}, separators=(",", ":")
+    )
+    print(line, file=sys.stderr, flush=True)
+    try:
+        _append(trail, f"{line}\n".encode())
+    except OSError as error:
+        raise click.ClickException(
+            f"{action} is done, but could not be noted in {trail}: {error.strerror}; the line on stderr is all there is"
+        ) from error
+
+
+def beside(path: Path) -> Path:
+    """The trail of one file: `keys.audit.jsonl` of `keys.json`."""
+    return path.with_name(f"{path.stem}.audit.jsonl")
+
+
+def of_repository(root: Path) -> Path:
+    return root / "audit.jsonl"
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container's account that has no name
+        return str(uid)
+
+
+def _append(trail: Path, line: bytes) -> None:
+    # No links: in a folder that others may write, one could lead the line into a file of ours.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(trail, flags, 0o600)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

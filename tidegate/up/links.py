@@ -1,0 +1,63 @@
+"""Simulated links between the parts of `tidegate up`: which part is reached through which link, on which ports.
+
+    --link pool=lte_driving --link edge-1=flap_fast
+
+A link is one more child process (`tidegate link`) in front of a part, with an HTTP control of its own. Whoever reaches
+that part is told the link's address: the gateway for the pool, an edge for what it tells the fleet about itself,
+everybody for the broker. The part itself listens where it always did.
+
+Scenarios are the link's business: a name that does not exist is what that process says when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+PORTS_PER_LINK: Final = 2
+
+
+class LinkOptionError(Exception):
+    """A `--link` that cannot be; the message says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """One link: `part` is reached at `port`, and the link itself is controlled at `control_port`."""
+
+    part: str
+    scenario: str
+    port: int
+    control_port: int
+
+    def arguments(self, host: str, upstream_port: int, seed: int) -> tuple[str, ...]:
+        return (
+            "--name", f"link-{self.part}",
+            "--listen", f"{host}:{self.port}",
+            "--upstream", f"{host}:{upstream_port}",
+            "--control", f"{host}:{self.control_port}",
+            "--scenario", self.scenario,
+            "--seed", str(seed),
+            "--json",
+        )  # fmt: skip
+
+
+def parse(words: Sequence[str], parts: Sequence[str], first_port: int) -> dict[str, LinkPlan]:
+    """PART=SCENARIO, … as links by part, each with its ports.
+
+    Raises:
+        LinkOptionError: not of that form, no such part, or twice the same.
+    """
+    links: dict[str, LinkPlan] = {}
+    for word in words:
+        part, equals, scenario = word.partition("=")
+        if not (part and equals and scenario):
+            raise LinkOptionError(f"--link {word}: must be PART=SCENARIO, like pool=lte_driving")
+        if part not in parts:
+            raise LinkOptionError(f"--link {word}: there is no part {part!r} (there are: {', '.join(parts)})")
+        if part in links:
+            raise LinkOptionError(f"--link {word}: {part} has a link already; put both into one scenario file")
+        port = first_port + PORTS_PER_LINK * len(links)
+        links[part] = LinkPlan(part, scenario, port, port + 1)
+    return links
