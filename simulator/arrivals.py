@@ -11,7 +11,7 @@ Source: Çinlar, "Introduction to Stochastic Processes", 1975, ch. 4 (time chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heapreplace
 from math import exp, inf, log
 from random import Random
@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from simulator.chance import stream
 from simulator.links.regime import Weather
-from simulator.scenario import ArrivalsSpec, ClassSpec, Scenario
+from simulator.scenario import ArrivalsSpec, ClassSpec, Scenario, Step
 
 
 class Request(NamedTuple):
-    """One request as its caller sends it. `noise` is its own standard normal: how long it really takes anywhere."""
+    """One request as its caller sends it. `noise` is its own standard normal: how long it really takes anywhere.
+    `tries` counts from 1; a retry is the same request again."""
 
     number: int
     at: float
@@ -31,6 +32,7 @@ class Request(NamedTuple):
     length: int
     noise: float
     hard: bool
+    tries: int = 1
 
     @property
     def units(self) -> float:
@@ -41,10 +43,19 @@ def requests(scenario: Scenario, seed: int) -> Iterator[Request]:
     """All requests of a run, in order."""
     draw = stream(seed, "requests")
     kinds = scenario.classes
-    weights = [kind.share for kind in kinds]
+    steps = [step for step in scenario.arrivals.steps if step.shares]
+    usual = [kind.share for kind in kinds]
     for number, at in enumerate(instants(scenario.arrivals, scenario.duration_s, seed)):
-        (kind,) = draw.choices(kinds, weights)
+        (kind,) = draw.choices(kinds, _shares(kinds, steps, at) if steps else usual)
         yield request_of(kind, number, at, draw)
+
+
+def _shares(kinds: Sequence[ClassSpec], steps: Sequence[Step], at: float) -> list[float]:
+    shares = {kind.name: kind.share for kind in kinds}
+    for step in steps:
+        if step.at_s <= at < step.at_s + step.for_s:
+            shares.update(step.shares)
+    return list(shares.values())
 
 
 def request_of(kind: ClassSpec, number: int, at: float, draw: Random) -> Request:

@@ -2,7 +2,8 @@
 
 Every router stands in the same place, behind the same request machine (its retries after a failure or a refusal
 included) and in front of the same queues, batcher and links, so what differs is the decision alone. None of the
-baselines hedges, and none refuses: only Tidegate's policies are given the other candidates that a hedge needs.
+baselines hedges, and none refuses: only Tidegate's policies are given the other candidates that a hedge needs, and
+only they have Tidegate's admission before them.
 
     name           what it may see, as its authors run it
     random         who is up
@@ -23,6 +24,10 @@ baselines hedges, and none refuses: only Tidegate's policies are given the other
 With `+ledger` after its name a baseline also sees the in-flight ledger: what the target reported *and* what this
 gateway has sent since; its notion of load becomes the predicted finish. random and round-robin have no notion of load.
 
+`clairvoyant` sees the truth (`clairvoyant.py`): it is no rival, it tells what better estimates could bring.
+
+`value-nohedge` is `value` without hedges.
+
 `cheapest` and `value` are the rules of the live gateway's `policy`, `tidegate` is its default.
 """
 
@@ -30,17 +35,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import exp, inf
 from typing import Final, NamedTuple
 
 from gateway.config import GatewayConfig
+from gateway.core.admission import Admission
+from gateway.core.concurrency import AdaptiveLimit
 from gateway.core.crossing import Crossing
 from gateway.core.fleet import Fleet
-from gateway.core.hedging import Hedges, LatestUseful
+from gateway.core.gate import Gate
+from gateway.core.hedging import Hedges, LatestUseful, Watched
 from gateway.core.placement import Ask, Candidate, Decision, Placer, estimate, misfit, why_nobody
+from gateway.core.probing import Probing
+from gateway.core.tenants import Tenants, TenantSpec
 from gateway.core.value import ValuePlacer
 from simulator.arrivals import Request
+from simulator.clairvoyant import Clairvoyant, Truth
+from simulator.doors import MAX_IN_FLIGHT, Door, PlainDoor
 from simulator.gateway import Gateway, Router
 from simulator.links.distributions import Draw
 from simulator.wire import Stream
@@ -57,17 +69,23 @@ class Surroundings(NamedTuple):
     gateway: Gateway
     draw: Draw
     static_threshold: float
+    truth: Truth  # for the clairvoyant alone
+    shares_targets: bool = False  # with other gateways
+    tenants: Mapping[str, TenantSpec] = {}
 
 
 class PlacerRouter:
-    """Tidegate's own placement, with the hedging that goes with it."""
+    """Tidegate's own placement, with the hedging, the escalation and the admission that go with it."""
 
-    def __init__(self, placer: Placer, hedges: Hedges) -> None:
+    judges = True
+
+    def __init__(self, placer: Placer, hedges: Hedges, admission: Admission) -> None:
         self.hedges = hedges
-        self._placer = placer
+        self.door: Door = admission
+        self._gate = Gate(placer, admission)
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        return self._placer.decide(ask, now, exclude)
+        return self._gate.decide(ask, now, exclude)
 
     def launched(self, target_id: str, now: float) -> None:
         """An attempt went there."""
@@ -79,16 +97,19 @@ class PlacerRouter:
         return False
 
     def __repr__(self) -> str:
-        return f"<PlacerRouter {self._placer!r}>"
+        return f"<PlacerRouter {self._gate!r}>"
 
 
 class Baseline(ABC):
     """A router that chooses among whoever takes the work. `choose` sees the candidates and decides."""
 
+    judges = False
+
     def __init__(self, around: Surroundings, *, ledger: bool) -> None:
         self.fleet: Fleet = around.gateway.fleet
         self.draw = around.draw
         self.ledger = ledger
+        self.door: Door = PlainDoor()
         self.hedges: Hedges = LatestUseful()  # never has an alternative to hedge with; lets every failure fall back
         self._turns: dict[str, int] = {}
 
@@ -100,9 +121,7 @@ class Baseline(ABC):
         candidates = [
             estimate(offered, ask.units, now)
             for offered in self.fleet.offered(ask.model, ask.version)
-            if not misfit(offered.variant, ask)
-            and offered.target.breaker.allows(now)
-            and offered.target.id not in exclude
+            if not misfit(offered.variant, ask) and offered.target.allows(now) and offered.target.id not in exclude
         ]
         if not candidates:
             return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
@@ -311,28 +330,62 @@ _BASELINES: Final[dict[str, type[Baseline]]] = {
 _LOADLESS: Final = ("random", "round-robin")
 
 
-def _cheapest(fleet: Fleet) -> PlacerRouter:
-    return PlacerRouter(Placer(fleet), LatestUseful())
+def _cheapest(around: Surroundings) -> PlacerRouter:
+    fleet, admission = around.gateway.fleet, _admission(around)
+    placer = Placer(fleet)
+    placer.probes = Probing(fleet, around.draw, overloaded=_strained(fleet, admission))
+    return PlacerRouter(placer, LatestUseful(), admission)
 
 
-def _value(fleet: Fleet) -> PlacerRouter:
-    placer = ValuePlacer(fleet)
-    return PlacerRouter(placer, Crossing(placer))
+def _value(around: Surroundings, hedging: type[Crossing] = Crossing) -> PlacerRouter:
+    fleet, admission = around.gateway.fleet, _admission(around)
+    strained = _strained(fleet, admission)
+    placer = ValuePlacer(fleet, cloud_budget=around.gateway.cloud_budget)
+    placer.probes = Probing(fleet, around.draw, overloaded=strained)
+    placer.herd_draw = around.draw if around.shares_targets else None
+    return PlacerRouter(placer, hedging(placer, overloaded=strained), admission)
+
+
+def _admission(around: Surroundings) -> Admission:
+    limit = AdaptiveLimit(MAX_IN_FLIGHT, targets=lambda: len(around.gateway.fleet.targets))
+    return Admission(limit, Tenants(around.tenants), draw=around.draw)
+
+
+def _strained(fleet: Fleet, admission: Admission) -> Callable[[], bool]:
+    return lambda: admission.overloaded() or fleet.balance.panic
+
+
+class _Unhedged(Crossing):
+    """As `Crossing`, but no second attempt beside a silent one: what hedging is worth is told by its absence."""
+
+    def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
+        return None
+
+    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+        return None
+
+
+def _unhedged(around: Surroundings) -> PlacerRouter:
+    return _value(around, _Unhedged)
 
 
 # As `gateway/app.py` builds them.
 _RULES: Final = {"cheapest": _cheapest, "value": _value}
-_OWN: Final = {"tidegate": _RULES[GatewayConfig.model_fields["policy"].default], **_RULES}
+UNHEDGED: Final = "value-nohedge"
+_OWN: Final = {"tidegate": _RULES[GatewayConfig.model_fields["policy"].default], **_RULES, UNHEDGED: _unhedged}
 
 AS_AUTHORS: Final = tuple(_BASELINES)
 WITH_LEDGER: Final = tuple(f"{name}{LEDGER}" for name in _BASELINES if name not in _LOADLESS)
-POLICIES: Final = (*_OWN, *AS_AUTHORS, *WITH_LEDGER)
+ORACLE: Final = "clairvoyant"
+POLICIES: Final = (*_OWN, *AS_AUTHORS, *WITH_LEDGER, ORACLE)
 
 
 def router(policy: str, around: Surroundings) -> Router:
     """The router of this name. Raises KeyError when there is none."""
     if policy in _OWN:
-        return _OWN[policy](around.gateway.fleet)
+        return _OWN[policy](around)
+    if policy == ORACLE:
+        return Clairvoyant(around.gateway.fleet, around.gateway.streams, around.truth)
     if policy not in POLICIES:
         raise KeyError(policy)
     name = policy.removesuffix(LEDGER)

@@ -13,8 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from simulator import plot as plots
 from simulator.baselines import POLICIES
 from simulator.report import Figures, rows
-from simulator.scenario import Loaded, ScenarioError, load, names
+from simulator.scenario_file import Loaded, ScenarioError, load, names
 from simulator.sweep import knee, sweep
+from simulator.what_if import with_link, with_more_devices
+
+PNG = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(
@@ -23,7 +26,10 @@ Examples:
   tidegate simulate office_wifi
   tidegate simulate office_wifi --policy tidegate,least-request,static --load 0.3,0.6,1.2 --seeds 5
   tidegate simulate pool_outage --json > outage.json
-  tidegate simulate my_fleet.yaml --load 0.6 --plot my_fleet.png
+  tidegate simulate my_fleet.yaml --load 0.3,0.6,0.9,1.2 --policy tidegate,least-request --plot loads.png
+  tidegate simulate pool_outage --policy tidegate,all-cloud --timeline outage.png
+  tidegate simulate my_fleet.yaml --more-devices 200 --rate 300
+  tidegate simulate my_fleet.yaml --link wifi=lte_driving
   tidegate simulate --list
 """
 )
@@ -35,9 +41,19 @@ Examples:
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=None, help="Simulated time; else the scenario's.")
 @click.option("--jitter", type=click.FloatRange(min=0.0), default=None, help="All jitter so many times as large.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=None, help="Requests a second.")
+@click.option("--more-devices", metavar="[GROUP=]COUNT", default=None, help="So many devices more.")
+@click.option(
+    "--link",
+    "links",
+    metavar="KIND=LINK",
+    multiple=True,
+    help="Exchange a kind of link: for a named one (lte_driving), a file, or recordings TO,FROM (Mahimahi).",
+)
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on stdout, instead of a table.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write a picture (PNG).")
+@click.option("--plot", type=PNG, default=None, help="Write a picture (PNG) of attainment against load.")
+@click.option("--timeline", type=PNG, default=None, help="Write a picture (PNG) of attainment over time.")
 @click.option("--list", "listing", is_flag=True, help="Name the scenarios and policies there are, and end.")
 def simulate(
     scenario: str | None,
@@ -46,9 +62,13 @@ def simulate(
     loads: str | None,
     seconds: float | None,
     jitter: float | None,
+    rate: float | None,
+    more_devices: str | None,
+    links: tuple[str, ...],
     processes: int,
     as_json: bool,
     plot: Path | None,
+    timeline: Path | None,
     listing: bool,
 ) -> None:
     """Run a fleet on virtual time: the real placement, queues and batcher, over simulated links and devices.
@@ -59,7 +79,7 @@ def simulate(
         _list()
         return
     try:
-        loaded = _loaded(scenario, seconds, jitter)
+        loaded = _changed(load(scenario), seconds, jitter, rate, more_devices, links)
         found = _sweep(loaded, _policies(policy), _loads(loads), range(1, seeds + 1), processes)
     except (ScenarioError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -67,13 +87,26 @@ def simulate(
         click.echo(json.dumps({"scenario": loaded.source, "figures": [one.plain() for one in found]}, indent=2))
     else:
         _print(loaded, found)
-    if plot is not None:
-        _draw(found, loaded, plot)
+    for kind, path in (("loads", plot), ("timeline", timeline)):
+        if path is not None:
+            _draw(kind, found, loaded, path)
 
 
-def _loaded(name: str, seconds: float | None, jitter: float | None) -> Loaded:
-    loaded = load(name)
+def _changed(
+    loaded: Loaded,
+    seconds: float | None,
+    jitter: float | None,
+    rate: float | None,
+    more_devices: str | None,
+    links: tuple[str, ...],
+) -> Loaded:
+    for words in links:
+        loaded = with_link(loaded, words)
     scenario = loaded.scenario
+    if rate is not None:
+        scenario = scenario.with_rate(rate)
+    if more_devices is not None:
+        scenario = with_more_devices(scenario, more_devices)
     if seconds is not None:
         scenario = scenario.lasting(seconds)
     if jitter is not None:
@@ -132,9 +165,12 @@ def _print(loaded: Loaded, found: list[Figures]) -> None:
     click.echo(f"\nload {words}; seeds {len(found[0].seeds)}; {found[0].arrivals} requests counted in the first row")
 
 
-def _draw(found: list[Figures], loaded: Loaded, path: Path) -> None:
+def _draw(kind: str, found: list[Figures], loaded: Loaded, path: Path) -> None:
     try:
-        plots.draw(found, loaded.scenario, path)
+        if kind == "loads":
+            plots.draw_loads(found, loaded.scenario.summary, path)
+        else:
+            plots.draw_timeline(found, loaded.scenario, path)
     except (plots.NoPlot, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"plot in {path}", file=sys.stderr)

@@ -64,6 +64,7 @@ class Figures:
     waste: tuple[float, ...]
     quality: tuple[float, ...]
     hedged: tuple[float, ...]
+    attempts: tuple[float, ...]  # per request that arrived, hedges and fallbacks included
     extra_attempts: tuple[float, ...]
     calibration_error: tuple[float, ...]
     covered: tuple[float, ...]
@@ -112,6 +113,7 @@ def figures(runs: Sequence[Run], *, load: float, rate: float) -> Figures:
         waste=tuple(_waste(run) for run in runs),
         quality=tuple(tally.quality / max(1, tally.all.in_time) for tally in tallies),
         hedged=tuple(tally.hedged / max(1, tally.all.arrivals) for tally in tallies),
+        attempts=tuple(tally.launches / max(1, tally.all.arrivals) for tally in tallies),
         extra_attempts=tuple(tally.attempts / max(1, tally.served_by.total()) - 1.0 for tally in tallies),
         calibration_error=tuple(tally.reliability.error for tally in tallies),
         covered=tuple(tally.within_margin[0] / max(1, tally.within_margin[1]) for tally in tallies),

@@ -7,6 +7,7 @@
     pools      devices with a batcher
     classes    kinds of requests: share, model, size, budget, priority
     arrivals   how many a second, and how evenly
+    tenants    what each may use, for classes that name one
     faults     what happens when, to whom
 
 Files are for people, so durations are in ms or s as the key says. Whatever is wrong is an error that names the file,
@@ -16,28 +17,32 @@ of your own.
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from math import inf
+from typing import Annotated, Literal
 
 import msgspec
-import yaml
 
+from gateway.core.tenants import TenantSpec
 from simulator.links.profile import LinkProfile
-from simulator.links.trace import Trace
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
-
-SCENARIOS = Path(__file__).parent / "scenarios"
-
-
-class ScenarioError(Exception):
-    """A scenario cannot be used; the message names the file and the key."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all parts of a scenario are."""
+
+
+class Unsure(_Part, frozen=True, kw_only=True):
+    """A model that knows when it does not know: an edge's answer to a hard request comes back unsure.
+
+    Tidegate's own policies escalate those, as in life. For every policy a hard request that an edge answered counts
+    with `hard_quality` of that answer's quality.
+    """
+
+    # Where a small model is unsure it is wrong about every second time.
+    hard_quality: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    max_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5  # as `confidence.max_share` in a manifest
 
 
 class ModelSpec(_Part, frozen=True, kw_only=True):
@@ -54,6 +59,7 @@ class ModelSpec(_Part, frozen=True, kw_only=True):
     edge_max_units: int | None = None  # the longest row that an edge takes
     max_batch: int = 32
     max_queue: int = 256
+    confidence: Unsure | None = None  # `{}` takes the defaults; None: an answer is an answer
 
     def __post_init__(self) -> None:
         if self.edge_ms is None and self.pool_ms is None:
@@ -87,6 +93,7 @@ class EdgeGroup(_Part, frozen=True, kw_only=True):
     name: str = "edge"
     slow: tuple[float, float] = (1.0, 1.0)
     models: tuple[str, ...] | None = None  # None: all that run on an edge
+    edge_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # by model: these devices' own tables, if measured
     noise_sigma: float = 0.1  # of the logarithm of a call's time
     max_queue: int = 64
     thermal: Thermal | None = None
@@ -97,6 +104,16 @@ class EdgeGroup(_Part, frozen=True, kw_only=True):
             raise ValueError(f"count must be at least 1, not {self.count}")
         if not 0.0 < self.slow[0] <= self.slow[1]:
             raise ValueError(f"slow must be two factors above 0, the smaller first, not {list(self.slow)}")
+        for points in self.edge_ms.values():
+            CostTable(points)
+
+    def id_of(self, number: int) -> str:
+        """Of the device of this number, from 0."""
+        return f"edge/{self.name}-{number + 1}"
+
+    def slow_of(self, number: int) -> float:
+        low, high = self.slow
+        return low + (high - low) * (number / (self.count - 1) if self.count > 1 else 0.0)
 
 
 class PoolSpec(_Part, frozen=True, kw_only=True):
@@ -131,13 +148,22 @@ class ClassSpec(_Part, frozen=True, kw_only=True):
     rows: int = 1
     bytes_per_unit: float = 8.0  # of the request's body
     answer_bytes: int = 1600
-    hard_share: float = 0.1  # of requests that a small model answers badly; only joint inference looks at it
+    hard_share: float = 0.1  # of requests that a small model answers badly (`confidence` of its model; joint inference)
+    tenant: str = ""  # who asks; "" is nobody in particular
+    retries: int = 0  # how often a client that got no answer asks again, at once and with a fresh budget
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"retries must be 0 or more, not {self.retries}")
 
 
 class Step(_Part, frozen=True, kw_only=True):
+    """So many times the rate for a while; `shares` of classes that differ meanwhile, as where one tenant storms."""
+
     at_s: float
     for_s: float
     times: float
+    shares: dict[str, float] = {}
 
 
 class ArrivalsSpec(_Part, frozen=True, kw_only=True):
@@ -170,6 +196,21 @@ class ArrivalsSpec(_Part, frozen=True, kw_only=True):
             raise ValueError(f"alpha must be above 1 for an average to exist, not {self.alpha}")
 
 
+class TenantShare(_Part, frozen=True, kw_only=True):
+    """What a tenant may use, as `tenants` in the gateway's configuration; None: without limit."""
+
+    weight: float = 1.0
+    pool_s_per_s: float | None = None
+    edge_s_per_s: float | None = None
+    burst_s: float = 1.0
+    max_in_flight: int | None = None
+
+    @property
+    def spec(self) -> TenantSpec:
+        pool, edge = (inf if rate is None else rate for rate in (self.pool_s_per_s, self.edge_s_per_s))
+        return TenantSpec(self.weight, pool, edge, self.burst_s, self.max_in_flight)
+
+
 class Mqtt(_Part, frozen=True, kw_only=True):
     """How edges' heartbeats reach gateways."""
 
@@ -186,10 +227,12 @@ class Fault(_Part, frozen=True, kw_only=True):
     slow        computing takes `times` as long
     stop        the process stands still (SIGSTOP) and goes on afterwards
     crash       the process is gone, its connections are reset; a new one comes up afterwards
+    fail_fast   everything is answered with an error, within a millisecond and without computing
+    refuse      everything is refused as one too many (429), as fast
     broker      no heartbeat gets through; `target` is "mqtt"
     """
 
-    kind: Literal["partition", "slow", "stop", "crash", "broker"]
+    kind: Literal["partition", "slow", "stop", "crash", "fail_fast", "refuse", "broker"]
     at_s: float
     for_s: float
     target: str
@@ -197,7 +240,7 @@ class Fault(_Part, frozen=True, kw_only=True):
     direction: Literal["both", "to", "from"] = "both"
 
 
-class Scenario(_Part, frozen=True, kw_only=True):
+class Scenario(_Part, frozen=True, kw_only=True, dict=True):
     """All of it. `knee_rps` is the rate that loads are fractions of; None: measure it."""
 
     summary: str
@@ -212,10 +255,23 @@ class Scenario(_Part, frozen=True, kw_only=True):
     gateways: int = 1
     gateways_per_edge: int | None = None  # None: every gateway uses every edge; else so many, round robin
     mqtt: Mqtt = Mqtt()
+    tenants: dict[str, TenantShare] = {}
     faults: tuple[Fault, ...] = ()
     jitter_times: float = 1.0
     knee_rps: float | None = None
+    cloud_budget: float | None = None  # pool-seconds a second that all gateways together may spend; policy value
     static_threshold: float = 128.0  # units; a baseline sends larger requests to the pool
+
+    @cached_property
+    def link_of(self) -> dict[str, str]:
+        """The kind of link of each worker, by its id."""
+        edges = {group.id_of(number): group.link for group in self.edges for number in range(group.count)}
+        return edges | {f"pool/{pool.name}": pool.link for pool in self.pools}
+
+    @property
+    def shares_targets(self) -> bool:
+        """Whether several gateways send to one edge, or to a pool as good as alone."""
+        return self.gateways > 1 and self.gateways_per_edge != 1
 
     def with_rate(self, rate: float) -> Scenario:
         arrivals = msgspec.structs.replace(self.arrivals, rate=rate)
@@ -230,128 +286,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, jitter_times=times)
 
 
-class Loaded:
-    """A scenario with the files that it names. `traces` has the recordings of each link that has them."""
-
-    def __init__(self, scenario: Scenario, folder: Path, source: str) -> None:
-        self.scenario = scenario
-        self.source = source
-        self._folder = folder
-
-    @cached_property
-    def traces(self) -> dict[str, tuple[Trace, Trace]]:
-        return {
-            name: (self._trace(name, "to_target", link.recording.to_target),
-                   self._trace(name, "from_target", link.recording.from_target))
-            for name, link in self.scenario.links.items()
-            if link.recording is not None
-        }  # fmt: skip
-
-    def replaced(self, scenario: Scenario) -> Loaded:
-        return Loaded(scenario, self._folder, self.source)
-
-    def _trace(self, link: str, key: str, name: str) -> Trace:
-        path = self._folder / name
-        try:
-            return Trace.parse(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ScenarioError(f"{self.source}: key 'links.{link}.recording.{key}': {path}: {error}") from error
-
-    def __repr__(self) -> str:
-        return f"<Loaded {self.source}: {self.scenario.summary}>"
-
-
-def names() -> tuple[str, ...]:
-    """Of the scenarios that come with the package."""
-    return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
-
-
-def load(name: str) -> Loaded:
-    """The scenario of this name, or in this file.
-
-    Raises:
-        ScenarioError: it does not exist, or is not one.
-    """
-    path = SCENARIOS / f"{name}.yaml" if name in names() else Path(name)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ScenarioError(f"there is no scenario {name!r}: {error}; by name: {', '.join(names())}") from error
-    return Loaded(parse(text, str(path)), path.parent, str(path))
-
-
-def parse(text: str, source: str) -> Scenario:
-    """Read and check a scenario. Raises ScenarioError."""
-    try:
-        raw: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{source}: not YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise ScenarioError(f"{source}: a scenario is a mapping of keys, this is {type(raw).__name__}")
-    try:
-        scenario = msgspec.convert(raw, Scenario)
-    except msgspec.ValidationError as error:
-        raise ScenarioError(f"{source}: {_in_words(str(error))}") from error
-    for key, why in _misfits(scenario):
-        raise ScenarioError(f"{source}: key {key!r}: {why}")
-    return scenario
-
-
-def _in_words(message: str) -> str:
-    """msgspec's "… - at `$.edges[0].slow`" as "key 'edges[0].slow': …"."""
-    match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", message, re.DOTALL)
-    assert match is not None
-    what, where = match[1], match[2] or ""
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
-    if unknown:
-        return f"key {'.'.join(filter(None, (where, unknown[1])))!r}: there is no such key"
-    missing = re.fullmatch(r"Object missing required field `(.*)`", what)
-    if missing:
-        return f"key {'.'.join(filter(None, (where, missing[1])))!r} is missing"
-    return f"key {where!r}: {what}" if where else what
-
-
-def _misfits(scenario: Scenario) -> list[tuple[str, str]]:
-    """Keys whose values do not fit to each other, and why."""
-    found: list[tuple[str, str]] = []
-
-    def must_name(key: str, name: str, known: dict[str, Any]) -> None:
-        if name not in known:
-            found.append((key, f"there is no {name!r} (there are: {', '.join(known) or 'none'})"))
-
-    for place, edge in enumerate(scenario.edges):
-        must_name(f"edges[{place}].link", edge.link, scenario.links)
-        for model in edge.models or ():
-            must_name(f"edges[{place}].models", model, scenario.models)
-        if edge.background is not None:
-            classes = {one.name: one for one in scenario.classes}
-            must_name(f"edges[{place}].background.class", edge.background.class_, classes)
-    for place, pool in enumerate(scenario.pools):
-        must_name(f"pools[{place}].link", pool.link, scenario.links)
-    for place, kind in enumerate(scenario.classes):
-        must_name(f"classes[{place}].model", kind.model, scenario.models)
-        model_spec = scenario.models.get(kind.model)
-        if model_spec is not None and kind.rows > model_spec.max_batch:
-            found.append((f"classes[{place}].rows", f"{kind.rows} are more than the model's max_batch"))
-    targets = {*target_names(scenario), "mqtt"}
-    for place, fault in enumerate(scenario.faults):
-        if fault.target not in targets:
-            found.append((f"faults[{place}].target", f"there is no {fault.target!r}"))
-        if (fault.kind == "broker") != (fault.target == "mqtt"):
-            found.append((f"faults[{place}].target", "a fault of the broker has the target 'mqtt', and no other has"))
-    if not scenario.edges and not scenario.pools:
-        found.append(("edges", "a fleet needs an edge or a pool"))
-    if not scenario.classes or sum(one.share for one in scenario.classes) <= 0.0:
-        found.append(("classes", "at least one class with a share above 0 is needed"))
-    if not 0.0 <= scenario.warmup_s < scenario.duration_s:
-        found.append(("warmup_s", f"must be from 0 up to below duration_s ({scenario.duration_s})"))
-    names_of_groups = [edge.name for edge in scenario.edges]
-    if len(set(names_of_groups)) < len(names_of_groups):
-        found.append(("edges", "two groups have one name"))
-    return found
-
-
 def target_names(scenario: Scenario) -> list[str]:
     """ "edge/NAME-1", … and "pool/NAME", in the order of the file."""
-    edges = [f"edge/{group.name}-{n + 1}" for group in scenario.edges for n in range(group.count)]
+    edges = [group.id_of(n) for group in scenario.edges for n in range(group.count)]
     return [*edges, *(f"pool/{pool.name}" for pool in scenario.pools)]

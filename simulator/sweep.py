@@ -14,7 +14,7 @@ from itertools import product
 from math import sqrt
 
 from simulator.report import Figures, figures
-from simulator.scenario import Loaded
+from simulator.scenario_file import Loaded
 from simulator.world import Run, simulate
 
 KNEE_POLICY = "static+ledger"

@@ -39,6 +39,7 @@ class End:
     attempts: int = 0
     hedged: bool = False
     hedge_won: bool = False
+    tenant: str = ""
 
 
 class Latencies:
@@ -112,14 +113,17 @@ class Tally:
         self.warmup = Group()
         self.by_class: dict[str, Group] = {}
         self.by_priority: dict[int, Group] = {}
+        self.by_tenant: dict[str, Group] = {}
         self.served_by: Counter[str] = Counter()
-        self.attempts = 0
+        self.retries = 0  # by clients who got no answer, warm-up included
+        self.attempts = 0  # of those that were answered
+        self.launches = 0  # of all
         self.hedged = 0
         self.hedges_won = 0
         self.quality = 0.0  # sum over answers in time
         self.useful_s = {"edge": 0.0, "pool": 0.0}  # compute behind answers that were given, by tier
         self.reliability = Reliability()
-        self.within_margin = [0, 0]  # of attempts that ended: in their 95 % prediction, and all
+        self.within_margin = [0, 0]  # of attempts whose end is known: in their 95 % prediction, and all
         self.timeline: dict[int, list[int]] = {}  # bin → [arrivals, in time]
         self._begun = 0
         self._ended = 0
@@ -138,6 +142,8 @@ class Tally:
         self.all.add(end)
         self.by_class.setdefault(end.kind, Group()).add(end)
         self.by_priority.setdefault(end.priority, Group()).add(end)
+        if end.tenant:
+            self.by_tenant.setdefault(end.tenant, Group()).add(end)
         self.attempts += end.attempts
         self.hedged += end.hedged
         self.hedges_won += end.hedge_won
@@ -145,6 +151,11 @@ class Tally:
             self.served_by[end.served_by] += 1
         if end.in_time:
             self.quality += end.quality
+
+    @property
+    def amplification(self) -> float:
+        """Attempts at targets for each request that anybody meant: retries, hedges and fallbacks are all in it."""
+        return self.launches / self.all.arrivals if self.all.arrivals else 1.0
 
     def check(self) -> None:
         """Raises AssertionError when a request was lost, or ended twice."""

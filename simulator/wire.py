@@ -6,7 +6,8 @@
 Every frame takes the time that the link's model gives it, behind those before it. A request carries its budget, so the
 worker's deadline is later than the caller's by the way there, as in life. Once a heartbeat both sides prove that they
 live; after as many silent ones as the real session allows, the stream is given up, whatever is under way fails, and it
-is dialled again after a backoff. A worker that crashes resets its connections, which is known after one way back.
+is dialled again: at once where it was steady, else a backoff after the last dial. A worker that crashes resets its
+connections, which is known after one way back.
 
 Simplified: both ends give a silent stream up in the same instant; a ping is answered together with the load that the
 real worker sends on its own tick.
@@ -21,9 +22,10 @@ from typing import Final, Protocol
 from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from simulator.events import EventQueue
 from simulator.links.profile import Link
-from simulator.workers import Job, Worker
+from simulator.workers.job import Job
+from simulator.workers.worker import Worker
 from tidegate.backoff import Backoff
-from tidegate.outcome import ServeError, Unreachable
+from tidegate.outcome import Disconnected, ServeError
 from tidegate.types import Accepted, LoadReport
 
 # Bytes of frames, measured on the real ones; HTTP/2 and TCP/IP headers included.
@@ -31,9 +33,11 @@ REQUEST_BYTES: Final = 190
 SMALL_BYTES: Final = 110
 ANSWER_BYTES: Final = 200
 HELLO_BYTES: Final = 2000
-# As in `gateway/upstream/link.py` and `tidegate/link/session.py`.
+# As in `gateway/upstream/link.py`, `gateway/directory.py` and `tidegate/link/session.py`.
 BACKOFF_BASE_S: Final = 0.25
-BACKOFF_CAP_S: Final = 5.0
+BACKOFF_CAP_S: Final = 4.0
+BACKOFF_CAP_STATIC_S: Final = 1.5
+STEADY_S: Final = 1.0
 PING_INTERVAL_S: Final = 1.0
 SILENT_PINGS: Final = 3
 
@@ -70,13 +74,15 @@ class Stream:
         self._link = link
         self._to_target, self._from_target = link.to_target, link.from_target
         self._on_event = on_event
-        self._backoff = Backoff(draw, BACKOFF_BASE_S, BACKOFF_CAP_S)
+        cap_s = BACKOFF_CAP_STATIC_S if worker.id.startswith("pool/") else BACKOFF_CAP_S
+        self._backoff = Backoff(draw, BACKOFF_BASE_S, cap_s)
         self._phase = phase
         self._lasts_until = lasts_until
         self._session = 0  # frames of an older one are nobody's
         self._pending: dict[Job, Waiting] = {}
         self._silent_ticks = 0
         self._dialled_at = 0.0
+        self._up_at = inf
 
     @property
     def pending(self) -> int:
@@ -88,7 +94,7 @@ class Stream:
         """Connect, greet; `LinkUp` when the hello is here. A dead worker refuses."""
         now = self._events.now
         self._session += 1
-        self._dialled_at = now
+        self._dialled_at, self._up_at = now, inf
         self._to_target, self._from_target = self._link.to_target.connection(), self._link.from_target.connection()
         if not self.worker.alive:
             refused_at = self._from_target.delivered_at(SMALL_BYTES, self._sent(SMALL_BYTES))
@@ -102,9 +108,10 @@ class Stream:
     def ask(self, job: Job, waiting: Waiting, size_bytes: int) -> None:
         """Send a request; its job's deadline is set where it arrives."""
         if not self.up:
-            self._events.schedule(self._events.now, waiting.failed, Unreachable(f"{self.worker.id} has no link"))
+            self._events.schedule(self._events.now, waiting.failed, Disconnected(f"{self.worker.id} has no link"))
             return
         self._pending[job] = waiting
+        job.due = job.deadline
         budget_s = job.deadline - self._events.now
         self._at(self._sent(REQUEST_BYTES + size_bytes), self._arrive, job, budget_s)
 
@@ -141,7 +148,7 @@ class Stream:
         if not self._while_standing(self._arrive, job, budget_s):
             now = self._events.now
             job.deadline = now + budget_s
-            self.worker.take(job, now)
+            self.worker.receive(job, now)
 
     def _cancel(self, job: Job) -> None:
         if not self._while_standing(self._cancel, job):
@@ -176,7 +183,7 @@ class Stream:
     # frames at the gateway
 
     def _greeted(self) -> None:
-        self.up = True
+        self.up, self._up_at = True, self._events.now
         self._silent_ticks = 0
         self._on_event(LinkUp(self.worker.id, self.worker.id, self.worker.epoch, self.worker.offers))
 
@@ -226,11 +233,14 @@ class Stream:
         pending, self._pending = self._pending, {}
         for job, waiting in pending.items():
             self.worker.give_up(job, now)
-            waiting.failed(Unreachable(f"{self.worker.id}: {reason}"))
-        if now - self._dialled_at > BACKOFF_CAP_S:
+            waiting.failed(Disconnected(f"{self.worker.id}: {reason}"))
+        again_at = now
+        if now - self._up_at > STEADY_S:
             self._backoff.reset()
+        else:
+            again_at = max(now, self._dialled_at + self._backoff.next_delay_s())
         if now < self._lasts_until:
-            self._at(now + self._backoff.next_delay_s(), self.dial)
+            self._at(again_at, self.dial)
 
     def _sent(self, size_bytes: int) -> float:
         return self._to_target.delivered_at(size_bytes, self._events.now)

@@ -21,23 +21,29 @@ from math import inf
 from random import Random
 
 from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
+from gateway.core.cloud_budget import CloudBudget
 from simulator import baselines
 from simulator.arrivals import Request, request_of, requests
 from simulator.chance import stream
+from simulator.clairvoyant import Truth
+from simulator.collector import looking_rarely
+from simulator.conditions import SETTLING_S, Conditions
 from simulator.events import EventQueue
 from simulator.gateway import Gateway, Router
-from simulator.links.profile import Link, LinkProfile, Partitions, build
 from simulator.links.regime import Weather, Windows
-from simulator.scenario import EdgeGroup, Fault, Loaded, PoolSpec
+from simulator.scenario import EdgeGroup, Fault, PoolSpec
+from simulator.scenario_file import Loaded
 from simulator.tally import Tally
 from simulator.wire import Stream
-from simulator.workers import MOVED, EdgeWorker, Job, PoolWorker, Slowness, Worker, offers_of
+from simulator.workers.edge import EdgeWorker
+from simulator.workers.job import Job
+from simulator.workers.pool import PoolWorker
+from simulator.workers.worker import MOVED, Worker, edge_offers, offers_of
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
 from tidegate.outcome import ServeError
 from tidegate.types import Accepted, LoadReport
 
-_SETTLING_S = 1.0  # before the first arrival: streams are dialled, tables are known
 _RING = 97  # a prime, so that streams' heartbeats do not fall together
 
 
@@ -79,20 +85,23 @@ class World:
         self._scenario = loaded.scenario
         self._policy = policy
         self._seed = seed
-        self.tally = Tally(_SETTLING_S + self._scenario.warmup_s)
+        self._conditions = Conditions(loaded, seed)
+        self._truth = Truth(self._scenario, seed, self._conditions)
+        self.tally = Tally(SETTLING_S + self._scenario.warmup_s)
         self._compute_before: dict[str, float] = {}
         self._build()
 
     def run(self, on_progress: Callable[[float], None] = lambda _share: None) -> Run:
         scenario, events = self._scenario, self.events
-        end = _SETTLING_S + scenario.duration_s
+        end = SETTLING_S + scenario.duration_s
         arrivals = requests(scenario, self._seed)
         self._next_arrival(arrivals, stream(self._seed, "gateways"))
         events.schedule(self.tally.counts_from, self._note_compute)
-        for step in range(1, 51):
-            events.run(until=end * step / 50)
-            on_progress(step / 50)
-        events.run()
+        with looking_rarely():
+            for step in range(1, 51):
+                events.run(until=end * step / 50)
+                on_progress(step / 50)
+            events.run()
         self.tally.check()
         compute_s = {tier: total - self._compute_before[tier] for tier, total in self._compute().items()}
         counted_s = scenario.duration_s - scenario.warmup_s
@@ -101,7 +110,7 @@ class World:
     def _next_arrival(self, arrivals: Iterator[Request], draw: Random) -> None:
         request = next(arrivals, None)
         if request is not None:
-            moved = request._replace(at=request.at + _SETTLING_S)
+            moved = request._replace(at=request.at + SETTLING_S)
             self.events.schedule(moved.at, self._arrive, moved, arrivals, draw)
 
     def _arrive(self, request: Request, arrivals: Iterator[Request], draw: Random) -> None:
@@ -123,9 +132,11 @@ class World:
     def _build(self) -> None:
         scenario = self._scenario
         feature: Callable[[str, str], Feature] = lambda model, _version: scenario.models[model].feature  # noqa: E731
+        unsure = {name: one.confidence for name, one in scenario.models.items() if one.confidence is not None}
         for number in range(scenario.gateways):
             draw = stream(self._seed, "gateway", number).random
-            self.gateways.append(Gateway(self.events, self.tally, feature, self._router(number), draw))
+            budget = self._budget()
+            self.gateways.append(Gateway(self.events, self.tally, feature, self._router(number), draw, budget, unsure))
         place = 0
         for group in scenario.edges:
             for number in range(group.count):
@@ -135,28 +146,30 @@ class World:
             self._add_pool(pool)
         for fault in scenario.faults:
             if fault.kind == "crash":
-                self.events.schedule(_SETTLING_S + fault.at_s, self._crash, fault)
+                self.events.schedule(SETTLING_S + fault.at_s, self._crash, fault)
 
     def _router(self, number: int) -> Callable[[Gateway], Router]:
         draw = stream(self._seed, "router", number).random
-        threshold = self._scenario.static_threshold
-        return lambda gateway: baselines.router(self._policy, baselines.Surroundings(gateway, draw, threshold))
+        threshold, truth, shared = self._scenario.static_threshold, self._truth, self._scenario.shares_targets
+        tenants = {name: share.spec for name, share in self._scenario.tenants.items()}
+        return lambda gateway: baselines.router(
+            self._policy, baselines.Surroundings(gateway, draw, threshold, truth, shared, tenants)
+        )
+
+    def _budget(self) -> CloudBudget | None:
+        total = self._scenario.cloud_budget
+        return None if total is None else CloudBudget(total / self._scenario.gateways)
 
     def _add_edge(self, group: EdgeGroup, number: int, place: int) -> None:
-        id = f"edge/{group.name}-{number + 1}"
-        low, high = group.slow
-        slow = low + (high - low) * (number / (group.count - 1) if group.count > 1 else 0.0)
-        models = {
-            name: model for name, model in self._scenario.models.items() if group.models is None or name in group.models
-        }
+        id = group.id_of(number)
         worker = EdgeWorker(
             self.events,
             id,
-            offers_of(models, "edge", slow),
+            edge_offers(self._scenario, group, number),
             max_queue=group.max_queue,
             sigma=group.noise_sigma,
-            slowness=self._slowness(id, group),
-            standstills=self._windows(id, "stop"),
+            slowness=self._conditions.slowness(id, group),
+            standstills=self._conditions.windows(id, "stop"),
         )
         gateways = self._gateways_of(place)
         self._connect(worker, group.link, gateways)
@@ -172,9 +185,9 @@ class World:
             offers_of(self._scenario.models, "pool", pool.slow),
             self._scenario.models,
             sigma=pool.noise_sigma,
-            slowness=self._slowness(id, None),
-            standstills=self._windows(id, "stop"),
-            luck=_normal(stream(self._seed, id, "luck")),
+            slowness=self._conditions.slowness(id, None),
+            standstills=self._conditions.windows(id, "stop"),
+            luck=self._conditions.batch_luck(id),
         )
         self._connect(worker, pool.link, self.gateways)
 
@@ -186,61 +199,20 @@ class World:
 
     def _connect(self, worker: Worker, kind: str, gateways: list[Gateway]) -> None:
         self.workers[worker.id] = worker
-        link = self._link(worker.id, kind)
+        worker.trouble = self._conditions.trouble(worker.id)
+        link = self._conditions.link(worker.id, kind)
         for gateway in gateways:
             draw = stream(self._seed, worker.id, "stream", self.gateways.index(gateway)).random
             one = Stream(
                 self.events, worker, link,
                 on_event=gateway.on_event, draw=draw, phase=len(self.workers) % _RING / _RING,
-                lasts_until=_SETTLING_S + self._scenario.duration_s,
+                lasts_until=SETTLING_S + self._scenario.duration_s,
             )  # fmt: skip
             gateway.know(worker.id, "edge" if worker.id.startswith("edge/") else "pool", one)
-            self.events.schedule(0.5 * _SETTLING_S * draw(), one.dial)
-
-    def _link(self, id: str, kind: str) -> Link:
-        profile: LinkProfile = self._scenario.links[kind]
-
-        def windows(direction: str) -> tuple[tuple[float, float], ...]:
-            return tuple(
-                _window(fault)
-                for fault in self._scenario.faults
-                if fault.kind == "partition" and fault.target == id and fault.direction in ("both", direction)
-            )
-
-        return build(
-            profile,
-            lambda name: stream(self._seed, id, "link", name).random,
-            traces=self._loaded.traces[kind] if profile.recording is not None else None,
-            partitions=Partitions(windows("to"), windows("from")),
-            jitter_times=self._scenario.jitter_times,
-        )
-
-    def _slowness(self, id: str, group: EdgeGroup | None) -> Slowness:
-        faults = tuple(
-            (Windows([_window(fault)]), fault.times)
-            for fault in self._scenario.faults
-            if fault.kind == "slow" and fault.target == id
-        )
-        if group is None or group.thermal is None:
-            return Slowness(faults=faults)
-        thermal = group.thermal
-        low, high = thermal.slow
-        weather = Weather(
-            mean_on_s=thermal.for_s,
-            mean_off_s=thermal.every_s - thermal.for_s,
-            draw=stream(self._seed, id, "thermal").random,
-        )
-        return Slowness(
-            thermal=weather,
-            factor_of=lambda end: low + (high - low) * stream(self._seed, id, "heat", f"{end:.6f}").random(),
-            faults=faults,
-        )
-
-    def _windows(self, id: str, kind: str) -> Windows:
-        return Windows([_window(fault) for fault in self._scenario.faults if (fault.kind, fault.target) == (kind, id)])
+            self.events.schedule(0.5 * SETTLING_S * draw(), one.dial)
 
     def _beat(self, worker: Worker, gateways: list[Gateway]) -> None:
-        _Heartbeats(self, worker, gateways, self._windows("mqtt", "broker")).start()
+        _Heartbeats(self, worker, gateways, self._conditions.windows("mqtt", "broker")).start()
 
     def _crash(self, fault: Fault) -> None:
         worker = self.workers[fault.target]
@@ -271,7 +243,7 @@ class _Heartbeats:
         self._told_at = -inf
         self._told_queued = 0
         self._due = False  # news wait for the end of the gap
-        self._until = _SETTLING_S + world._scenario.duration_s
+        self._until = SETTLING_S + world._scenario.duration_s
 
     def start(self) -> None:
         self._worker.on_moved = self._news
@@ -328,10 +300,10 @@ class _Locals:
         self._bursts = Weather(
             mean_on_s=burst_s, mean_off_s=2.0 * burst_s, draw=stream(seed, worker.id, "local bursts").random
         )
-        self._until = _SETTLING_S + world._scenario.duration_s
+        self._until = SETTLING_S + world._scenario.duration_s
 
     def start(self) -> None:
-        self._world.events.schedule(self._bursts.next_on(_SETTLING_S * 0.5), self._ask)
+        self._world.events.schedule(self._bursts.next_on(SETTLING_S * 0.5), self._ask)
 
     def _ask(self) -> None:
         events, kind = self._world.events, self._kind
@@ -356,15 +328,6 @@ class _Locals:
     def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
 
     def refused(self, job: Job, error: ServeError, load: LoadReport) -> None: ...
-
-
-def _window(fault: Fault) -> tuple[float, float]:
-    start = _SETTLING_S + fault.at_s
-    return start, start + fault.for_s if fault.for_s < inf else inf
-
-
-def _normal(source: Random) -> Callable[[], float]:
-    return lambda: source.gauss(0.0, 1.0)
 
 
 def _mean_seconds(points: tuple[tuple[float, float], ...], units: float) -> float:

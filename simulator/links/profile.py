@@ -6,6 +6,7 @@ chance, so that a hundred devices on one profile have a hundred different links.
     order of stages:  outage → loss → capacity → delay
 
 Both directions share the weather and the outages, since it is one radio; each has its own capacity and jitter.
+`stream.py` puts the same parts together for streams of bytes, where many connections share one link.
 """
 
 from __future__ import annotations
@@ -13,28 +14,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from simulator.links.delay import Delay
 from simulator.links.direction import Direction, Stage
-from simulator.links.distributions import Constant, Distribution, Draw, LogNormal, Normal, Pareto, Uniform
+from simulator.links.distributions import (
+    Constant,
+    Correlated,
+    Distribution,
+    Draw,
+    Empirical,
+    LogNormal,
+    Normal,
+    Pareto,
+    Uniform,
+)
 from simulator.links.loss import Outage, Stall
 from simulator.links.rate import Overflow, Rate
-from simulator.links.regime import Either, Stretches, Weather, Windows
+from simulator.links.regime import Chain, Either, Since, Stretches, Weather, Windows
 from simulator.links.trace import Trace, TraceRate
 
 
-class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """On top of the delay. `shape` is sigma for lognormal, alpha for pareto, the deviation in ms for normal."""
+class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """On top of the delay. `shape` is sigma for lognormal, alpha for pareto, the deviation in ms for normal.
 
-    dist: Literal["constant", "uniform", "normal", "lognormal", "pareto"]
-    ms: float  # median of lognormal and pareto, mean of normal, upper end of uniform
+    `empirical` has measured milliseconds: `file` names one a line, or they stand in `samples_ms`.
+    """
+
+    dist: Literal["constant", "uniform", "normal", "lognormal", "pareto", "empirical"]
+    ms: float = 0.0  # median of lognormal and pareto, mean of normal, upper end of uniform
     shape: float = 1.0
+    correlation: float = 0.0  # of one sample with the one before
+    file: str | None = None
+    samples_ms: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.dist == "empirical") != bool(self.file or self.samples_ms):
+            raise ValueError("file or samples_ms is for 'empirical' jitter, which needs one of them")
+        if not 0.0 <= self.correlation < 1.0:
+            raise ValueError(f"correlation must be from 0 up to below 1, not {self.correlation}")
 
     def distribution(self, scale: float) -> Distribution:
-        seconds = self.ms * 1e-3 * scale
+        shape = self._shape(self.ms * 1e-3 * scale, scale)
+        return Correlated(shape, self.correlation) if self.correlation else shape
+
+    def _shape(self, seconds: float, scale: float) -> Distribution:
         match self.dist:
             case "constant":
                 return Constant(seconds)
@@ -46,9 +72,11 @@ class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return LogNormal(seconds, self.shape)
             case "pareto":
                 return Pareto(seconds, self.shape)
+            case "empirical":
+                return Empirical([one * 1e-3 * scale for one in self.samples_ms])
 
 
-class Alternation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Alternation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Something that comes about every `every_s` seconds and stays for about `for_s`: exactly so long if `steady`, and
     exactly so often as well if `periodic`."""
 
@@ -71,29 +99,68 @@ class Alternation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"for_s ({self.for_s}) must be above 0 and below every_s ({self.every_s})")
 
 
-class BadWeather(Alternation, frozen=True, forbid_unknown_fields=True):
+class BadWeather(Alternation, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Gilbert and Elliott's second state: slower by `delay_times`, and losing more."""
 
     delay_times: float = 1.0
     loss: float = 0.0
 
 
-class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Capacity from Mahimahi files, one for each direction; paths are relative to the scenario's file."""
+class States(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Good, bad and dead: a link dies only after it was bad, and is good again afterwards. Mean times, exponential."""
+
+    good_s: float
+    bad_s: float
+    dead_s: float
+    dead_share: float = 0.5  # of the ends of bad times
+    delay_times: float = 1.0  # while bad
+    loss: float = 0.0  # while bad
+
+    def __post_init__(self) -> None:
+        if not (min(self.good_s, self.bad_s, self.dead_s) > 0.0 and 0.0 <= self.dead_share <= 1.0):
+            raise ValueError("good_s, bad_s and dead_s must be above 0, and dead_share from 0 to 1")
+        if not 0.0 <= self.loss < 1.0:
+            raise ValueError(f"loss must be from 0 up to below 1, not {self.loss}")
+
+    def chain(self, draw: Draw) -> Chain:
+        moves = ((0.0, 1.0, 0.0), (1.0 - self.dead_share, 0.0, self.dead_share), (1.0, 0.0, 0.0))
+        return Chain((self.good_s, self.bad_s, self.dead_s), moves, draw)
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Capacity from files, one for each direction; paths are relative to the scenario's file.
+
+    A name that ends in .csv has a line of names and columns `s` and `column` (Mbit/s); all else is Mahimahi's format.
+    """
 
     to_target: str
     from_target: str
     scale: float = 1.0
     offset_s: float | None = None  # None: anywhere in the recording, another place for each link
+    loop: bool = True  # else nothing gets through after its end
+    column: str = "mbit"
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0.0:
+            raise ValueError(f"scale must be above 0, not {self.scale}")
+        if self.offset_s is not None and self.offset_s < 0.0:
+            raise ValueError(f"offset_s must not be below 0, and is {self.offset_s}")
+
+    def parse(self, name: str, text: str) -> Trace:
+        """The recording in this file. Raises ValueError."""
+        if name.endswith(".csv"):
+            return Trace.parse_csv(text, column=self.column, loops=self.loop)
+        return Trace.parse(text, loops=self.loop)
 
 
-class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One kind of link, seen from the gateway. Capacities are for all who share the link; None is no limit."""
 
     delay_ms: float = 0.1  # one way
     jitter: Jitter | None = None
     bad: BadWeather | None = None
     outages: Alternation | None = None
+    states: States | None = None  # instead of `bad` and `outages`
     loss: float = 0.0
     to_mbit: float | None = None
     from_mbit: float | None = None
@@ -109,6 +176,12 @@ class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be above 0, not {value}")
         if not 0.0 <= self.loss < 1.0:
             raise ValueError(f"loss must be from 0 up to below 1, not {self.loss}")
+        if not self.delay_ms >= 0.0:
+            raise ValueError(f"delay_ms must not be below 0, and is {self.delay_ms}")
+        if not self.queue_kbyte > 0.0:
+            raise ValueError(f"queue_kbyte must be above 0, not {self.queue_kbyte}")
+        if self.states and (self.bad or self.outages):
+            raise ValueError("states: a link has states, or bad weather and outages of their own, not both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,33 +215,109 @@ def build(
         traces: the recordings that `profile.recording` names, read; to the target and from it.
         jitter_times: all jitter and bad weather is made so much worse.
     """
-    bad = profile.bad.weather(stream("weather")) if profile.bad else None
-    outages = profile.outages.weather(stream("outages")) if profile.outages else None
-    offset_s = 0.0
-    if traces is not None and profile.recording is not None:
-        given_s = profile.recording.offset_s
-        offset_s = stream("trace")() * traces[0].period_s if given_s is None else given_s
+    air = Air.over(profile, stream, traces)
 
-    def direction(number: int, name: str, cut: tuple[tuple[float, float], ...], mbit: float | None) -> Direction:
+    def direction(number: int, name: str, cut: tuple[tuple[float, float], ...]) -> Direction:
         draw = stream(name)
-        stages: list[Stage] = []
-        gone: list[Stretches] = [one for one in (outages, Windows(cut) if cut else None) if one is not None]
-        if gone:
-            stages.append(Outage(gone[0] if len(gone) == 1 else Either(*gone)))
-        if profile.loss or (profile.bad and profile.bad.loss):
-            bad_loss = profile.bad.loss if profile.bad else 0.0
-            stages.append(Stall(profile.loss, bad=bad, bad_chance=max(bad_loss, profile.loss), draw=draw))
-        if traces is not None and profile.recording is not None:
-            stages.append(TraceRate(traces[number], offset_s=offset_s, scale=profile.recording.scale))
-        elif mbit is not None:
-            stages.append(Rate(mbit * 125e3, queue_bytes=profile.queue_kbyte * 1e3, overflow=profile.overflow))
-        jitter = profile.jitter.distribution(jitter_times) if profile.jitter else None
-        # Four-fold jitter makes bad weather four times as much worse than good, and leaves good weather's base alone.
-        bad_scale = 1.0 + (profile.bad.delay_times - 1.0) * jitter_times if profile.bad else 1.0
-        stages.append(Delay(profile.delay_ms * 1e-3, jitter=jitter, bad=bad, bad_scale=bad_scale, draw=draw))
-        return Direction(stages)
+        gone = [one for one in (air.gone, Windows(cut) if cut else None) if one is not None]
+        stages: list[Stage | None] = [
+            Outage(gone[0] if len(gone) == 1 else Either(*gone)) if gone else None,
+            loss(profile, air, draw),
+            capacity(profile, number, air),
+            delay(profile, air, draw, jitter_times),
+        ]
+        return Direction([one for one in stages if one is not None])
 
-    return Link(
-        direction(0, "to", partitions.to_target, profile.to_mbit),
-        direction(1, "from", partitions.from_target, profile.from_mbit),
-    )
+    return Link(direction(0, "to", partitions.to_target), direction(1, "from", partitions.from_target))
+
+
+@dataclass(frozen=True, slots=True)
+class Air:
+    """What both directions of a link share: its weather, its outages, its recordings and the place in them."""
+
+    bad: Stretches | None = None
+    delay_times: float = 1.0  # in bad weather
+    bad_loss: float = 0.0
+    gone: Stretches | None = None
+    traces: tuple[Trace, Trace] | None = None
+    offset_s: float = 0.0
+    starts_at: float = 0.0
+
+    @classmethod
+    def over(
+        cls,
+        profile: LinkProfile,
+        stream: Callable[[str], Draw],
+        traces: tuple[Trace, Trace] | None,
+        starts_at: float = 0.0,
+    ) -> Air:
+        """With chance of its own; `starts_at` is when all of it begins."""
+        bad: Stretches | None = profile.bad.weather(stream("weather")) if profile.bad else None
+        gone: Stretches | None = profile.outages.weather(stream("outages")) if profile.outages else None
+        worse: BadWeather | States | None = profile.bad
+        if profile.states is not None:
+            chain = profile.states.chain(stream("states"))
+            bad, gone, worse = chain.during(1), chain.during(2), profile.states
+        offset_s = 0.0
+        if traces is not None and profile.recording is not None:
+            given_s = profile.recording.offset_s
+            offset_s = stream("trace")() * traces[0].period_s if given_s is None else given_s
+        return cls(
+            bad=Since(bad, starts_at) if bad and starts_at else bad,
+            delay_times=worse.delay_times if worse else 1.0,
+            bad_loss=worse.loss if worse else 0.0,
+            gone=Since(gone, starts_at) if gone and starts_at else gone,
+            traces=traces,
+            offset_s=offset_s,
+            starts_at=starts_at,
+        )
+
+
+def capacity(profile: LinkProfile, number: int, air: Air) -> Rate | TraceRate | None:
+    """Of direction 0 (to the target) or 1; None without a limit."""
+    queue_bytes = profile.queue_kbyte * 1e3
+    if air.traces is not None and profile.recording is not None:
+        return TraceRate(
+            air.traces[number],
+            offset_s=air.offset_s,
+            scale=profile.recording.scale,
+            queue_bytes=queue_bytes,
+            overflow=profile.overflow,
+            starts_at=air.starts_at,
+        )
+    mbit = (profile.to_mbit, profile.from_mbit)[number]
+    return None if mbit is None else Rate(mbit * 125e3, queue_bytes=queue_bytes, overflow=profile.overflow)
+
+
+def loss(profile: LinkProfile, air: Air, draw: Draw) -> Stall | None:
+    if not (profile.loss or air.bad_loss):
+        return None
+    return Stall(profile.loss, bad=air.bad, bad_chance=max(air.bad_loss, profile.loss), draw=draw)
+
+
+def delay(profile: LinkProfile, air: Air, draw: Draw, jitter_times: float = 1.0) -> Delay:
+    jitter = profile.jitter.distribution(jitter_times) if profile.jitter else None
+    bad_scale = worse_by(air, jitter_times)
+    return Delay(profile.delay_ms * 1e-3, jitter=jitter, bad=air.bad, bad_scale=bad_scale, draw=draw)
+
+
+def worse_by(air: Air, jitter_times: float) -> float:
+    """How many times as long as in good weather a frame takes in bad."""
+    # Four-fold jitter makes bad weather four times as much worse than good, and leaves good weather's base alone.
+    return 1.0 + (air.delay_times - 1.0) * jitter_times
+
+
+ProfileT = TypeVar("ProfileT", bound=LinkProfile)
+
+
+def with_files(profile: ProfileT, read: Callable[[str], str]) -> ProfileT:
+    """The same with the samples of an empirical jitter read from its file.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or has something else in it.
+    """
+    if profile.jitter is None or profile.jitter.file is None:
+        return profile
+    samples_ms = tuple(float(line) for line in read(profile.jitter.file).split())
+    jitter = msgspec.structs.replace(profile.jitter, file=None, samples_ms=samples_ms)
+    return msgspec.structs.replace(profile, jitter=jitter)

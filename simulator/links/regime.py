@@ -5,7 +5,8 @@ the weather. Here the changes are laid out in time from the source's own chance,
 one seed have the same weather whatever is sent.
 
 `Weather` alternates between two states for exponential or fixed times: Gilbert and Elliott's model in continuous
-time, periodic flapping, and random outages. `Windows` are stretches that were named beforehand: a schedule.
+time, periodic flapping, and random outages. `Chain` has more than two states: good, bad and dead, say, where one
+dies only after it was bad. `Windows` are stretches that were named beforehand: a schedule.
 
 Queries may go back in time a little (two directions share one weather): changes of the last minute are kept.
 Source: Gilbert, "Capacity of a burst-noise channel", Bell System Technical Journal 1960; Elliott 1963.
@@ -24,9 +25,11 @@ _KEPT_S = 60.0
 
 
 class Stretches(Protocol):
-    """Times that are on or off. `until(t)` is the end of the stretch around `t` that is on; `t` itself when off."""
+    """Times that are on or off. `until(t)` is the end of the stretch around `t` that is on; `t` itself when off.
+    `next_on(t)` is when the next one begins; `t` itself in the middle of one, `inf` when there is none."""
 
     def until(self, at: float) -> float: ...
+    def next_on(self, at: float) -> float: ...
 
 
 class Windows:
@@ -46,6 +49,10 @@ class Windows:
         """`inf` for a window that never ends."""
         place = bisect_right(self._starts, at) - 1
         return self._windows[place][1] if place >= 0 and at < self._windows[place][1] else at
+
+    def next_on(self, at: float) -> float:
+        place = bisect_right(self._starts, at)
+        return at if self.until(at) > at else self._starts[place] if place < len(self._starts) else inf
 
     def after(self, at: float) -> Sequence[tuple[float, float]]:
         """Those that have not ended by `at`, in order."""
@@ -121,5 +128,103 @@ class Either:
             end = later
         return end
 
+    def next_on(self, at: float) -> float:
+        return min((other.next_on(at) for other in self._others), default=inf)
+
     def __repr__(self) -> str:
         return f"<Either {self._others}>"
+
+
+class Chain:
+    """A Markov chain in continuous time that starts in state 0 at the instant 0. Mutable: it lays out time lazily.
+
+    Args:
+        stays_s: mean time in each state, exponential.
+        moves: for each state, the chance of each state to come next; rows sum to 1.
+        draw: of its own; nobody else may draw from it.
+    """
+
+    __slots__ = ("_changes", "_draw", "_moves", "_states", "_stays_s")
+
+    def __init__(self, stays_s: Sequence[float], moves: Sequence[Sequence[float]], draw: Draw) -> None:
+        if len(moves) != len(stays_s) or any(abs(sum(row) - 1.0) > 1e-9 or len(row) != len(moves) for row in moves):
+            raise ValueError("a chain needs one row of chances a state, each with a chance for every state and sum 1")
+        if not all(one > 0.0 for one in stays_s):
+            raise ValueError(f"stretches take time: {list(stays_s)} do not")
+        self._stays_s = stays_s
+        self._moves = moves
+        self._draw = draw
+        self._changes = [0.0]  # changes[i] begins the stretch in states[i]
+        self._states = [0]
+        self._extend(0.0)
+
+    def during(self, state: int) -> Stretches:
+        """On while the chain is in this state."""
+        return _During(self, state)
+
+    def until(self, at: float, state: int) -> float:
+        """The end of the stretch around `at` if that is spent in `state`; else `at`."""
+        while self._changes[-1] <= at:
+            self._extend(at)
+        place = bisect_right(self._changes, at) - 1
+        return self._changes[place + 1] if self._states[max(0, place)] == state else at
+
+    def next_on(self, at: float, state: int) -> float:
+        """When the next stretch in `state` begins; a state that is never come to again is looked for until `inf`."""
+        if all(row[state] <= 0.0 for row in self._moves):
+            return at if self.until(at, state) > at else inf
+        while self.until(at, state) == at:
+            at = self._changes[bisect_right(self._changes, at)]
+        return at
+
+    def _extend(self, at: float) -> None:
+        state = self._states[-1]
+        self._changes.append(self._changes[-1] - self._stays_s[state] * log(1.0 - self._draw()) + 1e-9)
+        self._states.append(self._next(state))
+        if len(self._changes) > 64 and self._changes[2] < at - _KEPT_S:
+            del self._changes[0], self._states[0]
+
+    def _next(self, state: int) -> int:
+        left = self._draw()
+        for following, chance in enumerate(self._moves[state]):
+            left -= chance
+            if left < 0.0:
+                return following
+        return len(self._stays_s) - 1  # what rounding left over
+
+    def __repr__(self) -> str:
+        return f"<Chain {' · '.join(f'{stay_s:g} s' for stay_s in self._stays_s)}>"
+
+
+class _During:
+    def __init__(self, chain: Chain, state: int) -> None:
+        self._chain = chain
+        self._state = state
+
+    def until(self, at: float) -> float:
+        return self._chain.until(at, self._state)
+
+    def next_on(self, at: float) -> float:
+        return self._chain.next_on(at, self._state)
+
+    def __repr__(self) -> str:
+        return f"<During {self._state} of {self._chain!r}>"
+
+
+class Since:
+    """The same stretches, counted from an instant: a condition's weather begins when the condition does."""
+
+    def __init__(self, stretches: Stretches, starts_at: float) -> None:
+        self._stretches = stretches
+        self._starts_at = starts_at
+
+    def until(self, at: float) -> float:
+        inner = at - self._starts_at
+        end = self._stretches.until(inner)
+        return at if end == inner else end + self._starts_at  # exactly `at`: off is told by equality
+
+    def next_on(self, at: float) -> float:
+        return self._starts_at + self._stretches.next_on(max(at, self._starts_at) - self._starts_at)
+
+    def __repr__(self) -> str:
+        return f"<Since {self._starts_at:g} s {self._stretches!r}>"

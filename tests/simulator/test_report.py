@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from simulator.cli import simulate as command
+from simulator.plot import smoothed
 from simulator.report import Interval, difference, figures, miss_ratio, rows, tier_share
 from simulator.sweep import knee, sweep
 from simulator.tally import End, Latencies, Reliability, Tally
@@ -148,11 +149,24 @@ def test_scenarios_and_policies_are_listed() -> None:
 
 
 @pytest.mark.slow
-def test_a_plot_is_written_or_its_absence_is_explained(scenario: str, tmp_path: Path) -> None:
-    picture = tmp_path / "plot.png"
-    found = CliRunner().invoke(command, [scenario, "--seeds", "1", "--plot", str(picture)])
+def test_pictures_are_written_or_their_absence_is_explained(scenario: str, tmp_path: Path) -> None:
+    loads, timeline = tmp_path / "loads.png", tmp_path / "timeline.png"
+    found = CliRunner().invoke(
+        command, [scenario, "--seeds", "1", "--load", "0.5,1", "--plot", str(loads), "--timeline", str(timeline)]
+    )
     if find_spec("matplotlib") is None:
         assert found.exit_code == 1
         assert "plots need matplotlib, which is not installed" in found.output
     else:
-        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert found.exit_code == 0, found.output
+        for picture in (loads, timeline):
+            assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_timeline_is_of_the_last_second_and_on_the_scenarios_clock() -> None:
+    one = figures([simulate(edited(), "cheapest", 1)], load=1.0, rate=60.0)
+    points = smoothed(one)
+    assert points[0][0] == pytest.approx(one.timeline[0][0] - 1.0)  # a run's clock starts a second early
+    last_four = one.timeline[-4:]
+    assert points[-1][1] == sum(in_time for _, _, in_time in last_four) / sum(arrived for _, arrived, _ in last_four)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.scenario import Loaded, ScenarioError, load, names, parse, target_names
+from simulator.scenario import target_names
+from simulator.scenario_file import Loaded, ScenarioError, load, names, parse
 from tests.simulator.worlds import SMALL, edited
 
 
@@ -21,6 +22,8 @@ from tests.simulator.worlds import SMALL, edited
         ("link: lan}", "link: lam}", "key 'edges[0].link': there is no 'lam' (there are: lan, wan)"),
         ("{name: gpu, link: wan}", "{name: gpu, link: x}", "key 'pools[0].link'"),
         ("count: 2,", "count: 2, models: [x],", "key 'edges[0].models'"),
+        ("count: 2,", "count: 2, edge_ms: {x: [[1, 2]]},", "key 'edges[0].edge_ms': there is no 'x'"),
+        ("count: 2,", "count: 2, edge_ms: {m: [[1, -2]]},", "key 'edges[0]"),
         ("count: 2,", "count: 2, background: {share: 0.1, class: x},", "key 'edges[0].background.class'"),
         ("model: m, length: {median: 20", "model: n, length: {median: 20", "key 'classes[0].model'"),
         ("budget_ms: 500", "budget_ms: 500, rows: 99", "key 'classes[1].rows': 99 are more"),

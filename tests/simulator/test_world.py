@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from simulator.baselines import POLICIES
-from simulator.scenario import Loaded
+from simulator.scenario_file import Loaded
 from simulator.world import Run, World, simulate
 from tests.simulator.worlds import edited
 
@@ -52,7 +54,7 @@ def test_every_request_ends_in_exactly_one_outcome_whatever_goes_wrong(policy: s
     assert run.tally.all.arrivals > 500
     assert sum(group.arrivals for group in run.tally.by_class.values()) == run.tally.all.arrivals
     for gateway in world.gateways:
-        assert gateway.limit.in_flight == 0
+        assert gateway.router.door.in_flight == 0
         assert all(target.ledger.in_flight == 0 for target in gateway.fleet.targets.values())
         assert all(stream.pending == 0 for stream in gateway.streams.values())
     assert all(worker.queued == worker.in_flight == 0 for worker in world.workers.values())
@@ -104,10 +106,46 @@ def test_joint_inference_sends_what_is_hard_on_to_the_pool() -> None:
     assert run.tally.attempts > run.tally.served_by.total()
 
 
+HALF_ARE_HARD = (
+    ("edge_quality: 0.98", "edge_quality: 0.99\n    confidence: {hard_quality: 0.5, max_share: 1.0}"),
+    ("rate: 60", "rate: 20"),
+    ("priority: 1}", "priority: 1, hard_share: 0.5}"),
+    ("share: 1,", "share: 0,"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["cheapest", "value"])
+def test_what_an_edge_is_unsure_of_is_escalated_by_the_live_machine(policy: str) -> None:
+    # given only short requests, of which half are hard, and edges that know it
+    run = simulate(edited(*HALF_ARE_HARD), policy, 1)
+    answers = run.tally.served_by.total()
+    assert attainment(run) > 0.99
+    assert run.tally.served_by["pool/gpu"] / answers > 0.4
+    assert run.tally.attempts > 1.1 * answers
+    assert run.tally.quality / answers > 0.97
+
+
+@pytest.mark.slow
+def test_hard_answers_of_an_edge_are_worth_less_where_nobody_escalates_them() -> None:
+    everything = simulate(edited(*HALF_ARE_HARD), "all-edge", 1)
+    assert everything.tally.attempts == everything.tally.served_by.total()
+    assert everything.tally.quality / everything.tally.all.in_time == pytest.approx(0.99 * 0.75, abs=0.08)
+
+
+@pytest.mark.slow
+def test_a_dead_pool_leaves_provisional_answers_and_no_errors() -> None:
+    fault = "faults: [{kind: partition, target: pool/gpu, at_s: 1, for_s: 9}]"
+    run = simulate(edited(*HALF_ARE_HARD, extra=fault), "value", 1)
+    assert attainment(run) > 0.99
+    assert run.tally.quality / run.tally.all.in_time < 0.9
+
+
 @pytest.mark.slow
 def test_a_partition_of_the_pool_costs_what_only_the_pool_can_do_and_heals() -> None:
     fault = "faults: [{kind: partition, target: pool/gpu, at_s: 2, for_s: 1}]"
-    hurt = simulate(edited(("rate: 60", "rate: 30"), extra=fault), "all-cloud", 1)
+    # given only requests that no edge takes
+    hurt = simulate(edited(("rate: 60", "rate: 10"), ("share: 3,", "share: 0,"), extra=fault), "all-cloud", 1)
     during = [sums for bin_, sums in hurt.tally.timeline.items() if 3.0 <= bin_ / 4 < 3.5]
     after = [sums for bin_, sums in hurt.tally.timeline.items() if bin_ / 4 >= 5.5]
     assert sum(in_time for _, in_time in during) == 0
@@ -131,6 +169,20 @@ def test_what_nobody_waits_for_is_counted_as_waste() -> None:
     assert 0.0 < found.waste[0] < 1.0
 
 
+def test_devices_that_were_measured_offer_their_own_tables() -> None:
+    world = World(edited(("count: 2,", "count: 2, edge_ms: {m: [[1, 6], [100, 70]]},")), "tidegate", 1)
+    (offer,) = world.workers["edge/device-2"].offers
+    assert offer.variants[0].cost == ((1.0, 0.012), (100.0, 0.14))  # times its `slow` of 2
+
+
 def test_an_unknown_policy_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         simulate(edited(), "wishful", 1)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_the_garbage_collector_as_it_was() -> None:
+    before = gc.get_threshold()
+    simulate(edited(("duration_s: 6", "duration_s: 2")), "all-edge", 1)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0

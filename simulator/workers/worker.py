@@ -1,0 +1,169 @@
+"""What edges and pools have in common: an epoch, load reports, what they offer, and how long a call really takes.
+
+What is simulated is only that last one:
+
+    its measured table × luck (lognormal) × how slow the device is at this moment
+
+On an edge the luck belongs to the request, so it is equally unlucky wherever it is sent. A computation cannot be
+interrupted: what nobody wants any more still takes its time, and is counted as waste.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from math import exp
+from typing import Final
+
+from msgspec.structs import replace
+
+from simulator.events import EventQueue
+from simulator.links.regime import Windows
+from simulator.scenario import EdgeGroup, ModelSpec, Scenario
+from simulator.workers.job import VERSION, Job
+from simulator.workers.slowness import Slowness
+from tidegate.estimate.cost_table import CostTable
+from tidegate.estimate.service_time import ServiceTime
+from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.outcome import ServeError
+from tidegate.types import LoadReport
+
+FAILS_IN_S: Final = 0.001
+MOVED: Final = 4  # as in `edge_agent/scheduler.py`: the queue has moved by so much since it was last told
+
+
+class Worker(ABC):
+    """What edges and pools have in common: an epoch, load reports, and the compute that they spent."""
+
+    def __init__(
+        self, events: EventQueue, id: str, offers: tuple[ModelOffer, ...], slowness: Slowness, standstills: Windows
+    ) -> None:
+        self.id = id
+        self.offers = offers
+        self.alive = True
+        self.epoch = 1
+        self.compute_s = 0.0  # spent for gateways, useful or not
+        self.on_moved: Callable[[], None] = lambda: None
+        self.trouble: Callable[[float], ServeError | None] = lambda _now: None  # what it says to everything, if it does
+        self._events = events
+        self._slowness = slowness
+        self._standstills = standstills
+        self._sequence = 0
+        self._told_queued = 0
+
+    def standing_until(self, now: float) -> float:
+        """When a stopped process goes on; `now` for one that is not stopped."""
+        return self._standstills.until(now)
+
+    def load_report(self, now: float) -> LoadReport:
+        self._sequence += 1
+        return LoadReport(self.epoch, self._sequence, self.queued, self.in_flight, self.queue_delay_s(now))
+
+    def crash(self) -> None:
+        """The process is gone with all its jobs; those who wait hear of it from their streams."""
+        self.alive = False
+
+    def restart(self) -> None:
+        self.alive = True
+        self.epoch += 1
+        self._sequence = 0
+
+    @property
+    @abstractmethod
+    def queued(self) -> int: ...
+    @property
+    @abstractmethod
+    def in_flight(self) -> int: ...
+    @abstractmethod
+    def queue_delay_s(self, now: float) -> float: ...
+    def receive(self, job: Job, now: float) -> None:
+        """A request has arrived: it is taken, or told at once that there is trouble, which takes no compute."""
+        error = self.trouble(now)
+        if error is None:
+            self.take(job, now)
+        else:
+            job.arrived_at = now
+            self._events.schedule(now + FAILS_IN_S, self._refuse, job, error, now + FAILS_IN_S)
+
+    @abstractmethod
+    def take(self, job: Job, now: float) -> None:
+        """A request has arrived; it will be settled by exactly one answer or refusal, or by `give_up`."""
+
+    @abstractmethod
+    def give_up(self, job: Job, now: float) -> None:
+        """Nobody waits for this job any more."""
+
+    @abstractmethod
+    def foreseen(self, coming: Sequence[tuple[float, Job]], now: float) -> dict[Job, float]:
+        """When every job here, and each of those that will arrive, will truly be done if nothing else comes; without
+        those that would be dropped. No gateway may see this; an oracle does."""
+
+    def _ends_at(self, starts_at: float, seconds: float) -> float:
+        """When a computation of so many seconds ends, standstills included."""
+        at, left_s = starts_at, seconds
+        for start, end in self._standstills.after(starts_at):
+            if start >= at + left_s:
+                break
+            left_s -= max(0.0, start - at)
+            at = end
+        return at + left_s
+
+    def _refuse(self, job: Job, error: ServeError, now: float) -> None:
+        if not job.settled:
+            job.settled = True
+            job.asker.refused(job, error, self.load_report(now))
+
+    def _moved(self) -> None:
+        if abs(self.queued - self._told_queued) >= MOVED:
+            self._told_queued = self.queued
+            self.on_moved()
+
+
+class Truth:
+    """What one model's calls really take on one worker."""
+
+    __slots__ = ("sigma", "table")
+
+    def __init__(self, offer: ModelOffer, sigma: float) -> None:
+        self.table = CostTable(offer.variants[0].cost)
+        self.sigma = sigma
+
+    def takes_s(self, units: float, luck: float) -> float:
+        return self.table.seconds_for(units) * exp(self.sigma * luck)
+
+
+class Served(Truth):
+    """The same, and what the worker believes."""
+
+    __slots__ = ("believed",)
+
+    def __init__(self, offer: ModelOffer, sigma: float) -> None:
+        super().__init__(offer, sigma)
+        self.believed = ServiceTime(offer.variants[0].cost)
+
+
+def edge_offers(scenario: Scenario, group: EdgeGroup, number: int) -> tuple[ModelOffer, ...]:
+    """What the device of this number in its group offers."""
+    models = {
+        name: replace(model, edge_ms=group.edge_ms.get(name, model.edge_ms))
+        for name, model in scenario.models.items()
+        if group.models is None or name in group.models
+    }
+    return offers_of(models, "edge", group.slow_of(number))
+
+
+def offers_of(models: Mapping[str, ModelSpec], tier: str, slow: float) -> tuple[ModelOffer, ...]:
+    """What a worker of this tier offers: each model that runs there, with the table that it measured."""
+    offers = []
+    for name, model in models.items():
+        points = model.edge_ms if tier == "edge" else model.pool_ms
+        if points is None:
+            continue
+        cost = tuple((units, slow * ms / 1e3) for units, ms in points)
+        variant = (
+            VariantOffer("int8", "int8", cost, model.max_batch, model.edge_max_units, model.edge_quality)
+            if tier == "edge"
+            else VariantOffer("fp32", "fp32", cost, None, None, model.pool_quality)
+        )
+        offers.append(ModelOffer(name, VERSION, (variant,)))
+    return tuple(offers)
