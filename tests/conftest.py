@@ -7,8 +7,11 @@ from hypothesis import HealthCheck, settings
 # Before anything imports gRPC, as `tidegate` does: its lines about goodbyes are noise between ours.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+# Edge agents of tests have no battery: what they do must not depend on whether the machine that tests is plugged in.
+os.environ.setdefault("TIDEGATE_EDGE_SENSORS", "/nonexistent")
+
 # How fast a machine draws examples is no property of ours; benches measure, tests do not.
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidegate")
 
-pytest_plugins = ["tests.support.models"]
+pytest_plugins = ["tests.support.models", "simulator.pytest_plugin"]

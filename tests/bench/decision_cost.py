@@ -18,10 +18,11 @@ from time import thread_time_ns
 
 import numpy as np
 
-from gateway.core.events import LinkLoad, LinkRtt
+from gateway.core.events import LinkLoad, LinkRtt, LinkUp
 from gateway.core.evidence import Attempt
-from gateway.core.fleet import Fleet, TargetSpec
+from gateway.core.fleet import Fleet
 from gateway.core.placement import Ask, Placer
+from gateway.core.target import TargetSpec
 from gateway.core.value import ValuePlacer
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tidegate.fleet.offers import ModelOffer, VariantOffer
@@ -48,18 +49,15 @@ def fleet_in_use(targets: int, draw: Random, now: float) -> Fleet:
     for number in range(targets):
         tier = "pool" if number % 32 == 31 else "edge"
         id = f"{tier}/{number}"
-        fleet.targets[id] = fleet.add(TargetSpec(id, tier, "simulated"), now)  # type: ignore[arg-type]
-    for id, target in fleet.targets.items():
-        # Each LinkUp rebuilds the index: a start-up's cost, not a decision's. All are put up in one go instead.
+        fleet.add(TargetSpec(id, tier, "simulated"), now)  # type: ignore[arg-type]
+    for id in fleet.targets:
         slow = 0.5 + 2.0 * draw.random()
         cost = tuple((units, slow * (0.004 + 0.0003 * units)) for units in (8.0, 32.0, 128.0, 512.0))
         variant = VariantOffer("int8", "int8", cost, 32, 512, 0.98)
-        target.up, target.tried, target.epoch = True, True, 1
-        target.offers = (ModelOffer("m", "1", (variant,)),)
+        fleet.fold(LinkUp(id, id, 1, (ModelOffer("m", "1", (variant,)),)), now)
         for _ in range(8):
             fleet.fold(LinkRtt(id, 0.004 + 0.004 * draw.random()), now)
         fleet.fold(LinkLoad(id, LoadReport(1, 1, 2, 1, 0.02 * draw.random())), now)
-    fleet.repriced()
     return fleet
 
 

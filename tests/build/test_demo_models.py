@@ -18,10 +18,14 @@ from tidegate.build.measure import cosines, top1
 from tidegate.build.progress import silent
 from tidegate.engines.engine import Engine, load_engine
 from tidegate.models.example import example_arrays
-from tidegate.models.manifest import Bounds, Manifest
+from tidegate.models.manifest import Bounds, EngineName, Manifest
+from tidegate.models.packing import packing_of
 from tidegate.models.repository import Repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # whoever comes first waits for the build
+
+FULL = ("fp32", "fp32-export", "fp32-onnx")
+EVERY = (*FULL, "bf16", "int8")
 
 Embed = Callable[[Engine, list[str], int], NDArray[Any]]
 
@@ -35,7 +39,11 @@ def minilm(demo_repository: Repository) -> Manifest:
 def engines(demo_repository: Repository, minilm: Manifest) -> dict[str, Engine]:
     return {
         variant.name: load_engine(
-            variant.engine, demo_repository.artefact(minilm, variant), outputs=("sentence_embedding",), threads=1
+            variant.engine,
+            demo_repository.artefact(minilm, variant),
+            outputs=("sentence_embedding",),
+            threads=1,
+            packing=packing_of(minilm, variant.packed),
         )
         for variant in minilm.variants
     }
@@ -98,12 +106,17 @@ def test_minilm_is_described_as_clients_were_promised(minilm: Manifest) -> None:
     ]
     assert (minilm.axes["sequence"].min, minilm.axes["sequence"].max, minilm.axes["batch"].max) == (1, 256, 64)
     assert (minilm.default_budget_s, minilm.max_batch_size, minilm.batching.pad_axis) == (2.0, 0, "sequence")
-    (edge,), (pool,) = minilm.variants_for("edge"), minilm.variants_for("pool")
+    (edge,), (pool, faster) = minilm.variants_for("edge"), minilm.variants_for("pool")
     assert (edge.name, edge.precision, edge.max_tokens, edge.max_batch) == ("int8", "int8", 128, 4)
-    assert (pool.name, pool.precision, pool.engine, pool.max_tokens) == ("fp32", "fp32", "torch-export", None)
+    assert (pool.name, pool.precision, pool.engine, pool.max_tokens) == ("fp32", "fp32", "torch-packed", None)
+    assert (faster.name, faster.precision, faster.engine) == ("bf16", "bf16", "torch-packed")
+    assert faster.quality is not None and 0.9998 <= faster.quality.value < 1.0
 
 
-@pytest.mark.parametrize(("variant", "least"), [("fp32", 0.99999), ("fp32-onnx", 0.99999), ("int8", 0.985)])
+@pytest.mark.parametrize(
+    ("variant", "least"),
+    [("fp32", 0.99999), ("fp32-export", 0.99999), ("fp32-onnx", 0.99999), ("bf16", 0.9998), ("int8", 0.985)],
+)
 def test_embeddings_are_those_of_the_published_model(
     engines: dict[str, Engine], embed: Embed, reference: NDArray[Any], variant: str, least: float
 ) -> None:
@@ -111,7 +124,7 @@ def test_embeddings_are_those_of_the_published_model(
     assert cosine.mean() >= least
 
 
-@pytest.mark.parametrize("variant", ["fp32", "fp32-onnx", "int8"])
+@pytest.mark.parametrize("variant", EVERY)
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 1), (1, 256), (7, 33), (64, 2)])
 def test_every_shape_in_the_manifest_is_answered_with_unit_vectors(
     minilm: Manifest, engines: dict[str, Engine], variant: str, batch: int, sequence: int
@@ -122,7 +135,7 @@ def test_every_shape_in_the_manifest_is_answered_with_unit_vectors(
     assert np.linalg.norm(answer, axis=1) == pytest.approx(np.ones(batch), abs=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["fp32", "fp32-onnx", "int8"])
+@pytest.mark.parametrize("variant", EVERY)
 def test_a_row_without_any_token_is_answered_with_zeros_and_disturbs_no_other(
     minilm: Manifest, engines: dict[str, Engine], variant: str
 ) -> None:
@@ -133,12 +146,31 @@ def test_a_row_without_any_token_is_answered_with_zeros_and_disturbs_no_other(
     assert np.linalg.norm(answer[[0, 2]], axis=1) == pytest.approx([1.0, 1.0], abs=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["fp32", "fp32-onnx"])
+@pytest.mark.parametrize("variant", FULL)
 def test_a_padded_row_is_answered_as_it_is_alone(minilm: Manifest, engines: dict[str, Engine], variant: str) -> None:
     alone = example_arrays(minilm, {"batch": 1, "sequence": 11}, seed=5)
     padded = {name: np.pad(array, ((0, 2), (0, 30))) for name, array in alone.items()}
     expected = engines[variant].infer(alone)["sentence_embedding"][0]
     np.testing.assert_allclose(engines[variant].infer(padded)["sentence_embedding"][0], expected, atol=1e-5)
+
+
+def test_every_runtime_gives_the_same_embeddings(minilm: Manifest, engines: dict[str, Engine]) -> None:
+    inputs = example_arrays(minilm, {"batch": 6, "sequence": 40}, seed=6)
+    inputs["attention_mask"][:, 1:] = np.arange(1, 40) < np.array([[1], [7], [40], [16], [17], [39]])
+    inputs["attention_mask"][2, 5] = 0  # inside of a row: nobody attends it, and what follows keeps its place
+    first, *others = (engines[name].infer(inputs)["sentence_embedding"] for name in FULL)
+    for other in others:
+        np.testing.assert_allclose(first, other, atol=1e-5)
+    assert cosines(first, engines["bf16"].infer(inputs)["sentence_embedding"]).min() > 0.9998
+
+
+def test_packed_rows_are_answered_as_each_is_alone(minilm: Manifest, engines: dict[str, Engine]) -> None:
+    rows = [example_arrays(minilm, {"sequence": length}, seed=length) for length in (1, 256, 16, 17, 5)]
+    packed = {name: np.concatenate([row[name][0] for row in rows]) for name in rows[0]}
+    packed["lengths"] = np.array([1, 256, 16, 17, 5])
+    together = engines["fp32"].infer(packed)["sentence_embedding"]
+    alone = [engines["fp32-onnx"].infer(row)["sentence_embedding"][0] for row in rows]
+    np.testing.assert_allclose(together, np.stack(alone), atol=1e-5)
 
 
 def test_the_tokenizer_neither_cuts_nor_pads(demo_repository: Repository, minilm: Manifest) -> None:
@@ -167,17 +199,52 @@ def test_digits_reach_the_accuracies_of_their_manifest_and_the_pool_is_better(de
     assert 0.95 < reached["int8"] < reached["fp32"]
 
 
-def test_the_held_out_digits_were_not_trained_on() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of TorchScript, which many still have
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_every_runtime_gives_the_same_digits(demo_repository: Repository, tmp_path: Path) -> None:
+    import torch
+
+    from tidegate.build.digits import held_out
+
+    images, _ = held_out()
+    digits = demo_repository.manifest("digits")
+    (pool,) = digits.variants_for("pool")
+    program = demo_repository.artefact(digits, pool)
+    exported, example = torch.export.load(program).module(), torch.from_numpy(images[:16])
+
+    class Digits(torch.nn.Module):  # an exported module itself cannot be put into eval mode, which exporters do
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = exported(image)
+            return answer
+
+    module, names = Digits().eval(), {"input_names": ["image"], "output_names": ["probabilities"]}
+    torch.jit.trace(module, (example,), check_trace=False).save(str(tmp_path / "m.pt"))  # type: ignore[no-untyped-call]
+    torch.onnx.export(module, (example,), str(tmp_path / "m.onnx"), dynamo=False, **names)
+    kinds: dict[EngineName, Path] = {
+        "torch-export": program, "torchscript": tmp_path / "m.pt", "onnx": tmp_path / "m.onnx",
+    }  # fmt: skip
+    first, *others = (
+        load_engine(kind, path, outputs=("probabilities",)).infer({"image": images[:16]})["probabilities"]
+        for kind, path in kinds.items()
+    )
+    for other in others:
+        np.testing.assert_allclose(first, other, atol=1e-5)
+
+
+def test_no_part_of_the_digits_has_an_image_of_another() -> None:
     from tidegate.build.digits import _split
 
-    train, held, _, _ = _split()
-    seen = {image.tobytes() for image in train}
-    assert (len(train), len(held)) == (1347, 450)
-    assert sum(image.tobytes() in seen for image in held) == 0
+    parts = {name: images for name, (images, _) in _split().items()}
+    assert {name: len(images) for name, images in parts.items()} == {
+        "training": 1122, "calibration": 225, "held out": 450
+    }  # fmt: skip
+    images = [image.tobytes() for part in parts.values() for image in part]
+    assert len(set(images)) == len(images)
 
 
-def test_the_pools_program_runs_without_transformers_or_onnx(demo_repository: Repository, minilm: Manifest) -> None:
-    (pool,) = minilm.variants_for("pool")
+def test_the_exported_program_runs_without_transformers_or_onnx(demo_repository: Repository, minilm: Manifest) -> None:
+    program_variant = minilm.variant("fp32-export")
+    assert program_variant is not None
     program = (
         "import sys\n"
         "for name in ('transformers', 'onnx', 'onnxruntime', 'sklearn', 'safetensors', 'tokenizers'):\n"
@@ -189,10 +256,29 @@ def test_the_pools_program_runs_without_transformers_or_onnx(demo_repository: Re
         "ids = np.ones((2, 5), dtype=np.int64)\n"
         "print(engine.infer({'input_ids': ids, 'attention_mask': ids})['e'].shape)\n"
     )
-    command = [sys.executable, "-c", program, str(demo_repository.artefact(minilm, pool))]
+    command = [sys.executable, "-c", program, str(demo_repository.artefact(minilm, program_variant))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "(2, 384)\n", done.stderr
     assert done.stderr == ""
+
+
+def test_packed_variants_run_without_transformers(demo_repository: Repository, minilm: Manifest) -> None:
+    pool = minilm.variants_for("pool")[0]
+    program = (
+        "import sys\n"
+        "for name in ('transformers', 'onnx', 'onnxruntime', 'sklearn', 'tokenizers'):\n"
+        "    sys.modules[name] = None\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from tidegate.engines.engine import load_engine\n"
+        "engine = load_engine('torch-packed', Path(sys.argv[1]), outputs=('e',))\n"
+        "ids = np.ones(7, dtype=np.int64)\n"
+        "inputs = {'input_ids': ids, 'attention_mask': ids, 'lengths': np.array([3, 4])}\n"
+        "print(engine.infer(inputs)['e'].shape)\n"
+    )
+    command = [sys.executable, "-c", program, str(demo_repository.artefact(minilm, pool))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("(2, 384)\n", "")
 
 
 def test_what_is_whole_is_kept_and_what_is_not_is_built_again(demo_repository: Repository, tmp_path: Path) -> None:
@@ -200,7 +286,7 @@ def test_what_is_whole_is_kept_and_what_is_not_is_built_again(demo_repository: R
 
     shutil.copytree(demo_repository.root / "digits", tmp_path / "digits")
     assert build_demo("digits", tmp_path, silent)[1] == "kept"
-    (tmp_path / "digits" / "1" / "int8.onnx").write_bytes(b"cut off")
+    (tmp_path / "digits" / RECIPES["digits"][1] / "int8.onnx").write_bytes(b"cut off")
     manifest, how = build_demo("digits", tmp_path, silent)
     assert how == "built"
     Repository(tmp_path).verify(manifest, manifest.variants_for("edge")[0])

@@ -21,7 +21,7 @@ from tidegate.models.repository import Repository
 from tidegate.types import Datatype
 
 
-def recipe(name: str) -> Any:
+def recipe(name: str, version: str) -> Any:
     """A recipe that takes no time, in place of the real ones; everything around it is real."""
 
     def build(folder: Path, progress: Progress) -> Manifest:
@@ -32,7 +32,7 @@ def recipe(name: str) -> Any:
         path.write_bytes(b"weights")
         return Manifest(
             name=name,
-            version="1",
+            version=version,
             inputs=(TensorSpec("x", Datatype.FP32, ("batch",)),),
             outputs=(TensorSpec("y", Datatype.FP32, ("batch",)),),
             variants=(
@@ -58,7 +58,7 @@ def recipe(name: str) -> Any:
 
 @pytest.fixture
 def repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    modules = {module: recipe(name) for name, (module, _) in demo.RECIPES.items()}
+    modules = {module: recipe(name, version) for name, (module, version) in demo.RECIPES.items()}
     monkeypatch.setattr(demo.importlib, "import_module", modules.__getitem__)
     return tmp_path / "models"
 
@@ -72,7 +72,7 @@ def test_all_builds_all_and_a_second_time_keeps_them_with_a_word(repository: Pat
     code, output = run("build", "all", "--repository", repository)
     assert code == 0
     assert [one.name for one in Repository(repository).manifests()] == ["digits", "minilm"]
-    assert f"minilm: built in {repository / 'minilm' / '1'}" in output
+    assert f"minilm: built in {repository / 'minilm' / '2'}" in output
     assert "minilm: kept (whole, digests fit)" in run("build", "all", "--repository", repository)[1]
     assert "minilm: built" in run("build", "minilm", "--force", "--repository", repository)[1]
 
@@ -84,8 +84,8 @@ def test_progress_is_one_line_per_step_or_tenth_and_not_one_per_sample(repositor
 
 
 def test_a_parent_reads_progress_as_events(repository: Path) -> None:
-    lines = run("build", "digits", "--json-progress", "--repository", repository)[1].splitlines()
-    events = [json.loads(line) for line in lines]
+    words = ["build", "digits", "--json-progress", "--repository", str(repository)]
+    events = [json.loads(line) for line in CliRunner().invoke(model, words).stdout.splitlines()]
     assert {event["event"] for event in events} == {"progress"}
     assert events[0] == {"event": "progress", "what": "digits: training", "done_ratio": 0.0}
     ratios = [event["done_ratio"] for event in events]
@@ -98,18 +98,18 @@ def test_models_are_listed_shown_and_verified(repository: Path) -> None:
     listed = run("list", "--repository", repository)[1]
     assert all(word in listed for word in ("digits", "int8", "edge", "top1 0.5000", "4 rows, 9 tokens a row"))
     assert run("show", "digits", "--repository", repository)[1].startswith("schema: 1\nname: digits\n")
-    assert run("verify", "--repository", repository) == (0, f"ok    {repository / 'digits' / '1' / 'm.onnx'}\n")
+    assert run("verify", "--repository", repository) == (0, f"ok    {repository / 'digits' / '2' / 'm.onnx'}\n")
 
 
 def test_verifying_names_every_artefact_that_is_wrong_and_fails(repository: Path) -> None:
     run("build", "all", "--repository", repository)
-    (repository / "digits" / "1" / "m.onnx").write_bytes(b"changed")
-    (repository / "minilm" / "1" / "m.onnx").unlink()
+    (repository / "digits" / "2" / "m.onnx").write_bytes(b"changed")
+    (repository / "minilm" / "2" / "m.onnx").unlink()
     code, output = run("verify", "--repository", repository)
     assert code == 1
     assert "has sha256" in output
     assert "No such file" in output
-    assert "Error: 2 artefacts are missing or different" in output
+    assert "Error: 2 files are missing or different" in output
     assert run("verify", "digits", "--repository", repository)[1].count("WRONG") == 1
 
 
@@ -117,7 +117,7 @@ def test_verifying_names_every_artefact_that_is_wrong_and_fails(repository: Path
     ("words", "message"),
     [
         (("show", "nope"), "Error: there is no model 'nope' (models: digits)"),
-        (("show", "digits", "--version", "9"), "Error: model 'digits' has no version '9' (versions: 1)"),
+        (("show", "digits", "--version", "9"), "Error: model 'digits' has no version '9' (versions: 2)"),
         (("verify", "nope"), "Error: there is no model 'nope'"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
     assert "building digits needs sklearn: pip install 'tidegate[build]'" in output
 
 
-@pytest.mark.parametrize("command", ["build", "quantize", "add", "list", "show", "verify"])
+@pytest.mark.parametrize("command", ["build", "quantize", "add", "calibrate", "list", "show", "verify"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     code, output = run(command, "--help")
     assert code == 0
@@ -156,7 +156,7 @@ def test_help_imports_no_runtime() -> None:
     program = (
         "import sys\n"
         "from tidegate.build.cli import model\n"
-        "model(['add', '--help'], standalone_mode=False)\n"
+        "[model([command, '--help'], standalone_mode=False) for command in ('add', 'calibrate')]\n"
         "heavy = {'torch', 'onnx', 'onnxruntime', 'sklearn', 'transformers', 'numpy', 'tokenizers'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )

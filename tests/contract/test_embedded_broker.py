@@ -44,6 +44,13 @@ def test_a_taken_port_is_named_with_the_flag_that_changes_it() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2"])
+def test_it_serves_no_network_and_names_what_does(host: str) -> None:
+    ended = run_to_its_end("--host", host, "--port", "0")
+    assert ended.returncode != 0 and ended.stdout == ""
+    assert "not loopback" in ended.stderr and "tidegate broker config" in ended.stderr
+
+
 def test_it_says_where_it_serves_and_that_anybody_may_enter(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tidegate.broker", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.merge import FleetRegister
 from tidegate.fleet.messages import MAX_EPOCH, Death
 from tidegate.fleet.topics import Topics, Up
+from tidegate.mqtt_link import MqttLink
 from tidegate.types import LoadReport
 
 pytestmark = pytest.mark.slow
@@ -38,14 +40,13 @@ WILL_GRACE_S = 0.3
 class Gateway:
     """A gateway as far as MQTT can tell, with everything its core was told of."""
 
-    def __init__(self, broker: BrokerProcess, fleet: str, name: str = "main") -> None:
+    def __init__(self, broker: BrokerProcess, fleet: str, name: str = "main", **settings: Any) -> None:
         self.changed = Signal()
         self.told = 0
         topics = Topics(fleet)
         register = FleetRegister(topics, draw=lambda: 0.05, will_grace_s=WILL_GRACE_S)
-        self.sync = FleetSync(
-            broker.url, fleet, f"{name}-{fleet}", self._on_change, random.random, register=register, backoff_cap_s=0.5
-        )
+        chosen: dict[str, Any] = {"draw": random.random, "backoff_cap_s": 0.5} | settings
+        self.sync = FleetSync(broker.url, fleet, f"{name}-{fleet}", self._on_change, register=register, **chosen)
 
     def _on_change(self) -> None:
         self.told += 1
@@ -69,13 +70,17 @@ class Agent:
 
     def __init__(self, broker: BrokerProcess, fleet: str, device: str, folder: Path, **settings: Any) -> None:
         self.state = agent_state()
-        defaults: dict[str, Any] = {"epochs": EpochStore(folder / device), "interval_s": 0.2, "backoff_cap_s": 0.5}
+        defaults: dict[str, Any] = {
+            "epochs": EpochStore(folder / device),
+            "interval_s": 0.2,
+            "draw": random.random,
+            "backoff_cap_s": 0.5,
+        }
         self.sync = EdgeSync(
             broker.url,
             fleet=fleet,
             device=device,
             state=lambda: self.state,
-            draw=random.random,
             **(defaults | settings),
         )
 
@@ -276,6 +281,31 @@ async def test_after_a_killed_broker_has_lost_everything_all_converges_again(
         own_broker.start()
         for view in born:
             await gateway.sees(view.name, Freshness.FRESH, epoch_over=view.epoch)
+
+
+async def test_a_fleet_is_back_within_seconds_of_its_broker_however_often_and_long_that_was_away(
+    own_broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    luck = [0.0]  # of the waits between attempts: none, so that an outage of hours passes at once
+    gateway = Gateway(own_broker, fleet, draw=lambda: luck[0], backoff_cap_s=30.0)
+    agent = Agent(own_broker, fleet, device, tmp_path, draw=lambda: luck[0], backoff_cap_s=30.0)
+    links = (gateway.sync._link, agent.sync._link)
+    async with gateway.sync, agent.sync:
+        view = await gateway.sees(device, Freshness.FRESH)
+        for last in (False, False, False, True):
+            own_broker.kill()
+            await _until(lambda: all(not link.connected and link._redial.failures > 20 for link in links))
+            if last:  # both have just begun the longest wait that there is
+                luck[0] = 0.999
+                for link in links:
+                    await _until(partial(_tried_again, link, link._redial.failures))
+            own_broker.start()
+            async with asyncio.timeout(5.0):
+                view = await gateway.sees(device, Freshness.FRESH, epoch_over=view.epoch)
+
+
+def _tried_again(link: MqttLink, failures: int) -> bool:
+    return link._redial.failures > failures
 
 
 async def test_a_birth_that_the_broker_lost_is_asked_for(

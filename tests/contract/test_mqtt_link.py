@@ -6,16 +6,19 @@ import asyncio
 import random
 import socket
 import statistics
+import struct
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from paho.mqtt import client as paho
 from structlog.testing import capture_logs
 
-from tests.support.brokers import BrokerProcess, Embedded, Mosquitto, ScriptedBroker, Signal, free_port
+from simulator.testing.links import LinkThread
+from tests.support.brokers import MOSQUITTO, BrokerProcess, Embedded, Mosquitto, ScriptedBroker, Signal, free_port
 from tidegate import clock
 from tidegate.mqtt_link import BrokerUrl, Connected, Disconnected, LinkEvent, Message, MqttLink, Will
 from tidegate.mqtt_session import MAX_OUTSTANDING
@@ -266,7 +269,7 @@ async def test_a_broker_that_nobody_runs_is_tried_again_and_leaving_does_not_wai
     with capture_logs() as logs:
         async with tap.link:
             async with asyncio.timeout(5.0):
-                while tap.link._backoff.failures < 3:
+                while tap.link._redial.failures < 3:
                     await clock.sleep(0.01)
             assert "down, " in repr(tap.link)
     assert asyncio.all_tasks() == before
@@ -314,6 +317,70 @@ async def test_whatever_a_broker_answers_the_link_says_why_and_tries_again(scrip
         assert reason in logs[0]["reason"]
 
 
+async def test_a_connection_that_breaks_before_its_first_word_is_one_attempt_of_many() -> None:
+    """A proxy whose broker is down accepts and resets; paho closes such a socket under our feet and says nothing."""
+    accepted: list[float] = []
+    broken = asyncio.Event()
+
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(clock.now())
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        broken.set()
+
+    async def wait_until_it_is_broken() -> Will | None:
+        await broken.wait()
+        broken.clear()
+        await clock.sleep(0.005)
+        return None
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        tap = Tap(f"mqtt://127.0.0.1:{port}", before_connect=wait_until_it_is_broken)
+        with capture_logs() as logs:
+            async with tap.link, asyncio.timeout(5.0):
+                while len(accepted) < 6:
+                    await clock.sleep(0.01)
+        assert [one["log_level"] for one in logs] == ["warning"]
+
+
+@pytest.mark.slow
+@pytest.mark.needs_mosquitto
+@pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
+async def test_a_broker_that_restarts_behind_a_proxy_is_spoken_to_in_the_same_version(tmp_path: Path) -> None:
+    links = LinkThread()
+    try:
+        with Mosquitto(tmp_path) as broker:
+            proxy = links.link(broker.port)
+            async with tapped(f"mqtt://{proxy.address}") as tap:
+                broker.kill()
+                async with asyncio.timeout(5.0):
+                    while tap.link._redial.failures < 5:
+                        await clock.sleep(0.01)
+                broker.start()
+                await tap.until_connected(session=2)
+                assert [event.protocol for event in tap.of(Connected)] == ["5", "5"]
+    finally:
+        links.close()
+
+
+async def test_a_defect_in_an_attempt_is_told_and_the_next_one_is_made() -> None:
+    attempts: list[float] = []
+
+    async def defect() -> Will:
+        attempts.append(clock.now())
+        raise ZeroDivisionError
+
+    async with ScriptedBroker().serve() as broker:
+        tap = Tap(broker.url, before_connect=defect)
+        with capture_logs() as logs:
+            async with tap.link, asyncio.timeout(5.0):
+                while len(attempts) < 3:
+                    await clock.sleep(0.01)
+    assert logs[0]["event"] == "an attempt to reach the broker has a defect"
+
+
 @pytest.mark.slow
 async def test_a_message_that_is_never_acknowledged_ends_the_session() -> None:
     """(9): paho would wait for the PUBACK for ever."""
@@ -332,7 +399,7 @@ async def test_what_hinders_a_connect_counts_as_a_failed_attempt() -> None:
         tap = Tap(broker.url, before_connect=disk_full)
         with capture_logs() as logs:
             async with tap.link, asyncio.timeout(5.0):
-                while tap.link._backoff.failures < 2:
+                while tap.link._redial.failures < 2:
                     await clock.sleep(0.01)
         assert broker.connects == []
         assert "No space left" in logs[0]["reason"]
@@ -344,7 +411,7 @@ async def test_asked_for_5_the_embedded_broker_refuses_in_words_of_5(tmp_path: A
         tap = Tap(f"{broker.url}?protocol=5", before_connect=_some_will)
         with capture_logs() as logs:
             async with tap.link, asyncio.timeout(5.0):
-                while tap.link._backoff.failures < 2:
+                while tap.link._redial.failures < 2:
                     await clock.sleep(0.01)
         assert logs[0]["reason"] == "the broker refused the connection: Unsupported protocol version"
 

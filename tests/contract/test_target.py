@@ -17,8 +17,8 @@ from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.upstream.link import LinkTarget
 from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
+from simulator.proxy.link import Link
 from tests.support.hosts import ECHO, EchoHost, echo_request
-from tests.support.tcp import TcpProxy
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.link.answerer import LinkService, add_link_service
@@ -28,6 +28,7 @@ from tidegate.outcome import (
     ERRORS,
     BadAnswer,
     DeadlineExceeded,
+    Disconnected,
     InternalError,
     ModelNotFound,
     Overloaded,
@@ -402,10 +403,44 @@ async def test_requests_of_one_moment_share_envelopes(link: Bench) -> None:
     assert session.envelopes_sent - before < 30
 
 
+@pytest.mark.parametrize(("steady_s", "waits"), [(0.0, 0), (3600.0, 1)], ids=["steady", "flapping"])
+async def test_only_a_link_that_flaps_is_dialled_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch, steady_s: float, waits: int
+) -> None:
+    monkeypatch.setattr("gateway.upstream.link.STEADY_S", steady_s)
+    drawn: list[float] = []
+
+    def draw() -> float:
+        drawn.append(clock.now())
+        return 0.1
+
+    server = Server()
+    await server.start()
+    async with Link(("127.0.0.1", server.port)) as proxy:
+        bench = Bench("link", server, None)  # type: ignore[arg-type]
+        address = f"127.0.0.1:{proxy.port}"
+        async with LinkTarget("pool/a", address, gateway_name="test", on_event=bench.tell, draw=draw) as target:
+            bench.target = target
+            await bench.until(lambda: bench.ups() == 1)
+            server.host.gate.clear()
+            asking = asyncio.create_task(bench.ask())
+            await server.host.begun.acquire()
+
+            proxy.partition("reset")
+            proxy.heal()
+
+            with pytest.raises(Disconnected):
+                await asking
+            assert bench.downs() == 1, "whoever looks for another place knows already that this one is gone"
+            await bench.until(lambda: bench.ups() == 2)
+    await server.kill()
+    assert len(drawn) == waits
+
+
 async def test_a_half_open_link_is_found_by_its_silence_and_replaced_on_a_new_connection() -> None:
     server = Server()
     await server.start()
-    async with TcpProxy(server.port) as proxy:
+    async with Link(("127.0.0.1", server.port)) as proxy:
         bench = Bench("link", server, None)  # type: ignore[arg-type]
         target = LinkTarget(
             "pool/a",
@@ -424,18 +459,18 @@ async def test_a_half_open_link_is_found_by_its_silence_and_replaced_on_a_new_co
             await server.host.begun.acquire()
             frozen_at = clock.now()
 
-            proxy.freeze()
+            proxy.partition("blackhole")
 
             with pytest.raises(Unreachable, match="silent for 3 heartbeats"):
                 await asking
             assert clock.now() - frozen_at < 2.0
             assert not target.connected
 
-            proxy.thaw()
+            proxy.heal()
             server.host.gate.set()
             await bench.until(lambda: bench.ups() == 2)
             await bench.ask()
-            assert proxy.connections >= 2
+            assert proxy.accepted >= 2
     await server.kill()
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from cloud_pool.worker import Process
-from tests.pool.workers import BAD_ID, Arrays, FakeProcess, spin, text, write_spin_model, write_text_model
+from tests.pool.workers import Arrays, spin, text, write_spin_model, write_text_model
+from tests.support.fake_worker import BAD_ID, FakeWorker
 from tidegate.outcome import InternalError
 from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
 
@@ -45,7 +46,7 @@ async def fake(folder: Path) -> AsyncIterator[Subject]:
     def service_s(inputs: Arrays) -> float:
         return 1e-6 * float(inputs["turns"]) if "turns" in inputs else 0.0
 
-    async with FakeProcess(service_s) as process:
+    async with FakeWorker(service_s=service_s) as process:
         yield Subject(process, process.kill, folder)
 
 

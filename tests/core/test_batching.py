@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cloud_pool.core.batching import DOOM_RATIO, Batcher, Queued
+from cloud_pool.core.batching import DOOM_RATIO, Batcher
 from cloud_pool.core.grouping import Shape
+from cloud_pool.core.policies import ROOM_RATIO
+from cloud_pool.core.queued import Queued
+from tests.support.formula import Formula
+from tidegate.models.manifest import BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import DEFAULT_LEVEL, LAST_LEVEL, LEVEL_S, level_of, order_key
 
@@ -24,7 +28,7 @@ def affine_s(units: float) -> float:
 
 
 def batcher(service_s: Callable[[float], float] = affine_s, **overrides: Any) -> Batcher:
-    return Batcher(service_s, **{"max_rows": 8, **overrides})
+    return Batcher(Formula(service_s), **{"max_rows": 8, **overrides})
 
 
 def queued(id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, rows: int = 1, **more: Any) -> Queued:
@@ -63,7 +67,8 @@ def test_priority_does_not_starve_those_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("priority", "level"), [(0, DEFAULT_LEVEL), (1, 1), (2, 2), (99, LAST_LEVEL), (-5, DEFAULT_LEVEL)]
+    ("priority", "level"),
+    [(0, DEFAULT_LEVEL), (1, 1), (2, 2), (99, DEFAULT_LEVEL), (LAST_LEVEL, LAST_LEVEL), (-5, DEFAULT_LEVEL)],
 )
 def test_the_numbers_of_priority(priority: int, level: int) -> None:
     assert level_of(priority) == level
@@ -86,7 +91,7 @@ def test_like_lengths_share_a_batch_and_the_others_wait() -> None:
     subject = batcher()
     for id, length in ((1, 12), (2, 250), (3, 14), (4, 13)):
         subject.add([queued(id, length=length)], NOW)
-    assert sorted(ids(subject.release(NOW))) == [1, 3, 4]
+    assert sorted(ids(subject.release(NOW))) == [1, 3, 4]  # worth more for their time, and all have time
     assert ids(subject.release(NOW)) == [2]
 
 
@@ -105,21 +110,22 @@ def test_different_kinds_never_share_a_batch() -> None:
     assert ids(subject.release(NOW)) == [1, 3]
 
 
-def test_who_was_in_a_failed_batch_runs_alone() -> None:
+def test_the_groups_of_a_failed_batch_keep_to_themselves() -> None:
     subject = batcher()
-    subject.add([queued(1, alone=True)], NOW, readmit=True)
-    subject.add([queued(2)], NOW)
-    subject.add([queued(3)], NOW)
-    assert ids(subject.release(NOW)) == [1]
-    assert ids(subject.release(NOW)) == [2, 3]
+    subject.add([queued(1, cohort=7), queued(2, cohort=8), queued(3, cohort=7)], NOW, readmit=True)
+    subject.add([queued(4)], NOW)
+    subject.add([queued(5)], NOW)
+    assert ids(subject.release(NOW)) == [1, 3]
+    assert ids(subject.release(NOW)) == [2]
+    assert ids(subject.release(NOW)) == [4, 5]
 
 
 def test_company_is_kept_small_enough_for_the_head_to_be_in_time() -> None:
     subject = batcher()
-    subject.add([queued(1, due_in_s=affine_s(48) + 1e-6)], NOW)
+    subject.add([queued(1, due_in_s=affine_s(48) / ROOM_RATIO + 1e-6)], NOW)
     for id in (2, 3, 4, 5):
         subject.add([queued(id)], NOW)
-    assert len(subject.release(NOW)) == 3
+    assert [len(subject.release(NOW)) for _ in range(2)] == [3, 2]
 
 
 def test_a_head_that_is_late_by_prediction_still_brings_company() -> None:
@@ -184,7 +190,7 @@ class TestRoom:
     def test_who_goes_back_into_the_queue_is_not_turned_away(self) -> None:
         subject = batcher(max_queue_size=1)
         subject.add([queued(1)], NOW)
-        subject.add([queued(2, alone=True)], NOW, readmit=True)
+        subject.add([queued(2, cohort=7)], NOW, readmit=True)
         assert len(subject) == 2
 
     def test_who_leaves_makes_room_at_once(self) -> None:
@@ -197,7 +203,7 @@ class TestRoom:
 
 class TestHoldingBack:
     def test_a_partial_batch_leaves_once_its_oldest_member_has_waited_long_enough(self) -> None:
-        subject = batcher(max_queue_delay_s=0.005)
+        subject = batcher(policy="window", max_queue_delay_s=0.005)
         subject.add([queued(1)], NOW)
         subject.add([queued(2, at=NOW + 0.004)], NOW + 0.004)
         assert subject.release(NOW + 0.0049) == []
@@ -205,23 +211,46 @@ class TestHoldingBack:
         assert ids(subject.release(NOW + 0.0051)) == [1, 2]
 
     def test_a_full_batch_does_not_wait(self) -> None:
-        subject = batcher(max_rows=2, max_queue_delay_s=0.005)
+        subject = batcher(policy="window", max_rows=2, max_queue_delay_s=0.005)
         subject.add([queued(1)], NOW)
         subject.add([queued(2)], NOW)
         assert ids(subject.release(NOW)) == [1, 2]
 
     def test_a_batch_whose_time_is_short_does_not_wait(self) -> None:
-        subject = batcher(max_queue_delay_s=5.0)
+        subject = batcher(policy="window", max_queue_delay_s=5.0)
         subject.add([queued(1, due_in_s=1.0)], NOW)
         latest_start_at = NOW + 1.0 - affine_s(16)
         assert subject.release(latest_start_at - 1e-6) == []
         assert ids(subject.release(latest_start_at + 1e-6)) == [1]
 
     def test_a_busy_worker_is_not_woken_for_a_batch(self) -> None:
-        subject = batcher(max_queue_delay_s=0.005)
+        subject = batcher(policy="window", max_queue_delay_s=0.005)
         subject.add([queued(1)], NOW)
         wake_at = subject.next_wake(NOW, worker_free=False)
         assert wake_at == pytest.approx(NOW + 2.0 - DOOM_RATIO * affine_s(16))
+
+
+def test_a_cost_function_that_fails_leaves_the_queue_as_it_was() -> None:
+    def service_s(units: float) -> float:
+        if units > 100:
+            raise ZeroDivisionError
+        return 0.01
+
+    subject = batcher(service_s)
+    subject.add([queued(1)], NOW)
+    with pytest.raises(ZeroDivisionError):
+        subject.add([queued(2), queued(3, length=200)], NOW)
+    assert ids(subject.waiting()) == [1]
+    assert ids(subject.release(NOW)) == [1]
+
+
+def test_a_caller_who_leaves_while_others_wait_costs_and_delays_nobody() -> None:
+    subject = batcher()
+    for id in (1, 2, 3):
+        subject.add([queued(id)], NOW)
+    subject.remove([2])
+    assert subject.ahead(float("inf")) == (2, pytest.approx(2 * affine_s(16)))
+    assert ids(subject.release(NOW)) == [1, 3]
 
 
 def test_predictions_learn_what_sharing_saves() -> None:
@@ -250,15 +279,19 @@ class AnyTraffic(RuleBasedStateMachine):
         max_work=st.sampled_from([64.0, 1024.0, float("inf")]),
         max_queue_size=st.integers(1, 12),
         delay_s=st.sampled_from([0.0, 0.02]),
+        policy=st.sampled_from(get_args(BatchingPolicy)),
     )
-    def start(self, max_rows: int, max_work: float, max_queue_size: int, delay_s: float) -> None:
+    def start(
+        self, max_rows: int, max_work: float, max_queue_size: int, delay_s: float, policy: BatchingPolicy
+    ) -> None:
         self.now = NOW
         self.ids = count()
         self.inside: dict[int, Queued] = {}
         self.max_rows, self.max_work, self.max_queue_size, self.delay_s = max_rows, max_work, max_queue_size, delay_s
         self.batcher = batcher(
-            max_rows=max_rows, max_work=max_work, max_queue_size=max_queue_size, max_queue_delay_s=delay_s
-        )
+            max_rows=max_rows, max_work=max_work, max_queue_size=max_queue_size, max_queue_delay_s=delay_s,
+            policy=policy, preferred_batch_size=(2,),
+        )  # fmt: skip
 
     @rule(
         lengths=st.lists(st.integers(1, 256), min_size=1, max_size=3),
@@ -310,11 +343,6 @@ class AnyTraffic(RuleBasedStateMachine):
         assert within or len(batch) == 1
         assert len({item.kind for item in batch}) == 1
         assert all(self.now < item.deadline for item in batch)
-        hopeful = [
-            item for item in self.inside.values() if item.deadline - DOOM_RATIO * affine_s(item.shape.units) > self.now
-        ]
-        first = min(hopeful, key=lambda item: (order_key(item.deadline, item.priority), item.arrived_at, item.id))
-        assert first in batch
         for item in batch:
             del self.inside[item.id]
 

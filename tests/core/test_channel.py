@@ -20,7 +20,7 @@ def joined(parts: list[Any]) -> bytes:
 
 
 def travel(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    frame = joined(channel.pack_with(Infer(7, "key"), arrays))
+    frame = joined(channel.pack_with(Infer(7, "key"), channel.lay(arrays)))
     header_bytes, payload_bytes = channel.parse_prefix(frame[: channel.PREFIX_BYTES])
     body = frame[channel.PREFIX_BYTES :]
     message = channel.parse_to_child(body[:header_bytes])
@@ -53,7 +53,7 @@ def test_arrays_of_bytes_and_text_arrive_as_bytes() -> None:
 
 
 def test_arrays_are_aligned_and_alias_the_payload() -> None:
-    parts = channel.pack_with(Computed(1, 0.5), {"a": np.ones(3, np.uint8), "b": np.ones(5)})
+    parts = channel.pack_with(Computed(1, 0.5), channel.lay({"a": np.ones(3, np.uint8), "b": np.ones(5)}))
     payload = joined(parts[2:])
     assert len(payload) == 2 * ALIGNMENT
     specs = (ArraySpec("a", "|u1", (3,), 3), ArraySpec("b", "<f8", (5,), 40))
@@ -66,7 +66,7 @@ def test_arrays_are_aligned_and_alias_the_payload() -> None:
 @pytest.mark.parametrize("array", [np.array([1j]), np.array([3, "x", None], object), np.array(["2020-01-01"], "M8[D]")])
 def test_what_does_not_travel_is_named(array: NDArray[Any]) -> None:
     with pytest.raises(FrameError, match="'odd'"):
-        channel.pack_with(Infer(1, "key"), {"odd": array})
+        channel.lay({"odd": array})
 
 
 def test_messages_without_arrays_travel() -> None:

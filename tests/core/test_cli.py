@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -151,6 +152,6 @@ def test_the_example_of_each_process_can_be_read_back(role: str, tmp_path: Path)
 
 
 def uncommented(text: str) -> str:
-    """Keys stand as `#key:`, words as `# words`; required ones get a value."""
-    lines = [line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in text.splitlines()]
+    """Keys stand as `#key:`, those of a section as `#  key:`, words as `# words`; required ones get a value."""
+    lines = [line if re.match("# [^ ]", line) else line.removeprefix("#") for line in text.splitlines()]
     return "\n".join(line.replace("  # required", " x") for line in lines if not line.startswith("#"))

@@ -141,3 +141,49 @@ def test_a_missing_runtime_says_what_to_install(kind: str, blocked: str, extra: 
 def test_engines_say_what_they_run_and_where(artefacts: dict[str, Path]) -> None:
     assert repr(load(artefacts, "onnx")) == "<OnnxEngine m.onnx on CPU>"
     assert repr(load(artefacts, "torch-export")) == "<TorchEngine m.torch-export on cpu>"
+
+
+def test_a_program_may_be_compiled_and_without_a_compiler_runs_as_it_is(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    engine = load_engine("torch-export", artefacts["torch-export"], outputs=("difference", "sum"), compile=True)
+    assert "m.torch-export is not compiled: there is no C++ compiler here" in caplog.text
+    np.testing.assert_allclose(engine.infer({"left": LEFT, "right": RIGHT})["difference"], LEFT - 2)
+
+
+def test_a_compiler_that_fails_is_told_of_once_and_the_program_runs_as_it_is(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    def broken(*_: Any) -> Any:
+        raise OSError("the compiler is broken")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: broken)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    engine = load_engine("torch-export", artefacts["torch-export"], outputs=("difference", "sum"), compile=True)
+    for _ in range(2):
+        np.testing.assert_allclose(engine.infer({"left": LEFT, "right": RIGHT})["difference"], LEFT - 2)
+    said = [one.getMessage() for one in caplog.records if "compiled" in one.getMessage()]
+    assert said == ["m.torch-export is not compiled: OSError: the compiler is broken"]
+
+
+def test_a_cpu_without_bf16_says_that_fp32_is_faster(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    from tidegate.engines import torch_device
+
+    monkeypatch.setattr(torch_device, "has_bf16", lambda device: False)
+    torch_device.say_if_emulated("m.pt2", torch.bfloat16, torch.device("cpu"))
+    torch_device.say_if_emulated("m.pt2", torch.float32, torch.device("cpu"))
+    assert [one.getMessage() for one in caplog.records] == [
+        "m.pt2: this cpu has no instructions for bf16 and emulates it; fp32 is faster here"
+    ]
+
+
+def test_tensorrt_is_known_and_says_what_to_do_without_it(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="TensorRT is not installed: pip install tensorrt"):
+        load_engine("tensorrt", tmp_path / "m.engine", outputs=())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fleet import TOPICS, Device, Spoken, offer, register
+from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.merge import EpochHint, FleetRegister, Resync
 from tidegate.fleet.messages import MAX_EPOCH
@@ -65,6 +66,16 @@ def test_a_device_that_closed_its_admission_is_seen_not_accepting() -> None:
     assert not only(fleet, 10.5).accepting
     fleet.fold(*device.heartbeat(10.7), 10.7)
     assert only(fleet, 10.7).accepting
+
+
+def test_the_newest_word_on_a_devices_conditions_counts_in_whatever_order_it_comes() -> None:
+    fleet, device = alive()
+    assert only(fleet, 10.0).conditions == UNTOLD
+    older = device.heartbeat(10.5, conditions=Conditions(battery=0.5))
+    newer = device.heartbeat(10.6, conditions=Conditions(battery=0.4, metered=True))
+    fleet.fold(*newer, 10.7)
+    fleet.fold(*older, 10.8)
+    assert only(fleet, 10.8).conditions == Conditions(battery=0.4, metered=True)
 
 
 def test_without_a_birth_nothing_is_seen() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fleet import Device, offer
+from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.messages import (
     MAX_BYTES,
     MAX_EPOCH,
@@ -106,6 +108,8 @@ def test_unknown_keys_are_ignored() -> None:
 def test_a_heartbeat_is_small() -> None:
     full = DEVICE.heartbeat_message(1e6, queued=999, in_flight=99, queue_delay_ms=12345.678, epoch=MAX_EPOCH)
     assert len(encode(full)) <= 250
+    weak = Conditions(battery=0.42, temperature_c=81.5, throttled=True, metered=True)
+    assert len(encode(msgspec.structs.replace(full, conditions=weak))) <= 300
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,11 @@ def test_a_heartbeat_is_small() -> None:
         (Up.HEARTBEAT, {"adm": "maybe"}),
         (Up.HEARTBEAT, {"inv": "x" * 33}),
         (Up.HEARTBEAT, {"e": "100"}),
+        (Up.HEARTBEAT, {"sys": {"bat": 1.1}}),
+        (Up.HEARTBEAT, {"sys": {"bat": -0.1}}),
+        (Up.HEARTBEAT, {"sys": {"t": 1e9}}),
+        (Up.HEARTBEAT, {"sys": {"met": "yes"}}),
+        (Up.HEARTBEAT, {"sys": None}),
         (Up.BIRTH, {"urls": ["x" * 257]}),
         (Up.BIRTH, {"urls": ["h:1"] * 9}),
         (Up.BIRTH, {"boot": "x" * 129}),

@@ -19,10 +19,9 @@ chances = st.floats(0.0, 1.0)
 
 
 def path_of(*values_s: float) -> Path:
-    share = 1.0 / len(values_s)
-    return Path(
-        tuple(sorted(values_s)), (share,) * len(values_s), tuple(index * share for index in range(len(values_s) + 1))
-    )
+    share, count = 1.0 / len(values_s), len(values_s)
+    below = tuple(index * share for index in range(count + 1))
+    return Path(tuple(sorted(values_s)), (share,) * count, below, sorted(values_s)[(count - 1) // 2])
 
 
 paths = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=34).map(lambda values: path_of(*values))
@@ -42,6 +41,15 @@ def test_it_is_the_weighted_sum_of_normal_tails(
     one = Timing(path, busy_s, spread_s, trust)
     assert one.by(budget_s) == pytest.approx(exact(one, budget_s), abs=1e-4)
     assert 0.0 <= one.by(budget_s) <= trust
+
+
+@given(paths, durations, spreads, st.sampled_from([1.0, 0.25, 1 / 64]), durations)
+def test_the_shortest_round_trip_bounds_it(
+    path: Path, busy_s: float, spread_s: float, trust: float, budget_s: float
+) -> None:
+    one = Timing(path, busy_s, spread_s, trust)
+    assert one.by(budget_s) <= one.at_most(budget_s) <= trust
+    assert one.at_most(budget_s) <= exact(one._replace(path=path_of(path.values_s[0])), budget_s) + 1e-4
 
 
 @given(paths, durations, spreads, durations, durations)
@@ -68,20 +76,20 @@ def test_the_spread_has_the_moments_of_a_lognormal_compute_and_an_uncertain_wait
     mean_s = sum(drawn) / len(drawn)
     spread_s = sqrt(sum((one - mean_s) ** 2 for one in drawn) / len(drawn))
 
-    one = timing(path_of(0.0), wait_s=0.050, compute_s=0.020, sigma=0.4)
+    one = timing(path_of(0.0), wait_s=0.050, wait_variance=0.015**2, compute_s=0.020, sigma=0.4)
 
     assert one.busy_s == pytest.approx(mean_s, rel=0.01)
     assert one.spread_s == pytest.approx(spread_s, rel=0.02)
 
 
 def test_bodies_take_their_time_on_the_wire() -> None:
-    near = timing(path_of(0.01), 0.0, 0.01, 0.2)
-    assert timing(path_of(0.01), 0.0, 0.01, 0.2, wire_s=0.5).busy_s == pytest.approx(near.busy_s + 0.5)
+    near = timing(path_of(0.01), 0.0, 1e-6, 0.01, 0.2)
+    assert timing(path_of(0.01), 0.0, 1e-6, 0.01, 0.2, wire_s=0.5).busy_s == pytest.approx(near.busy_s + 0.5)
 
 
 def test_a_silent_path_is_believed_only_as_far_as_its_trust() -> None:
     link = LinkEstimate(prior_rtt_s=0.010)
-    assert timing(link.path(NOW), 0.0, 0.01, 0.2, trust=0.25).by(60.0) == 0.25
+    assert timing(link.path(NOW), 0.0, 1e-6, 0.01, 0.2, trust=0.25).by(60.0) == 0.25
 
 
 # silence
@@ -120,3 +128,51 @@ def test_the_longer_the_silence_lasts_after_the_usual_time_the_less_is_left(
     at_first = if_silent(one.by(0.0), by_deadline, claimed)
     at_last = if_silent(one.by(budget_s), by_deadline, claimed)
     assert at_last <= at_first + 1e-9
+
+
+# silence before the ack
+
+
+BROKEN = 0.02
+
+
+@given(paths, durations, spreads, durations, durations, st.floats(0.001, 0.5))
+def test_no_ack_yet_leaves_a_chance_that_is_none_too_high(
+    path: Path, busy_s: float, spread_s: float, silence_s: float, budget_s: float, broken: float
+) -> None:
+    left = Timing(path, busy_s, spread_s).unacknowledged(silence_s, budget_s, broken)
+    assert 0.0 <= left <= 1.0
+
+
+@given(paths, durations, spreads, durations, durations, durations)
+def test_it_falls_with_silence_and_rises_with_the_budget(
+    path: Path, busy_s: float, spread_s: float, silence_s: float, budget_s: float, more_s: float
+) -> None:
+    one = Timing(path, busy_s, spread_s)
+    left = one.unacknowledged(silence_s, budget_s, BROKEN)
+    # Cutting the tails at four spreads costs at most 3.2e-5, and a small share that is left makes more of it.
+    assert one.unacknowledged(silence_s + more_s, budget_s, BROKEN) <= left + 2e-3
+    assert one.unacknowledged(silence_s, budget_s + more_s, BROKEN) >= left - 2e-3
+
+
+def test_silence_shorter_than_any_round_trip_leaves_all_but_what_is_broken() -> None:
+    assert Timing(path_of(0.02, 0.03), 0.01, 0.001).unacknowledged(0.01, 1.0, BROKEN) == pytest.approx(1 / 1.02)
+
+
+def test_of_two_humps_only_the_longer_is_still_possible() -> None:
+    two_humps = Timing(path_of(0.010, 0.220), busy_s=0.100, spread_s=0.001)
+    assert two_humps.unacknowledged(0.005, 0.200, BROKEN) == pytest.approx(0.5 / 1.02)
+    assert two_humps.unacknowledged(0.011, 0.200, BROKEN) == 0.0, "the long way takes more than there is"
+    assert two_humps.unacknowledged(0.011, 0.400, BROKEN) == pytest.approx(0.5 / 0.52)
+    assert two_humps.unacknowledged(0.011, 0.320, BROKEN) == pytest.approx(0.25 / 0.52), "half of it just makes it"
+
+
+def test_a_silence_that_nobody_has_seen_speaks_for_a_broken_path() -> None:
+    one = Timing(path_of(*[0.010] * 9, 0.020), busy_s=0.010, spread_s=0.001)
+    chances = [one.unacknowledged(silence_s, 60.0, BROKEN) for silence_s in (0.020, 0.040, 0.080)]
+    assert chances == [pytest.approx(share / (share + BROKEN)) for share in (0.1, 0.1 / 16, 0.1 / 256)]
+    assert one.unacknowledged(0.080, 0.100, BROKEN) == 0.0, "a quarter longer than it is silent, and then the compute"
+
+
+def test_where_round_trips_take_no_time_silence_still_has_a_chance() -> None:
+    assert 0.0 < Timing(path_of(0.0, 0.0), 0.010, 0.001).unacknowledged(0.0, 1.0, BROKEN) < 1.0

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from gateway.core.breaker import Verdict
+from gateway.core.breaker import State, Verdict
 from gateway.core.events import LinkDown, LinkLoad, LinkRtt, LinkUp
-from gateway.core.fleet import Fleet, TargetSpec
-from tests.support.fleets import NOW, fleet_of, offer, spec, variant
+from gateway.core.fleet import Fleet
+from gateway.core.offered import Offered
+from gateway.core.placement import Placer
+from gateway.core.probing import Probing
+from gateway.core.target import TargetSpec, TargetView
+from tests.support.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.types import LoadReport
 
 LOAD = LoadReport(1, 1, queued=2, in_flight=1, queue_delay_s=0.3)
@@ -84,6 +90,18 @@ def test_a_load_without_offers_leaves_them_alone() -> None:
     assert offered_by(fleet) == ["edge/a"]
 
 
+def test_a_load_on_the_link_ends_a_silence_also_where_nobody_waits_for_its_answer_any_more() -> None:
+    fleet = fleet_of(edge_a=variant())
+    link = fleet.targets["edge/a"].link
+    link.sent(0, NOW)
+    link.accepted(0, NOW + 0.005)
+    link.sent(1, NOW + 1.0)
+    link.ended(1, NOW + 1.2, heard=False)
+    assert link.trust(NOW + 1.3) < 0.5
+    fleet.fold(LinkLoad("edge/a", LOAD), NOW + 1.3)
+    assert link.trust(NOW + 9.0) == 1.0
+
+
 def test_measured_round_trips_reach_the_link_estimate() -> None:
     fleet = fleet_of(edge_a=variant())
     fleet.fold(LinkRtt("edge/a", 0.042), NOW)
@@ -114,21 +132,26 @@ def test_devices_that_mqtt_found_need_not_be_reached_before_the_gateway_is_ready
     assert fleet.all_tried()
 
 
-def test_a_new_process_or_connection_starts_with_a_closed_breaker() -> None:
-    fleet = fleet_of(edge_a=variant())
+def test_a_new_process_starts_with_a_closed_breaker_and_a_new_connection_with_a_closed_path() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant())
     target = fleet.targets["edge/a"]
     for _ in range(5):
         target.breaker.record(Verdict.FAILURE, NOW, 0.5)
-    assert target.state(NOW) == ("down", "it kept failing; next probe in 0.5 s")
-    assert not fleet.usable(NOW)
-    target.breaker.launched()
-    assert target.state(NOW) == ("suspect", "it kept failing and is being probed")
+    target.path.trip("silent", NOW, 0.5)
+    assert target.state(NOW)[0] == "down"
+    assert not target.allows(NOW)
 
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
-    assert target.state(NOW)[0] == "suspect"  # the same process on the same link: nothing new
+    assert target.path.state is State.OPEN  # the same process on the same link: nothing new
+
+    fleet.fold(LinkDown("edge/a", "reset"), NOW)
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
+    assert (target.path.state, target.breaker.state) == (State.CLOSED, State.OPEN)
+    assert target.ejected
 
     fleet.fold(LinkUp("edge/a", "edge/a", 2, (offer(),)), NOW)
     assert target.state(NOW) == ("ready", "")
+    assert fleet.balance.ejected == ()
 
 
 def test_a_model_whose_feature_became_known_is_priced_anew() -> None:
@@ -143,3 +166,43 @@ def test_a_model_whose_feature_became_known_is_priced_anew() -> None:
 
     assert fleet.offered("minilm", "1")[0].cost.predict_s(1.0) == pytest.approx(0.010)
     assert before == pytest.approx(0.020)
+
+
+def test_row_13_a_ghost_that_mqtt_tells_of_gets_no_request_however_often_it_is_told_of() -> None:
+    fleet = fleet_of(edge_a=variant())
+    fleet.add(spec("edge/ghost", static=False), NOW)
+    placer = Placer(fleet)
+    placer.probes = Probing(fleet, lambda: 0.0)  # would explore whenever it may
+    for sequence in range(20):
+        now = NOW + 20.0 + sequence
+        fleet.heard("edge/ghost", load=LoadReport(1, sequence, 0, 0, 0.0), doubt="", offers=(offer(),), now=now)
+        decision = placer.decide(ask(at=now)._replace(priority=4), now)
+        assert decision.chosen is not None and decision.chosen.target.id == "edge/a"
+    assert fleet.balance.ejected == ()
+
+
+def test_row_13_old_and_repeated_reports_change_nothing() -> None:
+    fleet = fleet_of(edge_a=variant())
+    ledger = fleet.targets["edge/a"].ledger
+    fleet.heard("edge/a", load=LoadReport(2, 7, 0, 0, 0.2), doubt="", now=NOW)
+    for epoch, sequence in ((2, 7), (2, 3), (1, 99)):
+        fleet.heard("edge/a", load=LoadReport(epoch, sequence, 9, 9, 9.0), doubt="", now=NOW)
+    assert ledger.wait_s(NOW) == pytest.approx(0.2)
+
+
+def test_targets_that_come_up_one_by_one_are_listed_once_each() -> None:
+    """The index is kept up offer by offer: what is listed is counted, not timed."""
+    listed = 0
+
+    class Counting(Fleet):
+        def _ready_offers(self, target: TargetView) -> Iterator[Offered]:
+            nonlocal listed
+            for one in super()._ready_offers(target):
+                listed += 1
+                yield one
+
+    fleet = Counting(lambda _model, _version: "tokens")
+    for number in range(300):
+        fleet.add(spec(f"edge/{number}"), NOW)
+        fleet.fold(LinkUp(f"edge/{number}", f"edge/{number}", 1, (offer(),)), NOW)
+    assert len(fleet.offered("minilm", "1")) == listed == 300

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.crossing import MIN_GAIN, SOONEST_S, Crossing, domain_of
+from gateway.core.congestion import Congestion
+from gateway.core.crossing import MIN_GAIN, MOST_GAIN, SOONEST_S, Crossing, domain_of
 from gateway.core.evidence import Attempt
-from gateway.core.fleet import Fleet, TargetSpec
+from gateway.core.fleet import Fleet
 from gateway.core.hedging import Hedge, LatestUseful, Watched
+from gateway.core.link import SLACK_S
 from gateway.core.placement import Candidate, Decision
 from gateway.core.request import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.core.target import TargetSpec
 from gateway.core.token_budget import TokenBudget
 from gateway.core.value import ValuePlacer
 from tests.support.fleets import NOW, ask, fleet_of, variant
@@ -103,10 +106,23 @@ def test_the_hedge_comes_while_it_can_still_be_in_time() -> None:
 
 def test_a_promise_beyond_the_deadline_is_no_reason_to_wait() -> None:
     scene = edge_and_pool()
-    assert scene.plan(after_s=0.050, promised_in_s=3.0) == Hedge(NOW + 0.050)
+    assert scene.plan(after_s=0.050, promised_in_s=3.0) == Hedge(NOW + 0.050, instead=True)
     ahead = scene.plan(after_s=0.050, promised_in_s=0.3)
     assert ahead is not None
     assert ahead.at > NOW + 0.3
+
+
+def test_who_promised_well_and_is_late_is_not_taken_out_for_it() -> None:
+    scene = edge_and_pool()
+    assert scene.plan(after_s=0.600, promised_in_s=0.1) == Hedge(NOW + 0.600), "it may be on its way"
+    assert scene.plan(after_s=0.600) == Hedge(NOW + 0.600), "nor is who never promised"
+
+
+def test_a_promise_heard_on_a_path_that_has_since_gone_silent_is_still_a_good_one() -> None:
+    scene = edge_and_pool()
+    scene.fleet.targets["edge/a"].link.acknowledges = True
+    scene.fleet.targets["edge/a"].link.sent(7, NOW)
+    assert scene.plan(after_s=0.3, promised_in_s=0.1) == Hedge(NOW + 0.3)
 
 
 def test_a_missing_ack_brings_the_hedge_forward() -> None:
@@ -115,6 +131,7 @@ def test_a_missing_ack_brings_the_hedge_forward() -> None:
     link.sent(1, NOW - 0.5)
     link.accepted(1, NOW - 0.49)
     link.sent(2, NOW)
+    scene.crossing.tokens.tokens = 15.0
     before, after = scene.plan(after_s=0.030), scene.plan(after_s=0.080)
     assert before is not None
     assert before.at > NOW + 0.1
@@ -122,21 +139,42 @@ def test_a_missing_ack_brings_the_hedge_forward() -> None:
 
 
 def test_a_gain_that_does_not_pay_is_left() -> None:
-    assert edge_and_pool(priority=4).plan(after_s=0.5) is None, f"a quarter of an answer is less than {MIN_GAIN}"
+    scene = edge_and_pool(priority=4)
+    assert scene.plan(after_s=0.5) == Hedge(NOW + 0.5), f"a quarter of an answer is more than {MIN_GAIN}"
+    scene.crossing.tokens.tokens = 10.0
+    assert scene.plan(after_s=0.5) is None, "but not when few tokens are left"
+    scene.crossing.tokens.tokens = 0.0
+    assert edge_and_pool(priority=1).plan(after_s=0.5) is not None, f"two answers are more than {MOST_GAIN}"
     scene = edge_and_pool()
     scene.placer.prices = scene.placer.prices._replace(cost=20.0)
     assert scene.plan(after_s=0.5) is None
 
 
-def test_no_hedge_in_overload_nor_to_a_target_with_a_queue_of_its_own() -> None:
+def test_no_hedge_in_overload() -> None:
     scene = edge_and_pool()
     scene.crossing = Crossing(scene.placer, overloaded=lambda: True)
     assert scene.plan(after_s=0.5) is None
+    assert scene.plan(after_s=0.050, promised_in_s=3.0) is None, "nor is anybody moved"
 
+
+def test_a_queue_is_no_reason_against_a_hedge_but_what_it_burdens_others_with_is() -> None:
     scene = edge_and_pool()
+    ledger = scene.fleet.targets["pool/main"].ledger
     for key in range(4):
-        scene.fleet.targets["pool/main"].ledger.launch(key, 0.050, NOW + 0.5)
-    assert scene.plan(after_s=0.5) is None
+        ledger.launch(key, 0.020, NOW)
+    ledger.congestion = Congestion()
+    assert scene.plan(after_s=0.5) == Hedge(NOW + 0.5)
+
+    decision = scene.elsewhere(NOW + 0.5)
+    assert decision.chosen is not None
+    assert decision.chosen.stake is not None
+    for burden, hedges in ((0.5, True), (0.9, False)):
+        chosen = decision.chosen._replace(stake=decision.chosen.stake._replace(burden=burden))
+        watched = Watched(scene.first, NOW)
+        planned = scene.crossing.plan(scene.ask, watched, decision._replace(chosen=chosen), NOW + 0.5)
+        assert (planned is not None) is hedges
+    bare = decision._replace(chosen=decision.chosen._replace(stake=None))
+    assert scene.crossing.plan(scene.ask, Watched(scene.first, NOW), bare, NOW + 0.5) is not None
 
 
 def test_no_hedge_where_nobody_else_is_left() -> None:
@@ -145,6 +183,7 @@ def test_no_hedge_where_nobody_else_is_left() -> None:
 
 def test_when_the_pool_is_silent_and_no_hedge_pays_a_cheaper_one_is_the_last_resort() -> None:
     scene = Scene(priority=4, pool_main=variant(compute_s=0.050), edge_a=variant("int8", compute_s=0.100))
+    scene.crossing.tokens.tokens = 5.0  # a token is worth more than a quarter of an answer
     ahead = scene.plan(after_s=0.3)
     assert ahead is not None
     assert ahead.reason == "last-resort"
@@ -190,12 +229,13 @@ def test_a_safe_attempt_is_looked_after_when_it_is_overdue() -> None:
     assert first_look_after_s(scene) == pytest.approx(scene.first.finish_s + scene.first.margin_s)
 
 
-def test_where_acks_are_usual_a_missing_one_is_looked_after_first() -> None:
+def test_where_acks_are_usual_a_missing_one_is_looked_after_when_nine_of_ten_would_be_here() -> None:
     scene = edge_and_pool()
     link = scene.fleet.targets["edge/a"].link
     link.sent(1, NOW - 0.5)
     link.accepted(1, NOW - 0.49)
-    assert first_look_after_s(scene) == pytest.approx(4 * 0.010 + 0.020 + SOONEST_S)
+    assert link.path(NOW).quantile_s(0.9) == pytest.approx(0.012)
+    assert first_look_after_s(scene) == pytest.approx(0.012 + SLACK_S)
 
 
 def test_a_doubtful_bet_is_looked_after_at_once() -> None:
@@ -212,6 +252,26 @@ def test_a_look_that_comes_too_late_for_the_other_is_brought_forward_or_left_out
     assert after_s < 0.25
     hopeless = Scene(budget_s=0.2, edge_a=variant("int8", compute_s=0.1), pool_main=variant(compute_s=0.190))
     assert first_look_after_s(hopeless) is None
+
+
+# the second look
+
+
+@pytest.mark.parametrize(("promised_in_s", "at_once"), [(0.2, False), (0.9, False), (1.05, True), (60.0, True)])
+def test_an_ack_with_a_doubtful_promise_is_looked_after_at_once(promised_in_s: float, at_once: bool) -> None:
+    scene = edge_and_pool()
+    watched = Watched(scene.first, NOW, NOW + promised_in_s)
+    later = watched.promised_at + scene.first.margin_s  # type: ignore[operator]
+    assert scene.crossing.second_look(scene.ask, watched, NOW + 0.010) == (NOW + 0.010 if at_once else later)
+
+
+def test_without_chances_a_promise_is_believed() -> None:
+    scene = edge_and_pool()
+    rule, watched = LatestUseful(), Watched(scene.first, NOW, NOW + 0.9)
+    assert rule.second_look(scene.ask, watched, NOW) is None
+    assert rule.plan(scene.ask, watched, scene.elsewhere(NOW), NOW) == Hedge(NOW + 0.9)
+    late = watched._replace(promised_at=NOW + 9.0)
+    assert rule.plan(scene.ask, late, scene.elsewhere(NOW), NOW) == Hedge(NOW)
 
 
 # failure domains
@@ -279,13 +339,11 @@ def test_the_machine_hedges_at_the_crossing_and_says_so() -> None:
 
 def test_a_last_resort_is_declared_and_degraded() -> None:
     scene = Scene(priority=4, pool_main=variant(compute_s=0.050), edge_a=variant("int8", compute_s=0.100))
-    for _ in range(400):
-        scene.placer.calibrations["edge"].record(1.0, 1.0, came=False)  # so that the pool is chosen
+    scene.fleet.targets["edge/a"].ledger.congestion.sent(1.0, NOW)  # so that the pool is chosen
+    scene.crossing.tokens.tokens = 5.0  # a token is worth more than a quarter of an answer
     machine = machine_of(scene)
     actions = machine.arrived(NOW)
     assert launched(actions) == ["pool/main"]
-    for _ in range(400):
-        scene.placer.calibrations["edge"].record(1.0, 1.0, came=True)
     while not launched(actions := machine.timer(wake(actions))):
         pass
     (answer,) = [one for one in machine.answered(1, NOW + 0.95) if isinstance(one, Answer)]
@@ -314,6 +372,93 @@ def test_without_tokens_there_is_no_hedge_but_a_fallback_until_that_is_overdrawn
     assert launched(refused.failed(0, Overloaded("full"), NOW + 0.01)) == ["pool/main"], "a refusal is free"
 
 
+def test_a_hopeless_promise_moves_the_request_at_once_and_for_nothing() -> None:
+    scene = edge_and_pool()
+    scene.crossing = Crossing(scene.placer, tokens=TokenBudget(share=0.0, cap=0.0))
+    machine = machine_of(scene)
+    machine.arrived(NOW)
+
+    actions = machine.accepted(0, Accepted(9, 3.0), NOW + 0.010)
+
+    assert [one for one in actions if isinstance(one, Cancel)] == [Cancel(0, hopeless=True)]
+    assert actions.index(Cancel(0, hopeless=True)) < next(i for i, one in enumerate(actions) if type(one) is Launch)
+    assert launched(actions) == ["pool/main"]
+    assert machine.answered(0, NOW + 0.020) == [], "who was taken out answers no more"
+    assert machine.accepted(0, Accepted(0, 0.1), NOW + 0.020) == []
+    (answer,) = machine.answered(1, NOW + 0.080)
+    assert isinstance(answer, Answer)
+    assert (answer.reason, answer.attempts, answer.hedged, answer.fallback) == ("fallback", 2, False, True)
+
+
+def test_a_doubtful_promise_is_hedged_beside_and_paid() -> None:
+    scene = edge_and_pool()
+    machine = machine_of(scene)
+    machine.arrived(NOW)
+    actions = machine.accepted(0, Accepted(9, scene.ask.deadline - NOW - 0.010), NOW + 0.010)
+    assert [type(one) for one in actions] == [Launch, WakeAt]
+    assert launched(actions) == ["pool/main"]
+    assert scene.crossing.tokens.tokens == 29.0
+    assert machine.accepted(1, Accepted(9, 60.0), NOW + 0.020) == [], "one hedge a request"
+
+
+def test_a_good_promise_sets_the_timer_to_when_it_is_broken() -> None:
+    scene = edge_and_pool()
+    machine = machine_of(scene)
+    machine.arrived(NOW)
+    (rearmed,) = machine.accepted(0, Accepted(0, 0.3), NOW + 0.010)
+    assert isinstance(rearmed, WakeAt)
+    assert NOW + 0.3 < rearmed.at < NOW + 0.6
+
+
+def test_nobody_is_moved_more_often_than_attempts_are_allowed_and_the_story_is_told() -> None:
+    offers = {f"edge_{name}": variant(compute_s=0.050) for name in "abcd"}
+    scene = Scene(**offers)
+    machine = machine_of(scene)
+    machine.arrived(NOW)
+    for number in range(2):
+        actions = machine.accepted(number, Accepted(9, 3.0), NOW + 0.010 * (number + 1))
+        assert actions[0] == Cancel(number, hopeless=True)
+        assert len(launched(actions)) == 1
+    assert machine.accepted(2, Accepted(9, 3.0), NOW + 0.030) == [], "the last has to be waited for"
+    refused, *cancels = machine.timer(scene.ask.deadline)
+    assert isinstance(refused, Refuse)
+    assert refused.error.message.count("promised its answer for after the deadline") == 2
+    assert cancels == [Cancel(2)]
+
+
+def test_when_the_next_one_fails_after_a_move_the_caller_hears_that_it_was_load() -> None:
+    scene = edge_and_pool()
+    machine = machine_of(scene)
+    machine.arrived(NOW)
+    machine.accepted(0, Accepted(9, 3.0), NOW + 0.010)
+    (refused,) = machine.failed(1, GONE, NOW + 0.020)
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, Overloaded)
+
+
+@pytest.mark.parametrize("happens", ["answered", "left", "the deadline is here", "it was never sent"])
+def test_a_late_ack_moves_nothing(happens: str) -> None:
+    scene = edge_and_pool()
+    machine, now, number = machine_of(scene), NOW + 0.010, 0
+    machine.arrived(NOW)
+    if happens == "answered":
+        machine.answered(0, now)
+    elif happens == "left":
+        machine.cancelled(now)
+    elif happens == "the deadline is here":
+        now = scene.ask.deadline
+    else:
+        number = 7
+    assert machine.accepted(number, Accepted(9, 60.0), now) == []
+
+
+def test_who_is_alone_is_not_taken_out_of_the_only_queue_there_is() -> None:
+    scene = Scene(edge_a=variant("int8"))
+    machine = machine_of(scene)
+    machine.arrived(NOW)
+    assert machine.accepted(0, Accepted(9, 60.0), NOW + 0.010) == [WakeAt(scene.ask.deadline)]
+
+
 @pytest.mark.slow
 def test_ten_thousand_random_lives_keep_the_invariants() -> None:
     """One terminal outcome, no orphaned work, nothing launched late, and ledgers that end empty."""
@@ -326,8 +471,7 @@ def test_ten_thousand_random_lives_keep_the_invariants() -> None:
         hedged += was_hedged
     assert all(target.ledger.in_flight == 0 for target in scene.fleet.targets.values())
     assert 100 < hedged <= 30 + 10_000 * 0.05
-    for calibration in scene.placer.calibrations.values():
-        assert calibration.claimed.ece < 0.5
+    assert scene.placer.calibration.claimed.ece < 0.5
 
 
 def _live(machine: RequestMachine, scene: Scene, now: float, chance: Random, life: int) -> tuple[float, bool]:
@@ -342,8 +486,8 @@ def _live(machine: RequestMachine, scene: Scene, now: float, chance: Random, lif
                     attempts[number] = Attempt(candidate, life * 10 + number, 16.0, now)
                 case WakeAt(at):
                     wake_at = at
-                case Cancel(number):
-                    attempts.pop(number).cancelled(now)
+                case Cancel(number, hopeless):
+                    attempts.pop(number).cancelled(now, hopeless=hopeless)
                 case Answer():
                     ends, hedged = ends + 1, action.hedged
                 case Refuse():
@@ -365,8 +509,9 @@ def _event(
     number = chance.choice(sorted(attempts))
     what = chance.random()
     if what < 0.3:
-        attempts[number].accepted(now)
-        return machine.accepted(number, Accepted(1, chance.uniform(0.0, 0.5)), now)
+        word = Accepted(1, chance.uniform(0.0, 0.5))
+        attempts[number].accepted(now, word)
+        return machine.accepted(number, word, now)
     if what < 0.45:
         attempts.pop(number).answered({"queue": 0.0, "compute": 0.02}, None, now)
         return machine.answered(number, now)

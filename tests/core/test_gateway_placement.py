@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gateway.core.breaker import Verdict
@@ -12,12 +14,9 @@ from gateway.core.placement import (
     Candidate,
     Decision,
     Placer,
-    always_cloud,
-    always_edge,
     estimate,
-    implied_chance,
-    random_choice,
 )
+from gateway.core.promise import implied_chance
 from tests.support.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.outcome import DeadlineExceeded, NothingAlive
 from tidegate.types import LoadReport
@@ -103,7 +102,7 @@ def test_frozen_targets_do_not_hedge_each_other() -> None:
         _freeze(fleet, target_id)
 
     decision = Placer(fleet).decide(ask(at=NOW + 0.2), NOW + 0.2)
-    beside = Placer(fleet, always_edge).decide(ask(at=NOW + 0.2), NOW + 0.2).best_other()
+    beside = Placer(fleet, _the_first).decide(ask(at=NOW + 0.2), NOW + 0.2).best_other()
 
     assert chosen(decision) == ("pool/main", "fp32", "faster")
     assert beside is not None and beside.target.id == "pool/main"
@@ -161,12 +160,13 @@ def test_the_refusal_names_each_targets_reason() -> None:
 
 
 def test_a_target_under_probation_says_so() -> None:
-    fleet = fleet_of(edge_a=variant())
+    fleet = fleet_of(edge_a=variant(), edge_b=variant("bf16"))
     breaker = fleet.targets["edge/a"].breaker
     for _ in range(5):
         breaker.record(Verdict.FAILURE, NOW, 0.5)
-    breaker.launched()
-    assert "edge/a is suspect: it kept failing" in refused(Placer(fleet).decide(ask(), NOW))
+    breaker.launched(NOW + 1.0)
+    refusal = Placer(fleet).decide(ask(variant="fp32"), NOW + 1.0).refusal
+    assert "edge/a is suspect: it kept failing (5 calls in a row failed) and is being probed" in str(refusal)
 
 
 def test_no_targets_at_all_is_a_reason_too() -> None:
@@ -188,13 +188,14 @@ def test_a_prior_never_proves_that_a_request_is_hopeless() -> None:
     assert chosen(Placer(fleet).decide(ask(budget_s=0.001, units=1e6), NOW))[0] == "pool/main"
 
 
-def test_the_trivial_policies_stand_in_the_same_place() -> None:
-    fleet = fleet_of(edge_a=variant(compute_s=0.5), pool_main=variant(compute_s=0.1))
-    assert chosen(Placer(fleet, always_edge).decide(ask(), NOW)) == ("edge/a", "fp32", "always-edge")
-    assert chosen(Placer(fleet, always_cloud).decide(ask(), NOW)) == ("pool/main", "fp32", "always-pool")
-    assert chosen(Placer(fleet, random_choice(lambda: 0.0)).decide(ask(), NOW))[0] == "edge/a"
-    assert chosen(Placer(fleet, random_choice(lambda: 0.999)).decide(ask(), NOW)) == ("pool/main", "fp32", "random")
-    assert chosen(Placer(fleet, always_cloud).decide(ask(), NOW, exclude=["pool/main"]))[0] == "edge/a"
+def _the_first(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
+    return candidates[0], "first"
+
+
+def test_any_policy_chooses_among_those_that_are_left() -> None:
+    placer = Placer(fleet_of(edge_a=variant(compute_s=0.5), pool_main=variant(compute_s=0.1)), _the_first)
+    assert chosen(placer.decide(ask(), NOW)) == ("edge/a", "fp32", "first")
+    assert chosen(placer.decide(ask(), NOW, exclude=["edge/a"])) == ("pool/main", "fp32", "only")
 
 
 def test_the_best_other_is_on_another_target() -> None:

@@ -1,24 +1,20 @@
-"""One request's life as a pure machine: each event's actions by example, the invariants by random interleavings."""
+"""One request's life as a pure machine: each event's actions by example. Invariants: `test_interleavings.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from random import Random
-
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.core.fleet import Fleet
-from gateway.core.placement import Ask, Decision, Placer
+from gateway.core.events import LinkDown, LinkUp
+from gateway.core.fleet import LOOK_AGAIN_S, Fleet
+from gateway.core.placement import Placer
+from gateway.core.probing import Probing
 from gateway.core.request import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
-from tests.support.fleets import NOW, ask, fleet_of, variant
+from tests.support.fleets import NOW, ask, fleet_of, offer, variant
 from tidegate.outcome import (
     ERRORS,
     BadAnswer,
     DeadlineExceeded,
-    InternalError,
+    Disconnected,
     InvalidRequest,
     NothingAlive,
     NotSupported,
@@ -273,203 +269,78 @@ def test_an_answer_that_is_here_beats_a_deadline_that_has_just_passed() -> None:
     assert answer(one.answered(0, NOW + 2.01)).attempt == 0
 
 
-# Invariants
+CUT = Disconnected("connection reset")
 
 
-class Checked:
-    """Feeds a machine events as a shell would, and checks every action it gives."""
-
-    def __init__(self, machine: RequestMachine, deadline: float) -> None:
-        self.machine = machine
-        self.deadline = deadline
-        self.now = NOW
-        self.under_way: set[int] = set()
-        self.ended: set[int] = set()
-        self.targets: list[str] = []
-        self.terminal: Action | None = None
-        self.left = False
-        self.wake: float | None = None
-        self.take(machine.arrived(self.now))
-
-    def take(self, actions: list[Action]) -> None:
-        assert self.terminal is None or not actions, "nothing happens after the end"
-        for action in actions:
-            match action:
-                case Launch(attempt, candidate):
-                    assert self.terminal is None
-                    assert not self.left
-                    assert self.now < self.deadline, "nothing is launched at or after the deadline"
-                    assert attempt == len(self.targets) < 3
-                    assert candidate.target.id not in self.targets, "no target is asked twice"
-                    self.targets.append(candidate.target.id)
-                    self.under_way.add(attempt)
-                case WakeAt(at):
-                    assert self.terminal is None
-                    assert at <= self.deadline
-                    self.wake = at
-                case Cancel(attempt):
-                    assert attempt in self.under_way, "only what is under way is cancelled, and once"
-                    self.under_way.discard(attempt)
-                    self.ended.add(attempt)
-                case Answer(attempt):
-                    self._terminate(action)
-                    assert attempt in self.ended
-                case Refuse():
-                    self._terminate(action)
-        if self.terminal is not None or self.left:
-            assert not self.under_way, "no work is orphaned"
-            assert self.machine.done
-        else:
-            assert self.under_way, "somebody is always being waited for"
-            assert self.wake is not None, "and the deadline will end it"
-
-    def _terminate(self, action: Action) -> None:
-        assert self.terminal is None, "exactly one terminal outcome"
-        assert not self.left, "nobody is told after leaving"
-        self.terminal = action
-
-    def answered(self, attempt: int) -> None:
-        self._end(attempt)
-        beaten = self.terminal
-        self.take(self.machine.answered(attempt, self.now))
-        if beaten is None and not self.left:
-            assert isinstance(self.terminal, Answer), "the first answer wins"
-
-    def failed(self, attempt: int, error: ServeError) -> None:
-        self._end(attempt)
-        others = set(self.under_way)
-        self.take(self.machine.failed(attempt, error, self.now))
-        if others:
-            assert self.terminal is None, "an error never beats an attempt that is under way"
-
-    def _end(self, attempt: int) -> None:
-        self.under_way.discard(attempt)
-        self.ended.add(attempt)
-
-    def ring(self) -> None:
-        """The timer, at its instant."""
-        if self.wake is not None and self.terminal is None and not self.left:
-            self.now = max(self.now, self.wake)
-            self.wake = None
-            self.take(self.machine.timer(self.now))
-
-    def leave(self) -> None:
-        if self.terminal is None:
-            self.left = True
-            self.take(self.machine.cancelled(self.now))
+def all_links_are_lost(*, in_order: bool = False) -> tuple[RequestMachine, Fleet]:
+    """A request that waits for the one target there is, whose link is gone by now."""
+    fleet = fleet_of(edge_a=variant("int8", compute_s=0.010))
+    placer = Placer(fleet)
+    placer.probes = Probing(fleet, lambda: 0.5)
+    one = RequestMachine(ask(budget_s=2.0), placer)
+    one.arrived(NOW)
+    fleet.fold(LinkDown("edge/a", "connection reset", in_order), NOW)
+    return one, fleet
 
 
-ERRORS_OF_TARGETS: list[ServeError] = [
-    GONE,
-    BadAnswer("garbage"),
-    InternalError("crash"),
-    Overloaded("full", retry_after_s=0.1),
-    Overloaded("full"),
-    DeadlineExceeded("cannot make it"),
-    NotSupported("no"),
-    InvalidRequest("bad"),
-]
+def test_when_every_link_was_lost_just_now_a_request_waits_until_one_is_back() -> None:
+    one, fleet = all_links_are_lost()
+    assert woken_at(one.failed(0, CUT, NOW)) == NOW + LOOK_AGAIN_S
+    assert "HELD" in repr(one)
+    assert one.accepted(0, Accepted(0, 0.1), NOW) == []  # old news
+    assert woken_at(one.timer(NOW + LOOK_AGAIN_S)) == NOW + 2 * LOOK_AGAIN_S
+
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW + 0.015)
+
+    assert launched(one.timer(NOW + 0.02)) == [(1, "edge/a")]
+    assert answer(one.answered(1, NOW + 0.05)).fallback
 
 
-class RandomPlaces:
-    """Places anywhere that is not excluded, or nowhere, as chance has it."""
-
-    def __init__(self, random: Random) -> None:
-        self._random = random
-        self._placer = Placer(
-            fleet_of(edge_a=variant(), edge_b=variant(compute_s=0.3), pool_c=variant(), pool_d=variant(compute_s=1.2))
-        )
-
-    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        hidden = [target for target in self._placer.fleet.targets if self._random.random() < 0.15]
-        return self._placer.decide(ask, now, [*exclude, *hidden])
+def test_a_request_that_arrives_meanwhile_waits_as_well_and_is_a_first_attempt() -> None:
+    _, fleet = all_links_are_lost()
+    placer = Placer(fleet)
+    placer.probes = Probing(fleet, lambda: 0.5)
+    one = RequestMachine(ask(budget_s=2.0), placer)
+    assert woken_at(one.arrived(NOW)) == NOW + LOOK_AGAIN_S
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
+    assert launched(one.timer(NOW + LOOK_AGAIN_S)) == [(0, "edge/a")]
+    assert not answer(one.answered(0, NOW + 0.05)).fallback
 
 
-class RequestLife(RuleBasedStateMachine):
-    """Hypothesis finds the order of events that breaks an invariant, and shrinks it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.life = Checked(RequestMachine(ask(), RandomPlaces(Random(0))), NOW + 2.0)
-
-    @rule(pause_s=st.floats(0.0, 1.0))
-    def time_passes(self, pause_s: float) -> None:
-        wake = self.life.wake if self.life.wake is not None else NOW + 9.0
-        self.life.now = min(self.life.now + pause_s, max(self.life.now, wake))
-
-    @precondition(lambda self: self.life.under_way)
-    @rule(which=st.integers(0, 3))
-    def an_attempt_answers(self, which: int) -> None:
-        self.life.answered(sorted(self.life.under_way)[which % len(self.life.under_way)])
-
-    @precondition(lambda self: self.life.under_way)
-    @rule(which=st.integers(0, 3), error=st.sampled_from(ERRORS_OF_TARGETS))
-    def an_attempt_fails(self, which: int, error: ServeError) -> None:
-        self.life.failed(sorted(self.life.under_way)[which % len(self.life.under_way)], error)
-
-    @precondition(lambda self: self.life.under_way)
-    @rule(which=st.integers(0, 3), finish_in_s=st.floats(0.0, 3.0))
-    def an_attempt_is_accepted(self, which: int, finish_in_s: float) -> None:
-        attempt = sorted(self.life.under_way)[which % len(self.life.under_way)]
-        self.life.take(self.life.machine.accepted(attempt, Accepted(0, finish_in_s), self.life.now))
-
-    @rule()
-    def the_timer_rings(self) -> None:
-        self.life.ring()
-
-    @rule()
-    def the_timer_rings_early(self) -> None:
-        self.life.take(self.life.machine.timer(self.life.now))
-
-    @rule()
-    def the_caller_leaves(self) -> None:
-        self.life.leave()
-
-    @precondition(lambda self: self.life.ended)
-    @rule()
-    def news_of_an_attempt_that_has_ended_comes_again(self) -> None:
-        attempt = min(self.life.ended)
-        self.life.take(self.life.machine.answered(attempt, self.life.now))
-        self.life.take(self.life.machine.failed(attempt, GONE, self.life.now))
-
-    @invariant()
-    def an_end_is_an_end(self) -> None:
-        assert self.life.machine.done == (self.life.terminal is not None or self.life.left)
+def test_when_no_link_comes_back_soon_the_caller_is_told() -> None:
+    one, _ = all_links_are_lost()
+    one.failed(0, CUT, NOW)
+    assert isinstance(refusal(one.timer(NOW + 0.3)), NothingAlive)
 
 
-TestRequestLife = pytest.mark.slow(RequestLife.TestCase)
-TestRequestLife.settings = settings(
-    max_examples=100, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def test_who_has_no_time_to_wait_is_told_at_once() -> None:
+    one, _ = all_links_are_lost()
+    assert isinstance(refusal(one.failed(0, CUT, NOW + 1.995)), NothingAlive)
 
 
-def live_at_random(seed: int) -> Checked:
-    """One request's life with events in random order, until nothing can happen any more."""
-    random = Random(seed)
-    life = Checked(RequestMachine(ask(), RandomPlaces(random)), NOW + 2.0)
-    while life.terminal is None and not life.left:
-        wake = life.wake if life.wake is not None else NOW + 2.0
-        life.now = min(life.now + random.choice([0.0, 0.0, 0.01, 0.4]), max(life.now, wake))
-        chance = random.random()
-        attempt = random.choice(sorted(life.under_way))
-        if chance < 0.15:
-            life.answered(attempt)
-        elif chance < 0.45:
-            life.failed(attempt, random.choice(ERRORS_OF_TARGETS))
-        elif chance < 0.65:
-            life.take(life.machine.accepted(attempt, Accepted(0, random.random()), life.now))
-        elif chance < 0.95:
-            life.ring()
-        else:
-            life.leave()
-    return life
+def test_nobody_is_waited_for_who_said_goodbye() -> None:
+    one, _ = all_links_are_lost(in_order=True)
+    assert isinstance(refusal(one.failed(0, CUT, NOW)), NothingAlive)
 
 
-@pytest.mark.slow
-def test_random_lives_end_in_one_outcome_and_all_kinds_of_them_occur() -> None:
-    lives = [live_at_random(seed) for seed in range(1500)]
+def test_a_caller_may_leave_while_nobody_is_there() -> None:
+    one, _ = all_links_are_lost()
+    one.failed(0, CUT, NOW)
+    assert one.cancelled(NOW) == []
+    assert one.timer(NOW + 1.0) == []
 
-    assert {type(life.terminal) for life in lives} == {Answer, Refuse, type(None)}
-    assert {len(life.targets) for life in lives} >= {1, 2, 3}
-    hedged = [life for life in lives if isinstance(life.terminal, Answer) and life.terminal.hedged]
-    assert hedged
+
+def test_a_target_whose_connection_ended_is_as_good_as_any_over_the_next_one() -> None:
+    fleet = fleet_of(edge_a=variant("int8", compute_s=0.010))
+    one = RequestMachine(ask(), Placer(fleet))
+    one.arrived(NOW)
+    assert launched(one.failed(0, CUT, NOW)) == [(1, "edge/a")]
+    assert isinstance(refusal(one.failed(1, BadAnswer("nonsense"), NOW)), BadAnswer)  # it had its chance
+
+
+def test_connections_that_end_do_not_use_up_the_attempts_but_are_bounded_too() -> None:
+    one = RequestMachine(ask(), Placer(fleet_of(edge_a=variant("int8", compute_s=0.010))))
+    one.arrived(NOW)
+    for attempt in range(5):
+        assert launched(one.failed(attempt, CUT, NOW)) == [(attempt + 1, "edge/a")]
+    assert isinstance(refusal(one.failed(5, CUT, NOW)), Unreachable)

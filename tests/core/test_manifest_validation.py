@@ -14,6 +14,8 @@ from tidegate.models.manifest import (
     Cost,
     Manifest,
     Quality,
+    QueuePolicy,
+    Stateful,
     TensorSpec,
     Text,
     Variant,
@@ -41,6 +43,11 @@ MANIFEST = Manifest(
 
 def changed(**changes: Any) -> Manifest:
     return msgspec.structs.replace(MANIFEST, **changes)
+
+
+def levels(level: int, **policy: Any) -> Manifest:
+    """With a queue policy of one level."""
+    return changed(batching=Batching(priority_queue_policy={level: QueuePolicy(**policy)}))
 
 
 def with_variant(**changes: Any) -> Manifest:
@@ -111,6 +118,33 @@ def test_a_manifest_without_text_limits_or_quality_is_right_too() -> None:
         (changed(batching=Batching(max_work=0)), "batching.max_work:", "0"),
         (changed(batching=Batching(max_queue_size=0)), "batching.max_queue_size:", "0"),
         (changed(batching=Batching(max_queue_delay_s=-0.1)), "batching.max_queue_delay_s:", "-0.1"),
+        (changed(batching=Batching(policy="fifo")), "batching.policy:", "deadline, adaptive, window, eager, none"),  # type: ignore[arg-type]
+        (changed(batching=Batching(policy="eager", max_queue_delay_s=0.1)), "batching.max_queue_delay_s:", "eager"),
+        (changed(batching=Batching(policy="window")), "batching.max_queue_delay_s:", "above 0"),
+        (changed(batching=Batching(preferred_batch_size=(4,))), "batching.preferred_batch_size:", "deadline"),
+        (
+            changed(batching=Batching(policy="window", max_queue_delay_s=0.1, preferred_batch_size=(64,))),
+            "batching.preferred_batch_size:",
+            "64",
+        ),
+        (levels(5), "batching.priority_queue_policy:", "no level 5"),
+        (levels(4, max_queue_size=-1), "batching.priority_queue_policy.4.max_queue_size:", "-1"),
+        (
+            levels(1, default_timeout_microseconds=-7),
+            "batching.priority_queue_policy.1.default_timeout_microseconds:",
+            "-7",
+        ),
+        (levels(1, timeout_action="WAIT"), "batching.priority_queue_policy.1.timeout_action:", "REJECT, DELAY"),
+        (
+            levels(1, timeout_action="DELAY"),
+            "batching.priority_queue_policy.1.timeout_action:",
+            "default_timeout_microseconds",
+        ),
+        (
+            changed(batching=Batching(default_queue_policy=QueuePolicy(allow_timeout_override=False))),
+            "batching.default_queue_policy.allow_timeout_override:",
+            "deadline",
+        ),
         (changed(batching=Batching(pad_axis="width")), "batching.pad_axis:", "'width'"),
         (with_text(tokenizer="a/b.json"), "text.tokenizer:", "'a/b.json'"),
         (with_text(input_ids="vector"), "text.input_ids:", "'vector' is not an input"),
@@ -162,3 +196,31 @@ def test_a_plain_name_is_a_file_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ä", "a" * 129, "a\n"])
 def test_a_name_that_does_not_fit_urls_topics_and_folders_alike_is_refused(name: str) -> None:
     assert name_problem(name) is not None
+
+
+STATE = TensorSpec("h", Datatype.FP32, ("batch", 4), optional=True)
+
+
+def remembering(state_inputs: dict[str, str], **how: Any) -> Manifest:
+    return changed(inputs=(IDS, MASK, STATE), sequence=Stateful(state_inputs, **how))
+
+
+def test_a_model_may_remember() -> None:
+    assert problems(remembering({"h": "vector"})) == ()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (remembering({}), "must name at least one input"),
+        (remembering({"h": "vector"}, ttl_s=0.0), "sequence.ttl_s: 0 must be above 0"),
+        (remembering({"h": "vector"}, max_sequences=0), "sequence.max_sequences: 0"),
+        (remembering({"hidden": "vector"}), "'hidden'"),
+        (remembering({"h": "hidden"}), "'hidden'"),
+        (remembering({"mask": "vector"}), "'mask' must be optional"),
+        (remembering({"mask": "vector"}), "'mask' and 'vector' must have one datatype and shape"),
+        (remembering({"ids": "vector"}), "cost.input: 'ids' is a state"),
+    ],
+)
+def test_what_a_model_cannot_remember_is_named(manifest: Manifest, words: str) -> None:
+    assert any(words in problem for problem in problems(manifest)), problems(manifest)

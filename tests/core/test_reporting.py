@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edge_agent.core.reporting import AgentState, Publication, Reporting
 from tests.support.fleet import TOPICS, offer, register
+from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.freshness import Freshness
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, decode_up, inventory_hash
 from tidegate.fleet.topics import Up
@@ -172,3 +173,14 @@ def test_whatever_happens_heartbeats_keep_their_distance_and_gateways_stay_in_st
         publications = machine.due(current, now, UTC)
     gaps = [after - before for before, after in pairwise(beats)]
     assert all(gap >= 0.1 - 1e-9 for gap in gaps)
+
+
+def test_a_battery_that_crosses_a_tenth_or_begins_to_charge_is_told_at_once() -> None:
+    machine = reporting()
+    machine.connected(7, state(conditions=Conditions(battery=0.52)), 100.0, UTC)
+    assert machine.due(state(conditions=Conditions(battery=0.50)), 100.2, UTC) == []
+
+    for last, conditions in ((100.0, Conditions(battery=0.49)), (100.2, Conditions(battery=0.49, charging=True))):
+        assert machine.next_wake(state(conditions=conditions)) == pytest.approx(last + 0.1)
+        (beat,) = map(read, machine.due(state(conditions=conditions), last + 0.2, UTC))
+        assert beat.conditions == conditions

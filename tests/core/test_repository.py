@@ -189,6 +189,29 @@ def test_a_file_that_is_no_mapping_is_no_manifest(text: str, message: str) -> No
         parse_manifest(text, SOURCE)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schema: " + "9" * 5000, "a value that cannot be read"),
+        ("a: 2024-13-99", "month must be in 1..12"),
+        ("a: 0x_", "a value that cannot be read"),
+        ("a: !!timestamp x", "a value that cannot be read"),
+        ("a: !!bool x", "a value that cannot be read"),
+        ("? [a]\n: b", "a value that cannot be read"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: &a [x, x]\nb: [*a, *a]", "aliases are not allowed"),
+        ("# " + "x" * 2**20, "has more than 1048576 characters"),
+        (manifest_text(MANIFEST).replace("batch", r'"\ud800"'), "no Unicode"),
+        ("name: {" + ", ".join(f"k{n}: 1" for n in range(5000)) + "}", "Expected `str`"),
+    ],
+)
+def test_hostile_yaml_is_refused_like_any_other_mistake_and_in_few_words(text: str, message: str) -> None:
+    with pytest.raises(RepositoryError, match=message) as refused:
+        parse_manifest(text, SOURCE)
+    assert str(refused.value).startswith(f"{SOURCE}: ")
+    assert len(str(refused.value)) < 1000
+
+
 def test_axes_that_are_no_mapping_are_named() -> None:
     with pytest.raises(RepositoryError, match=r"axes: Expected `object`, got `array`, namely \[1\]"):
         parse_manifest(yaml.safe_dump({**yaml.safe_load(TEXT), "axes": [1]}), SOURCE)
@@ -249,6 +272,27 @@ def test_a_missing_artefact_is_named(tmp_path: Path) -> None:
         Repository(tmp_path).verify(MANIFEST, VARIANT)
 
 
+def with_text(sha256: str) -> Manifest:
+    return msgspec.structs.replace(MANIFEST, text=Text("t.json", 2, "ids", "ids", "vector", sha256))
+
+
+def test_a_tokenizer_is_verified_by_its_digest_where_the_manifest_names_one(tmp_path: Path) -> None:
+    tokenizer = put(tmp_path).joinpath("t.json")
+    tokenizer.write_bytes(b"words")
+    digest = hashlib.sha256(b"words").hexdigest()
+    repository = Repository(tmp_path)
+    repository.verify_tokenizer(MANIFEST)
+    repository.verify_tokenizer(with_text(""))
+    repository.verify_tokenizer(with_text(digest))
+
+    tokenizer.write_bytes(b"others")
+    with pytest.raises(RepositoryError, match=rf"t\.json: has sha256 .*, but the manifest names {digest}"):
+        repository.verify_tokenizer(with_text(digest))
+    tokenizer.unlink()
+    with pytest.raises(RepositoryError, match=r"t\.json: the tokenizer: No such file"):
+        repository.verify_tokenizer(with_text(""))
+
+
 def test_a_file_larger_than_one_piece_has_the_digest_of_the_whole(tmp_path: Path) -> None:
     content = bytes(range(256)) * 9000
     path = tmp_path / "large"
@@ -257,3 +301,22 @@ def test_a_file_larger_than_one_piece_has_the_digest_of_the_whole(tmp_path: Path
     assert sha256_of(path, on_bytes=pieces.append) == hashlib.sha256(content).hexdigest()
     assert sum(pieces) == len(content)
     assert len(pieces) > 1
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "said"),
+    [
+        ("batching", {"priority_queue_policy": {1: {}, 2: {"max_queue_size": "x"}}},
+         "batching.priority_queue_policy.2: Expected `int`, got `str`, namely {'max_queue_size': 'x'}"),
+        ("batching", {"priority_queue_policy": {3: {"size": 1}}},
+         "batching.priority_queue_policy.3: Object contains unknown field `size`, namely {'size': 1}"),
+        ("sequence", {"state_inputs": {"past": 3}}, "sequence.state_inputs.past: Expected `str`, got `int`, namely 3"),
+        ("axes", {"batch": {}, "sequence": {"min": "x"}},
+         "axes.sequence: Expected `int`, got `str`, namely {'min': 'x'}"),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_of_any_mapping_is_named(section: str, value: object, said: str) -> None:
+    raw = {**yaml.safe_load(TEXT), section: value}
+    with pytest.raises(RepositoryError) as refused:
+        parse_manifest(yaml.safe_dump(raw), Path("model.yaml"))
+    assert str(refused.value) == f"model.yaml: {said}"

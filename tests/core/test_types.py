@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import fields, replace
 
+from tidegate.identity import Grant, Identity
 from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, Tensor
 
 REQUEST = InferRequest(
     "minilm", (Tensor("x", Datatype.INT8, (1,), b"a"),), "", "7", (RequestedOutput("y"),), {"priority": 1}
 )
+
+SOMEBODY = Identity("key:1", Grant("acme"))
 
 
 def test_a_pinned_request_differs_in_its_version_only() -> None:
@@ -19,7 +22,10 @@ def test_a_pinned_request_differs_in_its_version_only() -> None:
 
 
 def test_a_call_that_is_due_differs_in_its_deadline_only() -> None:
-    call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", {"a": "b"}, lambda accepted: None)
+    words = {"a": "b"}
+    call = Call(
+        REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, lambda accepted: None, "edge", 0.9, "acme", SOMEBODY, True
+    )
     assert call.due(9.0) == replace(call, deadline=9.0)
     defaults = Call(InferRequest("", ()), "", 0.0)
     changed = [one.name for one in fields(call) if getattr(call, one.name) == getattr(defaults, one.name)]

@@ -139,3 +139,57 @@ def test_a_port_whose_server_has_just_closed_is_free() -> None:
 def test_an_address_that_is_not_this_machines_says_why_it_cannot_be_used() -> None:
     with pytest.raises(PortsTaken, match="Cannot assign requested address"):
         check_free([Port("192.0.2.1", 8000, "gateway HTTP")])
+
+
+def linked(*links: str, edges: int = 2, broker: str | None = None) -> Plan:
+    return plan(Options(DATA, DATA / "models", edges=edges, broker=broker, links=links))
+
+
+def test_a_part_behind_a_link_is_reached_at_the_link_and_listens_where_it_did() -> None:
+    planned = linked("pool=lte_driving", "edge-2=flap_fast", "broker=broker_restart")
+    assert process_config(planned, "gateway")["targets"] == [
+        {"name": "pool", "tier": "pool", "address": "127.0.0.1:8010", "transport": "link"}
+    ]
+    assert process_config(planned, "pool")["grpc_port"] == 8005
+    assert process_config(planned, "edge-2")["advertise"] == "127.0.0.1:8012"
+    assert "advertise" not in process_config(planned, "edge-1")
+    assert process_config(planned, "edge-1")["mqtt"] == process_config(planned, "gateway")["mqtt"]
+    assert process_config(planned, "gateway")["mqtt"] == "mqtt://127.0.0.1:8014"
+    reached = {one.name: planned.reached_at(one) for one in planned.processes}
+    assert (reached["pool"], reached["edge-1"], reached["edge-2"]) == (
+        "127.0.0.1:8010", "127.0.0.1:8006", "127.0.0.1:8012",
+    )  # fmt: skip
+
+
+def test_links_start_when_their_timelines_should_begin_and_each_has_a_control_and_ports_of_its_own() -> None:
+    planned = linked("pool=lte_driving", "broker=broker_restart")
+    names = [one.name for one in planned.processes]
+    assert names == ["broker", "link-broker", "pool", "edge-1", "edge-2", "link-pool", "gateway"]
+    link = planned.processes[names.index("link-pool")]
+    assert link.module == "simulator.proxy"
+    assert " ".join(link.arguments) == (
+        "--name link-pool --listen 127.0.0.1:8010 --upstream 127.0.0.1:8005 --control 127.0.0.1:8011 "
+        "--scenario lte_driving --seed 1 --json"
+    )
+    assert link.control == "http://127.0.0.1:8011"
+    numbers = [port.number for port in planned.ports]
+    assert len(set(numbers)) == len(numbers) == 6 + 2 * 2 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("pool", "must be PART=SCENARIO"),
+        ("pool=", "must be PART=SCENARIO"),
+        ("edge-3=lte_driving", r"no part 'edge-3' \(there are: pool, edge-1, edge-2, broker\)"),
+        ("pool=lte_driving", "pool has a link already"),
+    ],
+)
+def test_a_link_option_that_cannot_be_is_refused_in_words(word: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        linked("pool=good_wifi", word) if word == "pool=lte_driving" else linked(word)
+
+
+def test_a_broker_that_runs_elsewhere_has_no_link_of_ours() -> None:
+    with pytest.raises(PlanError, match="no part 'broker'"):
+        linked("broker=flap_fast", broker="mqtt://elsewhere:1883")

@@ -65,11 +65,17 @@ def test_variants_may_be_told_as_plain_names() -> None:
 
 
 def test_the_commands_to_copy_are_whole_shell_words_with_bodies_that_parse() -> None:
-    for title, command in commands(PLAN, "/a path/python"):
+    state = {"models": [{"name": "digits"}, {"name": "minilm"}]}
+    for title, command in commands(PLAN, "/a path/python", state):
         words = shlex.split(command)
         assert words[0] in ("curl", "/a path/python"), title
         if words[0] == "curl":
             assert json.loads(words[words.index("-d") + 1])
+
+
+def test_without_the_demo_text_model_the_command_to_copy_asks_what_is_served() -> None:
+    (found,) = commands(PLAN, "python", {"models": [{"name": "encoder"}]})
+    assert found[1] == "tidegate status --admin http://127.0.0.1:8003"
 
 
 def test_the_ready_line_is_one_line_that_names_every_process() -> None:

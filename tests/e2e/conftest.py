@@ -13,6 +13,19 @@ from tidegate.models.repository import Repository
 MENDED_WITHIN_S = 90.0  # a killed pool comes back after 2 s and then warms up
 
 
+_IN_ORDER = ("test_fault_matrix.py", "test_fault_matrix_parts.py", "test_fault_twin.py", "test_stack_links.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that break one shared fleet in turn keep the order of their file: how soon it calms differs by fault."""
+    for name in _IN_ORDER:
+        places = [place for place, item in enumerate(items) if item.path.name == name]
+        ordered = sorted((items[place] for place in places), key=lambda item: item.location[1] or 0)
+        for place, item in zip(places, ordered, strict=True):
+            items[place] = item
+
+
 @pytest.fixture(scope="session")
 def models(demo_repository: Repository) -> Path:
     """The folder of the demo models, built once for all tests."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import psutil
 
+_BROKERS = re.compile(r"tidegate\.(broker|up\.mosquitto)\b")
 READY_WITHIN_S = 180.0
 PORTS = 16  # as many as the largest system of these tests wants
 
@@ -75,6 +77,12 @@ class Stack:
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in logs)
 
     @property
+    def headers(self) -> dict[str, str]:
+        """What a request needs to be let in."""
+        file = self.ready.get("api_key_file")
+        return {"authorization": f"Bearer {Path(file).read_text().strip()}"} if file else {}
+
+    @property
     def http(self) -> str:
         return str(self.ready["http"])
 
@@ -105,7 +113,7 @@ class Stack:
         for child in psutil.Process(self.up.pid).children():
             with contextlib.suppress(psutil.Error):
                 line = " ".join(child.cmdline())  # empty for one that has ended and is not waited for yet
-                if f"/{name}.yaml" in line or (name == "broker" and "tidegate.broker" in line):
+                if f"/{name}.yaml" in line or (name == "broker" and _BROKERS.search(line)):
                     return child
         raise LookupError(f"{name} is not running")
 

@@ -1,28 +1,23 @@
-"""`deploy/` works as it is: units that systemd takes, profiles that the processes take, an ACL that holds."""
+"""`deploy/` works as it is: units that systemd takes, profiles that the processes take, generated broker files."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
-import paho.mqtt.client as mqtt
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.reasoncodes import ReasonCode
+import yaml
 
-from tidegate import clock
+from tidegate.broker_cli import ACL, CONF
+from tidegate.broker_config import MosquittoPlan, acl_text, conf_text
 from tidegate.config import load
 from tidegate.config_cli import config_model
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin"
-MOSQUITTO = shutil.which("mosquitto", path=SEARCH)
+PROFILES_OF = ("site", "device", "cloud")
 PROFILES = {"device": "edge", "site": "gateway", "cloud": "pool"}
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -57,118 +52,20 @@ def test_systemd_takes_each_unit_without_a_word(unit: Path, tmp_path: Path) -> N
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-@pytest.fixture
-async def broker_port(tmp_path: Path) -> AsyncIterator[int]:
-    """Mosquitto with the deployed configuration, its paths and its port moved."""
-    if MOSQUITTO is None:
-        pytest.skip("Mosquitto is not installed here")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    passwords = tmp_path / "passwd"
-    passwords.write_text("".join(f"{user}:secret of {user}\n" for user in ("gw", "device-1", "device-2")))
-    await (
-        await asyncio.create_subprocess_exec("mosquitto_passwd", "-U", str(passwords))
-    ).wait()  # hashes them in place
-    config = (DEPLOY / "mosquitto" / "mosquitto.conf").read_text()
-    config = config.replace("listener 1883", f"listener {port} 127.0.0.1").replace(
-        "/var/lib/mosquitto/", f"{tmp_path}/"
-    )
-    config = config.replace("/etc/mosquitto/tidegate.passwd", str(passwords))
-    config = config.replace("/etc/mosquitto/tidegate.acl", str(DEPLOY / "mosquitto" / "tidegate.acl"))
-    file = tmp_path / "mosquitto.conf"
-    file.write_text(config + ("user root\n" if os.geteuid() == 0 else ""))
-    process = await asyncio.create_subprocess_exec(MOSQUITTO, "-c", str(file), stderr=asyncio.subprocess.DEVNULL)
-    try:
-        await answers(port)
-        yield port
-    finally:
-        process.terminate()
-        await process.wait()
+def test_the_brokers_files_are_what_the_generator_writes() -> None:
+    # tidegate broker config --for mosquitto --fleet site --gateway main --dir deploy/mosquitto \
+    #     --installed-at /etc/mosquitto/tidegate
+    plan = MosquittoPlan("site", ("main",), PurePath("/etc/mosquitto/tidegate"))
+    assert (DEPLOY / "mosquitto" / CONF).read_text() == conf_text(plan)
+    assert (DEPLOY / "mosquitto" / ACL).read_text() == acl_text(plan)
 
 
-async def answers(port: int) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await clock.sleep(0.02)
-            else:
-                writer.close()
-                await writer.wait_closed()
-                return
-
-
-class Client:
-    """An MQTT 5 client, which is told of a denial (MQTT 3.1.1 is answered with success)."""
-
-    def __init__(self, port: int, user: str) -> None:
-        self.received: list[str] = []
-        self._loop = asyncio.get_running_loop()
-        self._answers: asyncio.Queue[bool] = asyncio.Queue()
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=user, protocol=mqtt.MQTTv5)
-        self._client.username_pw_set(user, f"secret of {user}")
-        self._client.on_connect = lambda *args: self._answer(args[3])
-        self._client.on_publish = lambda *args: self._answer(args[3])
-        self._client.on_subscribe = lambda *args: self._answer(args[3][0])
-        self._client.on_message = lambda *args: self.received.append(args[2].topic)
-        self._port = port
-
-    def _answer(self, reason: ReasonCode) -> None:
-        self._loop.call_soon_threadsafe(self._answers.put_nowait, not reason.is_failure)
-
-    async def __aenter__(self) -> Client:
-        self._client.connect("127.0.0.1", self._port)
-        self._client.loop_start()
-        assert await self._allowed()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
-
-    async def may_write(self, topic: str) -> bool:
-        self._client.publish(topic, b"{}", qos=1)
-        return await self._allowed()
-
-    async def subscribe(self, topic: str) -> None:
-        self._client.subscribe(topic, qos=1)
-        await self._allowed()
-
-    async def _allowed(self) -> bool:
-        async with asyncio.timeout(10):
-            return await self._answers.get()
-
-
-ROOT = "tidegate/v1/site"
-
-
-async def test_a_device_writes_only_in_its_own_name(broker_port: int) -> None:
-    async with Client(broker_port, "device-1") as device:
-        assert await device.may_write(f"{ROOT}/up/device-1/birth")
-        assert not await device.may_write(f"{ROOT}/up/device-2/birth")
-        assert not await device.may_write(f"{ROOT}/down/device-2/cmd")
-        assert not await device.may_write(f"{ROOT}/gw/gw/state")
-        assert not await device.may_write("tidegate/v1/other/up/device-1/birth")
-
-
-async def test_a_gateway_commands_devices_and_cannot_speak_as_one(broker_port: int) -> None:
-    async with Client(broker_port, "gw") as gateway:
-        assert await gateway.may_write(f"{ROOT}/down/device-1/cmd")
-        assert await gateway.may_write(f"{ROOT}/gw/gw/state")
-        assert not await gateway.may_write(f"{ROOT}/up/device-1/birth")
-        assert not await gateway.may_write(f"{ROOT}/gw/other/state")
-
-
-async def test_a_device_hears_gateways_and_its_own_commands_but_no_other_device(broker_port: int) -> None:
-    async with Client(broker_port, "device-1") as curious, Client(broker_port, "device-2") as other:
-        await curious.subscribe(f"{ROOT}/#")
-        async with Client(broker_port, "gw") as gateway:
-            assert await other.may_write(f"{ROOT}/up/device-2/birth")
-            assert await gateway.may_write(f"{ROOT}/down/device-2/cmd")
-            assert await gateway.may_write(f"{ROOT}/gw/gw/state")
-            assert await gateway.may_write(f"{ROOT}/down/device-1/cmd")
-            async with asyncio.timeout(10):
-                while f"{ROOT}/down/device-1/cmd" not in curious.received:
-                    await clock.sleep(0.01)
-    assert curious.received == [f"{ROOT}/gw/gw/state", f"{ROOT}/down/device-1/cmd"]
+def test_the_profiles_are_of_one_fleet_and_name_the_files_that_are_made_for_it() -> None:
+    site, device, cloud = (yaml.safe_load((DEPLOY / "config" / f"{name}.yaml").read_text()) for name in PROFILES_OF)
+    assert site["fleet"] == device["fleet"] == "site"
+    assert (site["name"], site["targets"][0]["name"]) == ("main", cloud["name"])
+    for profile in (site, device, cloud):
+        assert profile["tls"] == {
+            "cert": "/etc/tidegate/pki/tls.crt", "key": "/etc/tidegate/pki/tls.key", "ca": "/etc/tidegate/pki/ca.crt"
+        }  # fmt: skip
+    assert site["mqtt"].startswith("mqtts://") and device["mqtt"].startswith("mqtts://")

@@ -24,11 +24,11 @@ from tests.e2e.test_stack_serving import check_embedding, embed_at, tokens, trit
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-BUILD_TOOLS = ("grpc_tools", "transformers", "sklearn", "onnx", "onnxscript", "safetensors")
+BUILD_TOOLS = ("grpc_tools", "transformers", "sklearn", "onnx", "onnxscript")
 NOT_FOR = {
-    "edge": ("torch", "tokenizers", "amqtt", "prometheus_client", *BUILD_TOOLS),
-    "gateway": ("torch", "onnxruntime", "amqtt", *BUILD_TOOLS),
-    "pool": ("aiohttp", "paho", "amqtt", "onnxruntime", "tokenizers", "uvloop", "prometheus_client", *BUILD_TOOLS),
+    "edge": ("torch", "safetensors", "tokenizers", "amqtt", "prometheus_client", *BUILD_TOOLS),
+    "gateway": ("torch", "safetensors", "onnxruntime", "amqtt", *BUILD_TOOLS),
+    "pool": ("aiohttp", "paho", "amqtt", "onnxruntime", "tokenizers", "prometheus_client", *BUILD_TOOLS),
 }
 # Python imports `sitecustomize` at every start, so workers are covered as well. Modules are hidden from the finders and
 # not refused by one of them: `importlib.util.find_spec` must answer None for them, as for what is not installed.

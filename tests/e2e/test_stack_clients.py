@@ -14,7 +14,7 @@ from tests.e2e.stack import Stack
 
 CLIENTS = Path(__file__).resolve().parents[2] / ".venv-clients"
 PERF_ANALYZER = CLIENTS / "bin" / "perf_analyzer"
-KSERVE_PROGRAM = Path(__file__).with_name("kserve_client.py")
+KSERVE_PROGRAM = Path(__file__).resolve().parents[1] / "support" / "clients" / "kserve_client.py"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
@@ -32,16 +32,14 @@ def run(*command: str, **environment: str) -> str:
 
 
 def test_kserves_clients_over_http_and_grpc(stack: Stack) -> None:
-    said = run(str(CLIENTS / "bin" / "python"), str(KSERVE_PROGRAM), stack.http, stack.grpc)
-    assert json.loads(said.splitlines()[-1]) == {
-        "live": True,
-        "ready": True,
-        "model": True,
-        "grpc_ready": True,
-        "rest": [1, 384],
-        "rest_binary": [1, 384],
-        "grpc": [1, 384],
-    }
+    addresses = stack.http.removeprefix("http://"), stack.grpc
+    told = json.loads(run(str(CLIENTS / "bin" / "python"), str(KSERVE_PROGRAM), *addresses).splitlines()[-1])
+    for protocol, forms in (("rest", ("json", "binary")), ("grpc", ("raw", "typed"))):
+        found = told[protocol]
+        assert [found["live"], found["ready"], found["model_ready"]] == [True] * 3
+        assert [(found[form]["id"], found[form]["shape"]) for form in forms] == [("q7", [1, 384])] * 2
+    assert "missing input 'attention_mask'" in told["rest"]["error"]
+    assert told["grpc"]["error"][0] == "INVALID_ARGUMENT"
 
 
 @pytest.fixture(scope="module")

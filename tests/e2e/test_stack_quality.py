@@ -31,12 +31,12 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(models: Path, sentences: list[str]) -> NDArray[np.float32]:
-    """The pool's own artefact run by torch in this process, one text at a time, with no padding and no batch."""
+    """The exported program run by torch in this process, one text at a time: another runtime than the pool's."""
     import torch  # slow to import, and only wanted here
 
     repository = Repository(models)
     manifest = repository.manifest("minilm")
-    variant = manifest.variant("fp32")
+    variant = manifest.variant("fp32-export")
     tokenizer_path = repository.tokenizer(manifest)
     assert variant is not None and tokenizer_path is not None and manifest.text is not None
     model = torch.export.load(repository.artefact(manifest, variant)).module()

@@ -42,7 +42,7 @@ def embed_at(http: str, text: str, **headers: str) -> tuple[int, dict[str, str],
 
 
 def embed(stack: Stack, text: str, **headers: str) -> tuple[int, dict[str, str], Any]:
-    return embed_at(stack.http, text, **headers)
+    return embed_at(stack.http, text, **stack.headers, **headers)
 
 
 def tokens(count: int) -> dict[str, NDArray[np.int64]]:

@@ -16,6 +16,8 @@ import pytest
 
 from tests.e2e.stack import PORTS, Stack, eventually, free_ports, is_free, running
 from tests.e2e.test_stack_serving import LONG, SHORT, embed
+from tidegate.build.paced import Costs, add_paced
+from tidegate.models.repository import Repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -53,6 +55,15 @@ def test_a_healthy_run_is_quiet_from_its_start_to_its_end(models: Path, tmp_path
         assert not loud
 
 
+def test_a_repository_of_ones_own_is_served_without_building_the_demo(tmp_path: Path) -> None:
+    models = tmp_path / "mine"
+    add_paced("encoder", Costs(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40))), models)
+    with running(tmp_path, "--models", str(models), "--edges", "2") as stack:
+        assert {target["models"][0]["name"] for target in stack.state()["targets"]} == {"encoder"}
+        assert all(target["models"][0]["paced"] for target in stack.state()["targets"])
+        assert "building" not in stack.words
+
+
 def test_when_it_is_killed_itself_everyone_ends(models: Path, tmp_path: Path) -> None:
     with running(tmp_path, "--models", str(models), "--edges", "1") as stack:
         everyone = stack.everyone()
@@ -67,6 +78,20 @@ def test_interrupted_while_it_starts_it_leaves_nothing_either(models: Path, tmp_
         everyone = stack.everyone()
         assert stack.stop(signal.SIGINT) == 0
         nobody_is_left(stack, everyone, within_s=0.5)
+        assert stack.stdout == []
+    finally:
+        stack.close()
+
+
+def test_interrupted_while_it_builds_its_first_model_it_leaves_no_half_of_one(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, "--edges", "1")
+    try:
+        eventually(lambda: "minilm:" in stack.words, 120, "the first model is being built")
+        everyone = stack.everyone()
+        assert len(everyone) >= 2  # up and the build
+        assert stack.stop(signal.SIGINT) == 0
+        nobody_is_left(stack, everyone, within_s=0.5)
+        assert Repository(tmp_path / "models").manifests() == ()
         assert stack.stdout == []
     finally:
         stack.close()

@@ -323,3 +323,19 @@ async def test_each_start_has_a_greater_epoch_than_the_one_before(models: Path) 
             assert set(app.addresses) == {"grpc"}
 
     assert epochs[1] > epochs[0]
+
+
+async def test_an_edge_on_its_last_battery_finishes_what_it_has_and_takes_nothing_new(
+    models: Path, tmp_path: Path
+) -> None:
+    battery = tmp_path / "class" / "power_supply" / "BAT0"
+    battery.mkdir(parents=True)
+    for name, text in {"type": "Battery", "status": "Discharging", "capacity": "12"}.items():
+        (battery / name).write_text(text)
+    async with edge(models, models=["double"], sensors=tmp_path / "class") as app, link_to(app, []) as target:
+        with pytest.raises(Overloaded, match="its battery is at 12% and discharging, below min_battery 20%") as caught:
+            await over(target, double(1, 3))
+        assert caught.value.retry_after_s == 30.0
+    spends_more = edge(models, models=["double"], sensors=tmp_path / "class", min_battery=0.1)
+    async with spends_more as app, link_to(app, []) as target:
+        assert (await over(target, double(1, 3))).variant == "int8"

@@ -97,7 +97,7 @@ async def test_the_largest_work_that_it_offers_is_taken_and_anything_more_is_not
         assert reply.response.outputs[0].shape == (4, 384)
 
         for beyond in (tokens(129), tokens(1, 1, 1, 1, 1)):
-            with pytest.raises(NotSupported, match="too much work for 'minilm:1' on edge/kiosk-1"):
+            with pytest.raises(NotSupported, match="too much work for 'minilm:2' on edge/kiosk-1"):
                 await app.host.infer(beyond)
 
 

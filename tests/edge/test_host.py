@@ -47,7 +47,7 @@ class Edge:
         self.host: EdgeHost
 
     def start_worker(self, name: str) -> FakeWorker:
-        self.workers[name] = FakeWorker(name, compute_s=COMPUTE_S)
+        self.workers[name] = FakeWorker(name, service_s=lambda _: COMPUTE_S)
         return self.workers[name]
 
     def changed(self, runner: Runner) -> None:
@@ -116,6 +116,13 @@ async def test_an_answer_carries_its_tensors_its_times_its_route_and_the_edges_l
         assert (reply.variant, reply.batch_size) == ("int8", 1)
         assert reply.budget_left_s == pytest.approx(1.0 - COMPUTE_S)
         assert reply.load == LoadReport(epoch=7, sequence=1, queued=0, in_flight=0, queue_delay_s=0.0)
+
+
+@on_virtual_time
+async def test_a_requirement_that_only_a_gateway_can_keep_is_refused() -> None:
+    async with edge() as one:
+        with pytest.raises(NotSupported, match="verifies no evidence; ask a gateway"):
+            await one.host.infer(doubles(attested=True))
 
 
 @on_virtual_time
@@ -300,7 +307,7 @@ async def test_a_draining_edge_takes_nothing_new_and_answers_what_it_took() -> N
 async def test_a_device_that_became_slow_promises_later_finishes() -> None:
     async with edge() as one:
         heard: list[Accepted] = []
-        one.workers["double:1/1"].compute_s = 5 * COMPUTE_S
+        one.workers["double:1/1"].service_s = lambda _: 5 * COMPUTE_S
         for _ in range(40):
             await one.host.infer(doubles(on_accepted=heard.append))
 
@@ -311,7 +318,7 @@ async def test_a_device_that_became_slow_promises_later_finishes() -> None:
 @on_virtual_time
 async def test_a_call_whose_caller_left_still_teaches_what_it_cost() -> None:
     async with edge() as one:
-        one.workers["double:1/1"].compute_s = 5 * COMPUTE_S
+        one.workers["double:1/1"].service_s = lambda _: 5 * COMPUTE_S
         gone = asyncio.create_task(one.host.infer(doubles()))
         await settle()
         gone.cancel()

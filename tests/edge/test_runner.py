@@ -83,7 +83,7 @@ async def test_a_model_is_ready_once_it_is_loaded_and_measured() -> None:
         assert runner.offer().variants == (VariantOffer("int8", "int8", cost=COST, max_batch=4, max_tokens=16),)
         computed = await runner.infer("int8", {"x": X})
         assert computed.outputs["y"][0, 0] == 2.0
-        assert stage.workers[0].loaded[0].outputs == ("y",)
+        assert next(iter(stage.workers[0].loaded.values())).outputs == ("y",)
     assert not stage.workers[0].alive
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.conductor import Conductor
+from gateway.core.attested import Attestation
 from gateway.core.breaker import State
-from gateway.core.placement import Placer
+from gateway.core.events import LinkAttested
+from gateway.core.placement import Ask, Decision, Placer
 from gateway.core.request import Answer
 from tests.support.fleets import fleet_of, variant
 from tests.support.host import minilm
@@ -88,7 +91,7 @@ class Scene:
     def assert_at_rest(self) -> None:
         assert all(target.under_way == 0 for target in self.targets.values())
         assert all(view.ledger.in_flight == 0 for view in self.fleet.targets.values())
-        assert "0 hedges under way" in repr(self.conductor)
+        assert "0 attempts in tasks of their own" in repr(self.conductor)
         mine = asyncio.current_task()
         assert mine is not None
         assert mine.cancelling() == 0
@@ -182,8 +185,8 @@ async def test_when_first_and_hedge_fail_the_third_target_is_awaited() -> None:
     also = target("edge_b", takes_s=0.02, error=Unreachable("gone too"))
     last = target("edge_c", takes_s=0.01)
     scene = Scene({"edge_a": (dying, INT8), "edge_b": (also, variant("int8", compute_s=0.08)), "edge_c": (last, INT8)})
-    scene.fleet.targets["edge/b"].link.rtt_s = 0.0
-    scene.fleet.targets["edge/c"].link.rtt_s = 0.09
+    for _ in range(8):
+        scene.fleet.targets["edge/c"].link.record(0.12, clock.now())
 
     reply = await scene.conductor.infer(scene.call())
 
@@ -328,7 +331,7 @@ async def test_finished_requests_are_remembered_without_their_tensors() -> None:
 @on_virtual_time
 async def test_the_work_of_a_call_is_described_on_demand() -> None:
     scene = Scene({"edge_a": (target("edge_a"), INT8), "pool_main": (target("pool_main"), FP32)})
-    said = scene.conductor.describe(scene.call(budget_s=1.0))
+    said = scene.conductor.asking.describe(scene.call(budget_s=1.0))
     assert (said.feature, said.units, said.cost_class, said.budget_s) == ("tokens", 4.0, "cheap", 1.0)
 
 
@@ -359,3 +362,45 @@ async def test_many_requests_at_once_with_random_faults_leave_nothing_behind() -
     assert {"ok", "left", "deadline_exceeded"} <= set(ends)
     scene.assert_at_rest()
     await scene.conductor.close()
+
+
+class Fickle:
+    """Places well, and the evidence of whom it chose ends in the very next moment, before anything is sent."""
+
+    def __init__(self, scene: Scene, keeps: str = "") -> None:
+        self._scene = scene
+        self._keeps = keeps
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+        decision = self._scene.conductor.placer.decide(ask, now, exclude)
+        if decision.chosen is not None and decision.chosen.target.id != self._keeps:
+            self._scene.fleet.fold(LinkAttested(decision.chosen.target.id, Attestation("revoked")), now)
+        return decision
+
+
+@pytest.mark.parametrize(("keeps", "served_by"), [("", None), ("pool/main", "pool/main")])
+def test_evidence_that_ends_between_the_choice_and_the_launch_keeps_the_request_from_there(
+    keeps: str, served_by: str | None
+) -> None:
+    @on_virtual_time
+    async def scenario() -> None:
+        edge, pool = target("edge_a"), target("pool_main")
+        scene = Scene({"edge_a": (edge, INT8), "pool_main": (pool, FP32)})
+        for target_id in scene.targets:
+            scene.fleet.fold(
+                LinkAttested(target_id, Attestation("", clock.now() + 9.0, "software", target_id, 0.0)), clock.now()
+            )
+        scene.conductor.places = Fickle(scene, keeps)
+        call = replace(scene.call(), attested=True)
+        if served_by is None:
+            with pytest.raises(ServeError, match="edge/a is attested no more: revoked"):
+                await scene.conductor.infer(call)
+            assert pool.seen == []
+        else:
+            reply = await scene.conductor.infer(call)
+            assert reply.route is not None and reply.route.served_by == served_by
+            assert reply.attested == "software; key=pool/main; expires=1970-01-01T00:00:00Z"
+        assert edge.seen == []
+        scene.assert_at_rest()
+
+    scenario()

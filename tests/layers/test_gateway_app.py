@@ -13,6 +13,7 @@ import grpc
 import msgspec
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig, TargetConfig
@@ -114,6 +115,7 @@ async def running(*fars: Far) -> AsyncIterator[None]:
 
 def configured(folder: Path, *targets: TargetConfig, **more: object) -> GatewayConfig:
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0}
+    more.setdefault("advertised_networks", ("127.0.0.0/8",))
     return GatewayConfig(model_repository=repository(folder), targets=targets, **ports, **more)  # type: ignore[arg-type]
 
 
@@ -186,6 +188,21 @@ async def test_grpc_callers_are_answered_with_the_same_words(tmp_path: Path) -> 
         assert trailers["tidegate-route"].startswith("only;")
 
 
+async def test_tensors_that_are_just_allowed_pass_with_their_names_and_what_the_gateway_adds(tmp_path: Path) -> None:
+    edge, limit = Far("edge/attic"), 4096
+    async with running(edge), AsyncExitStack() as stack:
+        config = configured(tmp_path, target(edge), max_body_bytes=limit)
+        gateway, _ = await stack.enter_async_context(gateway_for(config))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(gateway.addresses["grpc"]))
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        message = message_from_request(echo_request(bytes(limit))).SerializeToString()
+        assert len(message) > limit
+
+        answer = oip_pb2.ModelInferResponse.FromString(await call(message, timeout=5.0))
+
+        assert answer.raw_output_contents[0] == bytes(limit)
+
+
 async def test_a_target_that_is_full_is_replaced_and_the_fallback_declared(tmp_path: Path) -> None:
     edge, pool = Far("edge/attic"), Far("pool/main")
     edge.host.error = Overloaded("the queue is full", retry_after_s=0.5)
@@ -197,7 +214,10 @@ async def test_a_target_that_is_full_is_replaced_and_the_fallback_declared(tmp_p
         status, _, headers = await ask(gateway, session)
 
         assert (status, headers["tidegate-served-by"]) == (200, "pool/main")
-        assert headers["tidegate-route"] == "fallback; variant=fp32; attempts=2; hedged=0; fallback=1; degraded=0"
+        assert (
+            headers["tidegate-route"]
+            == "fallback; variant=fp32; attempts=2; hedged=0; fallback=1; degraded=0; provisional=0"
+        )
 
 
 async def test_a_silent_target_is_hedged_in_time_and_its_attempt_is_cancelled(tmp_path: Path) -> None:
@@ -254,6 +274,20 @@ async def test_a_killed_target_is_left_alone_at_once_and_used_again_when_it_is_b
         assert (status, headers["tidegate-served-by"]) == (200, "edge/attic")
 
 
+async def test_only_a_target_that_leaves_without_a_word_is_a_warning(tmp_path: Path) -> None:
+    orderly, broken = Far("edge/attic"), Far("pool/main")
+    async with running(orderly, broken), AsyncExitStack() as stack:
+        gateway, _ = await stack.enter_async_context(gateway_for(configured(tmp_path, target(orderly), target(broken))))
+        assert orderly.link is not None
+        with capture_logs() as logs:
+            await orderly.link.drain("shutdown")
+            await broken.kill()
+            await until(lambda: not any(one.up for one in gateway.fleet.targets.values()))
+
+    down = {line["target"]: line["log_level"] for line in logs if line["event"] == "target is down"}
+    assert down == {"edge/attic": "info", "pool/main": "warning"}
+
+
 async def test_a_caller_who_hangs_up_takes_the_work_with_him(tmp_path: Path) -> None:
     pool = Far("pool/main")
     pool.host.gate.clear()
@@ -265,7 +299,48 @@ async def test_a_caller_who_hangs_up_takes_the_work_with_him(tmp_path: Path) -> 
         asking.cancel()
 
         await until(lambda: pool.host.cancelled == 1)
-        assert gateway.limit.in_flight == 0
+        assert gateway.admission.in_flight == 0
+
+
+async def test_a_tenant_over_its_limit_gets_429_and_is_told_when_to_come_back_over_http_and_grpc(
+    tmp_path: Path,
+) -> None:
+    pool = Far("pool/main")
+    pool.host.gate.clear()
+    async with running(pool), AsyncExitStack() as stack:
+        config = configured(tmp_path, target(pool), tenants={"acme": {"max_in_flight": 1}})
+        gateway, session = await stack.enter_async_context(gateway_for(config))
+        acme = {"tidegate-tenant": "acme", "tidegate-budget-ms": "30000"}
+        first = asyncio.create_task(ask(gateway, session, **acme))
+        await pool.host.begun.acquire()
+
+        status, body, headers = await ask(gateway, session, **acme)
+        assert (status, headers["tidegate-refused"]) == (429, "overloaded")
+        assert body["error"] == "over-budget: tenant 'acme' has 1 requests in flight, its limit"
+        assert 50 <= int(headers["retry-after-ms"]) <= 30_000
+
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(gateway.addresses["grpc"]))
+        method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        message = message_from_request(echo_request(b"abc"))
+        message.parameters["tidegate-tenant"].string_param = "acme"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await method(message.SerializeToString(), timeout=5.0)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailers = dict(refused.value.trailing_metadata())
+        assert trailers["tidegate-code"] == "overloaded"
+        assert 50 <= int(trailers["retry-after-ms"]) <= 30_000
+
+        status, body, _ = await ask(gateway, session, **{"tidegate-tenant": "no such name!"})
+        assert status == 400
+        assert "header tidegate-tenant must be 1 to 64 letters" in body["error"]
+
+        pool.host.gate.set()
+        assert (await first)[0] == 200
+        async with session.get(gateway.addresses["metrics"] + "/metrics") as answer:
+            metrics = await answer.text()
+        assert 'tidegate_shed_total{reason="over-budget"} 2.0' in metrics
+        assert 'tidegate_tenant_in_flight{tenant="acme"} 0.0' in metrics
+        assert "tidegate_overloaded 0.0" in metrics
 
 
 async def test_a_foreign_server_is_described_and_then_served(tmp_path: Path) -> None:
@@ -389,9 +464,33 @@ async def test_whoever_answers_under_another_name_is_not_used(tmp_path: Path) ->
         register.evidence.clear()
         assert impostor.link is not None
         for _ in range(3):
-            await impostor.link.announce()
+            impostor.link.announce()
             await clock.sleep(0.1)
         assert register.evidence == []
+
+
+async def test_a_device_that_advertises_an_address_elsewhere_is_not_dialled_and_operators_see_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = Far("edge/attic")
+    async with running(far), AsyncExitStack() as stack:
+        gateway, session = await stack.enter_async_context(
+            gateway_for(configured(tmp_path, advertised_networks=("10.0.0.0/8",)))
+        )
+        register = FakeRegister()
+        gateway.directory.register = register
+        register.views = (DeviceView("attic", 1, (far.address,), far.offers, None, Freshness.FRESH, 0.1, ""),)
+        for _ in range(2):
+            gateway.directory.devices_changed()
+            await until(lambda: "attic" in gateway.directory.refused)
+
+        async with session.get(gateway.addresses["admin"] + "/v1/state") as response:
+            state = await response.json()
+
+        assert gateway.directory.targets == {}
+        reason = "127.0.0.1 is in no network of advertised_networks"
+        assert state["refused"] == [{"device": "attic", "reason": reason}]
+        assert capsys.readouterr().out.count("advertises an address that is not allowed") <= 1
 
 
 async def test_operators_see_state_decisions_and_metrics(tmp_path: Path) -> None:

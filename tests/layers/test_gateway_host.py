@@ -9,10 +9,10 @@ from gateway.core.breaker import Verdict
 from gateway.core.events import LinkDown
 from gateway.host import GatewayHost
 from gateway.metrics import Metrics
+from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, spec, variant
 from tests.support.host import digits, minilm
 from tidegate import clock
-from tidegate.limit import Limit
 from tidegate.outcome import ModelNotFound
 from tidegate.types import Call, InferRequest, InferResponse, Reply
 
@@ -23,7 +23,7 @@ async def answers(call: Call) -> Reply:
 
 def host() -> GatewayHost:
     fleet = fleet_of(edge_a=variant())
-    metrics = Metrics(fleet, Limit(1), version_of=lambda request: "1")
+    metrics = Metrics(fleet, admission_of(1), version_of=lambda request: "1")
     return GatewayHost("main", Catalog([minilm(), digits()]), fleet, metrics, answers)
 
 
@@ -36,6 +36,9 @@ def test_a_model_is_ready_while_a_usable_target_offers_it() -> None:
 
     for _ in range(5):
         one._fleet.targets["edge/a"].breaker.record(Verdict.FAILURE, clock.now(), 0.5)
+    assert one.model_ready("minilm"), "the last one stays in use, however it fails"
+
+    one._fleet.fold(LinkDown("edge/a", "reset"), clock.now())
     assert not one.model_ready("minilm")
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.access_log import AccessLog
-from gateway.conductor import Description
-from gateway.layers.admit import admit
+from gateway.asking import Description
+from gateway.core.tenants import TenantSpec
+from gateway.layers.admit import admit, fingerprint
 from gateway.layers.expire import expire
 from gateway.layers.observe import observe
 from gateway.layers.stack import Layer, Service, stack
+from tests.support.doors import admission_of
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
-from tidegate.limit import Limit
 from tidegate.outcome import DeadlineExceeded, Overloaded
-from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
+from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Route, Tensor
 
 REPLY = Reply(
     InferResponse("minilm", "1", ()),
@@ -84,19 +86,46 @@ async def test_a_full_gateway_says_when_to_come_back_and_places_come_back_howeve
         await clock.sleep(2.0)
         return REPLY
 
-    limit = Limit(1)
-    service = admit(limit, clock.now)(slow)
+    door = admission_of(1)
+    service = admit(door, clock.now)(slow)
     first = asyncio.ensure_future(service(call()))
     await settle()
 
-    with pytest.raises(Overloaded, match="1 requests are in flight") as refused:
+    with pytest.raises(Overloaded, match="full: 1 requests are in flight") as refused:
         await service(call())
 
     assert refused.value.retry_after_s == 0.05
     first.cancel()
     await settle()
-    assert limit.in_flight == 0
+    assert door.in_flight == 0
     assert await service(call()) is REPLY
+
+
+@on_virtual_time
+async def test_a_tenant_at_its_own_limit_is_refused_while_others_come_in() -> None:
+    async def slow(call: Call) -> Reply:
+        await clock.sleep(2.0)
+        return REPLY
+
+    service = admit(admission_of(acme=TenantSpec(max_in_flight=1)), clock.now)(slow)
+    acme = msgspec.structs.replace(call(), tenant="acme")
+    first = asyncio.ensure_future(service(acme))
+    await settle()
+
+    with pytest.raises(Overloaded, match="over-budget: tenant 'acme' has 1 requests in flight"):
+        await service(acme)
+
+    assert await service(call()) is REPLY
+    assert await first is REPLY
+    assert await service(acme) is REPLY
+
+
+def test_a_retry_has_the_fingerprint_of_its_first_try_and_other_contents_have_another() -> None:
+    def asked(raw: bytes, id: str) -> int:
+        return fingerprint(InferRequest("minilm", (Tensor("x", Datatype.UINT8, (len(raw),), raw),), id=id))
+
+    assert asked(b"abc", "1") == asked(b"abc", "2")
+    assert asked(b"abc", "1") != asked(b"abd", "1")
 
 
 class Recorder:
@@ -168,6 +197,7 @@ def test_an_answer_is_one_line_with_all_that_was_decided() -> None:
         "variant": "int8",
         "attempts": 1,
         "fallback": False,
+        "provisional": False,
         "latency_ms": 12.5,
         "budget_left_ms": 1500.0,
     }

@@ -9,9 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Histogram, Metrics
+from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, variant
 from tidegate import clock
-from tidegate.limit import Limit
 from tidegate.outcome import InvalidRequest, NothingAlive, ServeError
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 
@@ -21,7 +21,7 @@ REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (3, 4), by
 def metrics() -> Metrics:
     fleet = fleet_of(edge_a=variant(), pool_main=variant())
     fleet.targets["edge/a"].ledger.report(LoadReport(1, 1, 0, 0, 0.0), "mqtt", clock.now() - 5.0)
-    return Metrics(fleet, Limit(4), version_of=lambda request: "1")
+    return Metrics(fleet, admission_of(4), version_of=lambda request: "1")
 
 
 def reply(*, fallback: bool = False, degraded: bool = False, left_s: float | None = 1.0) -> Reply:
@@ -41,6 +41,18 @@ def samples(counted: Metrics) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def test_escalated_and_provisional_answers_are_counted_by_model() -> None:
+    counted = metrics()
+    for reason, provisional in (("escalated", False), ("escalated", False), ("cheapest", True), ("cheapest", False)):
+        route = Route("edge/a", reason, "int8", provisional=provisional)
+        counted.answered(call(), Reply(InferResponse("minilm", "1", ()), route=route), NOW + 0.030)
+
+    seen = samples(counted)
+
+    assert seen["tidegate_escalated_total", "model=minilm"] == 2
+    assert seen["tidegate_provisional_total", "model=minilm"] == 1
 
 
 def call() -> Call:

@@ -24,9 +24,11 @@ from tidegate.oip.grpc import message_from_request
 from tidegate.outcome import (
     BadAnswer,
     DeadlineExceeded,
+    Disconnected,
     InternalError,
     InvalidRequest,
     ModelNotFound,
+    NotSupported,
     Overloaded,
     TooLarge,
     Unreachable,
@@ -512,7 +514,7 @@ async def test_a_side_that_asks_and_never_reads_is_hung_up_on() -> None:
     theirs.inbound.stuck = True
     refused = b"".join(
         link_pb2.Envelope(frames=[{"request": {"id": id, "message": b"\xff"}}]).SerializeToString()
-        for id in range(1, 100_000)
+        for id in range(1, frames.MAX_FRAMES)
     )
 
     await theirs.write(frames.hello(Greeting("gateway/test", 0, "0")))
@@ -595,9 +597,9 @@ async def test_load_is_told_with_every_heartbeat_and_offers_only_when_they_chang
         assert [offers for _, offers in pair.heard.loads] == [None, None]
 
         pair.offers = (*OFFERS, ModelOffer("digits", "1", ()))
-        await pair.service.announce()
+        pair.service.announce()
         await settle()
-        await pair.service.announce()
+        pair.service.announce()
         await settle()
 
         assert [offers for _, offers in pair.heard.loads[2:]] == [pair.offers, None]
@@ -655,6 +657,56 @@ async def test_a_request_that_crosses_the_goodbye_is_refused_as_overloaded() -> 
         await draining
 
 
+# evidence
+
+
+@on_virtual_time
+async def test_evidence_is_made_for_the_nonce_and_the_asker_and_a_refusal_comes_with_its_words() -> None:
+    def prove(nonce: bytes, asker: bytes | None) -> bytes:
+        if nonce == b"no":
+            raise ValueError("not for you")
+        return nonce + b" of " + (asker or b"nobody")
+
+    async with running(attest=prove) as pair:
+        assert await pair.asker.evidence(b"n1") == b"n1 of nobody"
+        with pytest.raises(NotSupported, match="not for you"):
+            await pair.asker.evidence(b"no")
+        assert await pair.asker.evidence(b"n2") == b"n2 of nobody"
+        assert tensor_of(await pair.ask()) == b"abc"
+
+
+@on_virtual_time
+async def test_of_a_flood_of_challenges_the_newest_is_answered() -> None:
+    made: list[bytes] = []
+
+    def prove(nonce: bytes, _asker: bytes | None) -> bytes:
+        made.append(nonce)
+        return nonce
+
+    async with running(attest=prove) as pair:
+        for number in range(100):
+            pair.asker.session.send(frames.challenge(b"%d" % number))
+        assert await pair.asker.evidence(b"last") == b"last"
+        assert len(made) < 10 and made[-1] == b"last"
+
+
+@on_virtual_time
+async def test_whoever_waits_for_evidence_hears_that_the_stream_has_ended() -> None:
+    ours, theirs = stream_pair()
+    asker = asker_on(ours, Heard())
+    run = asyncio.create_task(asker.run())
+    await theirs.write(frames.hello(Greeting("edge/attic", 1, "0")))
+    await settle(5)
+    asking = asyncio.create_task(asker.evidence(b"n"))
+    await settle(5)
+    await theirs.write(frames.chunk(99, b"x"))  # nothing that it asked for: it hangs up
+    assert "request 99" in await run
+    with pytest.raises(Disconnected, match="request 99"):
+        await asking
+    with pytest.raises(Unreachable, match="request 99"):
+        await asker.evidence(b"n")
+
+
 # hostile frames, each against the side that would read it
 
 HELLO = frames.hello(Greeting("gateway/test", 0, "0"))
@@ -693,6 +745,7 @@ def test_an_answering_side_hangs_up_on_frames_that_no_asker_sends(envelope: byte
         (frames.answer(0, Answered(b"", 0.0, 0.0, 1, "", None)), "request 0, which was never sent"),
         (frames.refused(99, BadAnswer("x"), None), "request 99, which was never sent"),
         (frames.chunk(1, b"x"), "a chunk of answer 1, which was not announced"),
+        (frames.evidence(b"x"), "evidence that nobody asked for"),
         (frames.load(LoadReport(1, 1, 0, 0, 0.0), b"[oops"), "offers that cannot be read"),
         (2 * frames.answer(1, Answered(b"", 0, 0, 1, "", None), chunked_bytes=9), "message 1 announced twice"),
         (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.oip.budget import MAX_BUDGET_S, MAX_PRIORITY, budget_s, priority_of, variant_of
+from tidegate.oip.budget import MAX_BUDGET_S, MAX_PRIORITY, budget_s, priority_of
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Parameter
 
@@ -101,25 +101,3 @@ def test_without_a_priority_it_is_the_default() -> None:
 def test_any_other_priority_is_refused(value: Parameter) -> None:
     with pytest.raises(InvalidRequest, match="priority"):
         priority_of({"priority": value})
-
-
-@pytest.mark.parametrize(("headers", "parameters", "wanted"), [
-    ({}, {}, ""),
-    ({"tidegate-variant": "fp32"}, {}, "fp32"),
-    ({}, {"tidegate-variant": "int8"}, "int8"),
-    ({"tidegate-variant": "int8"}, {"tidegate-variant": "int8"}, "int8"),
-])  # fmt: skip
-def test_a_variant_is_demanded_by_header_or_parameter(
-    headers: dict[str, str], parameters: dict[str, Parameter], wanted: str
-) -> None:
-    assert variant_of(headers, parameters) == wanted
-
-
-def test_two_different_demands_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"'fp32'.*'int8'"):
-        variant_of({"tidegate-variant": "fp32"}, {"tidegate-variant": "int8"})
-
-
-def test_a_variant_that_is_no_name_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="variant"):
-        variant_of({}, {"tidegate-variant": 8})

@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.oip.test_malformed import GOOD, ids, mask
-from tests.support.oip_servers import Servers
-from tidegate.oip import http_server
+from tests.support.host import FakeHost
+from tests.support.oip_servers import Servers, serving
 from tidegate.oip.grpc import message_from_request
+from tidegate.oip.intake import BodyLimits
 from tidegate.types import InferRequest, RequestedOutput
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -62,10 +63,12 @@ async def test_a_refused_call_leaves_nothing_of_its_request_behind(servers: Serv
         gc.enable()
 
 
-async def test_a_caller_that_stops_in_the_middle_of_its_body_is_not_waited_for(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "BODY_IDLE_S", 0.05)
+async def test_a_caller_that_stops_in_the_middle_of_its_body_is_not_waited_for() -> None:
+    async with serving(FakeHost(), body_limits=BodyLimits(idle_s=0.05)) as servers:
+        await _stops_in_the_middle(servers)
+
+
+async def _stops_in_the_middle(servers: Servers) -> None:
     host, _, port = servers.http.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b'POST /v2/models/minilm/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"inputs"')

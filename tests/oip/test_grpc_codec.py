@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from tests.oip.tensors import PARAMETERS, several
 from tidegate.oip.grpc import (
-    MAX_TENSORS,
     message_from_request,
     message_from_response,
     request_from_message,
     response_from_message,
 )
+from tidegate.oip.limits import DEFAULT
 from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported
 from tidegate.rpc import oip_pb2
 from tidegate.types import Datatype, InferRequest, InferResponse, Parameter, RequestedOutput, Tensor
@@ -118,11 +118,11 @@ def mixed() -> oip_pb2.ModelInferRequest:
     (raw_request(2, 1), "2 inputs but 1 entries"),
     (raw_request(1, 2), "1 inputs but 2 entries"),
     (raw_request(0, 1), "0 inputs but 1 entries"),
-    (raw_request(MAX_TENSORS + 1, 0), "at most 1024 may come"),
+    (raw_request(DEFAULT.max_tensors + 1, 0), "at most 1024 may come"),
     (mixed(), "use one of them"),
     (oip_pb2.ModelInferRequest(
-        outputs=[oip_pb2.ModelInferRequest.InferRequestedOutputTensor(name="y")] * (MAX_TENSORS + 1)
-    ), "outputs asked for"),
+        outputs=[oip_pb2.ModelInferRequest.InferRequestedOutputTensor(name="y")] * (DEFAULT.max_tensors + 1)
+    ), "1025 outputs"),
 ])  # fmt: skip
 def test_a_careless_request_is_refused(message: oip_pb2.ModelInferRequest, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):

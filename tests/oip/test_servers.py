@@ -25,7 +25,7 @@ from tidegate.oip.grpc import message_from_request, response_from_message
 from tidegate.oip.grpc_server import STREAM_WINDOW, OipService, add_oip_service, server_options
 from tidegate.oip.health import HealthService
 from tidegate.oip.http_server import OipRoutes
-from tidegate.oip.reply import load_from_text
+from tidegate.oip.orca import load_from_text
 from tidegate.outcome import (
     ERRORS,
     DeadlineExceeded,
@@ -39,7 +39,7 @@ from tidegate.types import Call, LoadReport, Reply
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-ROUTE = "cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0"
+ROUTE = "cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0"
 WORDS = {
     "tidegate-served-by": "edge/attic",
     "tidegate-route": ROUTE,
@@ -96,6 +96,18 @@ async def test_a_targets_load_and_the_callers_trace_come_back(servers: Servers) 
         assert got.headers["traceparent"] == TRACE
 
 
+async def test_a_caller_may_have_the_load_as_json(servers: Servers) -> None:
+    load = LoadReport(7, 3, 1, 2, 0.5)
+    response = servers.host.computed
+    servers.host.answer = lambda call: Reply(response(call).response, load=load)
+    _, trailers = await grpc_infer(servers, metadata=(("endpoint-load-metrics-format", "json"),))
+    assert trailers["endpoint-load-metrics"].startswith('JSON {"named_metrics":{"tidegate_epoch":7,')
+    wish = {"Endpoint-Load-Metrics-Format": "JSON"}
+    async with aiohttp.ClientSession() as session, http_infer(session, servers, headers=wish) as got:
+        assert got.headers["endpoint-load-metrics"] == trailers["endpoint-load-metrics"]
+    assert load_from_text(trailers["endpoint-load-metrics"]) == load
+
+
 # What the caller said reaches the host
 
 
@@ -120,7 +132,6 @@ async def test_what_an_http_caller_says_reaches_the_host(servers: Servers) -> No
         "tidegate-budget-ms": "900",
         "tidegate-variant": "fp32",
         "traceparent": TRACE,
-        "authorization": "Bearer key",
         "x-stainless-read-timeout": "600",
     }
 

@@ -32,12 +32,15 @@ WANTED = {
     "too_large": (413, "RESOURCE_EXHAUSTED"),
     "model_not_found": (404, "NOT_FOUND"),
     "not_supported": (501, "UNIMPLEMENTED"),
+    "unauthenticated": (401, "UNAUTHENTICATED"),
+    "forbidden": (403, "PERMISSION_DENIED"),
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
     "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
     "nothing_alive": (503, "UNAVAILABLE"),
     "unreachable": (502, "UNAVAILABLE"),
     "bad_answer": (502, "INTERNAL"),
     "internal": (500, "INTERNAL"),
+    "poisonous": (500, "INTERNAL"),
 }
 
 

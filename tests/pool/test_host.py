@@ -18,12 +18,13 @@ from cloud_pool.scheduler import Scheduler
 from cloud_pool.supervisor import Supervisor
 from cloud_pool.worker import Loadable
 from tests.pool.models import TEXT, manifest_of
-from tests.pool.workers import BAD_ID, Arrays, FakeProcess, text
+from tests.pool.workers import Arrays, text
+from tests.support.fake_worker import BAD_ID, FakeWorker
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.backoff import Backoff
-from tidegate.models.manifest import Manifest, Quality
+from tidegate.models.manifest import Batching, Manifest, Quality
 from tidegate.outcome import DeadlineExceeded, InternalError, ModelNotFound, NotSupported, Unreachable
 from tidegate.types import Accepted, Call, InferRequest, Reply, RequestedOutput
 
@@ -33,7 +34,7 @@ MODEL = manifest_of(variants=(FP32, HALF), default_budget_s=5.0)
 
 
 class Pool:
-    def __init__(self, host: PoolHost, processes: list[FakeProcess]) -> None:
+    def __init__(self, host: PoolHost, processes: list[FakeWorker]) -> None:
         self.host, self.processes = host, processes
 
     async def infer(self, arrays: Arrays, *, outputs: tuple[str, ...] = (), **more: Any) -> Reply:
@@ -49,16 +50,20 @@ class Pool:
 
 @asynccontextmanager
 async def pool(manifest: Manifest = MODEL, *, fixed_s: float = 0.0) -> AsyncIterator[Pool]:
-    processes = list[FakeProcess]()
+    processes = list[FakeWorker]()
 
-    def start_process(life: str) -> FakeProcess:
-        processes.append(FakeProcess(lambda inputs: fixed_s + 0.001 * inputs["ids"].size))
+    def start_process(life: str, cores: frozenset[int]) -> FakeWorker:
+        processes.append(FakeWorker(service_s=lambda inputs: fixed_s + 0.001 * inputs["ids"].size))
         return processes[-1]
 
     loadables = [Loadable(manifest, variant, Path(__file__)) for variant in manifest.variants]
     async with Scheduler() as scheduler:
         supervisor = Supervisor(
-            loadables, scheduler, start_process=start_process, backoff=Backoff(lambda: 1.0), warmup_budget_s=1e6
+            loadables,
+            scheduler,
+            start_process=start_process,
+            new_backoff=lambda: Backoff(lambda: 1.0),
+            warmup_budget_s=1e6,
         )
         host = PoolHost("p", loadables, scheduler, supervisor, epoch=42)
         assert not host.ready()
@@ -106,6 +111,13 @@ async def test_a_demanded_variant_is_used_by_its_name_or_its_precision_and_is_de
         assert (await subject.infer(text(10), variant="bf16")).variant == "half"
         with pytest.raises(NotSupported, match=r"no variant 'int8' of 'text' \(here: fp32, half\)"):
             await subject.infer(text(10), variant="int8")
+
+
+@on_virtual_time
+async def test_a_requirement_that_only_a_gateway_can_keep_is_refused() -> None:
+    async with pool() as subject:
+        with pytest.raises(NotSupported, match="pool/p verifies no evidence; ask a gateway"):
+            await subject.infer(text(10), attested=True)
 
 
 @on_virtual_time
@@ -196,3 +208,16 @@ async def test_an_answer_is_the_same_in_any_company() -> None:
         together = await asyncio.gather(*calls)
         assert [reply.response.outputs for reply in together] == [reply.response.outputs for reply in alone]
         assert max(reply.batch_size for reply in together) > 1
+
+
+@pytest.mark.parametrize(("coalesce", "rows"), [(True, 1), (False, 2)])
+@on_virtual_time
+async def test_equal_inputs_are_computed_once_where_the_manifest_says_so(coalesce: bool, rows: int) -> None:
+    once = msgspec.structs.replace(MODEL, batching=Batching(pad_axis="sequence", coalesce=coalesce))
+    async with pool(once) as subject:
+        first = asyncio.create_task(subject.infer(text(10)))
+        await settle()
+        twins = await asyncio.gather(*[subject.infer(text(10, fill=3)) for _ in range(2)])
+        await first
+        assert [tensor_to_array(twin.response.outputs[0]).tolist() for twin in twins] == [[[30.0]], [[30.0]]]
+        assert [twin.batch_size for twin in twins] == [rows, rows]

@@ -12,9 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.pool.workers import spin, text, write_spin_model, write_text_model
+from tests.pool.workers import (
+    leave_room,
+    rows_of_ones,
+    spin,
+    text,
+    write_hungry_model,
+    write_hungry_program,
+    write_spin_model,
+    write_text_model,
+)
 from tidegate import clock
-from tidegate.outcome import InternalError, TooLarge
+from tidegate.outcome import InternalError, OutOfMemory, TooLarge
 from tidegate.workers import channel
 from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
 
@@ -149,3 +158,33 @@ async def test_a_worker_imports_only_the_runtime_that_it_loads(tmp_path: Path) -
         maps = {Path(one.path).name for one in psutil.Process(worker.pid).memory_maps()}
     assert any("onnxruntime" in name for name in maps)
     assert not any("torch" in name or "cygrpc" in name for name in maps)
+
+
+MIB = 1 << 20
+
+
+async def test_a_call_that_finds_no_memory_is_a_failure_of_its_own_and_the_worker_lives_on(tmp_path: Path) -> None:
+    model = write_hungry_model(tmp_path / "hungry.onnx", floats_per_row=4 * MIB)
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        loaded = await worker.load(EngineSpec("hungry", "onnx", model, ("y",)))
+        assert loaded.held_bytes is not None and 20 * MIB < loaded.held_bytes < 2048 * MIB
+        peaks = [(await worker.infer("hungry", rows_of_ones(rows))).peak_bytes for rows in (1, 2, 4)]
+        # At least 16 MiB a row; the arena that ONNX Runtime takes it from may double itself.
+        assert all(peak is not None and 16 * rows * MIB <= peak for peak, rows in zip(peaks, (1, 2, 4), strict=True))
+        leave_room(worker.pid, 128 * MIB)
+        with pytest.raises(OutOfMemory, match=r"hungry\.onnx: ONNX Runtime cannot run it"):
+            await worker.infer("hungry", rows_of_ones(64))
+        assert (await worker.infer("hungry", rows_of_ones(2))).outputs["y"].tolist() == [[4.0 * MIB]] * 2
+
+
+async def test_torch_without_memory_says_so_too(tmp_path: Path) -> None:
+    path = write_hungry_program(tmp_path / "hungry.pt2", floats_per_row=4 * MIB)
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        await worker.load(EngineSpec("hungry", "torch-export", path, ("y",)))
+        await worker.infer("hungry", rows_of_ones(2))
+        leave_room(worker.pid, 128 * MIB)
+        with pytest.raises(OutOfMemory, match="can't allocate memory"):
+            await worker.infer("hungry", rows_of_ones(64))
+        assert (await worker.infer("hungry", rows_of_ones(2))).outputs["y"].tolist() == [[4.0 * MIB]] * 2

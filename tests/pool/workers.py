@@ -1,4 +1,4 @@
-"""The text model of `models.py` as a real ONNX file and as a fake worker that computes the same without a process.
+"""The text model of `models.py` as a real ONNX file; `FakeWorker` computes the same without a process.
 
 ids from 0 to LAST_ID are summed under the mask; larger ids are out of the model's table, so its engine raises.
 The spin model runs a loop as often as its input says: a computation of any length.
@@ -6,25 +6,18 @@ The spin model runs a loop as often as its input says: a computation of any leng
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.pool.models import TEXT, manifest_of
+from tests.support.fake_worker import LAST_ID
 from tidegate.models.digest import sha256_of
 from tidegate.models.repository import save_manifest
-from tidegate.outcome import InternalError
-from tidegate.workers.process import PIPELINE, Computed, EngineSpec, WorkerDied
 
-LAST_ID = 999
-BAD_ID = LAST_ID + 1
 OPSET = 17
 
 Arrays = dict[str, NDArray[Any]]
@@ -106,80 +99,53 @@ def text_repository(root: Path) -> Path:
     return root
 
 
-class FakeProcess:
-    """A WorkerProcess without a process; passes the same contract (tests/contract/test_worker.py).
+def write_hungry_model(path: Path, *, floats_per_row: int) -> Path:
+    """A model that takes 4 bytes × `floats_per_row` for each row while it runs: y = the sum of so many copies of x."""
+    import onnx
+    from onnx import TensorProto, helper
 
-    Args:
-        service_s: seconds that a call takes, by its inputs.
-    """
-
-    def __init__(self, service_s: Callable[[Arrays], float] = lambda _: 0.0) -> None:
-        self.loaded: dict[str, EngineSpec] = {}
-        self.begun: list[Arrays] = []
-        self.fails: deque[Exception] = deque()  # raised by the next calls instead of computing
-        self._service_s = service_s
-        self._computing = asyncio.Lock()
-        self._places = asyncio.Semaphore(PIPELINE)
-        self._reason: asyncio.Future[str] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._reason = asyncio.get_running_loop().create_future()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill("exited with status 0")
-
-    @property
-    def alive(self) -> bool:
-        return self._reason is not None and not self._reason.done()
-
-    async def died(self) -> str:
-        assert self._reason is not None
-        return await asyncio.shield(self._reason)
-
-    def kill(self, reason: str = "was killed by SIGKILL") -> None:
-        if self.alive:
-            assert self._reason is not None
-            self._reason.set_result(reason)
-
-    async def load(self, spec: EngineSpec) -> float:
-        self._check_alive()
-        if not spec.artefact.exists():
-            raise InternalError(f"{spec.artefact}: there is no such artefact")
-        self.loaded[spec.key] = spec
-        return 0.0
-
-    async def infer(self, key: str, inputs: Arrays) -> Computed:
-        self._check_alive()
-        async with self._places, self._computing:
-            self._check_alive()
-            if key not in self.loaded:
-                raise InternalError(f"no engine is loaded under {key!r}")
-            self.begun.append(inputs)
-            seconds = self._service_s(inputs)
-            await self._work(seconds)
-            if self.fails:
-                raise self.fails.popleft()
-            return Computed(_compute(inputs), seconds)
-
-    async def _work(self, seconds: float) -> None:
-        assert self._reason is not None
-        await asyncio.wait([self._reason], timeout=seconds)
-        self._check_alive()
-
-    def _check_alive(self) -> None:
-        if not self.alive:
-            reason = self._reason.result() if self._reason is not None else "was not started"
-            raise WorkerDied(f"worker fake {reason}")
+    integers, floats = TensorProto.INT64, TensorProto.FLOAT
+    graph = helper.make_graph(
+        [
+            helper.make_node("Shape", ["x"], ["shape"], start=0, end=1),
+            helper.make_node("Concat", ["shape", "width"], ["wide"], axis=0),
+            helper.make_node("Expand", ["x", "wide"], ["copies"]),
+            helper.make_node("ReduceSum", ["copies", "axis"], ["y"], keepdims=1),
+        ],
+        "hungry",
+        [helper.make_tensor_value_info("x", floats, ["batch", 1])],
+        [helper.make_tensor_value_info("y", floats, ["batch", 1])],
+        [
+            helper.make_tensor("width", integers, [1], [floats_per_row]),
+            helper.make_tensor("axis", integers, [1], [1]),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8), path)
+    return path
 
 
-def _compute(inputs: Arrays) -> Arrays:
-    if "turns" in inputs:
-        return {"count": inputs["turns"].copy()}
-    ids, mask = inputs["ids"], inputs["mask"]
-    if ids.max() > LAST_ID:
-        raise InternalError("text: an id is out of the table")
-    masked = ids * mask
-    return {"sum": masked.sum(1, keepdims=True).astype(np.float32), "twice": 2 * masked}
+def write_hungry_program(path: Path, *, floats_per_row: int) -> Path:
+    """The same for torch, which keeps nothing of what a call had: the next one must find it anew."""
+    import torch
+
+    class Hungry(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.expand(-1, floats_per_row).contiguous().sum(1, keepdim=True)
+
+    rows = {"x": {0: torch.export.Dim("batch", min=1, max=1024)}}
+    torch.export.save(torch.export.export(Hungry(), (torch.ones(2, 1),), dynamic_shapes=rows), path)
+    return path
+
+
+def rows_of_ones(rows: int) -> Arrays:
+    return {"x": np.ones((rows, 1), np.float32)}
+
+
+def leave_room(pid: int, room_bytes: int) -> None:
+    """From now on the process may map so many bytes more and no more: allocations beyond fail in it, for real."""
+    import resource
+
+    import psutil
+
+    limit = psutil.Process(pid).memory_info().vms + room_bytes
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -133,6 +134,27 @@ async def test_several_answers_say_together_where_they_were_made(servers: Server
     assert raw.headers["tidegate-served-by"] == "edge/attic, pool/east"
     assert raw.headers["tidegate-budget-left-ms"] == "500.0"
     assert raw.headers["server-timing"] == "link;dur=1000.000"
+
+
+async def test_attested_targets_can_be_required_and_the_answer_says_by_what_evidence(
+    servers: Servers, client: openai.AsyncOpenAI
+) -> None:
+    computed = servers.host.computed
+
+    def proven(call: Call) -> str:
+        return f"software; key={call.request.inputs[0].shape[1]}"
+
+    servers.host.answer = lambda call: replace(computed(call), attested=proven(call))
+    raw = await client.embeddings.with_raw_response.create(
+        model="minilm", input=["hello", "word " * 200], extra_headers={"tidegate-require": "attested"}
+    )
+    calls = servers.host.calls
+    assert len(calls) == 2 and all(call.attested for call in calls)
+    said = raw.headers["tidegate-attested"]
+    assert sorted(said.split(" | ")) == sorted(map(proven, calls))
+    assert (raw.parse().model_extra or {})["tidegate"]["tidegate-attested"] == said
+    with pytest.raises(openai.BadRequestError, match="can require 'attested' and nothing else"):
+        await client.embeddings.create(model="minilm", input="x", extra_headers={"tidegate-require": "attest"})
 
 
 async def test_the_sdks_timeout_is_a_budget_and_its_default_is_none(
@@ -274,7 +296,15 @@ async def test_a_tokenizer_is_read_once(folder: Path) -> None:
     assert repr(tokenizers) == "<Tokenizers 1 loaded>"
 
 
+async def test_another_tokenizer_than_the_manifest_names_ends_the_start(folder: Path) -> None:
+    manifest = minilm()
+    assert manifest.text is not None
+    another = msgspec.structs.replace(manifest, text=msgspec.structs.replace(manifest.text, sha256="0" * 64))
+    with pytest.raises(StartError, match=r"tokenizer\.json: has sha256 .* but the manifest names 0000"):
+        await Tokenizers(OneFolder(folder)).load([another])
+
+
 async def test_a_tokenizer_that_is_not_there_ends_the_start_by_its_name(tmp_path: Path) -> None:
     tokenizers = Tokenizers(OneFolder(tmp_path))
-    with pytest.raises(StartError, match=r"cannot read the tokenizer .*tokenizer\.json"):
+    with pytest.raises(StartError, match=r"cannot read the tokenizer: .*tokenizer\.json"):
         await tokenizers.load([minilm()])

@@ -1,36 +1,56 @@
 """A worker process without a process: the same contract (`tests/contract/test_worker.py`), on any clock.
 
-It knows two "artefacts" by file name: `double.onnx` answers y = 2x after `compute_s`, `rounds.onnx` answers at once
-when it is asked for no rounds and never otherwise. Everything else does not load.
+It computes what the tests' models do, told apart by their inputs, and loads whatever artefact exists; `double` and
+`rounds` need no file:
+
+    x           y = 2x                                      the model `double`
+    rounds      at once when asked for none, else never     the model `rounds`
+    turns       count = turns                               `tests.pool.workers.write_spin_model`
+    ids, mask   their sum; an id above LAST_ID is an error  `tests.pool.workers.write_text_model`
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate import clock
 from tidegate.outcome import InternalError
-from tidegate.workers.process import Computed, EngineSpec, WorkerDied
+from tidegate.workers.process import PIPELINE, Computed, EngineSpec, Loaded, WorkerDied
+
+LAST_ID: Final = 999
+BAD_ID: Final = LAST_ID + 1
+_FILELESS: Final = ("double", "rounds")
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class FakeWorker:
-    def __init__(self, name: str = "fake", *, compute_s: float = 0.0) -> None:
+    """Mutable: `kill` it, have its next calls fail, and see what it has `loaded` and `begun`.
+
+    Args:
+        service_s: seconds that a call takes, by its inputs; may be replaced at any time.
+    """
+
+    def __init__(self, name: str = "fake", *, service_s: Callable[[Arrays], float] = lambda _: 0.0) -> None:
         self.name = name
-        self.compute_s = compute_s
-        self.loaded: list[EngineSpec] = []
-        self.calls = 0
-        self._engines: dict[str, str] = {}
-        self._turn = asyncio.Lock()
-        self._end: asyncio.Future[str] | None = None
+        self.service_s = service_s
+        self.loaded: dict[str, EngineSpec] = {}
+        self.begun: list[Arrays] = []
+        self.fails: deque[Exception] = deque()  # raised by the next calls instead of computing
+        self.kept_from_running_s: Callable[[], float] = lambda: 0.0
+        self._computing = asyncio.Lock()
+        self._places = asyncio.Semaphore(PIPELINE)
+        self._reason: asyncio.Future[str] | None = None
 
     async def __aenter__(self) -> Self:
-        self._end = asyncio.get_running_loop().create_future()
+        self._reason = asyncio.get_running_loop().create_future()
         return self
 
     async def __aexit__(
@@ -40,54 +60,76 @@ class FakeWorker:
 
     @property
     def alive(self) -> bool:
-        return self._end is not None and not self._end.done()
+        return self._reason is not None and not self._reason.done()
 
-    def kill(self, reason: str = "was killed by SIGKILL") -> None:
-        if self._end is not None and not self._end.done():
-            self._end.set_result(reason)
+    @property
+    def pid(self) -> int | None:
+        """It is no process."""
+        return None
+
+    @property
+    def starved_s(self) -> float:
+        """As a test says."""
+        return self.kept_from_running_s()
 
     async def died(self) -> str:
-        assert self._end is not None
-        return await asyncio.shield(self._end)
+        assert self._reason is not None
+        return await asyncio.shield(self._reason)
 
-    async def load(self, spec: EngineSpec) -> float:
+    def kill(self, reason: str = "was killed by SIGKILL") -> None:
+        if self.alive:
+            assert self._reason is not None
+            self._reason.set_result(reason)
+
+    async def load(self, spec: EngineSpec) -> Loaded:
         self._check_alive()
-        self.loaded.append(spec)
-        if spec.artefact.stem not in ("double", "rounds"):
+        if spec.artefact.stem not in _FILELESS and not spec.artefact.exists():
             raise InternalError(f"{spec.artefact}: there is no such artefact")
-        self._engines[spec.key] = spec.artefact.stem
-        return 0.0
+        self.loaded[spec.key] = spec
+        return Loaded(0.0)
 
-    async def infer(self, key: str, inputs: Mapping[str, NDArray[Any]]) -> Computed:
-        async with self._turn:
+    async def infer(self, key: str, inputs: Arrays) -> Computed:
+        self._check_alive()
+        async with self._places, self._computing:
             self._check_alive()
-            assert self._end is not None
-            self.calls += 1
-            work = asyncio.ensure_future(self._compute(key, inputs))
-            try:
-                await asyncio.wait((work, self._end), return_when=asyncio.FIRST_COMPLETED)
-                self._check_alive()
-                return work.result()
-            finally:
-                work.cancel()
+            if key not in self.loaded:
+                raise InternalError(f"no engine is loaded under {key!r}")
+            self.begun.append(inputs)
+            seconds = inf if "rounds" in inputs and int(inputs["rounds"][0]) > 0 else self.service_s(inputs)
+            await self._work(seconds)
+            if self.fails:
+                raise self.fails.popleft()
+            return Computed(_computed(inputs), seconds)
 
-    async def _compute(self, key: str, inputs: Mapping[str, NDArray[Any]]) -> Computed:
-        engine = self._engines.get(key)
-        if engine is None:
-            raise InternalError(f"no engine is loaded under {key!r}")
-        await clock.sleep(self.compute_s)
-        if engine == "double":
-            if "x" not in inputs:
-                raise InternalError("input x is missing")
-            return Computed({"y": 2 * inputs["x"]}, self.compute_s)
-        if int(inputs["rounds"][0]) > 0:
-            await asyncio.get_running_loop().create_future()
-        return Computed({"counted": np.zeros(1, dtype=np.int64)}, self.compute_s)
+    async def _work(self, seconds: float) -> None:
+        assert self._reason is not None
+        await asyncio.wait([self._reason], timeout=seconds if seconds < inf else None)
+        self._check_alive()
 
     def _check_alive(self) -> None:
         if not self.alive:
-            assert self._end is not None
-            raise WorkerDied(f"worker {self.name} {self._end.result()}")
+            reason = self._reason.result() if self._reason is not None else "was not started"
+            raise WorkerDied(f"worker {self.name} {reason}")
 
     def __repr__(self) -> str:
-        return f"<FakeWorker {self.name} {'alive' if self.alive else 'gone'} {self.calls} calls>"
+        return f"<FakeWorker {self.name} {'alive' if self.alive else 'gone'} {len(self.begun)} calls>"
+
+
+def _computed(inputs: Arrays) -> dict[str, NDArray[Any]]:
+    if "turns" in inputs:
+        return {"count": inputs["turns"].copy()}
+    if "rounds" in inputs:
+        return {"counted": np.zeros(1, dtype=np.int64)}
+    if "ids" not in inputs:
+        return {"y": 2 * _given(inputs, "x")}
+    ids, mask = inputs["ids"], _given(inputs, "mask")
+    if ids.max() > LAST_ID:
+        raise InternalError("text: an id is out of the table")
+    masked = ids * mask
+    return {"sum": masked.sum(1, keepdims=True).astype(np.float32), "twice": 2 * masked}
+
+
+def _given(inputs: Arrays, name: str) -> NDArray[Any]:
+    if name not in inputs:
+        raise InternalError(f"input {name} is missing")
+    return inputs[name]

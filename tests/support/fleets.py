@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from gateway.core.events import LinkUp
-from gateway.core.fleet import Fleet, TargetSpec, Tier
+from gateway.core.fleet import Fleet
 from gateway.core.placement import Ask
+from gateway.core.prices import Tier
+from gateway.core.target import TargetSpec
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
+from tidegate.pin import Pin, Zone
 
 NOW = 1000.0
 
@@ -27,9 +30,9 @@ def offer(*variants: VariantOffer, state: ModelState = "ready") -> ModelOffer:
     return ModelOffer("minilm", "1", variants or (variant(),), state)
 
 
-def spec(target_id: str, *, static: bool = True) -> TargetSpec:
+def spec(target_id: str, *, static: bool = True, zone: Zone | None = None) -> TargetSpec:
     tier: Tier = "edge" if target_id.startswith("edge/") else "pool"
-    return TargetSpec(target_id, tier, "127.0.0.1:1", static=static)
+    return TargetSpec(target_id, tier, "127.0.0.1:1", static=static, zone=zone)
 
 
 def fleet_of(*, up: bool = True, **variants: VariantOffer) -> Fleet:
@@ -51,5 +54,9 @@ def ask(
     longest_row: int = 16,
     variant: str = "",
     at: float = NOW,
+    min_quality: float = 0.0,
+    pin: Pin = "any",
+    attested: bool = False,
 ) -> Ask:
-    return Ask("minilm", "1", units, rows, longest_row, at + budget_s, variant)
+    asked = Ask("minilm", "1", units, rows, longest_row, at + budget_s, variant, min_quality=min_quality, pin=pin)
+    return asked._replace(attested=attested)

@@ -14,8 +14,12 @@ from gateway.protocols.openai import openai_routes
 from gateway.protocols.tokens import Tokenizers
 from tests.support.host import FakeHost
 from tidegate.models.manifest import Manifest
+from tidegate.oip import intake
+from tidegate.oip import limits as limits_
 from tidegate.oip.grpc_server import add_oip_service, server_options
 from tidegate.oip.http_server import OipRoutes, error_middleware
+from tidegate.oip.intake import BodyLimits, Held
+from tidegate.oip.limits import ContentLimits
 from tidegate.outcome import ServeError
 
 MAX_BYTES = 1024 * 1024
@@ -40,24 +44,43 @@ class OneFolder:
 
 
 @asynccontextmanager
-async def serving(host: FakeHost, tokenizers: Path = Path("/nonexistent")) -> AsyncIterator[Servers]:
+async def serving(
+    host: FakeHost,
+    tokenizers: Path = Path("/nonexistent"),
+    *,
+    limits: ContentLimits = limits_.DEFAULT,
+    body_limits: BodyLimits = intake.DEFAULT,
+) -> AsyncIterator[Servers]:
     servers = Servers(host, "", "")
 
     def refused(protocol: str, model: str, error: ServeError) -> None:
         servers.refused.append((protocol, model, error))
 
     app = web.Application(middlewares=[error_middleware])
-    oip = OipRoutes(host, max_body_bytes=MAX_BYTES, on_refused=refused)
+    held = Held(body_limits.max_held_bytes)
+    oip = OipRoutes(
+        host, max_body_bytes=MAX_BYTES, on_refused=refused, limits=limits, body_limits=body_limits, held=held
+    )
     app.add_routes(oip.table())
     texts = Tokenizers(OneFolder(tokenizers))
-    app.add_routes(openai_routes(host, texts, max_body_bytes=4 * MAX_BYTES, on_refused=refused))
+    app.add_routes(
+        openai_routes(
+            host,
+            texts,
+            max_body_bytes=4 * MAX_BYTES,
+            on_refused=refused,
+            limits=limits,
+            body_limits=body_limits,
+            held=held,
+        )
+    )
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     assert runner.server is not None
     runner.server.request_handler = oip.ahead_of(runner.server.request_handler)  # as in the gateway's door
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server = grpc.aio.server(options=server_options(MAX_BYTES))
-    add_oip_service(server, host, max_message_bytes=MAX_BYTES, on_refused=refused)
+    add_oip_service(server, host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held)
     servers.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     servers.http = f"127.0.0.1:{runner.addresses[0][1]}"

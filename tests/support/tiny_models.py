@@ -1,7 +1,8 @@
 """Models of a few nodes, made by hand, for whoever needs a real runtime and no real model.
 
 `double` answers y = 2x. `rounds` counts to the number that it is given, in the runtime, so a test chooses how long a
-computation takes: 0 is at once (that is what warm-up asks for), FOREVER outlives every test.
+computation takes: 0 is at once (that is what warm-up asks for), FOREVER outlives every test. `classifier` scores four
+classes by summing the features that belong to each, of which it may read only the first few.
 """
 
 from __future__ import annotations
@@ -90,6 +91,20 @@ def rounds_graph() -> onnx.ModelProto:
         ],
     )
     return _model(graph)
+
+
+def classifier(path: Path, *, features: int) -> Path:
+    """Write a model of float32[batch, 8] → scores float32[batch, 4] that reads only the first `features`."""
+    weights = [float(feature < features and feature % 4 == kind) for feature in range(8) for kind in range(4)]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weights"], ["scores"])],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor("weights", TensorProto.FLOAT, [8, 4], weights)],
+    )
+    onnx.save(_model(graph), path)
+    return path
 
 
 def _variant(name: str, *, max_batch: int | None = None, max_tokens: int | None = None) -> Variant:

@@ -1,0 +1,133 @@
+"""Explanations of a running gateway: what an operator reads of requests that went well, elsewhere, wrong or away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.app import Gateway
+from gateway.explain import explain
+from tests.layers.test_gateway_app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
+from tidegate.outcome import Overloaded
+
+pytestmark = pytest.mark.slow
+
+
+async def said(gateway: Gateway, *words: str) -> Result:
+    """What `tidegate explain` prints, as in a wide terminal; in a thread, since the gateway answers on this loop."""
+    run = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke
+    return await asyncio.to_thread(run, explain, [*words, "--admin", gateway.addresses["admin"]])
+
+
+async def decisions(gateway: Gateway, *words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((await said(gateway, *words, "--json")).stdout)["decisions"]
+    return found
+
+
+async def test_a_request_is_found_by_its_callers_id_and_told_in_full(tmp_path: Path) -> None:
+    edge, small, pool = Far("edge/attic"), Far("edge/closet", max_batch=1), Far("pool/main")
+    async with running(edge, small, pool), AsyncExitStack() as stack:
+        config = configured(tmp_path, target(edge), target(small), target(pool), policy="value")
+        gateway, session = await stack.enter_async_context(gateway_for(config))
+        await session.post(gateway.addresses["http"] + INFER, json=BODY | {"id": "photo-7"})
+        await ask(gateway, session)
+
+        in_full = (await said(gateway, "photo-7")).stdout
+        (told,) = await decisions(gateway, "photo-7")
+
+    assert re.match(r"#1, id photo-7: echo 3 x 1, budget \d+ ms\n", in_full)
+    assert "edge/attic in fp32, because it is the cheapest that is likely enough in time: expected in" in in_full
+    assert "not edge/closet in fp32: takes at most 1 rows" in in_full
+    assert "attempt 1 to edge/attic in fp32 (cheapest)" in in_full
+    assert "attempt 1 accepted, promised in 250 ms" in in_full
+    assert "attempt 1 answered: queue 2.0 ms, compute 5.0 ms, link" in in_full
+    assert "ok from edge/attic (cheapest)" in in_full
+
+    numbers = {one["target"]: one for one in told["candidates"]}
+    assert set(numbers) == {"edge/attic", "pool/main"}
+    assert numbers["edge/attic"]["price"] == 0.01 and numbers["pool/main"]["price"] == 1.0
+    assert numbers["edge/attic"]["trust"] == 1.0
+    assert {"chance", "calibrated", "harm", "value"} <= set(numbers["edge/attic"])
+    assert told["prices"] == {"edge": 0.01, "pool": 1.0, "metered_byte": 4e-06, "scarcity": 1.0}
+    assert (told["outcome"], told["stages_ms"]["compute"]) == ("ok", 5.0)
+
+
+async def test_without_an_id_the_last_requests_are_told_a_line_each(tmp_path: Path) -> None:
+    pool = Far("pool/main")
+    async with running(pool), AsyncExitStack() as stack:
+        gateway, session = await stack.enter_async_context(gateway_for(configured(tmp_path, target(pool))))
+        nothing = await said(gateway)
+        for _ in range(3):
+            await ask(gateway, session)
+        await ask(gateway, session, **{"tidegate-pin": "edge"})
+
+        lines = (await said(gateway, "--last", "3")).stdout.splitlines()
+        unknown = await said(gateway, "no-such-id")
+        refused = (await said(gateway, "#4")).stdout
+
+    assert (nothing.exit_code, nothing.stderr) == (1, "the gateway remembers no request yet\n")
+    assert (unknown.exit_code, unknown.stderr) == (1, "the gateway remembers no request of the id 'no-such-id'\n")
+    rows = [line for line in lines if "#" in line and "echo" in line]
+    assert [row.split("#")[1].split()[0] for row in rows] == ["4", "3", "2"]
+    assert "nothing_alive" in rows[0] and "refused" in rows[0]
+    assert "pool/main" in rows[1] and "only" in rows[1] and " ok" in rows[1]
+    assert "pinned to edge" in refused and "pool/main is outside of the pin, in zone cloud" in refused
+
+
+async def test_fallbacks_and_hedges_are_told_with_their_times_and_reasons(tmp_path: Path) -> None:
+    edge, pool = Far("edge/attic"), Far("pool/main", says_s=0.3)
+    async with running(edge, pool), AsyncExitStack() as stack:
+        gateway, session = await stack.enter_async_context(
+            gateway_for(configured(tmp_path, target(edge), target(pool)))
+        )
+        edge.host.error = Overloaded("the queue is full", retry_after_s=0.5)
+        await ask(gateway, session)
+        edge.host.gate.clear()
+        await ask(gateway, session, **{"tidegate-budget-ms": "1500"})
+
+        hedged, fallen_back = await decisions(gateway)
+        in_full = (await said(gateway, "2")).stdout
+
+    events = [(one["what"], one.get("attempt"), one.get("reason"), one.get("target")) for one in fallen_back["events"]]
+    assert ("launched", 0, "cheapest", "edge/attic") in events
+    assert ("launched", 1, "fallback", "pool/main") in events
+    (failure,) = [one for one in fallen_back["events"] if one["what"] == "failed"]
+    assert failure["error"].startswith("overloaded: ") and "the queue is full" in failure["error"]
+    assert fallen_back["end"]["fallback"] and fallen_back["end"]["served_by"] == "pool/main"
+
+    looks = [one["at_ms"] for one in hedged["events"] if one["what"] == "look"]
+    (launched,) = [one["at_ms"] for one in hedged["events"] if one.get("reason") == "hedge"]
+    assert looks and launched == pytest.approx(looks[-1], abs=50.0) and launched < 1500.0
+    assert ("cancelled", 0) in [(one["what"], one.get("attempt")) for one in hedged["events"]]
+    assert "a second attempt is considered if there is no answer by then" in in_full
+    assert "from pool/main (hedge, hedged)" in in_full
+
+
+async def test_a_caller_who_left_is_remembered_as_one(tmp_path: Path) -> None:
+    pool = Far("pool/main")
+    pool.host.gate.clear()
+    async with running(pool), AsyncExitStack() as stack:
+        gateway, session = await stack.enter_async_context(gateway_for(configured(tmp_path, target(pool))))
+        asking = asyncio.create_task(ask(gateway, session))
+        await pool.host.begun.acquire()
+        asking.cancel()
+        await until(lambda: pool.host.cancelled == 1)
+
+        (told,) = await decisions(gateway)
+
+    assert told["outcome"] == "cancelled"
+    assert [one["what"] for one in told["events"]][-1] == "cancelled"
+
+
+async def test_a_gateway_that_does_not_answer_is_an_error_that_names_it() -> None:
+    run = CliRunner().invoke
+    result = await asyncio.to_thread(run, explain, ["--admin", "http://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "no gateway answers at http://127.0.0.1:1" in result.stderr

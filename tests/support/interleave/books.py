@@ -1,0 +1,214 @@
+"""What must hold of what all requests share: counters, probes, purses, claims, the balance, and memory.
+
+`Bookkeeping` keeps books of its own on launches and ends, the simple way, and compares: whatever the gateway's own
+counters lose or count twice shows as a difference at once, not as a slow leak.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import inf, isclose
+from typing import Final
+
+from gateway.core.breaker import Breaker, State
+from gateway.core.calibration import BINS, Calibration
+from gateway.core.coverage import LEAST, MOST
+from gateway.core.evidence import Attempt
+from gateway.core.fleet import Fleet
+from gateway.core.hedging import EARLY_S
+from gateway.core.ledger import Ledger
+from gateway.core.link import LinkEstimate
+from gateway.core.target import TargetView
+from gateway.core.token_budget import TokenBudget
+from gateway.core.value import ValuePlacer
+from gateway.core.waiting import MAX_FACTOR, MIN_FACTOR
+from tidegate.outcome import BadAnswer, CallerError, InternalError, Overloaded, ServeError
+
+_LONGEST_PATH: Final = 34  # 32 round trips and two that were never seen
+_MOST_RENT: Final = 100.0
+_BIN_WEIGHT: Final = 1 / (1 - 0.997) + 1e-6  # the most that a decayed count reaches
+
+_NO_WORD_ON_TIME: Final = (CallerError, Overloaded, BadAnswer, InternalError)
+
+
+class Counted(Calibration):
+    """A calibration that knows how often it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = 0
+
+    def record(self, raw: float, claimed: float, came: bool) -> None:
+        super().record(raw, claimed, came)
+        self.told += 1
+
+
+class Purse:
+    """What a purse should hold, added up the simple way."""
+
+    def __init__(self, tokens: TokenBudget, share: float, cap: float) -> None:
+        self._purse = tokens
+        self._share, self._cap, self._tokens = share, cap, cap
+        self._earned = self._spent = 0
+
+    def earn(self) -> None:
+        self._tokens = min(self._cap, self._tokens + self._share)
+        self._earned += 1
+
+    def spend(self) -> None:
+        self._tokens -= 1.0
+        self._spent += 1
+
+    def check(self) -> None:
+        assert isclose(self._purse.tokens, self._tokens, abs_tol=1e-6), f"{self._purse} should have {self._tokens}"
+        assert -self._cap <= self._purse.tokens <= self._cap, "a purse has a bottom and a lid"
+        assert self._spent <= self._earned * self._share + 2 * self._cap, "second attempts are a share of the first"
+
+
+class Bookkeeping:
+    """The same counts as the gateway's, kept apart from it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.purses: list[Purse] = []
+        self._fleet = fleet
+        self._under_way: Counter[Ledger] = Counter()
+        self._probes: Counter[Breaker] = Counter()
+        self._links: set[LinkEstimate] = set()
+        self._targets: list[TargetView] = []
+        self._warm: dict[str, tuple[float, Breaker, bool]] = {}  # since when, and the breaker then, and was it closed
+        self._settled = 0
+        self._calibration: Counted | None = None  # of a policy that makes claims
+
+    def watch(self, placer: ValuePlacer) -> None:
+        placer.calibration = self._calibration = Counted()
+
+    def comes(self, target: TargetView) -> None:
+        self._targets.append(target)
+
+    def begins(self, attempt: Attempt) -> bool:
+        """Note a launch; returns whether it is a probe."""
+        target = attempt.candidate.target
+        assert attempt._ledger is target.ledger and attempt._link is target.link
+        self._under_way[attempt._ledger] += 1
+        self._links.add(attempt._link)
+        spared = self._fleet.balance.spares(edge=target.spec.tier == "edge")
+        for breaker, probe in _probes_of(attempt):
+            self._probes[breaker] += probe
+            assert self._probes[breaker] <= 1, "one probe at a time"
+            assert not (probe and breaker.state is State.CLOSED), "nobody is probed who is trusted"
+            # A path that has only been silent keeps nobody from being asked where nobody else is left.
+            spared = spared or (breaker is target.path and target.ejected)
+            assert probe or spared or breaker.state is State.CLOSED, "nothing but a probe while not closed"
+        return attempt._probe or attempt._path_probe
+
+    def ends(self, attempt: Attempt, how: str, error: ServeError | None, now: float) -> None:
+        """Called before the evidence is told. `how`: "answered", "failed", "cancelled", or "moved" out of a queue."""
+        self._under_way[attempt._ledger] -= 1
+        for breaker, probe in _probes_of(attempt):
+            self._probes[breaker] -= probe
+        if (stake := attempt.candidate.stake) is None:
+            return
+        given_up = how == "cancelled" and now < stake.prediction.due_at - EARLY_S
+        self._settled += not (given_up or isinstance(error, _NO_WORD_ON_TIME))
+
+    def check(self) -> None:
+        for ledger, under_way in self._under_way.items():
+            assert ledger.in_flight == under_way, f"{ledger} has {under_way} under way"
+            check_sums(ledger)
+        for breaker, probes in self._probes.items():
+            assert breaker._probing == bool(probes), f"{breaker} has {probes} probes under way"
+        for purse in self.purses:
+            purse.check()
+        if self._calibration is not None:
+            told = self._calibration.told
+            assert told == self._settled, f"{self._settled} claims were settled, {told} told"
+        check_balance(self._fleet)
+        self._check_slow_starts()
+
+    def _check_slow_starts(self) -> None:
+        """One begins with a new process, or when its breaker has closed, and at no other time."""
+        before = self._warm
+        self._warm = {
+            id: (target.warm_since, target.breaker, target.breaker.state is State.CLOSED)
+            for id, target in self._fleet.targets.items()
+        }
+        for id, (since, breaker, closed) in self._warm.items():
+            was_since, was_breaker, was_closed = before.get(id, (since, breaker, closed))
+            assert since == was_since or breaker is not was_breaker or closed > was_closed, f"{id} starts slowly"
+
+    def check_at_rest(self, now: float) -> None:
+        """Nothing is under way: every counter is zero, and what was learned has bounds."""
+        self.check()
+        for ledger in self._under_way:
+            assert ledger.in_flight == 0 and ledger._own_s == ledger._since_s == 0.0, f"{ledger} is not at rest"
+            assert not ledger._accepted, f"{ledger} still waits for reports on what has ended"
+        for link in self._links:
+            assert not link._unaccepted, f"{link} still waits for acks"
+        assert not any(breaker._probing for breaker in self._probes), "a probe never came back"
+        if self._calibration is not None:
+            check_calibration(self._calibration)
+        for target in self._targets:
+            check_target(target, now)
+
+
+def _probes_of(attempt: Attempt) -> tuple[tuple[Breaker, bool], tuple[Breaker, bool]]:
+    return (attempt._breaker, attempt._probe), (attempt._path, attempt._path_probe)
+
+
+def check_balance(fleet: Fleet) -> None:
+    """The balance counts those that are there, as they are now, and nobody else."""
+    balance = fleet.balance
+    usable = [target for target in fleet.targets.values() if target.up and target.accepting]
+    for target in fleet.targets.values():
+        closed = target.breaker.state is target.path.state is State.CLOSED
+        assert target.ejected == (not closed), f"{target} is {'' if target.ejected else 'not '}ejected"
+    ejected = [target for target in usable if target.ejected]
+    assert set(balance.ejected) == {target.id for target in ejected}, f"{balance} says {balance.ejected}"
+    edges, out = _edges(usable), _edges(ejected)
+    assert balance.edges_spared == (2 * out > edges), f"{balance}: {out} of {edges} edges"
+    assert balance.panic == (2 * len(ejected) > len(usable)), f"{balance}: {len(ejected)} of {len(usable)}"
+
+
+def _edges(targets: Iterable[TargetView]) -> int:
+    return sum(target.spec.tier == "edge" for target in targets)
+
+
+def check_sums(ledger: Ledger) -> None:
+    """The running sums are the sums, and who has been reported had been acknowledged before."""
+    entries = ledger._entries
+    unreported_s = sum(entry.work_s for entry in entries.values() if not entry.reported)
+    assert isclose(ledger._own_s, sum(entry.work_s for entry in entries.values()), abs_tol=1e-9)
+    assert isclose(ledger._since_s, unreported_s, abs_tol=1e-9), f"{ledger} lost track of what no report speaks of"
+    assert all(entry.accepted for entry in entries.values() if entry.reported), "a report knows only what was acked"
+    awaiting = {key for key, entry in entries.items() if entry.accepted and not entry.reported}
+    assert set(ledger._accepted) == awaiting
+
+
+def check_calibration(calibration: Calibration) -> None:
+    curve = calibration.curve
+    assert len(curve) == BINS and list(curve) == sorted(curve) and 0.0 <= curve[0] <= curve[-1] <= 1.0
+    assert 0.0 <= calibration.claimed.ece <= 1.0
+    assert all(weight <= _BIN_WEIGHT for _, _, weight in calibration.raw.bins())
+
+
+def check_target(target: TargetView, now: float) -> None:
+    """What is read of a target at any time makes sense, and its memory has bounds."""
+    ledger, link = target.ledger, target.link
+    assert 0.0 <= ledger.wait_s(now) < inf, "waits are finite and never negative"
+    assert MIN_FACTOR <= ledger.error.factor <= MAX_FACTOR and ledger.error.variance(ledger.wait_s(now)) > 0.0
+    assert 0.0 <= ledger.congestion.rent(now) <= _MOST_RENT
+    assert len(ledger._heard) <= 2, "reports come by two roads"
+    assert all(LEAST <= width <= MOST for width in target.coverage.widths)
+    path = link.path(now)
+    assert len(path.values_s) == len(path.weights) <= _LONGEST_PATH
+    assert list(path.values_s) == sorted(path.values_s) and path.values_s[0] >= 0.0
+    assert isclose(path.below[-1], 1.0, abs_tol=1e-9) and min(path.weights) > 0.0
+    assert 0.0 < link.trust(now) <= 1.0 and 0.0 < target.trust(now) <= 1.0
+    assert link.silent_since is not None or not link._unaccepted, "who waits for an ack notices silence"
+    assert link._unanswered >= len(link._unaccepted)
+    assert target.wait_s(now) >= ledger.wait_s(now)
+    assert link.rtt_s >= 0.0 and link.jitter_s >= 0.0 and link.s_per_byte >= 0.0
+    assert link.patience_s(now) > 0.0
+    assert set(link._unaccepted) <= set(ledger._entries), "only what is under way can be acknowledged"
+    assert target.state(now)[0] in ("ready", "suspect", "down")

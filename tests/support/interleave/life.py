@@ -1,0 +1,273 @@
+"""What must hold of one request's life, and of every decision, whatever the order of events.
+
+`Life` checks the actions of one machine before they are performed. `WatchedPlaces` stands between the machines and the
+placer, and checks what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf, isfinite
+from typing import Final, NamedTuple
+
+from gateway.core.crossing import domain_of
+from gateway.core.escalation import due_at
+from gateway.core.evidence import Attempt
+from gateway.core.gate import Gate
+from gateway.core.hedging import EARLY_S
+from gateway.core.placement import Ask, Candidate, Decision, Placer
+from gateway.core.precision import is_lesser
+from gateway.core.probing import REASON
+from gateway.core.request import HOLD_S, Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.core.value import ValuePlacer
+from tidegate.outcome import DeadlineExceeded
+from tidegate.pin import INSIDE
+
+_EVENTS: Final = ("arrived", "accepted", "answered", "unsure", "failed", "refused", "timer", "cancelled", "old news")
+_ACTIONS: Final = {Launch: 100, WakeAt: 101, Cancel: 102, Answer: 103, Refuse: 104}
+
+
+class Event(NamedTuple):
+    """What the machine was told, about which attempt, and when. `overloaded`: whether the fleet was.
+
+    `cut`: only the connection had ended under that attempt.
+    """
+
+    kind: str
+    number: int
+    now: float
+    overloaded: bool
+    cut: bool = False
+
+
+class Life:
+    """One request: its machine, its attempts under way, and what was seen of it so far."""
+
+    __slots__ = (
+        "_due_at", "_hedges", "_max_attempts", "_promised", "_targets", "_unsure", "_used", "arrived_at", "ask",
+        "attempts", "end", "held", "launched", "left", "machine", "places", "signature", "wake_at", "words",
+    )  # fmt: skip
+
+    def __init__(
+        self, machine: RequestMachine, ask: Ask, places: WatchedPlaces, max_attempts: int, arrived_at: float
+    ) -> None:
+        self.machine = machine
+        self.ask = ask
+        self.arrived_at = arrived_at
+        self.places = places
+        self.attempts: dict[int, Attempt] = {}  # under way, by number
+        self.launched: list[Candidate] = []
+        self.end: Answer | Refuse | None = None
+        self.left = False
+        self.held = ""  # by what kind of event it came to wait for anybody at all; its next timer is that event again
+        self.wake_at = inf
+        self.words: list[str] = []  # what it went through, to be counted
+        self.signature = bytearray()  # the order of its events and actions
+        self._due_at = due_at(arrived_at, ask.deadline)
+        self._max_attempts = max_attempts
+        self._targets: set[str] = set()
+        self._hedges = 0
+        self._promised: set[int] = set()  # attempts that were acknowledged
+        self._unsure: list[int] = []  # attempts whose answers are in hand
+        self._used = -1
+
+    @property
+    def launches(self) -> int:
+        return len(self.launched)
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None or self.left
+
+    def note(self, kind: str, number: int = -1) -> None:
+        self.signature.append(8 * _EVENTS.index(kind) + number + 1)
+
+    def take(self, actions: list[Action], event: Event) -> None:
+        """Check what an event led to, before it is performed."""
+        self.note(event.kind, event.number)
+        assert not self.over, f"{event.kind} after the end reached the machine"
+        self.left = event.kind == "cancelled"
+        if event.kind == "unsure":
+            self._unsure.append(event.number)
+        if event.kind == "accepted":
+            self._promised.add(event.number)
+        if event.cut:
+            self._targets.discard(self.launched[event.number].target.id)
+        under_way, moves = set(self.attempts), False
+        for action in actions:
+            self.signature.append(_ACTIONS[type(action)])
+            match action:
+                case Launch(attempt, candidate):
+                    self._launches(attempt, candidate, event, under_way, moves)
+                    under_way.add(attempt)
+                    moves = False
+                case WakeAt(at):
+                    assert not self.over, "no timer is set after the end"
+                    assert at <= self.ask.deadline, "no timer is later than the deadline"
+                case Cancel(attempt, hopeless):
+                    assert attempt in under_way, "only what is under way is cancelled, and once"
+                    under_way.discard(attempt)
+                    moves = hopeless
+                case Answer():
+                    self._answers(action, event)
+                case Refuse():
+                    self._refuses(action, event)
+        assert not moves, "who is taken out of a queue is sent elsewhere in the same breath"
+        self._check_progress(actions, event, under_way)
+
+    def _launches(self, attempt: int, candidate: Candidate, event: Event, under_way: set[int], moves: bool) -> None:
+        assert not self.over, "nothing is launched after the end"
+        assert event.now < self.ask.deadline, "nothing is launched at or after the deadline"
+        assert attempt == self.launches < 2 * self._max_attempts, "attempts are numbered, and bounded"
+        assert len(self._targets) < self._max_attempts, "only those do not count whose connection ended"
+        assert candidate.target.id not in self._targets, "no target is asked twice"
+        assert candidate.offered.zone in INSIDE[self.ask.pin], "a pin is a promise"
+        match event.kind:
+            case "timer" | "accepted" if moves:
+                self._move(candidate, event, under_way)
+            case "timer" | "accepted":
+                self._hedge(candidate, event)
+            case "unsure":
+                self._escalate(candidate, event, under_way)
+            case _:
+                assert event.kind in ("arrived", "failed", "refused"), f"{event.kind} launched something"
+                assert not under_way and not self._unsure, "nobody is asked in place of one who is under way"
+        self.words += {"failed": ["fallbacks"], "refused": ["placed again"]}.get(event.kind, [])
+        self.launched.append(candidate)
+        self._targets.add(candidate.target.id)
+
+    def _hedge(self, candidate: Candidate, event: Event) -> None:
+        self._hedges += 1
+        self.words.append("hedges")
+        assert self._hedges == 1, "one hedge a request"
+        assert not self._unsure, "an answer in hand is insurance enough"
+        if isinstance(self.places.placer, ValuePlacer):
+            self._helps(candidate, event)
+        else:
+            assert event.kind == "timer", "without chances nothing is judged by its promise"
+
+    def _move(self, candidate: Candidate, event: Event, under_way: set[int]) -> None:
+        self.words.append("moves")
+        assert not under_way, "who has a hedge beside it is not moved"
+        assert not self._hedges and not self._unsure
+        assert self.launches - 1 in self._promised, "only a promise can be hopeless"
+        assert isinstance(self.places.placer, ValuePlacer), "without chances nothing is judged by its promise"
+        self._helps(candidate, event)
+
+    def _helps(self, candidate: Candidate, event: Event) -> None:
+        last_resort = candidate.offered.price < self.launched[-1].offered.price
+        assert last_resort or not event.overloaded, "nobody but a last resort is asked beside another in overload"
+        tried = {domain_of(one.offered.target.spec) for one in self.launched}
+        assert domain_of(candidate.target.spec) not in tried, "help comes from another failure domain"
+
+    def _escalate(self, candidate: Candidate, event: Event, under_way: set[int]) -> None:
+        self.words.append("escalations")
+        unsure = self.launched[event.number].variant
+        assert not under_way, "nothing is launched beside what is better already"
+        assert not event.overloaded, "no escalation in overload"
+        assert not self.ask.variant and self.ask.pin == "any"
+        assert (candidate.variant.quality or 0.0) > (unsure.quality or inf), "only a better variant is worth it"
+
+    def _refuses(self, end: Refuse, event: Event) -> None:
+        self._ends(end)
+        assert not self._unsure, "an error never beats an answer in hand"
+        if event.kind == "timer":
+            assert event.now + EARLY_S >= self.ask.deadline, "nobody is given up before the deadline"
+            assert isinstance(end.error, DeadlineExceeded)
+        else:
+            assert not self.attempts, "an error never beats an attempt that is under way"
+
+    def _answers(self, end: Answer, event: Event) -> None:
+        self._ends(end)
+        if end.provisional:
+            assert end.attempt == self._unsure[-1], "the better of two unsure answers is given"
+            assert event.kind in ("unsure", "failed", "refused", "timer")
+        else:
+            assert event.kind == "answered" and end.attempt == event.number, "the answer is the attempt's that answered"
+        assert end.attempt not in self.attempts and self._used < 0, "an attempt's answer is used once"
+        self._used = end.attempt
+        assert end.candidate is self.launched[end.attempt]
+        assert end.attempts == self.launches
+        assert end.hedged == (self._hedges > 0)
+        assert end.reason and not (end.attempt == 0 and (end.fallback or end.degraded))
+        self.words += [word for word in ("fallback", "degraded", "provisional") if getattr(end, word)]
+        self.words.append(f"by {end.reason}")
+
+    def _ends(self, end: Answer | Refuse) -> None:
+        assert self.end is None, "exactly one terminal outcome"
+        assert not self.left, "nobody is told after leaving"
+        self.end = end
+
+    def _check_progress(self, actions: list[Action], event: Event, under_way: set[int]) -> None:
+        if self.over:
+            assert not under_way, f"attempts {under_way} are orphaned"
+            assert self.machine.done, "over, and not done"
+            return
+        assert not self.machine.done, "done, and nobody was told"
+        assert event.kind != "answered", "the first sure answer wins"
+        wakes = [action.at for action in actions if isinstance(action, WakeAt)]
+        self._check_held(wakes, event, under_way)
+        self._check_timer(wakes, event)
+        if self._unsure:
+            given = self.launched[self._unsure[-1]].variant
+            assert all(is_lesser(given, than=self.launched[one].variant) for one in under_way), "only better ones wait"
+
+    def _check_held(self, wakes: list[float], event: Event, under_way: set[int]) -> None:
+        self.held = "" if under_way else event.kind
+        if not under_way:
+            self.words.append("held")
+            assert event.kind in ("arrived", "failed", "refused"), "somebody is always being waited for"
+            assert wakes and wakes[0] <= event.now + HOLD_S + 1e-9, "or looked for, very soon"
+            assert not self._unsure, "with an answer in hand nobody is looked for"
+
+    def _check_timer(self, wakes: list[float], event: Event) -> None:
+        assert len(wakes) <= 1, "one timer"
+        wake_at = wakes[0] if wakes else self.wake_at
+        end_at = self._due_at if self._unsure else self.ask.deadline
+        assert wake_at <= end_at, "a timer will end it in time"
+        assert event.kind != "timer" or event.now + EARLY_S < end_at, "the last timer ends it"
+
+    def check_over(self) -> None:
+        assert not self.attempts, f"attempts {list(self.attempts)} never ended"
+
+    def end_in_words(self) -> str:
+        if self.left:
+            return "end: left"
+        return f"end: {self.end.error.code}" if isinstance(self.end, Refuse) else "end: answered"
+
+    def __repr__(self) -> str:
+        return f"<Life {self.machine!r} wakes at {self.wake_at:.3f}, deadline {self.ask.deadline:.3f}>"
+
+
+class WatchedPlaces:
+    """Places as the real placer does, and checks each decision. A hopeful one sends also what is surely too late."""
+
+    def __init__(self, placer: Placer, hopeful: bool = False, gate: Gate | None = None) -> None:
+        """Args: gate: what stands before the placer, where there is admission."""
+        self.placer = placer
+        self._hopeful = hopeful
+        self._gate = gate
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+        decision = (self._gate or self.placer).decide(ask, now, exclude)
+        check_decision(decision, self.placer, now, exclude)
+        if self._hopeful and isinstance(decision.refusal, DeadlineExceeded):
+            return decision._replace(chosen=decision.candidates[0], reason="hopeful", refusal=None)
+        return decision
+
+
+def check_decision(decision: Decision, placer: Placer, now: float, exclude: Collection[str]) -> None:
+    assert (decision.chosen is None) != (decision.refusal is None), "chosen or refused"
+    for one in decision.candidates:
+        assert one.target.id not in exclude, "who had a chance is no candidate"
+        assert one.target.up and placer.fleet.targets[one.target.id] is one.target, "candidates are there"
+        # Where nobody else is left, a silent path alone keeps nobody from being asked.
+        last_chance = decision.reason in (REASON, "") and one.target.breaker.allows(now)
+        assert one.target.allows(now) or last_chance, "a breaker refuses before placing, not after"
+        assert one.wait_s >= 0.0 and one.compute_s > 0.0 and one.link_s >= 0.0 and one.margin_s > 0.0
+        assert isfinite(one.finish_s) and one.cost >= 0.0
+        assert 0.0 < one.trust <= 1.0, "nobody is given up for good"
+    for judged in decision.judged:
+        if judged is not None:
+            assert 0.0 <= judged.chance <= 1.0 and 0.0 <= judged.claimed <= 1.0, f"chances are chances: {judged}"
+            assert judged.harm >= -1e-12 and isfinite(judged.value)
