@@ -1,0 +1,20 @@
+"""The server that the example's client asks; yours would be your own."""
+
+import socketserver
+import threading
+
+import pytest
+
+
+class Bank(socketserver.StreamRequestHandler):
+    def handle(self):
+        if self.rfile.readline() == b"balance?\n":
+            self.wfile.write(b"42\n")
+
+
+@pytest.fixture
+def bank():
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Bank) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address
+        server.shutdown()
