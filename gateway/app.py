@@ -52,9 +52,7 @@ from gateway.layers.observe import Observer, observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import stack
 from gateway.metrics import Metrics
-from gateway.protocols.openai import openai_routes
 from gateway.protocols.openapi import openapi_routes
-from gateway.protocols.tokens import Tokenizers
 from gateway.sync import FleetSync
 from gateway.upstream.appraiser import Appraiser
 from tidegate import clock, events
@@ -69,6 +67,8 @@ from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import Held
+from tidegate.openai.routes import openai_routes
+from tidegate.openai.tokens import Tokenizers
 from tidegate.pki.identity import Identity
 from tidegate.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
 from tidegate.types import InferRequest

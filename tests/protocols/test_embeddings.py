@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocols.embeddings import (
+from tests.support.host import digits, minilm
+from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.models.manifest import Batching
+from tidegate.openai.embeddings import (
     CALL_COST_TOKENS,
     MAX_INPUTS,
     Asked,
@@ -27,9 +30,6 @@ from gateway.protocols.embeddings import (
     token_rows,
     vectors,
 )
-from tests.support.host import digits, minilm
-from tidegate.arrays import array_to_tensor, tensor_to_array
-from tidegate.models.manifest import Batching
 from tidegate.outcome import BadAnswer, InvalidRequest, TooLarge
 from tidegate.types import Datatype, InferResponse, Tensor
 

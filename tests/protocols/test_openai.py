@@ -17,10 +17,10 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from gateway.protocols.tokens import Tokenizers
 from tests.support.host import FakeHost, minilm
 from tests.support.oip_servers import OneFolder, Servers, serving
 from tidegate.arrays import tensor_to_array
+from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded
 from tidegate.process import StartError
 from tidegate.types import Call, Reply

@@ -10,8 +10,6 @@ from pathlib import Path
 import grpc
 from aiohttp import web
 
-from gateway.protocols.openai import openai_routes
-from gateway.protocols.tokens import Tokenizers
 from tests.support.host import FakeHost
 from tidegate.models.manifest import Manifest
 from tidegate.oip import intake
@@ -20,6 +18,8 @@ from tidegate.oip.grpc_server import add_oip_service, server_options
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import BodyLimits, Held
 from tidegate.oip.limits import ContentLimits
+from tidegate.openai.routes import openai_routes
+from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import ServeError
 
 MAX_BYTES = 1024 * 1024

@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol
 
 from tokenizers import Tokenizer
 
-from gateway.protocols.embeddings import Row, text_of
 from tidegate.models.manifest import Manifest, Text
 from tidegate.models.repository import RepositoryError, verify_tokenizer
+from tidegate.openai.embeddings import Row, text_of
 from tidegate.process import StartError
 
 INLINE_CHARACTERS: Final = 2048

@@ -20,9 +20,6 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from gateway.protocols import embeddings
-from gateway.protocols.embeddings import Asked, Row, WrongParameter
-from gateway.protocols.tokens import Tokenizers
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip import intake
@@ -38,6 +35,9 @@ from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.oip.nesting import check_json
 from tidegate.oip.reply import ATTESTED_KEY, BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY, reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.openai import embeddings
+from tidegate.openai.embeddings import Asked, Row, WrongParameter
+from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import CallerError, ModelNotFound, Overloaded, ServeError
 from tidegate.types import Call, Reply
 
