@@ -522,6 +522,18 @@ def test_silence_while_we_have_no_broker_is_nobodys_fault() -> None:
     assert freshness(fleet, 629.5) is FRESH
 
 
+def test_a_device_that_was_back_at_the_broker_before_us_was_never_gone() -> None:
+    fleet, device = alive(10.0)
+    fleet.fold(*device.heartbeat(44.0), 44.0)
+    fleet.control_plane(up=False, now=44.5)
+    fleet.control_plane(up=True, now=47.0)
+    device.epoch += 1
+    fleet.fold(*device.birth(46.0), 47.1, retained=True)
+    assert freshness(fleet, 47.1) is CONTROL_LOST, "heard live until the outage, which excuses the silence since"
+    fleet.fold(*device.heartbeat(47.5), 47.5)
+    assert freshness(fleet, 47.5) is FRESH
+
+
 def test_a_device_that_died_during_our_outage_is_dead_in_the_end() -> None:
     fleet, _ = alive(10.0)
     fleet.control_plane(up=False, now=10.5)

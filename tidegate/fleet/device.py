@@ -9,6 +9,8 @@ Freshness. Silence is graded, because placement can use a device that is merely 
 
     silent for ≤ 2 heartbeat intervals  FRESH    ≤ 5  STALE    ≤ 10  SUSPECT (probes only)    beyond  DEAD
     retained birth, never heard live    SUSPECT until 10 intervals have passed, then DEAD: never FRESH
+    retained birth of a new session     silent since it was last heard in any session: a gateway that comes back to the
+                                        broker after its devices did goes on as before the outage
     the device's own goodbye            DEAD at once, until a greater epoch is heard of
     a last will of the current epoch    SUSPECT, DEAD after the grace, unless a heartbeat refutes it: the broker may
                                         fire a will while the device still talks
@@ -67,8 +69,8 @@ class Device:
     """Mutable; every `fold_*` returns whether it told something new."""
 
     __slots__ = (
-        "_age", "_ahead", "_death", "_evidence", "_heartbeat", "_heartbeat_at", "_inventory", "_inventory_hash",
-        "_link_lost", "birth", "first_seen_at", "mismatches", "name",
+        "_age", "_ahead", "_death", "_evidence", "_heard_before", "_heartbeat", "_heartbeat_at", "_inventory",
+        "_inventory_hash", "_link_lost", "birth", "first_seen_at", "mismatches", "name",
     )  # fmt: skip
 
     def __init__(self, name: str, now: float) -> None:
@@ -80,9 +82,13 @@ class Device:
         self._ahead: dict[tuple[int, type[Sequenced]], tuple[Heartbeat | Inventory, float, bool]] = {}
         self._evidence: _Evidence | None = None
         self._link_lost: tuple[float, int] | None = None  # (when, newest heartbeat then)
+        self._age = ClocklessAge()
+        self._heard_before: float | None = None  # when it was last heard live in an earlier session
         self._begin_session()
 
     def _begin_session(self) -> None:
+        if self._age.said_at is not None:
+            self._heard_before = self._age.said_at
         self._age = ClocklessAge()
         self._heartbeat: Heartbeat | None = None
         self._heartbeat_at = -inf
@@ -292,7 +298,7 @@ class Device:
         intervals = self._silent_s(now, outage) / self._interval_s()
         if intervals > SUSPECT_UP_TO:
             return Freshness.DEAD, f"silent for {now - self._last_heard_at():.1f} s"
-        if self._age.said_at is None:
+        if self._heard_live_at() is None:
             return Freshness.SUSPECT, "known by retained messages only"
         if intervals > STALE_UP_TO:
             return Freshness.SUSPECT, f"silent for {now - self._last_heard_at():.1f} s"
@@ -313,9 +319,13 @@ class Device:
         told = self._heartbeat or self.birth
         return told.interval_ms / 1000.0 if told else 1.0
 
-    def _last_heard_at(self) -> float:
+    def _heard_live_at(self) -> float | None:
         said_at = self._age.said_at
-        return self.first_seen_at if said_at is None else said_at
+        return self._heard_before if said_at is None else said_at
+
+    def _last_heard_at(self) -> float:
+        heard_at = self._heard_live_at()
+        return self.first_seen_at if heard_at is None else heard_at
 
     def _last_sign_at(self) -> float:
         return max(self._last_heard_at(), self._evidence.at if self._evidence else -inf)
