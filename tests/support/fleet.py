@@ -8,10 +8,11 @@ from typing import Any
 from tidegate.fleet.merge import FleetRegister
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, UpMessage, encode, inventory_hash
 from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.fleet.reported import ModelReport, Reported
 from tidegate.fleet.topics import Topics, Up
 
 TOPICS = Topics("f1")
-_KIND = {Birth: Up.BIRTH, Death: Up.DEATH, Heartbeat: Up.HEARTBEAT, Inventory: Up.INVENTORY}
+_KIND = {Birth: Up.BIRTH, Death: Up.DEATH, Heartbeat: Up.HEARTBEAT, Inventory: Up.INVENTORY, Reported: Up.REPORTED}
 
 Spoken = tuple[str, bytes]
 
@@ -65,6 +66,10 @@ class Device:
         self.revision += 1
         sequence = self._next(Up.INVENTORY)
         return spoken(Inventory(self.name, self.epoch, sequence, self._mono_ms(now), self.offers, self.revision))
+
+    def reported(self, now: float, *models: ModelReport) -> Spoken:
+        """How its rollouts are."""
+        return spoken(Reported(self.name, self.epoch, self._next(Up.REPORTED), self._mono_ms(now), models=models))
 
     def will(self) -> Spoken:
         return spoken(Death(self.name, self.epoch, "lost"))

@@ -3,7 +3,8 @@
 Registers. `birth` and `death` keep the greatest epoch ever seen; alive means that birth is the greater. `heartbeat` and
 `inventory` belong to the born epoch and keep the greatest sequence. What belongs to a later epoch than the birth (its
 birth was overtaken or lost) waits in a small bounded store. A maximum does not care for order, so any permutation,
-duplication or loss of messages ends in the same registers once the newest of each has arrived.
+duplication or loss of messages ends in the same registers once the newest of each has arrived. `reported` outlives its
+session: until the next report it is the best that is known of the device's rollouts.
 
 Freshness. Silence is graded, because placement can use a device that is merely late but not one that is gone:
 
@@ -43,6 +44,7 @@ from tidegate.fleet.freshness import (
 )
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, Sequenced, UpMessage, inventory_hash
 from tidegate.fleet.offers import ModelOffer
+from tidegate.fleet.reported import Reported
 from tidegate.types import LoadReport
 
 MAX_AHEAD: Final = 32
@@ -71,12 +73,14 @@ class Device:
     __slots__ = (
         "_age", "_ahead", "_death", "_evidence", "_heard_before", "_heartbeat", "_heartbeat_at", "_inventory",
         "_inventory_hash", "_link_lost", "birth", "first_seen_at", "mismatches", "name",
+        "reported",
     )  # fmt: skip
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
         self.first_seen_at = now
         self.birth: Birth | None = None
+        self.reported: Reported | None = None
         self.mismatches = 0  # heartbeats in a row that speak of an inventory that we don't have
         self._death: _DeathNote | None = None
         self._ahead: dict[tuple[int, type[Sequenced]], tuple[Heartbeat | Inventory, float, bool]] = {}
@@ -124,6 +128,8 @@ class Device:
                 return self._fold_birth(message, now, retained=retained)
             case Death():
                 return self._fold_death(message, now)
+            case Reported():
+                return self._fold_reported(message)
         if message.epoch > self.epoch:
             return self._wait_for_birth(message, now, retained=retained)
         return message.epoch == self.epoch and self._fold_state(message, now, retained=retained)
@@ -154,6 +160,13 @@ class Device:
             return False
         self._death = _DeathNote(death, now, self._newest_heartbeat_of(death.epoch))
         return death.epoch >= self.epoch
+
+    def _fold_reported(self, reported: Reported) -> bool:
+        held = self.reported
+        if held is not None and (reported.epoch, reported.sequence) <= (held.epoch, held.sequence):
+            return False
+        self.reported = reported
+        return True
 
     def _newest_heartbeat_of(self, epoch: int) -> int:
         waiting = self._ahead.get((epoch, Heartbeat))
@@ -255,6 +268,7 @@ class Device:
             accepting=(self._heartbeat or self.birth).admission == "open",
             agent=self.birth.agent,
             conditions=self._heartbeat.conditions if self._heartbeat else UNTOLD,
+            reported=self.reported,
         )
 
     def freshness(self, now: float, outage: Outage, will_grace_s: float) -> tuple[Freshness, str]:

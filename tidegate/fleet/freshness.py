@@ -9,6 +9,7 @@ from typing import Final
 
 from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.offers import ModelOffer
+from tidegate.fleet.reported import Reported
 from tidegate.types import LoadReport
 
 # Silence up to this many heartbeat intervals.
@@ -78,3 +79,4 @@ class DeviceView:
     accepting: bool = True
     agent: str = ""
     conditions: Conditions = UNTOLD
+    reported: Reported | None = None  # its rollouts, as it last told; maybe in a session before this one

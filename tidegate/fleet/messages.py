@@ -23,6 +23,7 @@ from msgspec import Meta, field
 
 from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.offers import ModelOffer, encode_offers
+from tidegate.fleet.reported import Reported
 from tidegate.fleet.topics import NAME_PATTERN, Up
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ Offers = Annotated[tuple[ModelOffer, ...], Meta(max_length=256)]
 Interval = Annotated[int, Meta(ge=100, le=60_000)]
 Admission = Literal["open", "closed", "draining"]
 
-MAX_BYTES: Final = {Up.BIRTH: 65_536, Up.DEATH: 1024, Up.HEARTBEAT: 2048, Up.INVENTORY: 65_536}
+MAX_BYTES: Final = {Up.BIRTH: 65_536, Up.DEATH: 1024, Up.HEARTBEAT: 2048, Up.INVENTORY: 65_536, Up.REPORTED: 65_536}
 MAX_COMMAND_BYTES: Final = 8192
 
 
@@ -134,13 +135,14 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     v: Literal[1] = field(default_factory=lambda: 1)
 
 
-UpMessage = Birth | Death | Heartbeat | Inventory
+UpMessage = Birth | Death | Heartbeat | Inventory | Reported
 Sequenced = Birth | Heartbeat | Inventory
 _DECODERS: Final[dict[Up, msgspec.json.Decoder[Any]]] = {
     Up.BIRTH: msgspec.json.Decoder(Birth),
     Up.DEATH: msgspec.json.Decoder(Death),
     Up.HEARTBEAT: msgspec.json.Decoder(Heartbeat),
     Up.INVENTORY: msgspec.json.Decoder(Inventory),
+    Up.REPORTED: msgspec.json.Decoder(Reported),
 }
 _command_decoder: Final = msgspec.json.Decoder(Command)
 _gateway_decoder: Final = msgspec.json.Decoder(GatewayState)

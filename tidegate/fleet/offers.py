@@ -10,7 +10,9 @@ from typing import Literal
 
 import msgspec
 
-ModelState = Literal["ready", "loading", "warming", "evicted", "bad"]
+# "soaking": it answers like "ready", but the generation is new and not committed yet (edge_agent/core/rollout.py);
+# whoever can should be answered elsewhere, up to the share that the soak needs.
+ModelState = Literal["ready", "loading", "warming", "soaking", "evicted", "bad"]
 
 # Who gets a variant, where a target lessens its precision while its answers are late (`cloud_pool/core/control.py`):
 #   ""          anybody

@@ -1,8 +1,10 @@
 """Topic names: one root per fleet, one subtree that a device writes and one that it reads.
 
-    tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv}    device → gateways
+    tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv,reported}    device → gateways
     tidegate/v1/FLEET/up/DEVICE/probe                   device → nobody: may it?
     tidegate/v1/FLEET/down/DEVICE/cmd                   gateway → one device
+    tidegate/v1/FLEET/down/DEVICE/desired               gateway → one device: what it shall run (retained, signed)
+    tidegate/v1/FLEET/down/g/GROUP/desired              gateway → the devices of a group, which a device's own overrides
     tidegate/v1/FLEET/gw/GATEWAY/{state,hb}             gateway → everyone
 
 A device writes only below `up/DEVICE/` and reads only below `down/DEVICE/` and `gw/`, so two pattern ACL lines at the
@@ -30,12 +32,13 @@ class Up(StrEnum):
     DEATH = "death"
     HEARTBEAT = "hb"
     INVENTORY = "inv"
+    REPORTED = "reported"
 
 
 _KINDS: Final = {kind.value: kind for kind in Up}
 # Heartbeats replace one another within a second; all else must arrive.
-QOS: Final = {Up.BIRTH: 1, Up.DEATH: 1, Up.HEARTBEAT: 0, Up.INVENTORY: 1}
-RETAINED: Final = frozenset({Up.BIRTH, Up.DEATH, Up.INVENTORY})
+QOS: Final = {Up.BIRTH: 1, Up.DEATH: 1, Up.HEARTBEAT: 0, Up.INVENTORY: 1, Up.REPORTED: 1}
+RETAINED: Final = frozenset({Up.BIRTH, Up.DEATH, Up.INVENTORY, Up.REPORTED})
 
 
 def checked_name(name: str, what: str) -> str:
@@ -70,6 +73,12 @@ class Topics:
     def command(self, device: str) -> str:
         return f"{self.root}/down/{device}/cmd"
 
+    def desired(self, device: str) -> str:
+        return f"{self.root}/down/{device}/desired"
+
+    def group_desired(self, group: str) -> str:
+        return f"{self.root}/down/g/{group}/desired"
+
     def gateway_state(self, gateway: str) -> str:
         return f"{self.root}/gw/{gateway}/state"
 
@@ -85,6 +94,10 @@ class Topics:
         """(filter, QoS) of everything that a device listens to."""
         return (self.command(device), 1), (self.gateway_state("+"), 1), (self.gateway_heartbeat("+"), 0)
 
+    def for_rollout(self, device: str, groups: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """(filter, QoS) of the documents that say what a device of these groups shall run."""
+        return (self.desired(device), 1), *((self.group_desired(group), 1) for group in groups)
+
     def parse_up(self, topic: str) -> tuple[str, Up] | None:
         """(device, kind) of a device's topic in this fleet, None for any other."""
         prefix = f"{self.root}/up/"
@@ -92,6 +105,18 @@ class Topics:
             return None
         device, _, kind = topic[len(prefix) :].partition("/")
         return (device, _KINDS[kind]) if kind in _KINDS and _NAME.fullmatch(device) else None
+
+    def parse_desired(self, topic: str) -> str | None:
+        """The scope ("device/NAME", "group/NAME") whose document this topic carries."""
+        levels = topic.removeprefix(f"{self.root}/down/").split("/")
+        if not topic.startswith(f"{self.root}/down/") or levels[-1] != "desired" or not _NAME.fullmatch(levels[-2:][0]):
+            return None
+        match levels:
+            case [device, _]:
+                return f"device/{device}"
+            case ["g", group, _]:
+                return f"group/{group}"
+        return None
 
     def parse_gateway(self, topic: str) -> str | None:
         """The gateway whose state or heartbeat this topic carries."""

@@ -1,0 +1,105 @@
+"""What a device shall run: one signed document for a device, one for each of its groups, each with a growing revision.
+
+    {"v":1, "rev":42, "issued":1763775000, "group":"kiosks", "models":{"digits": PLAN}, "remove":["old"], "urls":[…]}
+
+A document is the whole wish of its scope: it replaces the one before. Revisions count per scope and only grow: a
+device refuses a lower one (an old document, however well signed, must not bring an old model back) and an equal one
+with other bytes. To go back to an old model a gateway writes a new revision that asks for it.
+
+Over one another. What the device's own document says of a model, as a plan or as `remove`, overrides its groups';
+among groups, the first of the device's list wins. A model that no document speaks of stays as it is: losing a
+document, which a broker can make anybody do, must change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from tidegate.fleet.messages import BadMessage, Name
+from tidegate.rollout.canonical import canonical, is_canonical
+from tidegate.rollout.plan import ModelName, ModelPlan, Version
+
+MAX_DESIRED_BYTES: Final = 98_304  # with its signatures it stays below what a session takes (`mqtt_session.py`)
+Revision = Annotated[int, Meta(ge=1, le=2**53 - 1)]
+PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{43}=\Z")]  # 32 bytes in base64
+BaseUrl = Annotated[str, Meta(pattern=r"^https?://[^\s?#]+\Z", max_length=256)]
+
+
+class Desired(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The document of one scope: `device` or `group` names it, never both.
+
+    Args:
+        revision: of this scope's documents.
+        issued_s: UTC seconds, for people and for `tidegate model status`; orders nothing.
+        min_agent: agents below this version refuse the document and say so.
+        urls: bases of the servers of artefacts, best first; `artefact_path` goes behind.
+        keys: where not empty, from now on exactly these public keys are trusted for desired documents. Such a document
+            is signed by a key that was trusted before and by every one of these.
+    """
+
+    revision: Revision = field(name="rev")
+    issued_s: Annotated[int, Meta(ge=0, le=2**53 - 1)] = field(name="issued")
+    device: Name | Literal[""] = ""
+    group: Name | Literal[""] = ""
+    models: Annotated[dict[ModelName, ModelPlan], Meta(max_length=64)] = {}
+    remove: Annotated[tuple[ModelName, ...], Meta(max_length=64)] = ()
+    urls: Annotated[tuple[BaseUrl, ...], Meta(max_length=8)] = ()
+    min_agent: Version | Literal[""] = ""
+    keys: Annotated[tuple[PublicKey, ...], Meta(max_length=8)] = ()
+    v: Literal[1] = field(default_factory=lambda: 1)
+
+    def __post_init__(self) -> None:
+        if bool(self.device) == bool(self.group):
+            raise ValueError("a document is for one `device` or one `group`")
+        if both := sorted(set(self.models) & set(self.remove)):
+            raise ValueError(f"{both[0]!r} is in `models` and in `remove`")
+
+    @property
+    def scope(self) -> str:
+        """ "device/NAME" or "group/NAME"."""
+        return f"device/{self.device}" if self.device else f"group/{self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one model of a device shall be: a plan, or None for none; and whose word that is."""
+
+    plan: ModelPlan | None
+    scope: str
+    revision: int
+    urls: tuple[str, ...] = ()
+
+
+_decoder: Final = msgspec.json.Decoder(Desired)
+
+
+def encode_desired(desired: Desired) -> bytes:
+    """The canonical bytes, which are what is signed."""
+    return canonical(desired)
+
+
+def decode_desired(raw: bytes) -> Desired:
+    """Raises BadMessage: too large, not canonical, or not a document."""
+    if len(raw) > MAX_DESIRED_BYTES:
+        raise BadMessage(f"{len(raw)} bytes, at most {MAX_DESIRED_BYTES} are allowed")
+    if not is_canonical(raw):
+        raise BadMessage("not canonical JSON: keys are sorted, without spaces, none twice")
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadMessage(str(error)) from error
+
+
+def wishes(own: Desired | None, groups: Sequence[Desired]) -> Mapping[str, Wish]:
+    """By model: what the documents of a device ask together. `groups`: in the order of the device's list."""
+    found: dict[str, Wish] = {}
+    for document in (*((own,) if own else ()), *groups):
+        said: dict[str, ModelPlan | None] = {**document.models, **dict.fromkeys(document.remove)}
+        for model, plan in said.items():
+            found.setdefault(model, Wish(plan, document.scope, document.revision, document.urls))
+    return found

@@ -1,0 +1,122 @@
+"""Who may tell devices what to run: Ed25519 signatures over a document's canonical bytes, beside it in one message.
+
+    {"v":1, "doc":{…}, "sigs":[{"kid":"32 hex digits","sig":"base64"}, …]}
+
+The signatures are detached: they are over the very bytes of `doc` as they are sent, after a domain, so that no
+signature made here means anything elsewhere. The broker in between can delay or lose a document, never write one. A
+device pins public keys (a line each, `ed25519 BASE64 words`, as in the list of attestation keys) and believes a
+document with at least one good signature of theirs; signatures of keys that it does not know are skipped.
+
+Rotation: a document with `keys` replaces the pinned ones. It must be signed by an old key (so it comes from who was
+trusted) and by each new one (so nobody names a key that they do not hold); a device that was away meanwhile is given
+the same document again, since it is retained.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Meta, field
+
+from tidegate.attest.software import key_id
+from tidegate.fleet.messages import BadMessage
+from tidegate.rollout.desired import Desired, decode_desired, encode_desired
+
+MAX_SIGNED_BYTES: Final = 106_496
+_DOMAIN: Final = b"tidegate desired document, 1\0"
+Keys = Mapping[str, bytes]  # public keys by their id (`key_id`)
+
+
+class SignatureRefused(ValueError):
+    """A document that nobody who is trusted has signed; the text says why."""
+
+
+class Signature(msgspec.Struct, frozen=True):
+    kid: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    signature: bytes = field(name="sig")  # base64 in JSON
+
+
+class Signed(msgspec.Struct, frozen=True):
+    """A document as it travels."""
+
+    document: msgspec.Raw = field(name="doc")
+    signatures: Annotated[tuple[Signature, ...], Meta(max_length=16)] = field(name="sigs")
+    v: Literal[1] = 1
+
+
+_decoder: Final = msgspec.json.Decoder(Signed)
+
+
+def signed(desired: Desired, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    """The message for a topic `…/desired`, signed by each of the keys."""
+    raw = encode_desired(desired)
+    signatures = tuple(Signature(id_of(key), key.sign(_DOMAIN + raw)) for key in keys)
+    return msgspec.json.encode(Signed(msgspec.Raw(raw), signatures))
+
+
+def id_of(key: Ed25519PrivateKey) -> str:
+    """The `kid` of a private key."""
+    return key_id(key.public_key().public_bytes_raw())
+
+
+def opened(message: bytes, trusted: Keys) -> tuple[Desired, bytes]:
+    """The document and its canonical bytes.
+
+    Raises:
+        SignatureRefused: no trusted key has signed it, or a rotation lacks a signature.
+        BadMessage: it is signed, or could not be looked at, but is no document that this agent can read.
+    """
+    raw, signatures = _taken_apart(message)
+    if not any(_is_signed(raw, signatures, public) for public in trusted.values()):
+        raise SignatureRefused(_refusal(signatures, trusted))
+    desired = decode_desired(raw)
+    for text in desired.keys:
+        public = base64.b64decode(text)
+        if not _is_signed(raw, signatures, public):
+            raise SignatureRefused(f"it names the new key {key_id(public)}, which has not signed it")
+    return desired, raw
+
+
+def rotated(desired: Desired, trusted: Keys) -> Keys:
+    """The keys to trust after this document was accepted."""
+    new = [base64.b64decode(text) for text in desired.keys]
+    return {key_id(public): public for public in new} if new else trusted
+
+
+def public_text(public: bytes) -> str:
+    """A public key as `Desired.keys` spells it."""
+    return base64.b64encode(public).decode()
+
+
+def _taken_apart(message: bytes) -> tuple[bytes, Mapping[str, bytes]]:
+    if len(message) > MAX_SIGNED_BYTES:
+        raise BadMessage(f"{len(message)} bytes, at most {MAX_SIGNED_BYTES} are allowed")
+    try:
+        parts = _decoder.decode(message)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise BadMessage(str(error)) from error
+    return bytes(parts.document), {one.kid: one.signature for one in parts.signatures}
+
+
+def _is_signed(raw: bytes, signatures: Mapping[str, bytes], public: bytes) -> bool:
+    signature = signatures.get(key_id(public))
+    if signature is None:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _DOMAIN + raw)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _refusal(signatures: Mapping[str, bytes], trusted: Keys) -> str:
+    if not trusted:
+        return "this device trusts no key"
+    if known := sorted(set(signatures) & set(trusted)):
+        return f"the signature of the key {known[0]} is wrong"
+    return f"it is signed by {', '.join(sorted(signatures)) or 'nobody'}, and none of these keys is trusted here"
