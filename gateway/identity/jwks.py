@@ -30,13 +30,13 @@ from jwt.exceptions import PyJWTError
 
 from tidegate import clock
 from tidegate.config import ConfigError
+from tidegate.followed_file import FollowedFile
 
 MOST_BYTES: Final = 256 * 1024
 MOST_KEYS: Final = 64
 WITHIN_S: Final = 5.0
 AGAIN_AFTER_S: Final = 30.0
 REFRESH_S: Final = 600.0
-POLL_S: Final = 1.0
 Keys = Mapping[str, PyJWK]  # by key id; "" for one without
 
 log = structlog.get_logger(__name__)
@@ -52,22 +52,19 @@ class KeySet:
     def __init__(
         self, *, file: Path | None = None, url: str | None = None, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        self._file = file
+        self._file = FollowedFile(file, _read, self._take, what="the issuer's keys") if file is not None else None
         self._url = url
         self._on_change = on_change
         self._keys: Keys = {}
         self._fetched_at: float | None = None
         self._away = False
-        self._stamp: tuple[int, int, int] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._fetching = asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> KeySet:
         if self._file is not None:
-            self._stamp = _stamped(self._file)
-            self._keys = _read(self._file)
-            self._refreshing = asyncio.create_task(self._follow(self._file), name="jwks-file")
+            self._keys = await self._file.__aenter__()
             return self
         # Nothing is decompressed: the bound is on what is held.
         self._session = aiohttp.ClientSession(
@@ -82,6 +79,8 @@ class KeySet:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._file is not None:
+            await self._file.__aexit__(exc_type, exc, traceback)
         if self._refreshing is not None:
             self._refreshing.cancel()
             with suppress(asyncio.CancelledError):
@@ -109,21 +108,10 @@ class KeySet:
     def _may_fetch(self) -> bool:
         return self._fetched_at is None or clock.now() >= self._fetched_at + AGAIN_AFTER_S
 
-    def look(self, file: Path) -> None:
+    def look(self) -> None:
         """Read the file again if it is another one than last time."""
-        stamp = _stamped(file)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._take(_read(file))
-        except ConfigError as error:
-            log.error("the issuer's keys stay as they were", why=str(error))
-
-    async def _follow(self, file: Path) -> None:
-        while True:
-            await clock.sleep(POLL_S)
-            self.look(file)
+        if self._file is not None:
+            self._file.look()
 
     def _take(self, keys: Keys) -> None:
         before, self._keys = self._keys, keys
@@ -165,7 +153,8 @@ class KeySet:
             return body
 
     def __repr__(self) -> str:
-        return f"<KeySet {self._url or self._file} {len(self._keys)} keys{', away' if self._away else ''}>"
+        source = self._file.path if self._file is not None else self._url
+        return f"<KeySet {source} {len(self._keys)} keys{', away' if self._away else ''}>"
 
 
 def keys_of(text: bytes) -> Keys:
@@ -199,14 +188,6 @@ def _strong(key: object) -> bool:
     if isinstance(key, EllipticCurvePublicKey):
         return isinstance(key.curve, SECP256R1)
     return isinstance(key, Ed25519PublicKey)
-
-
-def _stamped(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _read(file: Path) -> Keys:

@@ -29,7 +29,7 @@ from tidegate.attest.keys import read_allowed
 from tidegate.attest.proof import appraise, key_hash
 from tidegate.attest.verdict import NONCE_BYTES, Policy, Refused
 from tidegate.backoff import Backoff
-from tidegate.config import ConfigError
+from tidegate.followed_file import FollowedFile
 from tidegate.link.asker import Asker
 from tidegate.outcome import ServeError
 from tidegate.tls import Tls
@@ -60,27 +60,20 @@ class Appraiser:
     ) -> None:
         self.draw = draw
         self.max_age_s = max_age_s
-        self._allowed = allowed
         self._tls = tls
         self._measurements = measurements
         self._policy = Policy(max_age_s=max_age_s)
-        self._stamp: object = None
-        self._complained = ""
         self._changed = asyncio.Event()  # another one after each change
-        self._following: asyncio.Task[None] | None = None
+        self._file = FollowedFile(allowed, read_allowed, self._take, what="the attestation keys")
 
     async def __aenter__(self) -> Appraiser:
-        self._stamp = self._stamped()
-        self._take(read_allowed(self._allowed))
-        self._following = asyncio.create_task(self._follow(), name="attestation keys")
+        self._take(await self._file.__aenter__())
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await self._file.__aexit__(exc_type, exc, traceback)
 
     @property
     def changed(self) -> asyncio.Event:
@@ -102,21 +95,6 @@ class Appraiser:
         until = held.asked_at + (verdict.expires_at - held.asked_at_utc)
         return Attestation("", until, verdict.kind, verdict.key_id, verdict.expires_at)
 
-    def look(self) -> None:
-        """Read the list again if it is another one than last time; one that cannot be read changes nothing."""
-        stamp = self._stamped()
-        if stamp == self._stamp:
-            return
-        try:
-            allowed = read_allowed(self._allowed)
-        except ConfigError as error:
-            if str(error) != self._complained:
-                log.error("the attestation keys stay as they were", why=str(error))
-            self._complained = str(error)
-            return
-        self._stamp, self._complained = stamp, ""
-        self._take(allowed)
-
     def _take(self, allowed: dict[str, bytes]) -> None:
         before, self._policy = self._policy, Policy(allowed, self._measurements, self.max_age_s)
         if before.keys != allowed:
@@ -124,20 +102,8 @@ class Appraiser:
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def _follow(self) -> None:
-        while True:
-            await clock.sleep(POLL_S)
-            self.look()
-
-    def _stamped(self) -> object:
-        try:
-            found = self._allowed.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
     def __repr__(self) -> str:
-        return f"<Appraiser {len(self._policy.keys)} keys from {self._allowed}>"
+        return f"<Appraiser {len(self._policy.keys)} keys from {self._file.path}>"
 
 
 class Appraisal:

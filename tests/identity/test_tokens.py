@@ -273,13 +273,13 @@ async def test_a_file_of_keys_is_followed_and_a_broken_one_leaves_them(tmp_path:
         await tokens.identify(text, NOW)
         file.write_text("{")
         with capture_logs() as logs:
-            keys.look(file)
-            keys.look(file)
+            keys.look()
+            keys.look()
         assert [entry["event"] for entry in logs] == ["the issuer's keys stay as they were"]
         assert (await tokens.identify(token(sub="bob"), NOW)).tenant == "acme"
 
         file.write_text(json.dumps({"keys": PUBLIC[1:]}))
-        keys.look(file)
+        keys.look()
         assert await refusal(tokens, text) == "wrong"
 
 
