@@ -31,6 +31,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from types import TracebackType
 from typing import Final, Self
@@ -254,9 +256,10 @@ class Scheduler:
         batch = self._next_batch(seat, now, early=early)
         if batch is None:
             return
-        patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
-        batch.stuck_at = now + patience
-        seat.give(batch, now)
+        with self._nobody_lost(batch.parts):
+            patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
+            batch.stuck_at = now + patience
+            seat.give(batch, now)
         batch.run = asyncio.create_task(self._run(seat, batch, patience), name=f"batch on {seat.name}")
         self._runs.add(batch.run)
         batch.run.add_done_callback(lambda run: self._left(seat, batch, run))
@@ -268,16 +271,27 @@ class Scheduler:
                 return None  # it is this one's turn next, and nothing may be settled before it
             if batch is None:
                 continue
-            if self.allotment.begin(seat.name, batch):
-                return batch
-            self._retries.put_back(batch)
+            with self._nobody_lost(batch.parts):
+                if self.allotment.begin(seat.name, batch):
+                    return batch
+                self._retries.put_back(batch)
             if self.allotment.must_wait_for(queue):
                 return None
         return None
 
     def _release(self, queue: Queue, now: float, *, early: bool) -> Batch | None:
         parts = self._waiting.leave(queue.batcher.release(now, early=early))
-        return Batch(queue.lane, parts, padded([part.piece.shape for part in parts])) if parts else None
+        with self._nobody_lost(parts):
+            return Batch(queue.lane, parts, padded([part.piece.shape for part in parts])) if parts else None
+
+    @contextmanager
+    def _nobody_lost(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Who has left the queue and is in no running batch yet is told of a defect of ours, rather than forgotten."""
+        try:
+            yield
+        except Exception as error:
+            self._waiting.fail_all(parts, InternalError(f"its batch could not be formed: {type(error).__name__}"))
+            raise
 
     def _expire(self, now: float) -> None:
         for queue in self.queues:

@@ -94,7 +94,8 @@ class Batcher:
         """Queue all parts of one request, or none.
 
         Args:
-            readmit: they were here before and go back (their batch failed), so the queue's size does not count.
+            readmit: they were here before and go back (their batch failed), so the queue's size does not count, and
+                they are no new demand.
 
         Raises:
             Overloaded: the queue is full; `retry_after_s` is when it should have drained.
@@ -111,8 +112,8 @@ class Batcher:
             )
         for entry in entries:
             self._line.add(entry)
-            self._policy.came(entry, now)
-            if not readmit:
+            if not readmit:  # else it has been counted as demand, and timed, when it came
+                self._policy.came(entry, now)
                 self._time(entry.item)
 
     def limit_work(self, units: float) -> None:

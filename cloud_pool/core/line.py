@@ -60,7 +60,7 @@ class Line:
         self._lasts: list[_Place] = []  # the place of the last entry of each chunk
         self._seconds: list[float] = []  # of each chunk
         self._levels = Counter[int]()
-        self._dooms: list[tuple[float, int]] = []  # a heap; may hold some that have left
+        self._dooms: list[tuple[float, int]] = []  # a heap; may hold some that have left, or whose time is another now
 
     def add(self, entry: Entry) -> None:
         """Put an entry into its place. Its number must not be inside."""
@@ -103,15 +103,15 @@ class Line:
         """Take out all that are lost by `now`, in the order in which they were lost."""
         lost = []
         while self._dooms and self._dooms[0][0] <= now:
-            entry = self.take(heappop(self._dooms)[1])
-            if entry is not None:
+            doom = heappop(self._dooms)
+            if self._is_true(doom) and (entry := self.take(doom[1])) is not None:
                 lost.append(entry)
         return lost
 
     @property
     def next_doom_at(self) -> float | None:
         """When the next of those inside will be lost."""
-        while self._dooms and self._dooms[0][1] not in self._entries:
+        while self._dooms and not self._is_true(self._dooms[0]):
             heappop(self._dooms)
         return self._dooms[0][0] if self._dooms else None
 
@@ -156,6 +156,11 @@ class Line:
 
     def __repr__(self) -> str:
         return f"<Line {len(self)} in {len(self._chunks)} chunks, {self.total_s * 1e3:.0f} ms>"
+
+    def _is_true(self, doom: tuple[float, int]) -> bool:
+        """Whether that one is inside and lost then: who goes back into the line may have more time than before."""
+        entry = self._entries.get(doom[1])
+        return entry is not None and entry.doomed_at == doom[0]
 
     def _split(self, at: int) -> None:
         chunk = self._chunks[at]

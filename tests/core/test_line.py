@@ -46,6 +46,16 @@ def test_what_left_is_lost_no_more() -> None:
     assert subject.next_doom_at is None
 
 
+def test_who_comes_back_with_more_time_is_not_lost_at_its_former_one() -> None:
+    subject = Line()
+    subject.add(entry(1, doomed_at=1.0))
+    subject.take(1)
+    subject.add(entry(1, doomed_at=3.0))
+    assert subject.next_doom_at == 3.0
+    assert subject.take_doomed(2.0) == []
+    assert [one.item.id for one in subject.take_doomed(3.0)] == [1]
+
+
 def test_callers_who_come_and_leave_leave_nothing_behind() -> None:
     subject = Line()
     subject.add(entry(0, doomed_at=0.5))

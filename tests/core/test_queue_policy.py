@@ -101,6 +101,8 @@ class TestReject:
 
     def test_who_goes_back_has_no_timeout_any_more(self) -> None:
         subject = batcher(QueuePolicies(timeout(0.5)))
+        subject.add([queued(1)], NOW)
+        assert ids(subject.release(NOW + 0.4)) == [1]
         subject.add([queued(1)], NOW + 0.4, readmit=True)
         assert subject.expire(NOW + 5.0) == []
 

@@ -211,6 +211,24 @@ async def test_a_wrong_number_of_results_answers_nobody_with_anothers() -> None:
 
 
 @on_virtual_time
+@pytest.mark.parametrize("where", ["padded", "patience_s"])
+async def test_a_defect_in_forming_a_batch_is_told_to_those_who_had_left_the_queue(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> float:
+        raise ZeroDivisionError
+
+    async with pool() as subject:
+        monkeypatch.setattr(f"cloud_pool.scheduler.{where}", fails)
+        hit = subject.ask(text(10))
+        with pytest.raises(InternalError, match="could not be formed"):
+            await hit
+        monkeypatch.undo()
+        assert total(await subject.ask(text(10, fill=2))) == 20.0
+        assert subject.scheduler.in_flight == 0
+
+
+@on_virtual_time
 async def test_a_defect_of_ours_fails_those_it_hits_and_not_the_queue() -> None:
     """An exception in a size or cost function hung Ray Serve's batcher for good (ray#66140)."""
     async with pool() as subject:
