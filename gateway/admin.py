@@ -1,7 +1,9 @@
 """What an operator may ask a running gateway: its state, its last decisions, and whether it lives.
 
     GET /v1/state          targets with state and load, models with who offers them
-    GET /debug/decisions   the last finished requests, newest first, all numbers with them (?last=N, ?id=ID or number)
+    GET /debug/decisions   finished requests, newest first, all numbers with them: the last ones (?last=N), those of
+                           an id (?id=ID, with hindsight), those that were late, failed or hedged (?late=1 …), of a
+                           model, target or tenant, and the slowest (?slowest=N)
     GET /healthz           200 while the process answers at all
 
 Rendering happens here, when somebody asks; nothing is prepared per request. Read-only, on a port of its own that is
@@ -11,7 +13,7 @@ bound to loopback unless the configuration says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -20,10 +22,14 @@ from gateway.conductor import Conductor
 from gateway.core.attested import UNASKED
 from gateway.core.cost import VariantCost
 from gateway.core.fleet import Fleet
+from gateway.core.sought import Sought, found
 from gateway.core.target import TargetView
 from gateway.explanation import explained, wanted
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
+
+MOST_AT_ONCE: Final = 500  # requests in one answer: rendering one takes a tenth of a millisecond of the serving loop
+MOST_OF_ONE_ID: Final = 10  # each looks through all that is remembered
 
 
 def admin_routes(
@@ -33,19 +39,30 @@ def admin_routes(
         return web.json_response(state_of(fleet, catalog, clock.now(), refused))
 
     async def decisions(request: web.Request) -> web.Response:
-        try:
-            last = max(1, int(request.query.get("last", "50")))
-        except ValueError:
-            raise web.HTTPBadRequest(text="last must be a whole number") from None
-        request_id = request.query.get("id")
-        known = wanted(conductor.flown, request_id) if request_id else list(conductor.flown)
-        newest_first = known[: -last - 1 : -1]
-        return web.json_response({"decisions": [explained(flown) for flown in newest_first]})
+        memory, query = conductor.flown, request.query
+        if request_id := query.get("id"):
+            newest_first = wanted(memory, request_id, memory.run)[: -MOST_OF_ONE_ID - 1 : -1]
+            others = tuple(memory)
+            told = [explained(flown, others, memory.run) for flown in newest_first]
+        else:
+            told = [explained(flown, run=memory.run) for flown in found(reversed(memory), *_sought(query))]
+        return web.json_response({"decisions": told})
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     return [web.get("/v1/state", state), web.get("/debug/decisions", decisions), web.get("/healthz", healthz)]
+
+
+def _sought(query: Mapping[str, str]) -> tuple[Sought, int]:
+    """Raises HTTPBadRequest for what is no question."""
+    try:
+        most = min(MOST_AT_ONCE, max(1, int(query.get("slowest", query.get("last", "50")))))
+    except ValueError:
+        raise web.HTTPBadRequest(text="`last` and `slowest` must be whole numbers") from None
+    late, failed, hedged = (query.get(name, "0") != "0" for name in ("late", "failed", "hedged"))
+    model, target, tenant = (query.get(name, "") for name in ("model", "target", "tenant"))
+    return Sought(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most
 
 
 def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:

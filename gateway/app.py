@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 
 import grpc
@@ -31,6 +32,7 @@ from gateway.core.cloud_budget import CloudBudget
 from gateway.core.concurrency import AdaptiveLimit
 from gateway.core.crossing import Crossing
 from gateway.core.fleet import Fleet
+from gateway.core.flown import Memory
 from gateway.core.gate import Gate
 from gateway.core.hedging import Hedges, LatestUseful
 from gateway.core.least_request import Guarded
@@ -54,6 +56,7 @@ from gateway.layers.stack import stack
 from gateway.metrics import Metrics
 from gateway.protocols.openapi import openapi_routes
 from gateway.sync import FleetSync
+from gateway.turned_away import TurnedAway
 from gateway.upstream.appraiser import Appraiser
 from tidegate import clock, events
 from tidegate.doors.address import is_loopback
@@ -114,7 +117,7 @@ class Gateway:
             self.directory.targets,
             self.catalog.manifest,
             draw=draw,
-            remember=config.remember_decisions,
+            memory=Memory(config.remember_decisions, config.remember_bytes, run=token_hex(3)),
             hedges=hedges,
             overloaded=strained,
             places=Guarded(Gate(placer, self.admission), self.fleet, on_change=_say_prediction),
@@ -289,7 +292,7 @@ class Gateway:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _observers(self) -> list[Observer]:
-        observers: list[Observer] = [self.metrics]
+        observers: list[Observer] = [self.metrics, TurnedAway(self.conductor.flown)]
         if self.config.access_log == "json":
             observers.append(AccessLog(self.conductor.asking.describe, events.emit))
         elif self.config.access_log == "text":

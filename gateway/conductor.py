@@ -37,7 +37,7 @@ class Conductor:
         manifest_of: ManifestOf,
         *,
         draw: Callable[[], float],
-        remember: int = 256,
+        memory: Memory | None = None,
         hedges: Hedges | None = None,
         overloaded: Callable[[], bool] = lambda: False,
         places: Places | None = None,
@@ -45,13 +45,13 @@ class Conductor:
         witness: Witness | None = None,
     ) -> None:
         """Args:
-        remember: how many finished requests `flown` keeps for explanations.
+        memory: keeps finished requests for explanations.
         overloaded: ends escalations.
         places: what decides, if not the placer alone: the gate of admission around it.
         weight_of: how much more than others' an answer to this tenant is worth.
         witness: told of how attempts end.
         """
-        self.flown = Memory(remember)
+        self.flown = memory or Memory(256)
         self.placer = placer
         self.places: Places = places or placer
         self.hedges: Hedges = hedges or LatestUseful()
@@ -71,12 +71,13 @@ class Conductor:
         Raises:
             ServeError: nobody could answer before the deadline; `call.deadline` must be set.
         """
+        taken_at = clock.now()
         if call.request.parameters:
             kept = self._remembered(call)  # first: a wrong id is refused in its caller's words
             call = owned(call)
             if kept is not None:
-                return self._step(call, *kept)
-        return Flight(self, call, self.asking.ask(call)).fly()
+                return self._step(call, *kept, taken_at)
+        return Flight(self, call, self.asking.ask(call), taken_at=taken_at).fly()
 
     def _remembered(self, call: Call) -> tuple[SequenceStep, float] | None:
         """The step of a sequence that a call to a model with a memory is, and how long that lasts."""
@@ -86,10 +87,10 @@ class Conductor:
             return None
         return step._replace(id=name_of(call.tenant, step.id)), kept.ttl_s
 
-    async def _step(self, call: Call, step: SequenceStep, ttl_s: float) -> Reply:
+    async def _step(self, call: Call, step: SequenceStep, ttl_s: float, taken_at: float) -> Reply:
         ask = self.asking.ask(call)
         homeward = self.affinity.places(ask.model, step, self.places, clock.now())
-        reply = await Flight(self, call, ask, homeward).fly()
+        reply = await Flight(self, call, ask, homeward, taken_at=taken_at).fly()
         assert reply.route is not None
         self.affinity.answered(ask.model, step, reply.route.served_by, clock.now() + ttl_s)
         return reply

@@ -213,7 +213,12 @@ class GatewayConfig(ProcessConfig):
         description="Whether other gateways send to the same targets: the best of two near equals is then left to "
         "chance (`policy: value`), so that gateways do not all turn to one at once; it costs a little value.",
     )
-    remember_decisions: int = Field(256, ge=0, description="Finished requests kept for /debug/decisions.")
+    remember_decisions: int = Field(
+        4096, ge=0, description="Finished requests that the flight recorder keeps, for `tidegate explain` and traces."
+    )
+    remember_bytes: int = Field(
+        2**25, ge=0, description="Bytes that they may take; a request with few targets takes some 3 kB, with many 10."
+    )
 
     @model_validator(mode="after")
     def _certificates_are_asked_for(self) -> Self:

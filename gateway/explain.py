@@ -13,13 +13,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.admin_client import read_admin
+from gateway.waterfall_view import show
 
 _COLOURS = {"ok": "green", "late": "yellow"}
-_MOST_PASSED = 8  # of those passed over, in words
 _EXAMPLES = """\b
 Examples:
   tidegate explain                      the last requests, a line each
-  tidegate explain '#17'                one of them in full; also by the id that its caller gave
+  tidegate explain 3fa09c-17            one of them in full, by the id that its answer said; also by its caller's id,
+                                        by its trace-id, or by the number in front of a line ('#17')
+  tidegate explain --late --target edge/kiosk-1
+  tidegate explain --slowest 10 --model minilm
   tidegate explain --last 100 --json | jq '.decisions[] | select(.outcome != "ok")'
 """
 
@@ -27,22 +30,43 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("request_id", required=False)
 @click.option("--last", default=10, show_default=True, type=click.IntRange(1), help="How many requests, newest first.")
+@click.option("--late", is_flag=True, help="Those without an answer in time: late, expired or refused.")
+@click.option("--failed", is_flag=True, help="Those without any answer.")
+@click.option("--hedged", is_flag=True, help="Those that were sent to a second target beside a silent one.")
+@click.option("--slowest", type=click.IntRange(1), help="So many of the slowest, slowest first.")
+@click.option("--model", default="", help="Of this model only.")
+@click.option("--target", default="", help="Only those that were sent there: edge/NAME or pool/NAME.")
+@click.option("--tenant", default="", help="Of this tenant only.")
 @click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON, with every number.")
 @click.option(
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
 )
-def explain(request_id: str | None, last: int, as_json: bool, admin: str) -> None:
-    """Show why requests went where they did: every target's numbers, the choice, and what came of it.
+def explain(
+    request_id: str | None,
+    last: int,
+    late: bool,
+    failed: bool,
+    hedged: bool,
+    slowest: int | None,
+    model: str,
+    target: str,
+    tenant: str,
+    as_json: bool,
+    admin: str,
+) -> None:
+    """Show why requests went where they did: every target's odds, the choice, where the time went, what was better.
 
-    REQUEST_ID is the id that the caller gave, or the number in front of a line ('#17'); without one, the last requests
-    are shown, a line each. A gateway remembers its last 256 (`remember_decisions`).
+    REQUEST_ID is the id that the caller gave, the one that the answer said (`tidegate-request-id`), a trace-id, or the
+    number in front of a line ('#17'); without one, the last requests are shown, a line each. A gateway remembers its
+    last thousands (`remember_decisions`, `remember_bytes`).
     """
-    query = urlencode({"last": last} | ({"id": request_id} if request_id else {}))
-    found = read_admin(admin, f"/debug/decisions?{query}")
+    flags = {"late": late, "failed": failed, "hedged": hedged}
+    names = {"id": request_id, "model": model, "target": target, "tenant": tenant, "slowest": slowest}
+    query = {"last": last, **{name: 1 for name, on in flags.items() if on}, **{k: v for k, v in names.items() if v}}
+    found = read_admin(admin, f"/debug/decisions?{urlencode(query)}")
     decisions = found["decisions"]
     if not decisions:
-        about = f"of the id {request_id!r}" if request_id else "yet"
-        click.echo(f"the gateway remembers no request {about}", err=True)
+        click.echo(f"the gateway remembers no request {_about(request_id, query)}", err=True)
         sys.exit(1)
     if as_json:
         click.echo(json.dumps(found))
@@ -51,6 +75,12 @@ def explain(request_id: str | None, last: int, as_json: bool, admin: str) -> Non
             in_full(one, Console())
     else:
         Console().print(summaries(decisions))
+
+
+def _about(request_id: str | None, query: dict[str, Any]) -> str:
+    if request_id:
+        return f"of the id {request_id!r}"
+    return "of that kind" if len(query) > 1 else "yet"
 
 
 def summaries(decisions: list[dict[str, Any]]) -> Table:
@@ -74,19 +104,24 @@ def in_full(one: dict[str, Any], console: Console) -> None:
     """One request: the sentence, the table of candidates, and what happened."""
     told = f", id {one['id']}" if one["id"] else ""
     console.print(f"[bold]#{one['number']}[/]{escape(told)}: {_work(one)}, {_demands(one)}", highlight=False)
+    called = [f"{name} {one[key]}" for name, key in (("answered as", "answered_as"), ("trace", "trace_id")) if one[key]]
+    if called:
+        console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
     console.print(escape(one["sentence"]), highlight=False)
     if one.get("candidates"):
         console.print(candidates_table(one))
-    passed_over = one.get("passed_over", [])
-    for passed in passed_over[:_MOST_PASSED]:
+    for passed in one.get("passed_over", []):
         console.print(f"not {passed['target']} in {passed['variant']}: {escape(passed['why_not'])}", highlight=False)
-    if len(passed_over) > _MOST_PASSED:
-        console.print(f"and {len(passed_over) - _MOST_PASSED} more were passed over: --json has them")
+    if more := one.get("more_passed_over", 0):
+        console.print(f"and {more} more were passed over")
     if one.get("prices", {}).get("scarcity", 1.0) > 1.0:
         console.print(f"the cloud's budget is short: it cost {one['prices']['scarcity']:g} times its plain price")
     for event in one["events"]:
         console.print(escape(_event(event)), highlight=False)
     console.print(f"{_milliseconds(one['elapsed_ms']):>9}  {_outcome(one)} {escape(_end(one))}", highlight=False)
+    show(one, console)
+    if hindsight := one.get("hindsight"):
+        console.print(f"in hindsight: {escape(hindsight['sentence'])}", highlight=False)
 
 
 def candidates_table(one: dict[str, Any]) -> Table:
@@ -112,8 +147,8 @@ def candidates_table(one: dict[str, Any]) -> Table:
 
 
 def _work(one: dict[str, Any]) -> str:
-    if "model" not in one:
-        return "-"
+    if "rows" not in one:
+        return escape(one["model"] or "-")
     return f"{one['model']} {one['rows']} x {one['longest_row']}"
 
 

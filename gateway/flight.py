@@ -29,10 +29,11 @@ import structlog
 
 from gateway.asking import size_of
 from gateway.core.evidence import Attempt
-from gateway.core.flown import Memory, Note
+from gateway.core.flown import MOST_NOTES, Flown, Given, Memory, Note, What, shortened, trace_id_of
 from gateway.core.hedging import Hedges
 from gateway.core.placement import Ask, Placer
 from gateway.core.request import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
+from gateway.core.weighing import weighed
 from gateway.judges import Judges
 from gateway.upstream.target import Target
 from tidegate import clock
@@ -73,14 +74,17 @@ class Flight:
     __slots__ = (
         "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_end", "_ground",
         "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at", "_request",
-        "_rests_on", "_rows", "_started_at", "_task", "_tasks", "_timer", "_units", "_waiter",
+        "_rests_on", "_rows", "_started_at", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
     )  # fmt: skip
 
-    def __init__(self, ground: Ground, call: Call, ask: Ask, once: Places | None = None) -> None:
-        """Args: once: who places it, if it may be asked only once."""
+    def __init__(
+        self, ground: Ground, call: Call, ask: Ask, once: Places | None = None, *, taken_at: float | None = None
+    ) -> None:
+        """Args: once: who places it, if it may be asked only once. taken_at: when the conductor got the call."""
         request = call.request
         self._ground = ground
         self._call = call
+        self._taken_at = call.arrived_at if taken_at is None else taken_at
         # The version is settled here: what "the latest" is may differ from target to target during a rollout.
         self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
         self._units, self._rows, self._body_bytes = ask.units, ask.rows, ask.body_bytes
@@ -109,7 +113,7 @@ class Flight:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._base_cancelling = task, task.cancelling()
-        self._started_at = clock.now()
+        self._started_at = self._placed_at = clock.now()
         try:
             actions = self._machine.arrived(self._started_at)
             self._placed_at = clock.now()
@@ -144,7 +148,8 @@ class Flight:
 
     def _launch(self, launch: Launch, now: float) -> None:
         number = launch.attempt
-        self._notes.append(Note(now, "launched", number, launch.candidate))
+        one = launch.candidate
+        self._note(now, "launched", number, one.target.id, one.variant.name, one.finish_s)
         self._attempts[number] = Attempt(launch.candidate, self._ground.next_key(), self._units, now, self._body_bytes)
         if self._inline is None and self._next is None:
             self._next = launch
@@ -157,13 +162,13 @@ class Flight:
         if self._timer is not None:
             self._timer.cancel()
         if self._call.deadline is not None and at < self._call.deadline:
-            self._notes.append(Note(at, "look", 0))
+            self._note(at, "look", 0)
         self._timer = self._loop.call_at(at, self._ring)
 
     def _cancel(self, cancel: Cancel, now: float) -> None:
         number = cancel.attempt
         self._attempts.pop(number).cancelled(now, hopeless=cancel.hopeless)
-        self._notes.append(Note(now, "cancelled", number))
+        self._note(now, "cancelled", number)
         if self._next is not None and self._next.attempt == number:
             self._next = None
         elif number == self._inline:
@@ -182,7 +187,7 @@ class Flight:
         now = clock.now()
         if (attempt := self._attempts.get(number)) is not None:
             attempt.accepted(now, accepted)
-            self._notes.append(Note(now, "accepted", number, seconds=accepted.finish_in_s))
+            self._note(now, "accepted", number, seconds=accepted.finish_in_s)
         self._perform(self._machine.accepted(number, accepted, now), now)
 
     def _answered(self, number: int, reply: Reply) -> None:
@@ -195,7 +200,7 @@ class Flight:
         if self._ground.witness is not None:
             self._ground.witness.answered(attempt.candidate.target.id)
         confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
-        self._notes.append(Note(now, "answered", number, None, link_s, reply.stages, confidence=confidence))
+        self._note(now, "answered", number, seconds=link_s, stages=reply.stages, confidence=confidence)
         budget = self._ground.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
             # What it took is its batch's compute, of which its rows are a share.
@@ -216,7 +221,7 @@ class Flight:
         attempt.failed(error, now, self._ground.draw())
         if self._ground.witness is not None:
             self._ground.witness.failed(self._call, attempt.candidate.target.id, error)
-        self._notes.append(Note(now, "failed", number, words=f"{error.code}: {error.message}"))
+        self._note(now, "failed", number, words=shortened(f"{error.code}: {error.message}"))
         self._perform(self._machine.failed(number, error, now), now)
 
     def _over(self, number: int) -> Attempt | None:
@@ -291,9 +296,10 @@ class Flight:
 
     def _land(self, end: Answer | Refuse) -> Reply:
         now = clock.now()
-        self._remember(end if isinstance(end, Answer) else f"{end.error.code}: {end.error.message}", now)
         if isinstance(end, Refuse):
+            end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
+        request_id = self._remember(_given(end), now)
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
         if end.provisional:
@@ -315,11 +321,50 @@ class Flight:
             batch_size=reply.batch_size,
             variant=reply.variant or end.candidate.variant.name,
             attested=self._rests_on.get(end.attempt, ""),
+            request_id=request_id,
         )
 
-    def _remember(self, end: Answer | str, now: float) -> None:
-        arrived_at = self._call.arrived_at
-        self._ground.flown.add(self._request.id, arrived_at, self._machine, self._notes, end, now - arrived_at)
+    def _note(
+        self,
+        at: float,
+        what: What,
+        attempt: int,
+        target: str = "",
+        variant: str = "",
+        seconds: float = 0.0,
+        stages: Mapping[str, float] | None = None,
+        words: str = "",
+        confidence: float | None = None,
+    ) -> None:
+        """For explanations. A target may say more than is worth remembering."""
+        if len(self._notes) < MOST_NOTES:
+            self._notes.append(Note(at, what, attempt, target, variant, seconds, stages, words, confidence))
+
+    def _remember(self, end: Given | str, now: float) -> str:
+        """What the request is called here, for whoever asks about it later."""
+        call, machine, memory = self._call, self._machine, self._ground.flown
+        number = memory.next_number()
+        memory.add(
+            Flown(
+                number,
+                shortened(self._request.id),
+                trace_id_of(call),
+                call.protocol,
+                self._request.model_name,
+                call.tenant,
+                call.arrived_at,
+                self._taken_at,
+                self._started_at,
+                self._placed_at,
+                weighed(machine.decision),
+                tuple(machine.reasons),
+                tuple(self._notes),
+                end if isinstance(end, Given) else shortened(end),
+                now - call.arrived_at,
+                call.deadline,
+            )
+        )
+        return memory.name_of(number)
 
     def _stages(self, end: Answer, reply: Reply, link_s: float) -> dict[str, float]:
         """`admit` is all of ours before placing; a failed attempt's time shows in no stage, only in the total."""
@@ -336,3 +381,17 @@ class Flight:
 
     def __repr__(self) -> str:
         return f"<Flight {self._request.id or '-'} {self._machine!r}>"
+
+
+def _given(end: Answer) -> Given:
+    return Given(
+        end.attempt,
+        end.candidate.target.id,
+        end.candidate.variant.name,
+        end.reason,
+        end.attempts,
+        end.hedged,
+        end.fallback,
+        end.degraded,
+        end.provisional,
+    )

@@ -210,3 +210,4 @@ class Reply(msgspec.Struct, frozen=True):
     variant: str = ""
     load: LoadReport | None = None
     attested: str = ""  # the evidence that it rests on, where that was required
+    request_id: str = ""  # what the gateway calls the request, for whoever asks about it later

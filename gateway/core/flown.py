@@ -1,31 +1,46 @@
-"""What is remembered of a finished request, so that it can be explained when somebody asks: references and numbers.
+"""What is remembered of a finished request, so that it can be explained when somebody asks: words and numbers only.
 
-Whoever performs a request notes what happens as it happens (`Note`): one small tuple an event, no text. Formatting
-belongs to `gateway/explanation.py`, which runs when an operator looks. Memory is bounded: the last so many requests,
-and of a large fleet only some candidates, the chosen one always. Nothing here may hold on to a request's tensors:
-errors are kept as their words, since an exception that was raised keeps every frame that it passed through.
+Whoever performs a request notes what happens as it happens (`Note`): one small tuple an event, no text. At its end the
+request's decision is packed (`weighing.py`) and all of it becomes one `Flown` in the `Memory`, which is always on.
+Formatting belongs to `gateway/explanation.py`, which runs when an operator looks.
+
+Memory is bounded twice: by a count of requests, and by bytes, whichever is less. Bytes are reckoned at each request's
+end from what it holds (`size_of`), which is a little more than the interpreter says it takes; so the bound holds
+whatever callers put into their ids and however many candidates a large fleet has. Nothing here may hold on to what a
+request came with or went through: its tensors, an error that was raised (an exception keeps every frame that it passed
+through), or a target that has left since.
+
+A request that was turned away before it was placed (shed, expired, no right to it) is remembered as well, as a line
+without decision: what a gateway refuses belongs to the traffic that it had.
+
+Invariants: `held_bytes <= most_bytes` after every `add`; numbers rise by one; newest last.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.placement import Candidate, Decision
-from gateway.core.request import Answer, RequestMachine
+from gateway.core.weighing import Weighing
+from tidegate.types import Call
 
-MOST_CANDIDATES: Final = 64
+MOST_NOTES: Final = 64
+MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
 What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"]
+
+# Measured on CPython 3.11 to 3.13 and rounded up (`tests/core/test_gateway_flown.py` holds them against tracemalloc).
+_FLOWN_BYTES: Final = 1400  # a request without its decision, with its Ask, its end and its strings
+_NOTE_BYTES: Final = 360
 
 
 class Note(NamedTuple):
     """Something that happened to a request. What goes with it depends on `what`:
 
     look        `at` is when a hedge will be thought of, if there is no answer by then
-    launched    `candidate`
+    launched    `target`, `variant`, and `seconds`: in how many an answer was predicted
     accepted    `seconds`: until the target will be done, as it says
     answered    `stages`, `seconds`: the link's share, and `confidence` where the model judges itself
     failed      `words`
@@ -35,69 +50,149 @@ class Note(NamedTuple):
     at: float
     what: What
     attempt: int
-    candidate: Candidate | None = None
+    target: str = ""
+    variant: str = ""
     seconds: float = 0.0
     stages: Mapping[str, float] | None = None
     words: str = ""
     confidence: float | None = None
 
 
+class Given(NamedTuple):
+    """The answer that the caller got."""
+
+    attempt: int
+    served_by: str
+    variant: str
+    reason: str
+    attempts: int
+    hedged: bool = False
+    fallback: bool = False
+    degraded: bool = False
+    provisional: bool = False
+
+
 class Flown(NamedTuple):
-    """One finished request. `decision` is the first one, without the error that it may have ended in."""
+    """One finished request. Instants are of this process' monotonic clock."""
 
     number: int  # counts this gateway's requests: what to ask for where the caller gave no id
-    request_id: str
-    arrived_at: float
-    decision: Decision | None
+    request_id: str  # as the caller gave it
+    trace_id: str  # of W3C trace context; "" where there was none
+    protocol: str
+    model: str
+    tenant: str
+    arrived_at: float  # its first byte was here
+    taken_at: float  # it was read, let in, and handed on to be placed
+    asked_at: float  # its work was known
+    placed_at: float  # where to go was decided
+    decision: Weighing | None  # the first one; None: it was never placed
     reasons: tuple[str, ...]  # by attempt: why it was launched
     notes: tuple[Note, ...]
-    end: Answer | str  # or the error in words
+    end: Given | str  # or the error, "code: words"
     elapsed_s: float
+    deadline: float | None
+
+    @property
+    def ended_at(self) -> float:
+        return self.arrived_at + self.elapsed_s
+
+    @property
+    def late(self) -> bool:
+        """Whether its answer came, and after the deadline."""
+        return isinstance(self.end, Given) and self.deadline is not None and self.ended_at > self.deadline
+
+    @property
+    def missed(self) -> bool:
+        """Whether its caller went without an answer in time, by whatever way; who left did not miss it."""
+        return self.late or (isinstance(self.end, str) and self.outcome != "cancelled")
+
+    @property
+    def outcome(self) -> str:
+        """The label of `tidegate.outcome.Outcome`."""
+        if isinstance(self.end, str):
+            return self.end.partition(":")[0]
+        return "late" if self.late else "degraded" if self.end.degraded else "ok"
+
+    @property
+    def served_by(self) -> str:
+        """ "" where nobody answered."""
+        return self.end.served_by if isinstance(self.end, Given) else ""
+
+    @property
+    def hedged(self) -> bool:
+        return "hedge" in self.reasons
+
+    def tried(self) -> tuple[str, ...]:
+        """The targets of its attempts, in order of launch."""
+        return tuple([note.target for note in self.notes if note.what == "launched"])
 
 
 class Memory:
-    """Mutable: the last `most` requests, oldest first."""
+    """Mutable: `add` each request at its end; oldest first when iterated. `on_add` is told of each, at once."""
 
-    def __init__(self, most: int) -> None:
-        self._kept: deque[Flown] = deque(maxlen=most)
+    def __init__(self, most: int, most_bytes: int = 2**25, *, run: str = "0") -> None:
+        """Args: run: tells this gateway's numbers from those of another, and of the same one's earlier lives."""
+        self.run = run
+        self.on_add: Callable[[Flown], None] | None = None
+        self.held_bytes = 0
+        self._most = most
+        self._most_bytes = most_bytes
+        self._kept: deque[Flown] = deque()
+        self._sizes: deque[int] = deque()
         self._numbers = count(1)
 
-    def add(
-        self,
-        request_id: str,
-        arrived_at: float,
-        machine: RequestMachine,
-        notes: Iterable[Note],
-        end: Answer | str,
-        elapsed_s: float,
-    ) -> None:
-        decision, reasons = remembered(machine.decision), tuple(machine.reasons)
-        number = next(self._numbers)
-        self._kept.append(Flown(number, request_id, arrived_at, decision, reasons, tuple(notes), end, elapsed_s))
+    def next_number(self) -> int:
+        """For the next request's `Flown`."""
+        return next(self._numbers)
+
+    def name_of(self, number: int) -> str:
+        """What answers call a request: unique among gateways and their restarts, as far as `run` is."""
+        return f"{self.run}-{number}"
+
+    def add(self, flown: Flown) -> None:
+        if self.on_add is not None:
+            self.on_add(flown)
+        size = size_of(flown)
+        if self._most <= 0 or size > self._most_bytes:
+            return
+        kept, sizes = self._kept, self._sizes
+        kept.append(flown)
+        sizes.append(size)
+        held = self.held_bytes + size
+        while held > self._most_bytes or len(kept) > self._most:
+            kept.popleft()
+            held -= sizes.popleft()
+        self.held_bytes = held
 
     def __iter__(self) -> Iterator[Flown]:
         return iter(self._kept)
+
+    def __reversed__(self) -> Iterator[Flown]:
+        return reversed(self._kept)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __repr__(self) -> str:
-        return f"<Memory of {len(self._kept)} requests>"
+        return f"<Memory of {len(self._kept)} requests in {self.held_bytes / 2**20:.1f} MiB>"
 
 
-def remembered(decision: Decision | None) -> Decision | None:
-    """The decision as it may be kept: without its error, and without most of ten thousand candidates."""
-    if decision is None:
-        return None
-    if decision.refusal is not None:
-        decision = decision._replace(refusal=None)
-    if len(decision.candidates) <= MOST_CANDIDATES:
-        return decision
-    kept = [place for place, one in enumerate(decision.judged) if one is not None][:MOST_CANDIDATES]
-    kept = kept or list(range(MOST_CANDIDATES))
-    chosen = decision.chosen
-    if chosen is not None:
-        same = (place for place, one in enumerate(decision.candidates) if one.offered is chosen.offered)
-        kept = sorted({*kept, *same})
-    judged = [decision.judged[place] for place in kept] if decision.judged else ()
-    return decision._replace(candidates=tuple([decision.candidates[place] for place in kept]), judged=judged)
+def size_of(flown: Flown) -> int:
+    """Bytes that it holds, rather too many than too few."""
+    size = _FLOWN_BYTES + _NOTE_BYTES * len(flown.notes) + 4 * len(flown.request_id)
+    for note in flown.notes:
+        if note.words:
+            size += 4 * len(note.words)  # as wide as a character may be
+    if isinstance(flown.end, str):
+        size += 4 * len(flown.end)
+    return size if flown.decision is None else size + flown.decision.size_bytes
+
+
+def trace_id_of(call: Call) -> str:
+    """W3C's trace-id, which `tidegate.oip.call` has checked; "" where the caller's trace is not known."""
+    return call.headers.get("traceparent", "")[3:35]
+
+
+def shortened(words: str) -> str:
+    """As much of a stranger's words as is remembered."""
+    return words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"

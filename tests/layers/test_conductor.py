@@ -12,8 +12,8 @@ from gateway.conductor import Conductor
 from gateway.core.attested import Attestation
 from gateway.core.breaker import State
 from gateway.core.events import LinkAttested
+from gateway.core.flown import Given
 from gateway.core.placement import Ask, Decision, Placer
-from gateway.core.request import Answer
 from tests.support.fleets import fleet_of, variant
 from tests.support.host import minilm
 from tests.support.loop import elapsed, on_virtual_time, settle
@@ -322,7 +322,7 @@ async def test_finished_requests_are_remembered_without_their_tensors() -> None:
         await scene.conductor.infer(scene.call())
 
     answered, refused = scene.conductor.flown
-    assert isinstance(answered.end, Answer)
+    assert isinstance(answered.end, Given)
     assert refused.end == "overloaded: edge/a: full"
     assert answered.request_id == "7"
     assert answered.elapsed_s == pytest.approx(0.010)

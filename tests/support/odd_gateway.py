@@ -72,7 +72,7 @@ def keep_memories_from_the_collector() -> None:
         nonlocal added
         whole(self, *args, **named)
         added += 1
-        if added % _FREEZE_EVERY == 0 and (self._kept.maxlen or 0) > _MANY:
+        if added % _FREEZE_EVERY == 0 and self._most > _MANY:
             gc.collect(1)  # or what is garbage would be kept as well
             gc.freeze()
 

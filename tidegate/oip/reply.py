@@ -8,6 +8,7 @@ fallback, a hedge, a lower precision or an answer that its model is not sure of 
     tidegate-route: cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0
     tidegate-attested: software; key=3f9a0c11d2e4a8b7; expires=2026-11-20T20:31:00Z   where that was required
     tidegate-budget-left-ms: 1874.2
+    tidegate-request-id: 3fa09-1042                 what `tidegate explain` finds it by; also beside an error
     server-timing: classify;dur=0.1, queue;dur=0.0, link;dur=1.9, compute;dur=8.4
 
 A target's answer also carries its load, for machines (`orca.py`). Names are lower case: gRPC demands it.
@@ -27,6 +28,7 @@ ROUTE_KEY: Final = "tidegate-route"
 ATTESTED_KEY: Final = "tidegate-attested"
 BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"
 TIMING_KEY: Final = "server-timing"
+REQUEST_ID_KEY: Final = "tidegate-request-id"
 
 
 def reply_parameters(reply: Reply) -> dict[str, str]:
@@ -40,6 +42,8 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
         words[ATTESTED_KEY] = reply.attested
     if reply.budget_left_s is not None:
         words[BUDGET_LEFT_KEY] = f"{reply.budget_left_s * 1e3:.1f}"
+    if reply.request_id:
+        words[REQUEST_ID_KEY] = reply.request_id
     if reply.stages:
         words[TIMING_KEY] = ", ".join([f"{stage};dur={taken_s * 1e3:.3f}" for stage, taken_s in reply.stages.items()])
     return words

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from math import ceil, isfinite
 from typing import Final
 
+from tidegate.oip.reply import REQUEST_ID_KEY
 from tidegate.outcome import (
     BadAnswer,
     BadCredential,
@@ -107,6 +108,8 @@ def error_headers(error: BaseException) -> dict[str, str]:
         headers["x-should-retry"] = "false"
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = _challenge(error)
+    if request_id := _request_id(error):
+        headers[REQUEST_ID_KEY] = request_id
     return headers
 
 
@@ -124,6 +127,8 @@ def error_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
         metadata.append((RETRY_AFTER_KEY, _milliseconds(wait_s)))
     if isinstance(error, NothingAlive | Overloaded):
         metadata.append((PUSHBACK_KEY, "-1" if wait_s is None else _milliseconds(wait_s)))
+    if request_id := _request_id(error):
+        metadata.append((REQUEST_ID_KEY, request_id))
     return tuple(metadata)
 
 
@@ -140,6 +145,10 @@ def retry_after_s(error: BaseException) -> float | None:
     """The wait that the error names, where it is one that can be told."""
     wait_s = error.retry_after_s if isinstance(error, ServeError) else None
     return wait_s if wait_s is not None and isfinite(wait_s) and wait_s >= 0 else None
+
+
+def _request_id(error: BaseException) -> str:
+    return error.request_id if isinstance(error, ServeError) else ""
 
 
 def _challenge(error: Unauthenticated) -> str:

@@ -1,0 +1,192 @@
+"""A decision as it is remembered: every candidate's predicted odds at the time, packed into a few hundred bytes.
+
+A live decision holds candidates that hold targets with their estimators. Kept for thousands of requests that would keep
+every device alive that ever left, and a garbage collector busy; so what was known is written down at the request's end
+as numbers in one array and as names. They are unpacked when somebody asks.
+
+Of those who were no candidates the first few are kept with the reason, in words, as it was then. The chosen candidate
+is always kept, and of the others at most `MOST_CANDIDATES`: as many as a decision looks at in a large fleet
+(`shortlist.py`).
+
+Invariants: holds no target, no offer and no error; `size_bytes` is no less than what it takes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gateway.core.offered import Offered
+from gateway.core.placement import Ask, Candidate, Decision, Judged, misfit
+from gateway.core.precision import stands_aside
+from gateway.core.promise import implied_chance, within_s
+from gateway.core.shortlist import MOST
+from tidegate.pin import INSIDE
+
+MOST_CANDIDATES: Final = MOST
+MOST_PASSED: Final = 8  # of those passed over; the others are counted
+_NUMBERS: Final = 16  # of a candidate
+_UNKNOWN: Final = -1.0  # of what nobody judged; real ones are never negative but for `value`, which goes by `judged`
+
+# Measured and rounded up, as in `flown.py`.
+_WEIGHING_BYTES: Final = 1100
+_CANDIDATE_BYTES: Final = 8 * _NUMBERS + 160
+_PASSED_BYTES: Final = 420
+
+
+class Weighed(NamedTuple):
+    """One candidate: where, and what was predicted of it. Times in seconds."""
+
+    target: str
+    variant: str
+    quality: float
+    compute_s: float
+    wait_s: float
+    link_s: float
+    margin_s: float
+    finish_s: float  # link + wait + compute
+    within_s: float  # ninety-five of a hundred are answered within
+    cost: float
+    price: float  # of a second of compute there
+    trust: float
+    chance: float  # of being in time, raw
+    claimed: float  # the same, calibrated; that of the margin where nobody judged
+    judged: float  # 1: a policy that deals in chances did; 0: nobody, and the three that follow are not known
+    harm: float
+    value: float
+    rent: float
+
+
+class Passed(NamedTuple):
+    """An offer that was no candidate."""
+
+    target: str
+    variant: str
+    why_not: str
+
+
+class Weighing(NamedTuple):
+    at: float
+    ask: Ask
+    reason: str
+    chosen: int  # its place among the candidates; -1: nobody was
+    names: tuple[str, ...]  # target, variant, target, variant, …
+    numbers: array[float]
+    passed_over: tuple[Passed, ...]
+    more_passed_over: int
+    scarcity: float
+
+    @property
+    def budget_s(self) -> float:
+        return self.ask.deadline - self.at
+
+    @property
+    def candidates(self) -> tuple[Weighed, ...]:
+        return tuple([self._candidate(place) for place in range(len(self.names) // 2)])
+
+    @property
+    def choice(self) -> Weighed | None:
+        return None if self.chosen < 0 else self._candidate(self.chosen)
+
+    @property
+    def size_bytes(self) -> int:
+        candidates = len(self.names) // 2
+        return _WEIGHING_BYTES + _CANDIDATE_BYTES * candidates + _PASSED_BYTES * len(self.passed_over)
+
+    def _candidate(self, place: int) -> Weighed:
+        numbers = self.numbers[_NUMBERS * place : _NUMBERS * (place + 1)]
+        target, variant = self.names[2 * place : 2 * place + 2]
+        return Weighed(target, variant, *numbers)
+
+
+def weighed(decision: Decision | None) -> Weighing | None:
+    """The decision as it may be kept."""
+    if decision is None:
+        return None
+    candidates, judged = _kept(decision)
+    chosen, place = decision.chosen, -1
+    names: list[str] = []
+    numbers: list[float] = []
+    budget_s = decision.ask.deadline - decision.at
+    for index, one in enumerate(candidates):
+        offered = one.offered
+        if chosen is not None and offered is chosen.offered:
+            place = index  # its own times are those at its place in the queue, and not at the queue's end
+        verdict = judged[index] if judged else None
+        names += (offered.target.id, offered.variant.name)
+        numbers += _numbers(chosen if index == place and chosen is not None else one, verdict, decision.ask, budget_s)
+    passed, more = _passed_over(decision)
+    return Weighing(
+        decision.at,
+        decision.ask,
+        decision.reason,
+        place,
+        tuple(names),
+        array("d", numbers),
+        passed,
+        more,
+        decision.scarcity,
+    )
+
+
+def _kept(decision: Decision) -> tuple[Sequence[Candidate], Sequence[Judged | None]]:
+    """At most so many of the candidates, with what was found of each; the judged first, the chosen one always."""
+    candidates, judged = decision.candidates, decision.judged
+    if len(candidates) <= MOST_CANDIDATES:
+        return candidates, judged
+    places = [place for place, one in enumerate(judged) if one is not None][:MOST_CANDIDATES]
+    places = places or list(range(MOST_CANDIDATES))
+    chosen = decision.chosen
+    if chosen is not None:
+        own = [place for place, one in enumerate(candidates) if one.offered is chosen.offered]
+        places = sorted({*places[: MOST_CANDIDATES - 1], *own})
+    return [candidates[place] for place in places], [judged[place] for place in places] if judged else ()
+
+
+def _numbers(one: Candidate, judged: Judged | None, ask: Ask, budget_s: float) -> tuple[float, ...]:
+    target = one.offered.target
+    # The price as it was then, worked back from the costs that were compared.
+    bytes_cost = target.byte_price * (ask.body_bytes + ask.answer_bytes)
+    price = (one.cost - bytes_cost) / one.compute_s if one.compute_s > 0.0 else target.price
+    if judged is None:
+        # Nobody judged it: the chance is the one that its margin stands for.
+        implied = implied_chance(one, budget_s)
+        verdict = (implied, implied, 0.0, _UNKNOWN, _UNKNOWN, _UNKNOWN)
+    else:
+        verdict = (judged.chance, judged.claimed, 1.0, judged.harm, judged.value, judged.rent)
+    return (
+        one.offered.quality,
+        one.compute_s,
+        one.wait_s,
+        one.link_s,
+        one.margin_s,
+        one.finish_s,
+        within_s(one),
+        one.cost,
+        price,
+        one.trust,
+        *verdict,
+    )
+
+
+def _passed_over(decision: Decision) -> tuple[tuple[Passed, ...], int]:
+    """Offers that were no candidates, each with its reason; what no demand and no size explains were its failures."""
+    if not decision.considered:
+        return (), 0
+    ask, candidates = decision.ask, {id(one.offered) for one in decision.candidates}
+    others = [one for one in decision.considered if id(one) not in candidates]
+    told = [Passed(one.target.id, one.variant.name, _why_not(one, ask)) for one in others[:MOST_PASSED]]
+    return tuple(told), len(others) - len(told)
+
+
+def _why_not(one: Offered, ask: Ask) -> str:
+    if one.zone not in INSIDE[ask.pin]:
+        return f"outside of the pin {ask.pin}, in zone {one.zone}"
+    if ask.attested and (missing := one.target.attestation.misses(ask.deadline)):
+        return f"not attested: {missing}"
+    if why := misfit(one.variant, ask):
+        return why
+    if stands_aside(one.variant, ask.variant, ask.min_quality):
+        return f"{one.variant.name} stands aside there just now ({one.variant.standing})"
+    return "it kept failing, or was left out of the draw"
