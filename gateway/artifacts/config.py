@@ -1,0 +1,48 @@
+"""The section `artifacts`: where model files for devices lie, and how they may fetch them."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+from pydantic import Field
+
+from tidegate.config import Section
+
+
+class ArtifactsConfig(Section):
+    """Model files for devices, and the rollouts that bring them there. One gateway of a fleet has this section."""
+
+    folder: Path = Field(
+        description="Folder of model files, one for each content, and of the rollouts' journals. It is this gateway's "
+        "own; what rollouts have done and must still do is remembered nowhere else."
+    )
+    host: str | None = Field(None, description="Address of the artefact port; none: as `host` of the gateway.")
+    port: int | None = Field(
+        8004,
+        ge=0,
+        le=65535,
+        description="Port where devices fetch model files; 0 takes a free one. None: no port, where another web server "
+        "serves the folder.",
+    )
+    advertise: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/]+(/[^\s]*[^/\s])?$",
+        description="How devices reach that port, http://HOST:PORT or https://HOST:PORT. Default: what it listens on.",
+    )
+    max_concurrent: int = Field(
+        16, ge=1, le=4096, description="Downloads at once; further devices are told to come back in some seconds."
+    )
+    bytes_per_s: float | None = Field(
+        None,
+        ge=16_384,
+        description="Bytes a second of all downloads together, so that requests keep their share of the line; none: no "
+        "limit. Downloads share it evenly.",
+    )
+    max_artifact_bytes: int = Field(
+        16 * 2**30, gt=0, description="Largest file that is taken in; a file beyond it is refused by its size."
+    )
+
+    @property
+    def rate(self) -> float:
+        return inf if self.bytes_per_s is None else self.bytes_per_s

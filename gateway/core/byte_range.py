@@ -1,0 +1,43 @@
+"""Which bytes of a file a `Range` header asks for: one range, or all of it.
+
+A header that is none, or that asks for several ranges at once, is ignored, as RFC 9110 §14.2 allows: whoever sent it
+gets the whole and sees that by the status. Only a range that begins past the end is refused.
+
+Source: RFC 9110, "HTTP Semantics", §14.1.2 (byte ranges) and §13.1.5 (If-Range).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# Eighteen digits are an exabyte; more would be work to read and no file.
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.ASCII | re.IGNORECASE)
+
+
+class Unsatisfiable(ValueError):
+    """The range lies outside of the file."""
+
+
+def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """(first byte, how many) of a file of that size; None for all of it. Raises Unsatisfiable."""
+    found = _RANGE.match(header.strip())
+    if found is None or found[1] == found[2] == "":
+        return None
+    if found[1] == "":
+        count = min(int(found[2]), size_bytes)
+        if count == 0:
+            raise Unsatisfiable(f"there are {size_bytes} bytes")
+        return size_bytes - count, count
+    first = int(found[1])
+    if found[2] and int(found[2]) < first:
+        return None  # RFC 9110: such a range is invalid, and an invalid one is as if it were not there
+    if first >= size_bytes:
+        raise Unsatisfiable(f"there are {size_bytes} bytes")
+    last = min(int(found[2]) if found[2] else size_bytes - 1, size_bytes - 1)
+    return first, last - first + 1
+
+
+def still_fits(if_range: str, etag: str) -> bool:
+    """Whether a range may be answered: what the asker has a part of is what is here. A date never is."""
+    return if_range in ("", etag)
