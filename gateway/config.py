@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.artifacts.config import ArtifactsConfig
 from gateway.core.networks import LOOPBACK, PRIVATE, Networks
 from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec, Transport
@@ -171,6 +172,10 @@ class GatewayConfig(ProcessConfig):
         description="Whose evidence is believed, for requests that require attested targets; needs `tls`. None: "
         "nobody's, so that such requests are refused.",
     )
+    artifacts: ArtifactsConfig | None = Field(
+        None,
+        description="Model files for devices, and rollouts (`docs/rollout.md`). None: this gateway ships no models.",
+    )
     targets: tuple[TargetConfig, ...] = Field((), description="Targets that are known without MQTT.")
     edge_transport: Transport = Field("link", description="How edges found over MQTT are called.")
     max_body_bytes: int = Field(
@@ -257,6 +262,12 @@ class GatewayConfig(ProcessConfig):
         named = [target.name for target in self.targets if target.tls]
         if named and self.tls is None:
             raise ValueError(f"target {named[0]!r} has tls: true, which needs the gateway's own section tls")
+        return self
+
+    @model_validator(mode="after")
+    def _rollouts_need_a_broker(self) -> Self:
+        if self.artifacts is not None and self.mqtt is None:
+            raise ValueError("artifacts needs `mqtt`: devices are told over the broker which model they shall run")
         return self
 
     @field_validator("advertised_networks")

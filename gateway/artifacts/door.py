@@ -31,7 +31,6 @@ from gateway.artifacts.store import DIGEST, ArtifactStore
 from gateway.core.byte_range import Unsatisfiable, byte_range, still_fits
 from gateway.core.pace import Pace
 from tidegate import clock
-from tidegate.pki.identity import NotAllowed, alternative_names, check_role
 
 PIECE_BYTES: Final = 256 * 1024
 STALL_S: Final = 30.0
@@ -137,18 +136,6 @@ class ArtifactDoor:
 
     def __repr__(self) -> str:
         return f"<ArtifactDoor {self._store!r} {self.under_way} of {self._max_concurrent} under way>"
-
-
-def is_device(request: web.Request) -> bool:
-    """Whether who asks has shown, and TLS has verified, the certificate of an edge of this fleet's CA."""
-    certificate = request.get_extra_info("peercert")
-    if not certificate:
-        return False
-    try:
-        check_role(alternative_names(certificate), frozenset({"edge"}))
-    except NotAllowed:
-        return False
-    return True
 
 
 def _hang_up(request: web.Request) -> None:

@@ -1,4 +1,4 @@
-"""`tidegate keys`: make, list, rotate and revoke the API keys of a gateway's clients.
+"""`tidegate keys`: make, list, rotate and revoke the API keys of a gateway's clients, and make operators' signing keys.
 
 A key is shown once, on stdout and nowhere else, so that it can be piped into a secret store; words for people go to
 stderr. Gateways that read the file follow within a second. Each change is a line of the trail beside the file.
@@ -20,6 +20,7 @@ from rich.table import Column, Table
 
 from gateway.core.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, made, rotated
 from gateway.identity.key_file import changing, read_keys
+from gateway.identity.signing_cli import signing
 from tidegate import clock, trail
 from tidegate.identity import RIGHTS, Grant, Limits
 from tidegate.oip.tenant import RULE, is_tenant
@@ -35,6 +36,7 @@ Examples:
   tidegate keys list
   tidegate keys rotate 3f9a0c11d2e4 --overlap 24h
   tidegate keys revoke 3f9a0c11d2e4
+  tidegate keys signing create operator
 """
 _file = click.option(
     "--file",
@@ -61,7 +63,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
 
 @click.group(epilog=_EXAMPLES)
 def keys() -> None:
-    """Make, list, rotate and revoke the API keys by which clients are known to a gateway."""
+    """Make, list, rotate and revoke the API keys by which clients are known to a gateway; and rollouts' signing keys."""
+
+
+keys.add_command(signing)
 
 
 @keys.command()

@@ -41,22 +41,26 @@ def make_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def read_key(path: Path) -> Ed25519PrivateKey:
-    """Raises ConfigError: it cannot be read, others may read it, or it is no Ed25519 key."""
+def read_key(path: Path, what: str = "attestation key", maker: str = "tidegate attest init") -> Ed25519PrivateKey:
+    """Raises ConfigError: it cannot be read, others may read it, or it is no Ed25519 key.
+
+    Args:
+        what, maker: for the errors: what it is, and the command that makes one.
+    """
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ConfigError(f"others than its owner may use the attestation key {path}: chmod 600 {path}")
+                raise ConfigError(f"others than its owner may use the {what} {path}: chmod 600 {path}")
             pem = file.read(MOST_BYTES)
     except OSError as error:
-        hint = f"; `tidegate attest init {path}` makes one" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cannot read the attestation key {path}: {error.strerror}{hint}") from error
+        hint = f"; `{maker} {path}` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}{hint}") from error
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no attestation key: {error}") from error
+        raise ConfigError(f"{path} is no {what}: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is no attestation key: it is not of Ed25519; `tidegate attest init` makes one")
+        raise ConfigError(f"{path} is no {what}: it is not of Ed25519; `{maker}` makes one")
     return key
 
 
