@@ -4,13 +4,13 @@
     GET       /healthz                     200 while the process answers
 
 **A port of its own.** A download lasts minutes and a fleet of them hours; on the inference port they would take its
-connections, its drain at a stop would cut them, and its guard would ask a device for a tenant's key. Here a device shows
-the certificate that it has anyway, and a firewall can let devices in here and callers there. Without TLS whoever passes
-the gateway's `auth`, where there is one, may fetch; without both, everybody may, as with requests.
+connections, its drain at a stop would cut them, and its guard would ask a device for a tenant's key. Here a device
+shows the certificate that it has anyway, and a firewall can let devices in here and callers there. Without TLS whoever
+passes the gateway's `auth`, where there is one, may fetch; without both, everybody may, as with requests.
 
-**Not aiohttp's file response.** It hands the file to the kernel, which sends as fast as the line takes it: no rate could
-be kept, and its If-Range knows dates only, where a content has an ETag that never lies. So pieces are read in a thread
-and sent one by one, each when `Pace` says; a device that takes no bytes for half a minute is let go.
+**Not aiohttp's file response.** It hands the file to the kernel, which sends as fast as the line takes it: no rate
+could be kept, and its If-Range knows dates only, where a content has an ETag that never lies. So pieces are read in a
+thread and sent one by one, each when `Pace` says; a device that takes no bytes for half a minute is let go.
 
 What it serves is immutable, so any cache may keep it. Nothing of the address but 64 hexadecimal digits reaches a path.
 A gap between this process's disk and what a file's name says (rot) is the device's to find: it checks every piece.

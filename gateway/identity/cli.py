@@ -63,7 +63,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
 
 @click.group(epilog=_EXAMPLES)
 def keys() -> None:
-    """Make, list, rotate and revoke the API keys by which clients are known to a gateway; and rollouts' signing keys."""
+    """Make, list, rotate and revoke the API keys by which clients are known to a gateway, and make signing keys."""
 
 
 keys.add_command(signing)

@@ -40,5 +40,5 @@ def test_a_key_that_others_may_read_is_refused_in_words_that_help(tmp_path: Path
     CliRunner().invoke(keys, ["signing", "create", "operator", "--dir", str(tmp_path)])
     (tmp_path / "operator.key").chmod(0o644)
 
-    with pytest.raises(ConfigError, match="the signing key .* chmod 600"):
+    with pytest.raises(ConfigError, match=r"the signing key .* chmod 600"):
         read_key(tmp_path / "operator.key", "signing key")

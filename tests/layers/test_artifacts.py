@@ -39,10 +39,12 @@ async def served(routes: list[web.RouteDef]) -> AsyncIterator[tuple[str, aiohttp
 
 
 async def test_a_broken_off_download_goes_on_where_it_was(tmp_path: Path) -> None:
-    async with served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http):
-        async with http.get(url + PATH, headers={"Range": "bytes=0-299999"}) as first:
-            got = await first.read()
-            assert (first.status, first.headers["Content-Range"]) == (206, f"bytes 0-299999/{len(CONTENT)}")
+    async with (
+        served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http),
+        http.get(url + PATH, headers={"Range": "bytes=0-299999"}) as first,
+    ):
+        got = await first.read()
+        assert (first.status, first.headers["Content-Range"]) == (206, f"bytes 0-299999/{len(CONTENT)}")
         going_on = {"Range": f"bytes={len(got)}-", "If-Range": first.headers["ETag"]}
         async with http.get(url + PATH, headers=going_on) as rest:
             got += await rest.read()
@@ -63,9 +65,11 @@ async def test_a_broken_off_download_goes_on_where_it_was(tmp_path: Path) -> Non
     ],
 )
 async def test_what_a_device_may_ask(tmp_path: Path, headers: dict[str, str], status: int, length: int | None) -> None:
-    async with served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http):
-        async with http.get(url + PATH, headers=headers) as answer:
-            body = await answer.read()
+    async with (
+        served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http),
+        http.get(url + PATH, headers=headers) as answer,
+    ):
+        body = await answer.read()
 
     assert answer.status == status
     assert length is None or len(body) == length
@@ -74,10 +78,9 @@ async def test_what_a_device_may_ask(tmp_path: Path, headers: dict[str, str], st
 
 
 async def test_head_tells_the_size_and_sends_nothing(tmp_path: Path) -> None:
-    async with served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http):
-        async with http.head(url + PATH) as answer:
-            assert (answer.status, answer.headers["Content-Length"]) == (200, str(len(CONTENT)))
-            assert answer.headers["ETag"] == f'"{DIGEST}"' and answer.headers["Accept-Ranges"] == "bytes"
+    async with served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http), http.head(url + PATH) as answer:
+        assert (answer.status, answer.headers["Content-Length"]) == (200, str(len(CONTENT)))
+        assert answer.headers["ETag"] == f'"{DIGEST}"' and answer.headers["Accept-Ranges"] == "bytes"
 
 
 @pytest.mark.parametrize(
@@ -112,19 +115,20 @@ async def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     store = stored(tmp_path / "store")
     (tmp_path / "secret").write_text("a secret")
     store.path("0" * 64).symlink_to(tmp_path / "secret")
-    async with served(ArtifactDoor(store).routes()) as (url, http):
-        async with http.get(f"{url}/artifacts/sha256/{'0' * 64}") as answer:
-            assert answer.status == 404
+    async with (
+        served(ArtifactDoor(store).routes()) as (url, http),
+        http.get(f"{url}/artifacts/sha256/{'0' * 64}") as answer,
+    ):
+        assert answer.status == 404
 
 
 async def test_more_downloads_than_allowed_are_told_to_come_back(tmp_path: Path) -> None:
     door = ArtifactDoor(stored(tmp_path), max_concurrent=1, pace=Pace(PIECE_BYTES * 10.0))
-    async with served(door.routes()) as (url, http):
-        async with http.get(url + PATH) as first:
-            await first.content.readany()
-            async with http.get(url + PATH) as second:
-                assert second.status == 503 and int(second.headers["Retry-After"]) > 0
-            assert len(await first.read()) > 0
+    async with served(door.routes()) as (url, http), http.get(url + PATH) as first:
+        await first.content.readany()
+        async with http.get(url + PATH) as second:
+            assert second.status == 503 and int(second.headers["Retry-After"]) > 0
+        assert len(await first.read()) > 0
         async with http.get(url + PATH) as again:
             assert again.status == 200 and await again.read() == CONTENT
     assert door.under_way == 0 and door.served_bytes == 2 * len(CONTENT)
@@ -134,9 +138,11 @@ async def test_whoever_may_not_is_refused_before_anything_is_looked_at(tmp_path:
     async def nobody(_: web.Request) -> None:
         raise web.HTTPForbidden
 
-    async with served(ArtifactDoor(ArtifactStore(tmp_path / "none"), admit=nobody).routes()) as (url, http):
-        async with http.get(url + PATH) as answer:
-            assert answer.status == 403
+    async with (
+        served(ArtifactDoor(ArtifactStore(tmp_path / "none"), admit=nobody).routes()) as (url, http),
+        http.get(url + PATH) as answer,
+    ):
+        assert answer.status == 403
 
 
 # taking in
@@ -181,9 +187,11 @@ async def test_what_is_not_what_its_name_says_is_thrown_away(tmp_path: Path) -> 
     ["", "bytes 0-4/4", "bytes 4-0/5", "bytes 0-4", f"bytes 0-{MAX_PIECE_BYTES}/{2 * MAX_PIECE_BYTES}", "items 0-4/5"],
 )
 async def test_a_piece_that_does_not_say_where_it_belongs_is_refused(tmp_path: Path, said: str) -> None:
-    async with served(intake_routes(ArtifactStore(tmp_path))) as (url, http):
-        async with http.put(url + UPLOAD, data=b"12345", headers={"Content-Range": said}) as answer:
-            assert answer.status == 400
+    async with (
+        served(intake_routes(ArtifactStore(tmp_path))) as (url, http),
+        http.put(url + UPLOAD, data=b"12345", headers={"Content-Range": said}) as answer,
+    ):
+        assert answer.status == 400
 
 
 async def test_an_empty_file_is_a_content_too(tmp_path: Path) -> None:
