@@ -1,6 +1,7 @@
 """What an operator may ask a running gateway: its state, its last decisions, and whether it lives.
 
     GET /v1/state          targets with state and load, models with who offers them
+    GET /debug/conditions  what ails which target, since when, on what evidence
     GET /debug/decisions   finished requests, newest first, all numbers with them: the last ones (?last=N), those of
                            an id (?id=ID, with hindsight), those that were late, failed or hedged (?late=1 …), of a
                            model, target or tenant, and the slowest (?slowest=N)
@@ -18,6 +19,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.catalog import Catalog
+from gateway.conditions import conditions_of
 from gateway.conductor import Conductor
 from gateway.core.attested import UNASKED
 from gateway.core.cost import VariantCost
@@ -48,10 +50,18 @@ def admin_routes(
             told = [explained(flown, run=memory.run) for flown in found(reversed(memory), *_sought(query))]
         return web.json_response({"decisions": told})
 
+    async def conditions(_request: web.Request) -> web.Response:
+        return web.json_response({"conditions": conditions_of(fleet, clock.now())})
+
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    return [web.get("/v1/state", state), web.get("/debug/decisions", decisions), web.get("/healthz", healthz)]
+    return [
+        web.get("/v1/state", state),
+        web.get("/debug/decisions", decisions),
+        web.get("/debug/conditions", conditions),
+        web.get("/healthz", healthz),
+    ]
 
 
 def _sought(query: Mapping[str, str]) -> tuple[Sought, int]:
@@ -91,6 +101,7 @@ def _target(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
         "attested": target.attestation.until >= now,
         "models": [_offer(offer, target, fleet) for offer in target.offers],
         "conditions": target.conditions.in_words(),
+        "ails": sorted(target.degradation.active),
         "price": round(target.price, 6),
         "rtt_ms": _ms(target.link.rtt_s),
         "jitter_ms": _ms(target.link.jitter_s),

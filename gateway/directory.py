@@ -25,6 +25,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway.catalog import Catalog
+from gateway.conditions import say_condition
 from gateway.core.attested import Attestation
 from gateway.core.events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet import Fleet
@@ -110,6 +111,7 @@ class Directory:
         self._task: asyncio.Task[None] | None = None
         self._panicked = False
         fleet.on_health = self._log_health
+        fleet.on_condition = say_condition
 
     async def __aenter__(self) -> Directory:
         for spec in self._static.values():

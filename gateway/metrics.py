@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from gateway.conditions import condition_family
 from gateway.core.admission import Admission
 from gateway.core.fleet import Fleet
 from gateway.core.quarantine import Quarantine
@@ -269,7 +270,7 @@ class Metrics:
             wait.add_metric(label, target.wait_s(now))
             if target.spec.tier == "edge" and target.ledger.load is not None:
                 age.add_metric(label, now - target.ledger.reported_at)
-        yield from (breaker, path, up, rtt, jitter, wait, age)
+        yield from (breaker, path, up, rtt, jitter, wait, age, condition_family(self._fleet))
 
     def _admission_families(self) -> Iterator[Metric]:
         door = self._admission

@@ -43,7 +43,9 @@ def status(as_json: bool, admin: str) -> None:
 def targets_table(targets: list[dict[str, Any]]) -> Table:
     whole = (Column(name, no_wrap=True) for name in ("target", "state", "address"))  # what people copy stays whole
     asked = any(one.get("attestation") for one in targets)  # a column that would say nothing is left out
-    table = Table(*whole, "over", *(["evidence"] if asked else []), "models", "rtt", "queued", "in flight")
+    ailing = any(one.get("ails") for one in targets)
+    seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
+    table = Table(*whole, "over", *seldom, "models", "rtt", "queued", "in flight")
     for one in targets:
         reason = f" ({one['reason']})" if one["reason"] else ""
         table.add_row(
@@ -52,6 +54,7 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
             one["address"],
             one["transport"],
             *([_evidence(one)] if asked else []),
+            *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if ailing else []),
             ", ".join(map(_offered, one["models"])),
             f"{one['rtt_ms']:.1f} ms",
             str(one["queued"]),

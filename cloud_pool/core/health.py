@@ -31,10 +31,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, log, sqrt
 from statistics import median
 from typing import Final
+
+from tidegate.estimate.trend import Leak
 
 CHECK_S: Final = 10.0
 BASELINE: Final = 30  # checks until drift is judged
@@ -42,10 +44,6 @@ BASELINE_MOST: Final = 360  # checks, an hour: then the baseline stands, or a sl
 FLOOR_SIGMA: Final = 0.2  # of a check's median
 SLACK: Final = 1.0  # k: a drift of 20 % or less is never an alarm
 CLIP: Final = 3.0
-TREND_EVERY_S: Final = 60.0
-TREND_LEAST: Final = 20
-TREND_MOST: Final = 60
-_TREND_SIGMAS: Final = 2.326  # one-sided p < 0.01
 _RECENT: Final = 512  # batches of which the p99 is
 _FEWEST_FOR_P99: Final = 100
 _IDLE_RATIO: Final = 0.5
@@ -119,28 +117,6 @@ class Drift:
             before = self._mean
             self._mean += (value - before) / self._count
             self._squares += (value - before) * (value - self._mean)
-
-
-@dataclass(slots=True)
-class Leak:
-    """Resident memory once a minute, and when it will be too much. Mutable: `record`."""
-
-    _samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=TREND_MOST))
-    _age_s: float = 0.0
-    _due_at_s: float = 0.0
-
-    def record(self, elapsed_s: float, rss_bytes: float) -> None:
-        self._age_s += elapsed_s
-        if self._age_s >= self._due_at_s:
-            self._samples.append((self._age_s, rss_bytes))
-            self._due_at_s = self._age_s + TREND_EVERY_S
-
-    def limit_in_s(self, limit_bytes: float) -> float:
-        """Seconds until memory reaches `limit_bytes`; infinity unless it surely grows."""
-        if len(self._samples) < TREND_LEAST or not _grows([rss for _, rss in self._samples]):
-            return inf
-        slope = _sen_slope(list(self._samples))
-        return max(0.0, limit_bytes - self._samples[-1][1]) / slope if slope > 0.0 else inf
 
 
 class Strikes:
@@ -218,25 +194,3 @@ def common_excess(peers: Sequence[WorkerHealth]) -> float:
     """How much these workers are off their normal together; 0 while none knows."""
     known = [peer.drift.excess for peer in peers if peer.drift.excess is not None]
     return median(known) if known else 0.0
-
-
-def _grows(values: Sequence[float]) -> bool:
-    """Mann and Kendall's test for an upward trend, with ties."""
-    n = len(values)
-    score = sum(_sign(values[j] - values[i]) for i in range(n) for j in range(i + 1, n))
-    ties = [values.count(value) for value in set(values)]
-    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18.0
-    return variance > 0.0 and (score - 1) / sqrt(variance) > _TREND_SIGMAS
-
-
-def _sen_slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median of all pairs' slopes."""
-    return median(
-        (later[1] - earlier[1]) / (later[0] - earlier[0])
-        for place, earlier in enumerate(points)
-        for later in points[place + 1 :]
-    )
-
-
-def _sign(value: float) -> int:
-    return (value > 0.0) - (value < 0.0)

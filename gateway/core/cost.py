@@ -43,13 +43,14 @@ _PRIOR: Final[dict[Feature, tuple[tuple[float, float], ...]]] = {
 class VariantCost:
     """Mutable: the cost of one variant on one target; `record` after each computed answer."""
 
-    __slots__ = ("_factor", "_service", "feature", "measured", "points", "sigma")
+    __slots__ = ("_factor", "_service", "_wider", "feature", "measured", "points", "sigma")
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
         self.points = points
         self.feature = feature
         self.measured = bool(points)
         self._service = ServiceTime(points or _PRIOR[feature])
+        self._wider = 1.0
         self._read_residual()
 
     @property
@@ -60,6 +61,10 @@ class VariantCost:
     def predict_s(self, units: float) -> float:
         """Median seconds of compute for `units` of work, alone on the device."""
         return self._service.table.seconds_for(units) * self._factor
+
+    def table_s(self, units: float) -> float:
+        """The same by the table alone, whatever answers have shown since."""
+        return self._service.table.seconds_for(units)
 
     def call_s(self) -> float:
         """Seconds of the fixed part of a call: what even the smallest takes."""
@@ -76,6 +81,16 @@ class VariantCost:
         self._service.record(units, observed_s)
         self._read_residual()
 
+    def relearn(self, factor: float) -> None:
+        """Believe at once that calls take so many times the table's seconds, instead of a little more with each."""
+        self._service.residual.relearn(factor)
+        self._read_residual()
+
+    def widen(self, times: float) -> None:
+        """Claim so many times the spread that answers have shown; 1 for what they have."""
+        self._wider = times
+        self._read_residual()
+
     def relax(self, now: float) -> None:
         """Drift back to the table while no answer comes: who is thought slow is not asked, and could show no better."""
         self._service.relax(now)
@@ -85,7 +100,7 @@ class VariantCost:
         # Read once per answer instead of once per candidate: there are more candidates than answers.
         residual = self._service.residual
         self._factor = residual.factor
-        self.sigma = residual.sigma if self.measured else max(residual.sigma, _UNMEASURED_SIGMA)
+        self.sigma = self._wider * (residual.sigma if self.measured else max(residual.sigma, _UNMEASURED_SIGMA))
 
     def __repr__(self) -> str:
         return f"<VariantCost {'measured' if self.measured else 'prior'} {self._service!r}>"
@@ -104,6 +119,10 @@ class CostModel:
         if known is None or known.points != offer.cost or known.feature != feature:
             known = costs[key] = VariantCost(offer.cost, feature)
         return known
+
+    def known(self, target_id: str, variant: tuple[str, str, str]) -> VariantCost | None:
+        """The cost of a variant that was offered, by (model, version, variant)."""
+        return self._costs.get(target_id, {}).get(variant)
 
     def relax(self, target_id: str, now: float) -> None:
         """Let what was learned of a target fade while it has no answers."""

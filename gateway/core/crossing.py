@@ -79,9 +79,11 @@ class Crossing:
 
     def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
         domains = {domain_of(one.offered.target.spec) for one in tried}
-        same = {target.id for target in self._placer.fleet.targets.values() if domain_of(target.spec) in domains}
+        fleet = self._placer.fleet
+        same = {target.id for target in fleet.targets.values() if domain_of(target.spec) in domains}
         # A target may have gone and come back elsewhere under its old name: it had its chance all the same.
-        return same.union(one.offered.target.id for one in tried)
+        same.update(one.offered.target.id for one in tried)
+        return fleet.but_unhedged(same) if fleet.unhedged else same
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         link = chosen.offered.target.link

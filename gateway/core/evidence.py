@@ -115,6 +115,9 @@ class Attempt:
             offered.cost.record(self._units, max(unloaded_s, 0.0))
             return min(total_s, self.candidate.link_s)
         offered.cost.record(self._units, compute_s)
+        if offered.cost.measured and not self._ledger.batches:  # of a batch nobody here knows the company
+            variant = offered.model, offered.version, offered.variant.name
+            offered.target.degradation.answered(variant, offered.cost.table_s(self._units), compute_s, now)
         queue_s = stages.get("queue", 0.0)
         if self._plain:
             self._ledger.error.record(self.candidate.ahead_s, queue_s)
@@ -181,6 +184,10 @@ class Attempt:
     def _end(self, blamed: Blame, now: float, draw: float) -> None:
         self._breaker.record(blamed.target, now, draw, probe=self._probe)
         self._path.record(blamed.path, now, draw, probe=self._path_probe)
+        if Verdict.FAILURE in blamed:
+            self.candidate.offered.target.degradation.ended(failed=True, now=now)
+        elif blamed.target is Verdict.SUCCESS:
+            self.candidate.offered.target.degradation.ended(failed=False, now=now)
         if blamed.path is Verdict.SUCCESS and not self._path_probe:
             self._path.heard(now)  # an answer is a sign of life, whenever its request was sent
 

@@ -29,6 +29,7 @@ from gateway.core.balance import SLOW_START_S, Balance
 from gateway.core.breaker import Breaker, State
 from gateway.core.cost import CostModel
 from gateway.core.coverage import Coverage
+from gateway.core.degradation import WIDER, Change
 from gateway.core.events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
@@ -61,6 +62,9 @@ class Fleet:
         self.balance = Balance()
         # Told when one is ejected, and when it is back.
         self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
+        # Told when something ails one, and when it does no longer.
+        self.on_condition: Callable[[TargetView, Change], None] = lambda _target, _change: None
+        self.unhedged: set[str] = set()  # targets whose conditions keep hedges away
         self._feature_of = feature_of
         self._draw = draw
         self._costs = CostModel()
@@ -103,6 +107,7 @@ class Fleet:
             self._metered.discard(target_id)
             self._cloud.discard(target_id)
             self._reserve.discard(target_id)
+            self.unhedged.discard(target_id)
 
     @property
     def has_reserve(self) -> bool:
@@ -125,6 +130,7 @@ class Fleet:
                 self._costs.relax(target.id, now)
                 target.link.record(event.rtt_s, now)
                 target.path.heard(now)
+                self._look(target, event.rtt_s, now)
             case LinkUp():
                 self._came_up(target, event.epoch, event.offers, now)
             case LinkAttested():
@@ -209,6 +215,9 @@ class Fleet:
         new_process = epoch != target.epoch
         if new_process or not target.up:
             self._renew(target, breaker=new_process)  # what failed before was another process, or another connection
+        if new_process and target.epoch:
+            target.degradation.new_process(now)
+            self._act(target)
         if new_process and self._is_settled(now):
             target.warm_up(now)
         target.link.heard(now)
@@ -235,7 +244,10 @@ class Fleet:
 
     def _price(self, target: TargetView) -> None:
         scarcity = self.scarcity if target.id in self._cloud else 1.0
-        target.price = price_of(target.spec.tier, target.conditions, scarcity)
+        ails = target.degradation
+        target.price = price_of(
+            target.spec.tier, target.conditions, scarcity, hot=ails.is_hot, ailing=ails.price_factor
+        )
         target.byte_price = byte_price_of(target.conditions)
         (self._metered.add if target.byte_price else self._metered.discard)(target.id)
 
@@ -243,6 +255,37 @@ class Fleet:
         only = target.spec.models
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
         self._list(target)
+
+    # degradation
+
+    def but_unhedged(self, others: set[str]) -> set[str]:
+        """`others`, and those that hedges should not go to, unless nobody else would be left."""
+        avoided = others | self.unhedged
+        return avoided if len(avoided) < len(self.targets) else others
+
+    def _look(self, target: TargetView, rtt_s: float, now: float) -> None:
+        """With every heartbeat: what ails the target now."""
+        load = target.ledger.load
+        wait_s = load.queue_delay_s if load is not None else 0.0
+        target.degradation.look(now, rtt_s=rtt_s, wait_s=wait_s, conditions=target.conditions)
+        if target.degradation.changes:
+            self._act(target)
+
+    def _act(self, target: TargetView) -> None:
+        """Pull the levers of what has begun or ended there, and tell."""
+        ails = target.degradation
+        for change in ails.take_changes():
+            name, variant = change.condition.name, change.condition.variant
+            cost = self._costs.known(target.id, variant) if variant is not None else None
+            if name == "slow_drift" and cost is not None and variant is not None:
+                cost.widen(WIDER if change.begun else 1.0)
+                if change.begun:
+                    cost.relearn(ails.learned(variant))
+            elif name == "cold_cache" and change.begun and self._is_settled(change.at):
+                target.warm_up(change.at)
+            self.on_condition(target, change)
+        self._price(target)
+        (self.unhedged.discard if ails.hedges else self.unhedged.add)(target.id)
 
     # health
 

@@ -8,6 +8,7 @@ A second of a pool in the cloud is the unit: all else is measured against it.
                   = 1.00 · battery · heat                  of a pool, which has neither battery nor heat to tell
                   · scarcity                               in the cloud: `cloud_budget.py`, else 1
     battery       = 1 + 24 · [1 − charge / 0.8]₊²          while it discharges; charging, unknown or mains: 1
+                  · ailing                                 1.5 while memory runs out there: `degradation.py`
     heat          = 1 + 4 · [(°C − 65) / 20]²  in 0 … 1    throttled counts as 85 °C; unknown: 1
     byte_price    = 4e-6                                   over a metered link, else 0
 
@@ -41,9 +42,16 @@ _WARM_C: Final = 65.0
 _HOT_C: Final = 85.0  # where small boards begin to throttle
 
 
-def price_of(tier: Tier, conditions: Conditions = UNTOLD, scarcity: float = 1.0) -> float:
-    """What a second of compute costs on a target of this tier, in this state. `scarcity`: the cloud's, at least 1."""
-    return TIER[tier] * battery_factor(conditions) * heat_factor(conditions) * scarcity
+def price_of(
+    tier: Tier, conditions: Conditions = UNTOLD, scarcity: float = 1.0, *, hot: bool = False, ailing: float = 1.0
+) -> float:
+    """What a second of compute costs on a target of this tier, in this state.
+
+    Args:
+        scarcity: the cloud's, at least 1.
+        hot, ailing: what its conditions make of it (`degradation.py`).
+    """
+    return TIER[tier] * battery_factor(conditions) * heat_factor(conditions, hot=hot) * scarcity * ailing
 
 
 def byte_price_of(conditions: Conditions) -> float:
@@ -59,8 +67,9 @@ def battery_factor(conditions: Conditions) -> float:
     return 1.0 + _BATTERY_TIMES * missing * missing
 
 
-def heat_factor(conditions: Conditions) -> float:
-    warmth = 1.0 if conditions.throttled else 0.0
+def heat_factor(conditions: Conditions, *, hot: bool = False) -> float:
+    """`hot`: it has been called too hot, and not yet cool again: as good as throttled until then."""
+    warmth = 1.0 if conditions.throttled or hot else 0.0
     if conditions.temperature_c is not None:
         warmth = max(warmth, min(1.0, (conditions.temperature_c - _WARM_C) / (_HOT_C - _WARM_C)))
     return 1.0 + _HEAT_TIMES * warmth * warmth

@@ -19,6 +19,8 @@ from __future__ import annotations
 from math import log
 from typing import Final
 
+from tidegate.estimate.cusum import Cusum
+
 _USUAL: Final = 0.5  # k, in natural logarithms: a round trip of 1.65 × the calm one is usual
 _ALARM: Final = 5.0  # h: some five round trips of 4.5 × the calm one
 _TIMER_S: Final = 0.001
@@ -27,19 +29,18 @@ _TIMER_S: Final = 0.001
 class Regime:
     """Mutable: `record` each round trip; `foul` is the verdict."""
 
-    __slots__ = ("_sum", "foul")
+    __slots__ = ("_cusum",)
 
     def __init__(self) -> None:
-        self.foul = False
-        self._sum = 0.0
+        self._cusum = Cusum(slack=_USUAL, level=_ALARM)
+
+    @property
+    def foul(self) -> bool:
+        return self._cusum.on
 
     def record(self, rtt_s: float, calm_s: float) -> bool:
         """Weigh one round trip against the calm link's; returns whether the verdict changed."""
-        excess = log((rtt_s + _TIMER_S) / (calm_s + _TIMER_S)) - _USUAL
-        self._sum = min(_ALARM, max(0.0, self._sum + excess))
-        before = self.foul
-        self.foul = self._sum > 0.0 if before else self._sum >= _ALARM
-        return self.foul != before
+        return self._cusum.record(log((rtt_s + _TIMER_S) / (calm_s + _TIMER_S)))
 
     def __repr__(self) -> str:
-        return f"<Regime {'foul' if self.foul else 'fair'} {self._sum:.1f} of {_ALARM:.1f}>"
+        return f"<Regime {'foul' if self.foul else 'fair'} {self._cusum.sum:.1f} of {_ALARM:.1f}>"

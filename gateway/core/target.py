@@ -15,6 +15,7 @@ from gateway.core.attested import UNASKED, Attestation
 from gateway.core.balance import SLOW_START_S, Balance, slow_start_share
 from gateway.core.breaker import Breaker, State
 from gateway.core.coverage import Coverage
+from gateway.core.degradation import Degradation
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
 from gateway.core.prices import Tier
@@ -82,6 +83,7 @@ class TargetView:
     price: float = 1.0  # of a second of compute there, now
     byte_price: float = 0.0
     attestation: Attestation = UNASKED  # what its evidence has shown
+    degradation: Degradation = field(default_factory=Degradation)  # what ails it
 
     @property
     def id(self) -> str:

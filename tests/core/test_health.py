@@ -11,13 +11,13 @@ import pytest
 from cloud_pool.core.health import (
     BASELINE,
     CHECK_S,
-    TREND_LEAST,
     Drift,
     HealthLimits,
     Vitals,
     WorkerHealth,
     common_excess,
 )
+from tidegate.estimate.trend import TREND_LEAST
 
 MB = 1e6
 WELL = Vitals(CHECK_S, busy_s=6.0, cpu_s=6.0, threads=1, rss_bytes=200 * MB, batches=[(0.01, 0.01)] * 5)

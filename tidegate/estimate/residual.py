@@ -52,6 +52,10 @@ class LogResidual:
         self._variance += self._variance_weight * (clipped * clipped - self._variance)
         self.count += 1
 
+    def relearn(self, factor: float) -> None:
+        """Take a change for known at once; `record` would learn it bit by bit."""
+        self._bias = min(log(MAX_FACTOR), max(log(MIN_FACTOR), log(factor)))
+
     def fade(self, share: float) -> None:
         """Forget `share` (0 to 1) of the bias: what was learned long ago is worth less than the measured table."""
         self._bias *= 1.0 - share

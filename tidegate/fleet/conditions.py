@@ -14,6 +14,7 @@ from msgspec import Meta, field
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Celsius = Annotated[float, Meta(ge=-100.0, le=200.0)]
+Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,6 +25,8 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature_c: Celsius | None = field(name="t", default=None)
     throttled: bool = field(name="thr", default=False)  # it computes slower now, to cool down
     metered: bool = field(name="met", default=False)  # its link to the gateway is paid by the byte
+    memory_bytes: Bytes | None = field(name="mem", default=None)  # resident, of its agent with all its workers
+    memory_limit_bytes: Bytes | None = field(name="lim", default=None)  # what that may grow to
 
     @property
     def on_battery(self) -> bool:
