@@ -89,6 +89,16 @@ class NothingAlive(CapacityError):
     code = "nothing_alive"
 
 
+class Deferred(CapacityError):
+    """Not answered now but promised: `ticket` is where the answer can be asked for later. Only devices promise."""
+
+    code = "deferred"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, ticket: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.ticket = ticket
+
+
 class PeerError(ServeError):
     """A target's or a link's fault: counts against its health."""
 
@@ -127,7 +137,7 @@ class Poisonous(InternalError):
 
 ERRORS: tuple[type[ServeError], ...] = (
     InvalidRequest, TooLarge, ModelNotFound, NotSupported, Unauthenticated, Forbidden, Overloaded, DeadlineExceeded,
-    NothingAlive, Unreachable, BadAnswer, InternalError, Poisonous,
+    NothingAlive, Deferred, Unreachable, BadAnswer, InternalError, Poisonous,
 )  # fmt: skip
 _BY_CODE = {error.code: error for error in ERRORS}
 
@@ -153,6 +163,7 @@ class Outcome(StrEnum):
     OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     NOTHING_ALIVE = "nothing_alive"
+    DEFERRED = "deferred"
     UNREACHABLE = "unreachable"
     BAD_ANSWER = "bad_answer"
     INTERNAL = "internal"

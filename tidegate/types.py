@@ -158,6 +158,7 @@ class Call(msgspec.Struct, frozen=True):
     tenant: str = ""  # who pays: by the caller's own word, or by its identity's; "" is nobody in particular
     identity: Identity | None = None  # who was let in; None where nobody has to say who they are
     attested: bool = False  # only targets whose evidence was verified will do
+    defer: bool = False  # a ticket will do where a device has no good answer now; a gateway has no tickets
 
     def budget_s(self, now: float) -> float | None:
         """What is left of the deadline, possibly negative; None without one."""
@@ -179,6 +180,7 @@ class Call(msgspec.Struct, frozen=True):
             self.tenant,
             self.identity,
             self.attested,
+            self.defer,
         )
 
     def by(self, identity: Identity) -> Call:

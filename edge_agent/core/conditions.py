@@ -58,7 +58,7 @@ def exhausted(conditions: Conditions, min_battery: float) -> str:
 def news_of(conditions: Conditions) -> tuple[object, ...]:
     """What must not wait for the next heartbeat when it changes: everything but degrees, and the battery by tenths."""
     tenths = None if conditions.battery is None else int(conditions.battery * 10.0)
-    return tenths, conditions.charging, conditions.throttled, conditions.metered
+    return tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode
 
 
 def _share(battery: Attributes) -> float | None:

@@ -37,6 +37,7 @@ WANTED = {
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
     "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
     "nothing_alive": (503, "UNAVAILABLE"),
+    "deferred": (202, "FAILED_PRECONDITION"),
     "unreachable": (502, "UNAVAILABLE"),
     "bad_answer": (502, "INTERNAL"),
     "internal": (500, "INTERNAL"),

@@ -7,7 +7,7 @@ the ranges are part of the types: a share is a share and a temperature is one th
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -15,6 +15,9 @@ from msgspec import Meta, field
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Celsius = Annotated[float, Meta(ge=-100.0, le=200.0)]
 Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+Mode = Literal["online", "control-lost", "cloud-lost", "isolated"]
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,6 +30,7 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
     metered: bool = field(name="met", default=False)  # its link to the gateway is paid by the byte
     memory_bytes: Bytes | None = field(name="mem", default=None)  # resident, of its agent with all its workers
     memory_limit_bytes: Bytes | None = field(name="lim", default=None)  # what that may grow to
+    mode: Mode = "online"  # whom it can reach, in its own view
 
     @property
     def on_battery(self) -> bool:
@@ -41,6 +45,8 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append("throttled" if self.temperature_c is None else f"throttled at {self.temperature_c:.0f} °C")
         if self.metered:
             words.append("metered link")
+        if self.mode != "online":
+            words.append(self.mode.replace("-", " "))
         return "; ".join(words)
 
 

@@ -121,6 +121,7 @@ class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
     online: bool
     epoch: Epoch = field(name="gepoch")
     utc_ms: int = 0
+    ingest: bool = False  # whether it takes what devices have stored
     v: Literal[1] = field(default_factory=lambda: 1)
 
 

@@ -2,9 +2,11 @@
 
     tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv,reported}    device → gateways
     tidegate/v1/FLEET/up/DEVICE/probe                   device → nobody: may it?
+    tidegate/v1/FLEET/up/DEVICE/{evt,res}/GATEWAY       device → one gateway: what was stored while there was no way
     tidegate/v1/FLEET/down/DEVICE/cmd                   gateway → one device
     tidegate/v1/FLEET/down/DEVICE/desired               gateway → one device: what it shall run (retained, signed)
     tidegate/v1/FLEET/down/g/GROUP/desired              gateway → the devices of a group, which a device's own overrides
+    tidegate/v1/FLEET/down/DEVICE/rcpt                  gateway → one device: what it has taken of that, and answers
     tidegate/v1/FLEET/gw/GATEWAY/{state,hb}             gateway → everyone
 
 A device writes only below `up/DEVICE/` and reads only below `down/DEVICE/` and `gw/`, so two pattern ACL lines at the
@@ -33,6 +35,13 @@ class Up(StrEnum):
     HEARTBEAT = "hb"
     INVENTORY = "inv"
     REPORTED = "reported"
+
+
+class Stored(StrEnum):
+    """What a device kept for a gateway: to one of them by name, since only who has taken it can tell it twice."""
+
+    EVENT = "evt"
+    RESULT = "res"
 
 
 _KINDS: Final = {kind.value: kind for kind in Up}
@@ -78,6 +87,11 @@ class Topics:
 
     def group_desired(self, group: str) -> str:
         return f"{self.root}/down/g/{group}/desired"
+    def stored(self, device: str, kind: Stored, gateway: str) -> str:
+        return f"{self.root}/up/{device}/{kind.value}/{gateway}"
+
+    def receipt(self, device: str) -> str:
+        return f"{self.root}/down/{device}/rcpt"
 
     def gateway_state(self, gateway: str) -> str:
         return f"{self.root}/gw/{gateway}/state"
@@ -92,7 +106,23 @@ class Topics:
 
     def for_device(self, device: str) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of everything that a device listens to."""
-        return (self.command(device), 1), (self.gateway_state("+"), 1), (self.gateway_heartbeat("+"), 0)
+        return (
+            (self.command(device), 1),
+            (self.receipt(device), 1),
+            (self.gateway_state("+"), 1),
+            (self.gateway_heartbeat("+"), 0),
+        )
+
+    def stored_for(self, gateway: str) -> tuple[tuple[str, int], ...]:
+        """(filter, QoS) of what devices kept for this gateway."""
+        return tuple((self.stored("+", kind, gateway), 1) for kind in Stored)
+
+    def parse_stored(self, topic: str, gateway: str) -> str | None:
+        """The device that sent what it had kept to this gateway; None for any other topic."""
+        prefix = f"{self.root}/up/"
+        device, _, rest = topic.removeprefix(prefix).partition("/")
+        mine = rest in [f"{kind.value}/{gateway}" for kind in Stored]
+        return device if topic.startswith(prefix) and mine and _NAME.fullmatch(device) else None
 
     def for_rollout(self, device: str, groups: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of the documents that say what a device of these groups shall run."""

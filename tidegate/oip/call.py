@@ -14,7 +14,7 @@ from typing import Final
 from tidegate.models.manifest import Manifest
 from tidegate.oip.budget import MAX_BUDGET_S, OPENAI_TIMEOUT_HEADER, budget_s, priority_of
 from tidegate.oip.check import checker_of
-from tidegate.oip.demands import PIN_KEY, REQUIRE_KEY, attested_of, min_quality_of, pin_of, variant_of
+from tidegate.oip.demands import PIN_KEY, REQUIRE_KEY, attested_of, defer_of, min_quality_of, pin_of, variant_of
 from tidegate.oip.orca import LOAD_FORMAT_KEY
 from tidegate.oip.tenant import tenant_of
 from tidegate.types import Call, InferRequest
@@ -80,4 +80,5 @@ def call_of(
         min_quality=min_quality_of(headers, parameters),
         tenant=tenant_of(headers, parameters),
         attested=attested_of(headers, parameters),
+        defer=defer_of(headers, parameters),
     )

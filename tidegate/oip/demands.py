@@ -20,6 +20,7 @@ VARIANT_KEY: Final = "tidegate-variant"
 PIN_KEY: Final = "tidegate-pin"
 MIN_QUALITY_KEY: Final = "tidegate-min-quality"
 REQUIRE_KEY: Final = "tidegate-require"
+DEFER_KEY: Final = "tidegate-defer"
 ATTESTED: Final = "attested"
 
 # float() alone would take "nan", "1_0" and a page of digits.
@@ -70,6 +71,16 @@ def attested_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
     return required
 
 
+def defer_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
+    """Whether a ticket will do where there is no good answer now. Raises InvalidRequest for anything but yes or no."""
+    wished = False
+    if DEFER_KEY in headers:
+        wished = _yes(headers[DEFER_KEY].strip(), f"header {DEFER_KEY}")
+    if DEFER_KEY in parameters:
+        wished = _yes(parameters[DEFER_KEY], f"parameter {DEFER_KEY!r}") or wished
+    return wished
+
+
 def check_is_no_gateways(call: Call, server_name: str) -> None:
     """Raises NotSupported for a requirement that only a gateway can keep: a target knows no evidence but its own."""
     if call.attested:
@@ -80,6 +91,14 @@ def _attested(value: Parameter, source: str) -> bool:
     if value != ATTESTED:
         raise InvalidRequest(f"{source} can require {ATTESTED!r} and nothing else, got {shown(value)}")
     return True
+
+
+def _yes(value: Parameter, source: str) -> bool:
+    if value in (True, "1", "true"):  # 1 is True
+        return True
+    if value in (False, "0", "false"):
+        return False
+    raise InvalidRequest(f"{source} must be 1 or 0, got {shown(value)}")
 
 
 def _pin(value: Parameter, source: str) -> Pin:

@@ -56,7 +56,7 @@ from tidegate.oip.nesting import check_json
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
-from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.outcome import Deferred, InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "oip-http"
@@ -102,6 +102,8 @@ def error_response(error: Exception) -> web.Response:
     if not isinstance(error, ServeError):
         _log.exception("a request failed by a defect", exc_info=error)
     body = {"error": message_of(error), "code": error_code(error)}
+    if isinstance(error, Deferred):
+        body |= {"ticket": error.ticket, "state": "waiting"}
     return json_response(body, status=http_status(error), headers=error_headers(error))
 
 

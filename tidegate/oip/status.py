@@ -21,6 +21,7 @@ from tidegate.outcome import (
     BadAnswer,
     BadCredential,
     DeadlineExceeded,
+    Deferred,
     Forbidden,
     InternalError,
     InvalidRequest,
@@ -40,6 +41,7 @@ CODE_KEY: Final = "tidegate-code"
 REFUSED_KEY: Final = "tidegate-refused"
 RETRY_AFTER_KEY: Final = "retry-after-ms"
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+TICKET_KEY: Final = "tidegate-ticket"
 
 # A message travels in gRPC's trailing metadata too, where 8 KiB is the limit for everything together.
 MAX_MESSAGE_CHARACTERS: Final = 1000
@@ -54,6 +56,8 @@ _STATUS: Final[dict[type[ServeError], tuple[int, str]]] = {
     Overloaded: (429, "RESOURCE_EXHAUSTED"),
     DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
     NothingAlive: (503, "UNAVAILABLE"),
+    # No status of gRPC says "later"; this one is repeated by no client, where a repetition would be a second ticket.
+    Deferred: (202, "FAILED_PRECONDITION"),
     Unreachable: (502, "UNAVAILABLE"),
     BadAnswer: (502, "INTERNAL"),
     InternalError: (500, "INTERNAL"),
@@ -110,6 +114,9 @@ def error_headers(error: BaseException) -> dict[str, str]:
         headers["WWW-Authenticate"] = _challenge(error)
     if request_id := _request_id(error):
         headers[REQUEST_ID_KEY] = request_id
+    if isinstance(error, Deferred):
+        headers[TICKET_KEY] = error.ticket
+        headers["Location"] = ticket_path(error.ticket)
     return headers
 
 
@@ -120,6 +127,8 @@ def error_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
     otherwise try three times within a second and find the same.
     """
     metadata = [(CODE_KEY, error_code(error))]
+    if isinstance(error, Deferred):
+        metadata.append((TICKET_KEY, error.ticket))
     if isinstance(error, Unauthenticated):
         metadata.append(("www-authenticate", _challenge(error)))
     wait_s = retry_after_s(error)
@@ -136,9 +145,16 @@ def error_from_grpc(status: str, message: str, metadata: Mapping[str, str]) -> S
     """The error that a gRPC server answered with: by its `tidegate-code` where it sent one, else by the status."""
     wait_s = _seconds(metadata.get(RETRY_AFTER_KEY) or metadata.get(PUSHBACK_KEY))
     code = metadata.get(CODE_KEY)
+    if code == Deferred.code:
+        return Deferred(message, retry_after_s=wait_s, ticket=metadata.get(TICKET_KEY, ""))
     if code:
         return error_from_code(code, message, retry_after_s=wait_s)
     return _FROM_GRPC.get(status, BadAnswer)(message, retry_after_s=wait_s)
+
+
+def ticket_path(ticket: str) -> str:
+    """Where a device tells, over HTTP, what became of a ticket."""
+    return f"/v2/tickets/{ticket}"
 
 
 def retry_after_s(error: BaseException) -> float | None:

@@ -1,0 +1,118 @@
+"""Whom the device can reach, as one of four modes: entered by evidence at once, left only when the evidence holds.
+
+    broker   gateway   mode
+    ──────   ───────   ────────────
+    there    there     ONLINE
+    gone     there     CONTROL_LOST   the broker is down, requests still come over links: nothing is lost but news
+    there    gone      CLOUD_LOST     nobody behind the broker: callers of this device are all it has
+    gone     gone      ISOLATED
+
+Evidence of the broker is a session with it. Evidence of a gateway is anything that only a living one does: a link
+stream that stands, a request, a heartbeat that is not a retained one. A device without a broker in its configuration
+misses none: for it the first column is always "there".
+
+A lost session is believed at once, and silence after `SILENT_S` (three of a gateway's heartbeats). Coming back takes
+PROBES good looks in a row and at least HOLD_S, so that a link that flaps is one change of mode and not twenty. Looks
+are the caller's, about once a second; one that comes sooner than PROBE_GAP_S after the last counts as no second probe.
+
+The mode is a word for people, callers and the fleet. Nothing that computes is touched by it, in either direction.
+
+Source: edge-state.md 5.6; KubeEdge #4048 (workloads restarted on reconnect).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from tidegate.fleet.conditions import Mode
+
+SILENT_S: Final = 15.0
+PROBES: Final = 3
+HOLD_S: Final = 5.0
+PROBE_GAP_S: Final = 0.5
+
+_MODES: Final[dict[tuple[bool, bool], Mode]] = {
+    (True, True): "online",
+    (False, True): "control-lost",
+    (True, False): "cloud-lost",
+    (False, False): "isolated",
+}
+
+
+@dataclass(slots=True)
+class _Side:
+    """One column of the table."""
+
+    there: bool = False
+    good: int = 0  # looks in a row
+    since: float = inf  # the first of them
+    last_at: float = -inf
+
+    def look(self, good: bool, now: float) -> None:
+        if not good:
+            self.there, self.good, self.since = False, 0, inf
+            return
+        if self.good == 0:
+            self.since = now
+        if self.good == 0 or now - self.last_at >= PROBE_GAP_S:
+            self.good += 1
+            self.last_at = now
+        if self.good >= PROBES and now - self.since >= HOLD_S:
+            self.there = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A mode that was entered, the one before, and why."""
+
+    mode: Mode
+    before: Mode
+    why: str
+
+
+@dataclass(slots=True)
+class Connectivity:
+    """Mutable: tell it of signs of life, `look` about once a second and whenever a session ends."""
+
+    has_broker: bool = True
+    mode: Mode = "isolated"
+    since: float = 0.0
+    changes: int = 0
+    _broker: _Side = field(default_factory=_Side)
+    _gateway: _Side = field(default_factory=_Side)
+    _heard_at: float = -inf
+
+    def __post_init__(self) -> None:
+        self._broker.there = not self.has_broker
+        self.mode = _MODES[(self._broker.there, False)]
+
+    def heard(self, now: float) -> None:
+        """A gateway did something that only a living one does."""
+        self._heard_at = max(self._heard_at, now)
+
+    def look(self, *, session: bool, links: int, now: float) -> Change | None:
+        """Weigh what is known now; the change of mode, if this is one.
+
+        Args:
+            session: whether there is one with the broker.
+            links: link streams of gateways that stand.
+        """
+        self._broker.look(session or not self.has_broker, now)
+        if not self.has_broker:
+            self._broker.there = True
+        self._gateway.look(links > 0 or now - self._heard_at <= SILENT_S, now)
+        mode, before = _MODES[(self._broker.there, self._gateway.there)], self.mode
+        if mode == before:
+            return None
+        self.mode, self.since, self.changes = mode, now, self.changes + 1
+        return Change(mode, before, self._why(session, links))
+
+    def _why(self, session: bool, links: int) -> str:
+        broker = "no broker is configured" if not self.has_broker else f"broker {'there' if session else 'gone'}"
+        gateway = f"{links} link streams" if links else "gateway heard" if self._gateway.there else "no gateway heard"
+        return f"{broker}, {gateway}"
+
+    def __repr__(self) -> str:
+        return f"<Connectivity {self.mode} since {self.since:.1f}, {self.changes} changes>"

@@ -1,0 +1,310 @@
+"""One SQLite file, owned by one thread; whatever a caller was told is done is on the disk.
+
+SQLite waits for the disk, so it never runs on the loop that serves requests. All work for a file is done by one thread
+of its own, in order: `await database.run(work)` gives `work` the connection and returns what it returned, after the
+COMMIT. Work that piled up meanwhile shares one transaction and thus one wait for the disk (group commit); each piece
+has a savepoint, so that one that raises undoes itself and nothing of the others.
+
+    WAL, synchronous=FULL: a COMMIT that returned survives a power cut      busy_timeout: a command line may look in
+
+What can go wrong with a disk, and what is done about it:
+
+    corrupt        moved aside as `NAME.corrupt-N` with its WAL, said, and begun anew; the work at hand fails
+    full           the work at hand fails with `Full` and has changed nothing; the next is tried again
+    not writable   `Unavailable` with the reason; tried again after RETRY_S
+
+Nothing of this ends the process: callers get an exception, and decide what their own callers are told. A caller that
+is cancelled while it waits does not undo its work.
+
+Source: sqlite.org/wal.html, sqlite.org/pragma.html#pragma_synchronous; NanoMQ #2432 (messages deleted that were not
+acknowledged).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+import structlog
+
+from tidegate import clock
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+MAX_WAITING: Final = 512
+MAX_GROUP: Final = 64
+RETRY_S: Final = 5.0
+_CORRUPT: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_MOST_MOVED_ASIDE: Final = 3  # a disk that corrupts again and again is not filled with the remains
+
+log = structlog.get_logger(__name__)
+
+
+class Unavailable(Exception):
+    """Nothing can be stored just now; the message says why."""
+
+
+class Full(Unavailable):
+    """The disk, or what of it may be used, is full."""
+
+
+class _Job(NamedTuple):
+    work: Work[Any]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+
+
+def connect(path: Path, schema: Sequence[str], *, max_pages: int = 0) -> sqlite3.Connection:
+    """An open connection, the schema in place. Blocks. Raises sqlite3.Error or OSError.
+
+    Args:
+        max_pages: of 4 KiB, that the file may have; 0: no limit.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        connection.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "journal_size_limit=4194304"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise _corrupt(found)
+        if max_pages:
+            connection.execute(f"PRAGMA max_page_count={max_pages:d}").fetchall()
+        for statement in schema:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class Database:
+    """Open inside `async with`, which never fails for the disk's sake: `run` says what is wrong with it.
+
+    Args:
+        schema: statements that are right for a new file and for one that has them already.
+        on_moved_aside: called in the thread, with the new name of a file that was corrupt.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Sequence[str],
+        *,
+        max_pages: int = 0,
+        on_moved_aside: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        self.path = path
+        self.unavailable = "it is not open"  # why; "" while it works
+        self._schema = tuple(schema)
+        self._max_pages = max_pages
+        self._on_moved_aside = on_moved_aside
+        self._jobs: deque[_Job] = deque()
+        self._wanted = threading.Condition()
+        self._ending = False
+        self._connection: sqlite3.Connection | None = None
+        self._open_again_at = 0.0
+        self._thread: threading.Thread | None = None
+
+    async def __aenter__(self) -> Self:
+        self._ending = False
+        self._thread = threading.Thread(target=self._live, name=f"database {self.path.name}", daemon=True)
+        self._thread.start()
+        with suppress(Unavailable):  # said in the log, and to whoever stores something
+            await self.run(lambda _connection: None)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._wanted:
+            self._ending = True
+            self._wanted.notify()
+        assert self._thread is not None
+        await asyncio.shield(asyncio.to_thread(self._thread.join))
+
+    async def run(self, work: Work[T]) -> T:
+        """What `work` returns, once it is on the disk.
+
+        Raises:
+            Full, Unavailable: nothing was changed.
+            Exception: whatever `work` raised; nothing was changed.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        with self._wanted:
+            if self._ending or self._thread is None:
+                raise Unavailable(f"{self.path}: it is closed")
+            if len(self._jobs) >= MAX_WAITING:
+                raise Unavailable(f"{self.path}: {MAX_WAITING} operations wait for the disk")
+            self._jobs.append(_Job(work, loop, answer))
+            self._wanted.notify()
+        return await answer
+
+    # in the thread
+
+    def _live(self) -> None:
+        while True:
+            with self._wanted:
+                while not self._jobs and not self._ending:
+                    self._wanted.wait()
+                group = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_GROUP))]
+            if not group:
+                break
+            self._do(group)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _do(self, group: list[_Job]) -> None:
+        outcomes: list[tuple[_Job, Any, BaseException | None]]
+        try:
+            connection = self._opened()
+            outcomes = _in_one_transaction(connection, group)
+        except (sqlite3.Error, OSError, Unavailable) as error:
+            failure = self._understood(error)
+            outcomes = [(job, None, failure) for job in group]
+        except Exception as error:  # a defect must not leave the callers waiting
+            log.exception("work on a database has a defect", path=str(self.path))
+            outcomes = [(job, None, error) for job in group]
+        for job, result, failed in outcomes:
+            with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+                job.loop.call_soon_threadsafe(_settle, job.answer, result, failed)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if self.unavailable and clock.now() < self._open_again_at:
+                raise Unavailable(f"{self.path}: {self.unavailable}")
+            try:
+                self._connection = self._connected()
+            finally:
+                self._open_again_at = clock.now() + RETRY_S
+            self.unavailable = ""
+        return self._connection
+
+    def _connected(self) -> sqlite3.Connection:
+        try:
+            return connect(self.path, self._schema, max_pages=self._max_pages)
+        except sqlite3.DatabaseError as error:
+            if not _is_corrupt(error):
+                raise
+            self._move_aside(error)
+            return connect(self.path, self._schema, max_pages=self._max_pages)
+
+    def _understood(self, error: Exception) -> Unavailable:
+        if isinstance(error, Unavailable):
+            return error
+        if _code(error) == sqlite3.SQLITE_FULL or "disk is full" in str(error):
+            return Full(f"{self.path}: there is no room left for it")
+        self._close()
+        if isinstance(error, sqlite3.DatabaseError) and _is_corrupt(error):
+            try:
+                self._move_aside(error)
+                self._open_again_at = 0.0
+            except OSError as other:
+                error = other
+        words = str(error) or type(error).__name__
+        if self.unavailable != words:
+            log.error("nothing can be stored", path=str(self.path), reason=words)
+        self.unavailable = words
+        return Unavailable(f"{self.path}: {words}")
+
+    def _move_aside(self, error: Exception) -> None:
+        taken = sorted(self.path.parent.glob(f"{self.path.name}.corrupt-*[0-9]"))
+        number = max((int(one.name.rpartition("-")[2]) for one in taken), default=0) + 1
+        aside = self.path.with_name(f"{self.path.name}.corrupt-{number}")
+        for suffix in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                Path(f"{self.path}{suffix}").replace(f"{aside}{suffix}")
+        self.path.replace(aside)
+        for old in taken[: max(0, len(taken) + 1 - _MOST_MOVED_ASIDE)]:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{old}{suffix}").unlink(missing_ok=True)
+        log.error("a database was corrupt: moved aside, and begun anew", moved_to=str(aside), reason=str(error))
+        self._on_moved_aside(aside)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.path} {self.unavailable or 'open'}, {len(self._jobs)} waiting>"
+
+
+def transact(connection: sqlite3.Connection, work: Work[T]) -> T:
+    """What `work` returns, in a transaction of its own; for commands, which own no thread."""
+    ((_, result, failed),) = _attempts(connection, [work])
+    if failed is not None:
+        raise failed
+    found: T = result
+    return found
+
+
+def _in_one_transaction(
+    connection: sqlite3.Connection, group: list[_Job]
+) -> list[tuple[_Job, Any, BaseException | None]]:
+    done = _attempts(connection, [job.work for job in group])
+    return [(job, result, failed) for job, (_, result, failed) in zip(group, done, strict=True)]
+
+
+def _attempts(
+    connection: sqlite3.Connection, works: Sequence[Work[Any]]
+) -> list[tuple[Work[Any], Any, BaseException | None]]:
+    """Every work's outcome. Raises sqlite3.Error where the disk failed: then nothing was changed by any."""
+    done: list[tuple[Work[Any], Any, BaseException | None]] = []
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for work in works:
+            connection.execute("SAVEPOINT one")
+            try:
+                done.append((work, work(connection), None))
+            except (sqlite3.IntegrityError, sqlite3.ProgrammingError) as error:
+                connection.execute("ROLLBACK TO one")
+                done.append((work, None, error))
+            except sqlite3.Error:
+                raise
+            except Exception as error:
+                connection.execute("ROLLBACK TO one")
+                done.append((work, None, error))
+            connection.execute("RELEASE one")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+    return done
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, failed: BaseException | None) -> None:
+    if answer.done():
+        return
+    if failed is not None:
+        answer.set_exception(failed)
+    else:
+        answer.set_result(result)
+
+
+def _is_corrupt(error: Exception) -> bool:
+    return _code(error) in _CORRUPT
+
+
+def _code(error: Exception) -> int:
+    """SQLite's primary result code, 0 for what is none of its."""
+    return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+
+
+def _corrupt(words: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(words)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
