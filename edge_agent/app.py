@@ -1,6 +1,6 @@
 """The edge agent put together: what is started in which order, and how it ends.
 
-    repository → doors open (not ready) → models load and warm, one after another → the fleet is told → ready
+    store → repository → doors open (not ready) → models load and warm, one after another → the fleet is told → ready
 
 Models warm up one at a time, because each measures what it costs on this device, and two that measure at once would
 both report twice the truth. The fleet is told last: a gateway that discovers this device may use it at once.
@@ -21,6 +21,8 @@ from typing import Any, Self
 
 import grpc
 import structlog
+from aiohttp import web
+from msgspec.structs import replace
 
 from edge_agent.catalogue import Entry, read_catalogue
 from edge_agent.config import EdgeConfig
@@ -29,6 +31,9 @@ from edge_agent.core.conditions import exhausted
 from edge_agent.core.reporting import AgentState
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
+from edge_agent.local import LocalHost
+from edge_agent.offline import Offline
+from edge_agent.routes import device_routes
 from edge_agent.runner import Runner
 from edge_agent.scheduler import Scheduler
 from edge_agent.sensors import Sensors
@@ -85,11 +90,20 @@ class EdgeApp:
         self._tls: Tls | None = None
         self._epoch = EpochStore(config.state_dir / "epoch")
         self._host: EdgeHost | None = None
+        self._local: LocalHost | None = None
         self._sensors: Sensors | None = None
         self._scheduler: Scheduler | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
         self._sync: EdgeSync | None = None
+        self._repository = Repository(config.model_repository)
+        self.offline = Offline(
+            config,
+            session=lambda: self._sync is not None and self._sync.connected,
+            links=lambda: 0 if self._link is None else self._link.streams,
+            live=lambda: self._scheduler is not None and self._scheduler.queued + self._scheduler.in_flight > 0,
+            on_mode=self._tell_fleet,
+        )
 
     @property
     def host(self) -> EdgeHost:
@@ -134,10 +148,9 @@ class EdgeApp:
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)
         self._sync = self._fleet_sync()
-        entries = await asyncio.to_thread(
-            read_catalogue, Repository(config.model_repository), config.models, config.allowed_engines
-        )
+        entries = await asyncio.to_thread(read_catalogue, self._repository, config.models, config.allowed_engines)
         await self._bump_epoch()
+        await self._stack.enter_async_context(self.offline)
         self.runners = tuple(self._runner(entry) for entry in entries)
         queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
         self._scheduler = await self._stack.enter_async_context(Scheduler(queue, on_moved=self._tell_fleet))
@@ -150,6 +163,7 @@ class EdgeApp:
             epoch=lambda: self._epoch.current,
             exhausted=lambda: exhausted(sensors.now, config.min_battery),
         )
+        self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
         await self._open_doors()
         for number, runner in enumerate(self.runners, start=1):
             self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
@@ -176,28 +190,68 @@ class EdgeApp:
         await door.server.start()
         self.addresses["grpc"] = door.address
         if config.http_port is not None:
+            oip = self._oip_routes()
             http = http_door(
-                OipRoutes(
-                    self.host,
-                    max_body_bytes=limit,
-                    limits=limits.content,
-                    body_limits=limits.body,
-                    held=self._held,
-                ).table(),
+                [*device_routes(self.offline.store, self._told), *oip.table(), *await self._openai_routes()],
                 config.host,
                 config.http_port,
                 key="http_port",
                 max_body_bytes=limit,
                 grace_s=DOOR_GRACE_S,
                 middlewares=[error_middleware],
+                ahead=oip.ahead_of,
                 secured=Secured(self._tls, frozenset({"gateway", "client"})) if self._tls else None,
                 limits=limits.door,
             )
             self.addresses["http"] = await enter(http)
 
+    @property
+    def local(self) -> LocalHost:
+        """The models as local callers see them."""
+        assert self._local is not None, "enter the app first"
+        return self._local
+
+    def _oip_routes(self) -> OipRoutes:
+        limits = self.config.limits
+        return OipRoutes(
+            self.local,
+            max_body_bytes=self.config.max_message_bytes,
+            limits=limits.content,
+            body_limits=limits.body,
+            held=self._held,
+        )
+
+    async def _openai_routes(self) -> list[web.RouteDef]:
+        """OpenAI's interface, where there is a model for it and the library that reads text."""
+        manifests = [one for one in self.local.manifests() if one.text is not None]
+        if not (self.config.openai and manifests):
+            return []
+        try:
+            # Not at the top: an edge is installed without `tokenizers`, and most need none.
+            from tidegate.openai.routes import openai_routes
+            from tidegate.openai.tokens import Tokenizers
+        except ModuleNotFoundError as error:
+            log.info("no /v1/embeddings here", reason=str(error), way_out="pip install tokenizers")
+            return []
+        tokenizers = Tokenizers(self._repository)
+        await tokenizers.load(manifests)
+        limits = self.config.limits
+        return openai_routes(
+            self.local,
+            tokenizers,
+            max_body_bytes=self.config.max_message_bytes,
+            limits=limits.content,
+            body_limits=limits.body,
+            held=self._held,
+        )
+
+    async def _told(self) -> dict[str, Any]:
+        """What `GET /v1/state` tells."""
+        return {**self.ready_event(), "ready": self.host.ready(), **await self.offline.state()}
+
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
-        add_oip_service(server, host, max_message_bytes=limit, limits=self.config.limits.content, held=self._held)
+        add_oip_service(server, self.local, max_message_bytes=limit, limits=self.config.limits.content, held=self._held)
         self._link = add_link_service(
             server,
             host,
@@ -215,7 +269,7 @@ class EdgeApp:
         if config.mqtt is None:
             return None
         try:
-            return EdgeSync(
+            sync = EdgeSync(
                 config.mqtt,
                 fleet=config.fleet,
                 device=config.name,
@@ -224,9 +278,13 @@ class EdgeApp:
                 draw=self._draw,
                 agent_version=__version__,
                 tls=self._tls.client_context if self._tls else None,
+                ear=self.offline,
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
+        if self.offline.forwarder is not None:
+            self.offline.forwarder.uplink = sync
+        return sync
 
     def _state(self) -> AgentState:
         """What the fleet is told of this device."""
@@ -237,7 +295,8 @@ class EdgeApp:
             admission = "draining"
         elif exhausted(seen, self.config.min_battery):
             admission = "closed"
-        return AgentState(host.offers(), (url,), host.load_report(), admission, seen)
+        conditions = replace(seen, mode=self.offline.mode)
+        return AgentState(host.offers(), (url,), host.load_report(), admission, conditions)
 
     async def _bump_epoch(self) -> None:
         """Load reports of this process must order after those of the one before, MQTT or not."""

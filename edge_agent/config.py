@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from tidegate.attest.attester import AttestationConfig
-from tidegate.config import ProcessConfig
+from tidegate.config import ProcessConfig, Section
 from tidegate.fleet.topics import checked_name
 from tidegate.limits import LimitsConfig, default_limits
 from tidegate.models.manifest import EngineName
@@ -26,6 +26,27 @@ Name = Annotated[str, AfterValidator(lambda name: checked_name(name, "a name in 
 def _host_name() -> str:
     """This device's host name, as far as a fleet's names may be spelled."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0]).strip("-._")[:64] or "edge"
+
+
+class StoreConfig(Section):
+    """What this device keeps while there is no way to a gateway (`docs/offline.md`)."""
+
+    max_bytes: int = Field(
+        64 * 2**20, ge=65_536, le=2**40, description="Bytes kept at most. More bears longer outages, and takes disk."
+    )
+    max_rows: int = Field(100_000, ge=16, le=10_000_000, description="Things kept at most, however small.")
+    request_ttl_s: float = Field(
+        86_400.0, gt=0, description="Powered seconds for which a deferred request is kept; then its ticket fails."
+    )
+    result_ttl_s: float = Field(604_800.0, gt=0, description="Powered seconds for which results and events are kept.")
+    forward_results: Literal["none", "unsure", "all"] = Field(
+        "none",
+        description="Which answers given to local callers a gateway shall hear of later; each costs one disk sync.",
+    )
+
+
+def _default_store() -> StoreConfig:
+    return StoreConfig.model_validate({})  # mypy does not see that every field has a default
 
 
 class EdgeConfig(ProcessConfig):
@@ -73,7 +94,15 @@ class EdgeConfig(ProcessConfig):
     )
     fleet: Name = Field("demo", description="The fleet to which this device belongs: the third level of MQTT topics.")
     state_dir: Path = Field(
-        Path("state"), description="Folder for what must survive a restart: the number of the last session (epoch)."
+        Path("state"), description="Folder for what must survive a restart: the session's number (epoch), and store.db."
+    )
+    store: StoreConfig | None = Field(
+        default_factory=_default_store,
+        description="What is kept in state_dir/store.db for gateways that cannot be reached; null keeps nothing, and "
+        "defers nothing.",
+    )
+    openai: bool = Field(
+        True, description="Serve /v1/embeddings too, for models that take text, where `tokenizers` is installed."
     )
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."

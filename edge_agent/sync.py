@@ -17,6 +17,7 @@ import asyncio
 import ssl
 import uuid
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
@@ -25,7 +26,8 @@ from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporti
 from edge_agent.epoch import EpochStore
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
-from tidegate.fleet.topics import Topics, checked_name
+from tidegate.fleet.stored import Receipt, decode_receipt
+from tidegate.fleet.topics import Stored, Topics, checked_name
 from tidegate.mqtt_link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink, Will
 from tidegate.mqtt_loop import MqttLoop
 
@@ -33,6 +35,18 @@ RESYNC_GAP_S = 1.0  # however many gateways ask
 MAX_GATEWAYS = 64
 
 log = structlog.get_logger(__name__)
+
+
+class Ear(Protocol):
+    """Who wants to know of sessions and gateways. Called on the loop; must not block."""
+
+    def session(self, *, up: bool) -> None: ...
+
+    def heard(self, state: GatewayState, *, retained: bool) -> None:
+        """A gateway said that it is there, or the broker that it was."""
+        ...
+
+    def receipt(self, receipt: Receipt) -> None: ...
 
 
 class EdgeSync:
@@ -49,6 +63,7 @@ class EdgeSync:
         interval_s: between heartbeats.
         backoff_cap_s: the longest wait between attempts at a broker that is there; a gateway allows 30 s for it.
         tls: for an address with `mqtts://`, see `MqttLink`.
+        ear: told of sessions, gateways and receipts.
     """
 
     def __init__(
@@ -64,7 +79,9 @@ class EdgeSync:
         interval_s: float = 1.0,
         backoff_cap_s: float = 30.0,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        ear: Ear | None = None,
     ) -> None:
+        self._ear = ear
         self.gateways: dict[str, GatewayState] = {}  # the last word of each
         self._topics = Topics(fleet)
         self._device = checked_name(device, "the device's name")
@@ -122,6 +139,10 @@ class EdgeSync:
         """The state changed; whether that is worth a message now is decided by `core/reporting.py`."""
         self._loop.wake()
 
+    def send_stored(self, kind: Stored, gateway: str, payload: bytes) -> bool:
+        """Hand one message from the store over; False when there is no session or no room in it."""
+        return self._link.publish(self._topics.stored(self._device, kind, gateway), payload, qos=1)
+
     def leave_with(self, reason: Farewell) -> None:
         """What the goodbye shall say instead of `shutdown`."""
         self._farewell = reason
@@ -146,10 +167,14 @@ class EdgeSync:
                     self._reporting.connected(self._epochs.current, self._state(), clock.now(), clock.utc_s())
                 )
                 self._try_the_acl(event.protocol)
+                if self._ear is not None:
+                    self._ear.session(up=True)
             case Answered():
                 self._tell(self._acl.answered(event.topic, event.refusal))
             case Disconnected():
                 self._reporting.disconnected()
+                if self._ear is not None:
+                    self._ear.session(up=False)
             case Message():
                 self._hear(event)
 
@@ -168,8 +193,12 @@ class EdgeSync:
         try:
             if message.topic == self._topics.command(self._device):
                 self._obey(decode_command(message.payload))
+            elif message.topic == self._topics.receipt(self._device):
+                receipt = decode_receipt(message.payload)
+                if self._ear is not None and not message.retained:
+                    self._ear.receipt(receipt)
             elif gateway := self._topics.parse_gateway(message.topic):
-                self._note_gateway(gateway, decode_gateway_state(message.payload))
+                self._note_gateway(gateway, decode_gateway_state(message.payload), retained=message.retained)
         except BadMessage as error:
             log.info("ignored a message", topic=message.topic, reason=str(error))
 
@@ -186,9 +215,13 @@ class EdgeSync:
         """Whether the hint is about the session that is on, and not a past one's late message."""
         return command.seen == self._reporting.epoch and command.boot in ("", self._boot)
 
-    def _note_gateway(self, name: str, state: GatewayState) -> None:
+    def _note_gateway(self, name: str, state: GatewayState, *, retained: bool) -> None:
+        if state.gateway != name:
+            return  # the topic is what the broker's ACL holds a gateway to
         if name in self.gateways or len(self.gateways) < MAX_GATEWAYS:
             self.gateways[name] = state
+            if self._ear is not None:
+                self._ear.heard(state, retained=retained)
 
     def _publish(self, publications: list[Publication]) -> bool:
         """Send in order; whether there was anything and all of it was taken."""

@@ -28,6 +28,7 @@ from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.asker import MAX_MESSAGE_BYTES
 from tidegate.models.manifest import Manifest
+from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc import message_from_request
 from tidegate.oip.orca import LOAD_KEY, load_from_text
 from tidegate.oip.reply import TIMING_KEY
@@ -211,9 +212,10 @@ class UnaryTarget:
 
     def _metadata(self, variant: str, traceparent: str) -> tuple[tuple[str, str], ...]:
         trace = (("traceparent", traceparent),) if traceparent else ()
-        if self._foreign or not variant:
+        if self._foreign:
             return trace
-        return ((_VARIANT_KEY, variant), *trace)
+        demand = ((_VARIANT_KEY, variant),) if variant else ()
+        return ((HOP_KEY, GATEWAY_HOP), *demand, *trace)
 
     # the channel
 

@@ -81,7 +81,8 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
     taken: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()
     refused: Annotated[tuple[Refusal, ...], Meta(max_length=MAX_IDS)] = ()
     answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_IDS)] = ()
-    unknown: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()  # asked for, and never taken here
+    unknown: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()  # asked for, and not known here
+    busy_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0  # it takes nothing for so long: no word about any one thing
     v: Literal[1] = field(default_factory=lambda: 1)
 
 

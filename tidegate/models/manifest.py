@@ -26,6 +26,7 @@ Feature = Literal["tokens", "pixels", "items", "bytes"]
 EngineName = Literal["onnx", "torch-export", "torchscript", "torch-packed", "tensorrt", "paced"]
 TimeoutAction = Literal["REJECT", "DELAY"]
 BatchingPolicy = Literal["deadline", "adaptive", "window", "eager", "none"]
+Unsure = Literal["accept", "reject", "defer"]
 Measure = Literal["margin", "entropy", "top1"]
 Modality = Literal["text", "image", "sound", "generation", "other"]
 
@@ -142,6 +143,7 @@ class Confidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     threshold: float  # above 0, up to 1; what is below it is escalated
     softmax: bool = False  # whether the output holds scores that are no probabilities yet
     max_share: float = 0.5  # of the answers, at most so many are escalated in the long run: the others are provisional
+    unsure: Unsure = "accept"  # what a device does for its local callers, who have nobody better: docs/offline.md
 
 
 class Stateful(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -20,6 +20,8 @@ from tidegate.oip.tenant import tenant_of
 from tidegate.types import Call, InferRequest
 
 TRACE_KEY: Final = "traceparent"
+HOP_KEY: Final = "tidegate-hop"  # by whom a call comes that is passed on: a target leaves judging its answers to it
+GATEWAY_HOP: Final = "gateway"
 
 _KEPT: Final = frozenset({TRACE_KEY, "tracestate", OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY})
 _NEVER_LOST: Final = frozenset({PIN_KEY, REQUIRE_KEY})

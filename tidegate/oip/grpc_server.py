@@ -45,8 +45,16 @@ from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reflection import SERVICE, inference_pool
 from tidegate.oip.reply import reply_parameters
-from tidegate.oip.status import CODE_KEY, error_code, error_metadata, grpc_status, message_of
-from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge, Unauthenticated
+from tidegate.oip.status import CODE_KEY, TICKET_KEY, error_code, error_metadata, grpc_status, message_of
+from tidegate.outcome import (
+    Deferred,
+    InternalError,
+    InvalidRequest,
+    NotSupported,
+    ServeError,
+    TooLarge,
+    Unauthenticated,
+)
 from tidegate.rpc import oip_pb2
 from tidegate.types import Call, InferRequest, Reply
 
@@ -339,6 +347,8 @@ def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResp
     answer.infer_response.id = request.id
     answer.infer_response.model_name = request.model_name
     answer.infer_response.parameters[CODE_KEY].string_param = error_code(error)
+    if isinstance(error, Deferred):
+        answer.infer_response.parameters[TICKET_KEY].string_param = error.ticket
     answer.infer_response.parameters["triton_final_response"].bool_param = True
     return answer
 

@@ -26,6 +26,7 @@ from tidegate.oip import intake
 from tidegate.oip.body import read_body
 from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
 from tidegate.oip.check import shown
+from tidegate.oip.demands import DEFER_KEY, defer_of
 from tidegate.oip.guard import Everybody, Guard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.http_guard import shown_over_http
@@ -38,7 +39,7 @@ from tidegate.oip.status import error_code, error_headers, http_status, message_
 from tidegate.openai import embeddings
 from tidegate.openai.embeddings import Asked, Row, WrongParameter
 from tidegate.openai.tokens import Tokenizers
-from tidegate.outcome import CallerError, ModelNotFound, Overloaded, ServeError
+from tidegate.outcome import CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "openai"
@@ -137,12 +138,14 @@ class OpenAIRoutes:
             check_json(body, self._limits)
             asked = embeddings.parse(body)
             name = asked.model
+            headers = kept_headers(request.headers.items())
+            if defer_of(headers, {}):
+                raise NotSupported(f"{DEFER_KEY}: a ticket is for one inference; use /v2/models/NAME/infer")
             manifest = host.manifest(name)
             embeddings.check_dimensions(asked, manifest)
             rows = await self._rows(asked, manifest)
             max_rows, max_work = embeddings.group_limits(manifest)
             parts = embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
-            headers = kept_headers(request.headers.items())
             calls = [
                 call_of(
                     embeddings.infer_request(manifest, [rows[index] for index in part]),

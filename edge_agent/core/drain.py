@@ -1,0 +1,206 @@
+"""The pace at which a device sends what it has kept: trains, and a pause after each that is as long as the train took.
+
+A device that comes back after ten hours has much to say and one thin uplink, on which live traffic goes too. Pacing by
+an estimate of the uplink needs an estimate; pacing by duty does not. A train of entries is sent at once; from its
+first entry to its last receipt it has kept the uplink (and the gateway's disk) busy for at most that long; then comes a
+pause in proportion. So whatever the link is, at most `share` of it is used, on average over a train and its pause:
+
+    pause = train x (1 / share - 1)            share 50 %, while live requests are about: 10 %
+
+What is learned is only how much a train should hold: bytes that take some TRAIN_S, by what the last trains carried a
+second, so that a live message never waits for long behind one. The number of entries is adaptive too, from 8 to 32: it
+grows by a quarter while trains are quick and halves when one is slow or is not acknowledged.
+
+Entries of one key are sent one after another: while one is under way the next of its key waits. Entries that were not
+taken wait for themselves (`refused`); a gateway that is busy makes all wait.
+
+The machine is told of sessions, sendings and receipts, and says how much may be sent now. It begins with the session,
+not with a timer. It can be wrong where receipts are slow for another reason than the link: then it is slower, never
+faster.
+
+Source: edge-state.md 5.6; NanoMQ #2423 (nothing was sent until the next publish).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+MIN_WINDOW: Final = 8
+MAX_WINDOW: Final = 32
+SHARE: Final = 0.5
+LIVE_SHARE: Final = 0.1
+TRAIN_S: Final = 0.5
+FIRST_BYTES: Final = 32_768  # of the first train of a session, before anything is known
+MIN_BYTES: Final = 2_048
+MAX_BYTES: Final = 1_048_576
+MIN_PAUSE_S: Final = 0.01
+MOST_BUSY_S: Final = 300.0
+LIVE_PAUSE_S: Final = 60.0  # live requests lengthen a pause up to this: a busy device drains slowly, but does
+RECEIPT_S: Final = 15.0  # without a receipt for so long, it is sent again
+REFUSED_S: Final = 2.0  # doubled with each refusal
+MOST_REFUSED_S: Final = 60.0
+
+
+class Budget(NamedTuple):
+    """What may be sent at once."""
+
+    entries: int
+    size_bytes: int
+
+
+class Sized(Protocol):
+    """The part of a stored entry that the choice depends on."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def attempts(self) -> int:
+        """How often it was refused already."""
+        ...
+
+
+EntryT = TypeVar("EntryT", bound=Sized)
+
+
+class _Sent(NamedTuple):
+    key: str
+    at: float
+    attempts: int
+
+
+@dataclass(slots=True)
+class Drain:
+    """Mutable. `choose` from what waits, `sent` each, `settled` by receipts."""
+
+    share: float = SHARE
+    live_share: float = LIVE_SHARE
+    window: int = MIN_WINDOW
+    train_bytes: int = FIRST_BYTES
+    rate_bytes_s: float = 0.0  # what trains carried, smoothed; 0: not known yet
+    trains: int = 0
+    _up: bool = False
+    _under_way: dict[str, _Sent] = field(default_factory=dict)
+    _train_began_at: float = 0.0
+    _train_bytes_sent: int = 0
+    _pause_until: float = -inf
+    _not_before: dict[str, float] = field(default_factory=dict)  # refused entries
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        return frozenset(self._under_way)
+
+    def held_back(self, now: float) -> frozenset[str]:
+        """Entries that were refused and whose time has not come again."""
+        self._not_before = {id: at for id, at in self._not_before.items() if at > now}
+        return frozenset(self._not_before)
+
+    def begin(self, now: float) -> None:
+        """A session with a gateway that takes things has begun: the first train may go at once."""
+        self._up, self._under_way, self._pause_until = True, {}, now
+        self.window, self.train_bytes, self.rate_bytes_s = MIN_WINDOW, FIRST_BYTES, 0.0
+
+    def end(self) -> None:
+        """It is over; what was under way may or may not have arrived, and is sent again."""
+        self._up, self._under_way = False, {}
+
+    def budget(self, now: float, *, live: bool) -> Budget | None:
+        """What may be sent now; None: nothing.
+
+        Args:
+            live: whether requests are being answered.
+        """
+        if not self._up:
+            return None
+        if self._under_way:
+            if now - max(one.at for one in self._under_way.values()) < RECEIPT_S:
+                return None
+            self._train_was_lost(now, live)
+        return None if now < self._pause_until else Budget(self.window, self.train_bytes)
+
+    def choose(self, waiting: Iterable[EntryT], budget: Budget, now: float) -> list[EntryT]:
+        """The next train: of each key one, within the budget, but at least one entry however large it is."""
+        keys = {one.key for one in self._under_way.values() if one.key}
+        chosen: list[EntryT] = []
+        size = 0
+        for entry in waiting:
+            if entry.id in self._under_way or self._not_before.get(entry.id, -inf) > now or entry.key in keys:
+                continue
+            if chosen and (len(chosen) >= budget.entries or size + entry.size_bytes > budget.size_bytes):
+                break
+            chosen.append(entry)
+            size += entry.size_bytes
+            if entry.key:
+                keys.add(entry.key)
+        return chosen
+
+    def sent(self, entry: Sized, now: float) -> None:
+        if not self._under_way:
+            self._train_began_at, self._train_bytes_sent = now, 0
+        self._under_way[entry.id] = _Sent(entry.key, now, entry.attempts)
+        self._train_bytes_sent += entry.size_bytes
+
+    def settled(self, ids: Iterable[str], now: float, *, live: bool) -> None:
+        """A receipt named these, taken or not."""
+        before = len(self._under_way)
+        for id in ids:
+            self._under_way.pop(id, None)
+        if before and not self._under_way:
+            self._train_arrived(now, live)
+
+    def refused(self, id: str, now: float) -> None:
+        """This one was not taken. To be told before the receipt that names it is `settled`."""
+        sent = self._under_way.get(id)
+        if sent is not None:
+            self._not_before[id] = now + min(MOST_REFUSED_S, REFUSED_S * 2.0 ** min(sent.attempts, 10))
+
+    def busy(self, for_s: float, now: float) -> None:
+        """The gateway takes nothing for a while; what is under way was not taken."""
+        self._under_way = {}
+        self._pause_until = max(self._pause_until, now + min(for_s, MOST_BUSY_S))
+
+    def next_wake(self, now: float) -> float | None:
+        """When to ask for a budget again, if nothing happens before."""
+        if not self._up:
+            return None
+        if self._under_way:
+            return max(one.at for one in self._under_way.values()) + RECEIPT_S
+        if now < self._pause_until:
+            return self._pause_until
+        return min((at for at in self._not_before.values() if at > now), default=None)
+
+    def _train_arrived(self, now: float, live: bool) -> None:
+        took_s = max(1e-4, now - self._train_began_at)
+        rate = self._train_bytes_sent / took_s
+        self.rate_bytes_s = rate if not self.rate_bytes_s else 0.7 * self.rate_bytes_s + 0.3 * rate
+        self.train_bytes = round(min(MAX_BYTES, max(MIN_BYTES, self.rate_bytes_s * TRAIN_S)))
+        if took_s > 2.0 * TRAIN_S:
+            self.window = max(MIN_WINDOW, self.window // 2)
+        else:
+            self.window = min(MAX_WINDOW, self.window + self.window // 4)
+        self._pause(took_s, now, live)
+
+    def _train_was_lost(self, now: float, live: bool) -> None:
+        self._under_way = {}
+        self.window, self.train_bytes = MIN_WINDOW, max(MIN_BYTES, self.train_bytes // 2)
+        self._pause(now - self._train_began_at, now, live)
+
+    def _pause(self, took_s: float, now: float, live: bool) -> None:
+        self.trains += 1
+        pause_s = max(MIN_PAUSE_S, took_s * (1.0 / self.share - 1.0))
+        if live:
+            pause_s = max(pause_s, min(LIVE_PAUSE_S, took_s * (1.0 / self.live_share - 1.0)))
+        self._pause_until = now + pause_s
+
+    def __repr__(self) -> str:
+        state = f"{len(self._under_way)} under way" if self._up else "no session"
+        return f"<Drain {state}, window {self.window}, {self.train_bytes} bytes a train, {self.trains} trains>"

@@ -1,0 +1,93 @@
+"""Looks about once a second at whom this device can reach, and says so once when that changes.
+
+What the looks mean is `core/connectivity.py`'s. A change is one line in the log, news for the fleet (the heartbeat
+carries the mode), and an event in the store, so that a gateway that was away can be told later. Requests do not pass
+here and nothing that runs is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from edge_agent.core.connectivity import Change, Connectivity
+from tidegate import clock
+from tidegate.fleet.conditions import Mode
+
+LOOK_S: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Reach:
+    """Looks inside `async with`.
+
+    Args:
+        has_broker: whether one is configured.
+        session: whether there is one with it now.
+        links: how many link streams of gateways stand now.
+        on_change: called on the loop with each change of mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_broker: bool,
+        session: Callable[[], bool],
+        links: Callable[[], int],
+        on_change: Callable[[Change], None] = lambda _: None,
+    ) -> None:
+        self._connectivity = Connectivity(has_broker=has_broker)
+        self._session = session
+        self._links = links
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._connectivity.since = clock.now()
+        self._task = asyncio.create_task(self._watch(), name="reach")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def mode(self) -> Mode:
+        return self._connectivity.mode
+
+    @property
+    def since_s(self) -> float:
+        """For how long it has been so."""
+        return clock.now() - self._connectivity.since
+
+    def heard(self) -> None:
+        """A gateway asked, or beat."""
+        self._connectivity.heard(clock.now())
+
+    def look(self) -> None:
+        """Weigh what is known now: also at once when a session ends."""
+        change = self._connectivity.look(session=self._session(), links=self._links(), now=clock.now())
+        if change is None:
+            return
+        say = log.info if change.mode == "online" else log.warning
+        say("mode changed", mode=change.mode, before=change.before, why=change.why)
+        self._on_change(change)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception:
+                log.exception("cannot tell whom this device reaches")  # the next look may
+            await clock.sleep(LOOK_S)
+
+    def __repr__(self) -> str:
+        return f"<Reach {self._connectivity!r}>"
