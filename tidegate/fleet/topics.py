@@ -87,6 +87,7 @@ class Topics:
 
     def group_desired(self, group: str) -> str:
         return f"{self.root}/down/g/{group}/desired"
+
     def stored(self, device: str, kind: Stored, gateway: str) -> str:
         return f"{self.root}/up/{device}/{kind.value}/{gateway}"
 
