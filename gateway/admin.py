@@ -77,7 +77,7 @@ def _sought(query: Mapping[str, str]) -> tuple[Sought, int]:
 
 def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "targets": [_target(target, fleet, now) for target in fleet.targets.values()],
+        "targets": [target_of(target, fleet, now) for target in fleet.targets.values()],
         "models": [
             _model(manifest.name, manifest.version, [one.target.id for one in offered])
             for manifest in catalog.manifests
@@ -87,7 +87,7 @@ def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, s
     }
 
 
-def _target(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
+def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
     state, reason = target.state(now)
     load = target.ledger.load
     return {

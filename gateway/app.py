@@ -23,10 +23,10 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.access_log import AccessLog
-from gateway.admin import admin_routes
 from gateway.catalog import Catalog
 from gateway.conductor import Conductor
 from gateway.config import GatewayConfig
+from gateway.console.watch import Watch
 from gateway.core.admission import Admission
 from gateway.core.cloud_budget import CloudBudget
 from gateway.core.concurrency import AdaptiveLimit
@@ -46,7 +46,6 @@ from gateway.directory import Directory
 from gateway.host import GatewayHost
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from gateway.identity.operators import on_loopback, only_with
 from gateway.layers.admit import admit
 from gateway.layers.authenticate import authenticate
 from gateway.layers.expire import expire
@@ -54,6 +53,7 @@ from gateway.layers.observe import Observer, observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import stack
 from gateway.metrics import Metrics
+from gateway.operators import admin_middlewares, asking, operator_routes
 from gateway.protocols.openapi import openapi_routes
 from gateway.sync import FleetSync
 from gateway.turned_away import TurnedAway
@@ -64,7 +64,6 @@ from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import Secured
 from tidegate.doors.http_door import Entrance, http_door
 from tidegate.doors.limits import raise_file_limit
-from tidegate.identity import Right
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
@@ -125,6 +124,7 @@ class Gateway:
             witness=Witness(held, clock.now),
         )
         self.metrics = Metrics(self.fleet, self.admission, version_of=self._version_of, quarantine=held)
+        self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
         infer = stack(
             observe(clock.now, *self._observers()),  # outermost: sees every outcome, also of the layers below
             authenticate(self.admission, clock.now),  # whose call it is, and what that one may
@@ -170,6 +170,8 @@ class Gateway:
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
         await self.tokenizers.load(self.catalog.manifests)  # before the doors: no caller waits for it
+        if self.watch is not None:
+            await self._stack.enter_async_context(self.watch)
         await self._open_grpc_door()
         await self._open_http_doors()
 
@@ -219,20 +221,25 @@ class Gateway:
             ahead=oip.ahead_of,
         )
         metrics, credentials = [web.get("/metrics", self._scrape)], config.metrics_credentials
-        asked = self._operators("metrics") if credentials else []
+        asked = asking(self.guard, self.audit, "metrics") if credentials else []
         await self._open_http_door(
             "metrics", config.metrics_host or config.host, config.metrics_port, metrics, middlewares=asked
         )
-        admin = admin_routes(self.fleet, self.catalog, self.conductor, self.directory.refused)
         await self._open_http_door(
-            "admin", config.admin_host, config.admin_port, admin, middlewares=self._admin_middlewares()
+            "admin",
+            config.admin_host,
+            config.admin_port,
+            operator_routes(
+                config.name,
+                self.fleet,
+                self.catalog,
+                self.conductor,
+                self.directory,
+                self.admission,
+                self.watch,
+            ),
+            middlewares=admin_middlewares(config, self.guard, self.audit),
         )
-
-    def _admin_middlewares(self) -> list[Middleware]:
-        """On loopback nobody is asked; who looks is noted where it matters who does what, which is where `auth` is."""
-        if not is_loopback(self.config.admin_host):
-            return self._operators("admin")
-        return [] if self.config.auth is None else [on_loopback(self.audit)]
 
     def _oip_routes(self) -> OipRoutes:
         return OipRoutes(
@@ -258,10 +265,6 @@ class Gateway:
             held=self._held,
         )
         return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
-
-    def _operators(self, right: Right) -> list[Middleware]:
-        assert self.guard is not None  # the configuration sees to it
-        return [error_middleware, only_with(right, self.guard, self.audit)]
 
     async def _open_http_door(
         self,
@@ -293,6 +296,8 @@ class Gateway:
 
     def _observers(self) -> list[Observer]:
         observers: list[Observer] = [self.metrics, TurnedAway(self.conductor.flown)]
+        if self.watch is not None:
+            observers.append(self.watch)
         if self.config.access_log == "json":
             observers.append(AccessLog(self.conductor.asking.describe, events.emit))
         elif self.config.access_log == "text":

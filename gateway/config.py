@@ -144,6 +144,7 @@ class GatewayConfig(ProcessConfig):
         "127.0.0.1",
         description="Address of the admin port. Any but a loopback one needs `auth`, and asks for the right `admin`.",
     )
+    console: bool = Field(True, description="Whether the admin port serves the operators' web page, under /.")
     auth: AuthConfig | None = Field(
         None, description="Which credentials are believed; none: everybody is let in, and names its own tenant."
     )

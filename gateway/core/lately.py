@@ -43,7 +43,8 @@ class Recent(NamedTuple):
     failed: int
     in_time_per_s: float
     per_s: float
-    late_share: float  # of those of the rates' window: late or failed
+    rated: int  # how many the rates are of
+    late_share: float  # of those: late or failed
     quantiles_s: tuple[float, ...]  # of answers; empty where there were none
 
     @property
@@ -136,6 +137,7 @@ class Lately(Generic[K]):
             whole.failed,
             rated.in_time / window_s,
             asked / window_s,
+            asked,
             (rated.late + rated.failed) / asked if asked else 0.0,
             quantiles(buckets),
         )

@@ -19,7 +19,7 @@ def test_what_ended_lately_is_counted_by_how_it_ended() -> None:
     recent = seen.read("minilm", NOW + 1.0)
 
     assert (recent.in_time, recent.late, recent.failed, recent.asked) == (2, 1, 1, 4)
-    assert recent.late_share == 0.5
+    assert (recent.rated, recent.late_share) == (4, 0.5)
     assert recent.in_time_per_s == 2.0
     assert recent.per_s == 4.0
 

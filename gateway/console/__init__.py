@@ -1,0 +1,1 @@
+"""The operators' page: what is watched, what is said of it (`verdict`, `view`), and how it is served (`page`)."""

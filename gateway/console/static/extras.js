@@ -1,0 +1,35 @@
+// What is only there at times: rollouts under way, and named conditions with their evidence.
+
+import { byId, el, keyed, mark, say } from "./dom.js";
+import { seconds } from "./words.js";
+
+export class Extras {
+  show({ rollouts = [], conditions = [] }) {
+    byId("rollouts-card").hidden = rollouts.length === 0;
+    byId("conditions-card").hidden = conditions.length === 0;
+    keyed(byId("rollouts"), rollouts, (one) => one.id, rollout);
+    keyed(byId("conditions"), conditions, (one) => `${one.target} ${one.condition}`, condition);
+  }
+}
+
+function rollout(first) {
+  const title = el("strong");
+  const words = el("span");
+  const bar = el("progress", { max: "1" });
+  const node = el("li", {}, title, bar, words);
+  const update = (one) => {
+    mark(node, "state", one.state);
+    say(title, `${one.model} ${one.version}`);
+    bar.value = one.share;
+    bar.setAttribute("aria-label", `rollout of ${first.model}`);
+    say(words, `${one.state}: ${one.words}`);
+  };
+  return { node, update };
+}
+
+function condition() {
+  const title = el("strong");
+  const words = el("span");
+  const node = el("li", {}, title, " ", words);
+  return { node, update: (one) => { say(title, `${one.target}: ${one.condition}`); say(words, `for ${seconds(one.for_s)}; ${one.evidence}`); } };
+}

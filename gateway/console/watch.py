@@ -1,0 +1,131 @@
+"""What the console remembers: the last minute of requests by class, target and way, and five minutes of links.
+
+An `Observer` of the stack: each request's end is three counts (`Lately`). Once a second one point of the whole is
+kept, and every other second a sample of each link. Everything is read when somebody looks; with nobody looking a
+second costs a walk over the targets, some two microseconds each.
+
+Invariants: memory is bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own
+mistakes are no one's lateness: they are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import structlog
+
+from gateway.core.fleet import Fleet
+from gateway.core.lately import Ending, Lately
+from gateway.core.link_health import SAMPLE_EVERY_S, Timeline
+from tidegate import clock
+from tidegate.outcome import CallerError, Outcome
+from tidegate.types import Call, Reply
+
+log = structlog.get_logger(__name__)
+
+POINTS: Final = 300  # one a second
+TICK_S: Final = 1.0
+REFUSED: Final = "refused"  # in a target's place: nobody answered
+
+ClassKey = tuple[str, int]  # model, priority; 0 is the default
+WayKey = tuple[str, str]  # the tier that answered, or REFUSED; and the reason, or how it ended
+
+
+class Point(NamedTuple):
+    """One second of the whole. Quantiles are of that second's answers, None without one."""
+
+    at: float  # UTC seconds
+    in_time: int
+    late: int
+    failed: int
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    in_flight: int
+
+
+class Watch:
+    """An `Observer`. `async with` samples once a second until it ends."""
+
+    def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
+        self.classes: Lately[ClassKey] = Lately()
+        self.targets: Lately[str] = Lately()
+        self.ways: Lately[WayKey] = Lately()
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self.timelines: dict[str, Timeline] = {}
+        self._fleet = fleet
+        self._in_flight = in_flight
+        self._second: Lately[None] = Lately()
+        self._sampled_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Watch:
+        self._task = asyncio.create_task(self._run(), name="console watch")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # an observer's part
+
+    def answered(self, call: Call, reply: Reply, now: float) -> None:
+        left_s, route = reply.budget_left_s, reply.route
+        ending: Ending = "late" if left_s is not None and left_s < 0 else "in_time"
+        if route is None:
+            self._count(call, ending, "none", "none", now)
+        else:
+            self._count(call, ending, route.served_by, route.reason, now)
+
+    def ended(self, call: Call, error: BaseException, now: float) -> None:
+        if not isinstance(error, (asyncio.CancelledError, CallerError)):
+            self._count(call, "failed", REFUSED, Outcome.of(error).value, now)
+
+    def _count(self, call: Call, ending: Ending, served_by: str, why: str, now: float) -> None:
+        took_s = now - call.arrived_at
+        self.classes.record((call.request.model_name, call.priority), ending, took_s, now)
+        self.ways.record((served_by.partition("/")[0], why), ending, took_s, now)
+        if served_by is not REFUSED:
+            self.targets.record(served_by, ending, took_s, now)
+        self._second.record(None, ending, took_s, now)
+
+    # sampling
+
+    async def _run(self) -> None:
+        while True:
+            await clock.sleep(TICK_S)
+            try:
+                self.tick(clock.now(), clock.utc_s())
+            except Exception:
+                log.exception("the console cannot keep up")  # a defect here must not end all of its sights
+
+    def tick(self, now: float, utc_s: float) -> None:
+        """A second is over."""
+        second, self._second = self._second.total(now), Lately()
+        p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
+        self.points.append(
+            Point(utc_s, second.in_time, second.late, second.failed, p50_s, p95_s, p99_s, self._in_flight())
+        )
+        if now - self._sampled_at >= SAMPLE_EVERY_S - TICK_S / 2:
+            self._sampled_at = now
+            self._sample()
+
+    def _sample(self) -> None:
+        targets = self._fleet.targets
+        for gone in self.timelines.keys() - targets.keys():
+            del self.timelines[gone]
+        for target in targets.values():
+            timeline = self.timelines.get(target.id)
+            if timeline is None:
+                timeline = self.timelines[target.id] = Timeline()
+            timeline.sample(target)
+
+    def __repr__(self) -> str:
+        return f"<Watch {len(self.points)} points, {len(self.timelines)} links>"

@@ -1,0 +1,58 @@
+"""What operators reach of a gateway, and who is let in there: the admin port's routes, and the middlewares of both.
+
+On loopback nobody is asked; who looks is noted where it matters who does what, which is where `auth` is. Elsewhere the
+right `admin` is asked for, on all but the console's page itself and `/healthz`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from gateway.admin import admin_routes
+from gateway.catalog import Catalog
+from gateway.conductor import Conductor
+from gateway.config import GatewayConfig
+from gateway.console.page import Console, page_files
+from gateway.console.view import Sight
+from gateway.console.watch import Watch
+from gateway.core.admission import Admission
+from gateway.core.fleet import Fleet
+from gateway.directory import Directory
+from gateway.identity.audit import Audit
+from gateway.identity.guard import GatewayGuard
+from gateway.identity.operators import OPEN, on_loopback, only_with, own_site
+from tidegate.doors.address import is_loopback
+from tidegate.identity import Right
+from tidegate.oip.http_server import error_middleware
+
+
+def operator_routes(
+    name: str,
+    fleet: Fleet,
+    catalog: Catalog,
+    conductor: Conductor,
+    directory: Directory,
+    admission: Admission,
+    watch: Watch | None,
+) -> list[web.RouteDef]:
+    """Of the admin port; with the console's where somebody watches for it."""
+    admin = admin_routes(fleet, catalog, conductor, directory.refused)
+    if watch is None:
+        return admin
+    return [*admin, *Console(Sight(name, watch, fleet, admission, catalog, directory.refused)).routes()]
+
+
+def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: Audit) -> list[Middleware]:
+    opened = OPEN | page_files().keys()
+    if not is_loopback(config.admin_host):
+        return [own_site(by_name=True), *asking(guard, audit, "admin", opened)]
+    return [own_site(by_name=False), *([] if guard is None else [on_loopback(audit, opened)])]
+
+
+def asking(guard: GatewayGuard | None, audit: Audit, right: Right, opened: Collection[str] = OPEN) -> list[Middleware]:
+    """Lets in who has the right."""
+    assert guard is not None  # the configuration sees to it
+    return [error_middleware, only_with(right, guard, audit, opened)]
