@@ -23,25 +23,17 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.access_log import AccessLog
+from gateway.artifacts.config import ArtifactsConfig
 from gateway.catalog import Catalog
 from gateway.conductor import Conductor
 from gateway.config import GatewayConfig
 from gateway.console.watch import Watch
-from gateway.core.admission import Admission
-from gateway.core.cloud_budget import CloudBudget
-from gateway.core.concurrency import AdaptiveLimit
-from gateway.core.crossing import Crossing
 from gateway.core.fleet import Fleet
 from gateway.core.flown import Memory
 from gateway.core.gate import Gate
-from gateway.core.hedging import Hedges, LatestUseful
 from gateway.core.least_request import Guarded
-from gateway.core.placement import Placer
-from gateway.core.probing import Probing
 from gateway.core.quarantine import Quarantine
 from gateway.core.target import TargetSpec
-from gateway.core.tenants import Tenants
-from gateway.core.value import ValuePlacer
 from gateway.directory import Directory
 from gateway.host import GatewayHost
 from gateway.identity.audit import Audit
@@ -52,9 +44,12 @@ from gateway.layers.expire import expire
 from gateway.layers.observe import Observer, observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import stack
+from gateway.layers.versions import versions
 from gateway.metrics import Metrics
 from gateway.operators import admin_middlewares, asking, operator_routes
+from gateway.policy import admission_of, policy_of, say_prediction
 from gateway.protocols.openapi import openapi_routes
+from gateway.shipping import Shipping
 from gateway.sync import FleetSync
 from gateway.turned_away import TurnedAway
 from gateway.upstream.appraiser import Appraiser
@@ -107,9 +102,9 @@ class Gateway:
             networks=config.networks,
             appraiser=self.appraiser,
         )
-        self.admission = _admission(config, self.fleet, draw)
+        self.admission = admission_of(config, self.fleet, draw)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
-        placer, hedges = _policy(config, self.fleet, draw, strained)
+        placer, hedges = policy_of(config, self.fleet, draw, strained)
         held = Quarantine()
         self.conductor = Conductor(
             placer,
@@ -119,7 +114,7 @@ class Gateway:
             memory=Memory(config.remember_decisions, config.remember_bytes, run=token_hex(3)),
             hedges=hedges,
             overloaded=strained,
-            places=Guarded(Gate(placer, self.admission), self.fleet, on_change=_say_prediction),
+            places=Guarded(Gate(placer, self.admission), self.fleet, on_change=say_prediction),
             weight_of=self.admission.weight_of,
             witness=Witness(held, clock.now),
         )
@@ -131,6 +126,7 @@ class Gateway:
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
+            versions(self.catalog.siblings, self.fleet, clock.now, draw),  # which, while a rollout is under way
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
         self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
@@ -138,6 +134,7 @@ class Gateway:
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
         self._held = Held(config.limits.max_held_bytes)
         self._draw = draw
+        self._shipping: Shipping | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Gateway:
@@ -177,9 +174,31 @@ class Gateway:
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
-        sync = FleetSync(url, self.config.fleet, self.config.name, self.directory.devices_changed, self._draw, tls=tls)
+        sync = FleetSync(url, self.config.fleet, self.config.name, self._fleet_changed, self._draw, tls=tls)
         self.directory.register = sync.register
         await self._stack.enter_async_context(sync)
+        if self.config.artifacts is not None:
+            await self._ship(self.config.artifacts, sync)
+
+    async def _ship(self, section: ArtifactsConfig, road: FleetSync) -> None:
+        self._shipping = Shipping(
+            section,
+            host=self.config.host,
+            road=road,
+            catalog=self.catalog,
+            fleet=self.fleet,
+            guard=self.guard,
+            tls=self.tls,
+            limits=self.config.limits.door,
+        )
+        await self._stack.enter_async_context(self._shipping)
+        if self._shipping.address:
+            self.addresses["artifacts"] = self._shipping.address
+
+    def _fleet_changed(self) -> None:
+        self.directory.devices_changed()
+        if self._shipping is not None:
+            self._shipping.rollouts.wake()
 
     async def _open_grpc_door(self) -> None:
         config = self.config
@@ -229,15 +248,18 @@ class Gateway:
             "admin",
             config.admin_host,
             config.admin_port,
-            operator_routes(
-                config.name,
-                self.fleet,
-                self.catalog,
-                self.conductor,
-                self.directory,
-                self.admission,
-                self.watch,
-            ),
+            [
+                *operator_routes(
+                    config.name,
+                    self.fleet,
+                    self.catalog,
+                    self.conductor,
+                    self.directory,
+                    self.admission,
+                    self.watch,
+                ),
+                *(self._shipping.admin_routes() if self._shipping is not None else ()),
+            ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
         )
 
@@ -326,38 +348,6 @@ def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]
         return None
     measurements = frozenset(section.measurements)
     return Appraiser(section.allowed, tls, measurements=measurements, max_age_s=section.max_age_s, draw=draw)
-
-
-def _admission(config: GatewayConfig, fleet: Fleet, draw: Callable[[], float]) -> Admission:
-    limit = AdaptiveLimit(config.max_in_flight, targets=lambda: len(fleet.targets), fixed=not config.adaptive_limit)
-    tenants = Tenants({name: tenant.spec for name, tenant in config.tenants.items()})
-    return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_say_overload)
-
-
-def _say_overload(on: bool, reason: str) -> None:
-    log.warning("overloaded: no hedges, and the least important are shed" if on else "no longer overloaded", why=reason)
-
-
-def _say_prediction(error: Exception | None) -> None:
-    if error is None:
-        log.warning("placement works again")
-    else:
-        log.error("placement fails: requests are placed by least request until it works again", exc_info=error)
-
-
-def _policy(
-    config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
-) -> tuple[Placer, Hedges]:
-    """Where to place, and the hedging that goes with it: chances are only there where placement deals in them."""
-    if config.policy == "cheapest":
-        placer = Placer(fleet)
-        placer.probes = Probing(fleet, draw, overloaded=overloaded)
-        return placer, LatestUseful()
-    budget = None if config.cloud_budget is None else CloudBudget(config.cloud_budget)
-    by_value = ValuePlacer(fleet, cloud_budget=budget)
-    by_value.probes = Probing(fleet, draw, overloaded=overloaded)
-    by_value.herd_draw = draw if config.shares_targets else None
-    return by_value, Crossing(by_value, overloaded=overloaded)
 
 
 async def serve(config: GatewayConfig) -> None:

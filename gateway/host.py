@@ -40,14 +40,14 @@ class GatewayHost:
         return self._catalog.manifest(name, version)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether some usable target offers it now."""
+        """Whether some usable target offers it now: without a version, any that may stand in for the latest."""
         try:
             manifest = self._catalog.manifest(name, version)
         except ModelNotFound:
             return False
         now = clock.now()
-        offered = self._fleet.offered(manifest.name, manifest.version)
-        return any(one.target.allows(now) for one in offered)
+        versions = {manifest.version, *(() if version else self._catalog.siblings(name))}
+        return any(one.target.allows(now) for each in versions for one in self._fleet.offered(manifest.name, each))
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if not name:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from math import inf
 
 from tidegate import clock
+from tidegate.fleet.freshness import DeviceView
 from tidegate.fleet.merge import Effect, EpochHint, FleetRegister
 from tidegate.fleet.messages import Command, GatewayState, encode
 from tidegate.fleet.topics import Topics, checked_name
@@ -81,6 +82,7 @@ class FleetSync:
         self._link = self._loop.link
         self._effects: list[tuple[float, int, Effect]] = []
         self._serial = itertools.count(1)
+        self._session = 0
         self._changed = False
         self._tell_from = -inf  # not before, so that changes are told together
         self._view_changes_at = inf  # by silence alone
@@ -96,6 +98,18 @@ class FleetSync:
     @property
     def connected(self) -> bool:
         return self._link.connected
+
+    @property
+    def session(self) -> int:
+        """Which session with the broker this is, from 1; 0 while there is none."""
+        return self._session if self._link.connected else 0
+
+    def devices(self, now: float) -> tuple[DeviceView, ...]:
+        return self.register.devices(now)
+
+    def publish_desired(self, device: str, message: bytes) -> bool:
+        """Say what a device shall run; False when there is no session or no room, and it was not said."""
+        return self._link.publish(self._topics.desired(device), message, qos=1, retain=True)
 
     async def _make_will(self) -> Will:
         return Will(self._topics.gateway_state(self._name), encode(GatewayState(self._name, False, self._epoch)))
@@ -117,7 +131,8 @@ class FleetSync:
                 self._changed |= self.register.counts["folded"] != folded_before or not event.payload
                 for effect in effects[: MAX_EFFECTS - len(self._effects)]:
                     heapq.heappush(self._effects, (effect.at, next(self._serial), effect))
-            case Connected():
+            case Connected(session=session):
+                self._session = session
                 self.register.control_plane(up=True, now=clock.now())
                 self._say_state(online=True)
                 self._heartbeat_at = clock.now()

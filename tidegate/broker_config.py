@@ -108,8 +108,8 @@ def conf_text(plan: MosquittoPlan) -> str:
         "# Without it a confirmed message takes 90 ms longer, even on loopback (Nagle against delayed ACKs).",
         "set_tcp_nodelay true",
         *_persistence_lines(plan),
-        "# Far above the largest message that agents send, far below what could hurt.",
-        "message_size_limit 65536",
+        "# Above the largest message there is, a signed document of what a device shall run.",
+        "message_size_limit 131072",
         "max_queued_messages 1000",
         *([f"user {plan.run_as}"] if plan.run_as else []),
     ]

@@ -107,7 +107,7 @@ class ArtifactStore:
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(partial, whole)
-            _sync(whole.parent)
+            sync_folder(whole.parent)
             return whole.stat().st_size
         except OSError as error:
             raise self._words(error) from error
@@ -133,9 +133,10 @@ def _checked(digest: str) -> str:
     return digest
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make renames in it outlive a power cut. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # a rename is safe once its folder is
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -15,7 +15,7 @@ breaker for the path.
 
 `offered` is the hot path and reads an index that is kept up offer by offer: a target that comes, goes or changes what
 it offers costs as much as it has offers, however many targets there are.
-Invariant: the index holds exactly the ready offers of usable targets.
+Invariant: the index holds exactly the offers of usable targets that serve: those that are ready or still soak.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Feature
 from tidegate.types import LoadReport
 
+SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one that soaks: layers/versions.py
 LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
 _LONGEST_HOPE_S: Final = 0.25  # a caller would rather hear now than later that there is nobody
 _PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
@@ -345,7 +346,7 @@ class Fleet:
         zone = target.spec.lies_in
         for model in target.offers if target.up and target.accepting else ():
             feature = self._feature_of(model.name, model.version)
-            for variant in model.variants if model.state == "ready" else ():
+            for variant in model.variants if model.state in SERVING else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
                 yield Offered(target, model.name, model.version, variant, cost, quality_of(variant), zone)
 

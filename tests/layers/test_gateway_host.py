@@ -69,4 +69,4 @@ async def test_models_come_from_the_catalog_and_answers_from_the_stack() -> None
     assert one.manifest("minilm").name == "minilm"
     reply = await one.infer(Call(InferRequest("minilm", ()), "oip-http", NOW))
     assert reply.response.model_name == "minilm"
-    assert repr(one) == "<GatewayHost main <Catalog 2 own, 0 foreign>>"
+    assert repr(one) == "<GatewayHost main <Catalog 2 own, 0 foreign, 0 shipped>>"

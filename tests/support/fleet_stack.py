@@ -151,7 +151,11 @@ class Part:
     def _keep_ports(self, addresses: Mapping[str, str]) -> None:
         self.addresses = dict(addresses)
         for protocol, address in addresses.items():
-            self.config[f"{protocol}_port"] = int(address.rpartition(":")[2])
+            port = int(address.rpartition(":")[2])
+            if protocol == "artifacts":
+                self.config["artifacts"] = {**self.config["artifacts"], "port": port}
+            else:
+                self.config[f"{protocol}_port"] = port
 
     def _reap(self) -> None:
         assert self._process is not None and self._process.stdout is not None and self._reader is not None

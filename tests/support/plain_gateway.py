@@ -64,7 +64,7 @@ class Retries(LatestUseful):
 
 
 def install() -> None:
-    tidegates = gateway.app._policy
+    tidegates = gateway.app.policy_of
 
     def policy(
         config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
@@ -73,7 +73,7 @@ def install() -> None:
             return tidegates(config, fleet, draw, overloaded)
         return StaticPlacer(fleet), Retries()
 
-    gateway.app._policy = policy
+    gateway.app.policy_of = policy
 
 
 if __name__ == "__main__":

@@ -82,6 +82,15 @@ def opened(message: bytes, trusted: Keys) -> tuple[Desired, bytes]:
     return desired, raw
 
 
+def claimed(message: bytes) -> Desired:
+    """What a message says, whoever has signed it: for who carries documents and need not believe them.
+
+    Raises:
+        BadMessage: it is no message with a document.
+    """
+    return decode_desired(_taken_apart(message)[0])
+
+
 def rotated(desired: Desired, trusted: Keys) -> Keys:
     """The keys to trust after this document was accepted."""
     new = [base64.b64decode(text) for text in desired.keys]

@@ -1,0 +1,81 @@
+"""A request that names no version gets one, and another if nobody can answer with that.
+
+While a new version is rolled out, some devices have it and some do not (`core/version_shares.py` says who gets what).
+The version is settled here, before placement, so that all attempts of one flight ask for one; and where the flight
+fails for want of a place or of a working target, the request flies again with another version while its time lasts. The
+first flight gets most of the time and not all of it, so that a device that hangs with a new version costs a request
+some of its budget and not its answer.
+
+Models of which no version was shipped are passed on at the cost of one look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from gateway.core.fleet import SERVING, Fleet
+from gateway.core.version_shares import Standing, in_turn, shares
+from gateway.layers.stack import Layer, Service
+from tidegate.outcome import CapacityError, ModelNotFound, NotSupported, PeerError
+from tidegate.types import Call, Reply
+
+FIRST_FLIGHT: Final = 0.6  # of the budget that is left, where there is another version to fall back to
+KEEP_S: Final = 0.2  # how old a count of who serves what may be
+_ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
+
+
+def versions(
+    siblings: Callable[[str], Sequence[str]], fleet: Fleet, now: Callable[[], float], draw: Callable[[], float]
+) -> Layer:
+    """Args:
+    siblings: the versions of a model that may stand in for one another, the standing one first; fewer than two: none.
+    """
+    counted: dict[str, tuple[float, dict[str, float]]] = {}
+
+    def shared(model: str, names: Sequence[str], at: float) -> dict[str, float]:
+        known = counted.get(model)
+        if known is None or at - known[0] > KEEP_S:
+            known = counted[model] = at, shares({name: standing(fleet, model, name, at) for name in names})
+        return known[1]
+
+    def layer(inner: Service) -> Service:
+        async def service(call: Call) -> Reply:
+            request = call.request
+            names = () if request.model_version else siblings(request.model_name)
+            if len(names) < 2:
+                return await inner(call)
+            order = in_turn(names, shared(request.model_name, names, now()), draw())
+            assert call.deadline is not None, "the expire layer sets a deadline"
+            for version in order[:-1]:
+                at = now()
+                try:
+                    return await inner(_of(call, version, at + FIRST_FLIGHT * (call.deadline - at)))
+                except _ELSEWHERE:
+                    if now() >= call.deadline:
+                        raise
+            return await inner(_of(call, order[-1], call.deadline))
+
+        return service
+
+    return layer
+
+
+def standing(fleet: Fleet, model: str, version: str, now: float) -> Standing:
+    """How many targets serve this version and may be asked."""
+    edges = soaking = pools = 0
+    for target in fleet.targets.values():
+        if not (target.up and target.accepting and target.allows(now)):
+            continue
+        for offer in target.offers:
+            if (offer.name, offer.version) == (model, version) and offer.state in SERVING:
+                edges += target.spec.tier == "edge" and offer.state == "ready"
+                soaking += target.spec.tier == "edge" and offer.state == "soaking"
+                pools += target.spec.tier != "edge"
+    return Standing(edges, soaking, pools)
+
+
+def _of(call: Call, version: str, deadline: float) -> Call:
+    return replace(call, request=call.request.pinned(version), deadline=deadline)

@@ -1,0 +1,295 @@
+"""Performs rollouts: hears what devices report, lets `core/waves.py` decide, remembers, and then publishes.
+
+One task. It wakes when the fleet's register has news, when an operator said something, and once a second while a
+rollout is under way. Each turn goes in this order, and the order is what survives a kill:
+
+    hear and decide (core) → journal what changed → publish the newest document of each device
+
+Documents are retained and published again in each session with the broker, since a broker may come back having lost
+them all; that is paced by the session's outbox. A device's newest document is the one of the greatest revision that any
+rollout has asked of it, so also the last step of a rollout that ended a year ago stays asked.
+
+Time passes for a rollout only while the broker is there, and not in the first seconds of a session, in which retained
+reports still come in (`core/waves.py` says why).
+A disk that cannot be written stops publishing and is complained of: a device must not be asked what would be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from gateway.artifacts.store import ArtifactStore
+from gateway.core.waves import Waves
+from gateway.rollouts.journal import KEPT, Journal
+from gateway.rollouts.order import BadOrder, Order, manifest_of, missing, plans_of
+from tidegate import clock
+from tidegate.fleet.freshness import DeviceView
+from tidegate.fleet.reported import Reported
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import RepositoryError
+
+TICK_S: Final = 1.0
+BREATH_S: Final = 0.1  # between turns, however much is reported
+SETTLE_S: Final = 5.0
+SAVE_TIME_S: Final = 15.0  # a kill costs a deadline at most so much
+log = structlog.get_logger(__name__)
+
+
+class Conflict(BadOrder):
+    """It cannot begin, or not be done, as things are now; the message says what is in the way."""
+
+
+class Road(Protocol):
+    """The way to devices: the gateway's session with the broker."""
+
+    @property
+    def session(self) -> int:
+        """Another number in each session; 0 while there is none."""
+        ...
+
+    def publish_desired(self, device: str, message: bytes) -> bool: ...
+
+    def devices(self, now: float) -> tuple[DeviceView, ...]: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    order: Order
+    waves: Waves
+    dirty: bool = True
+    saved_at_s: float = 0.0
+
+
+class Rollouts:
+    """`async with` goes on with what was under way, until its end.
+
+    Args:
+        on_versions: told of the manifests of versions that devices may come to have; must not block.
+    """
+
+    def __init__(self, store: ArtifactStore, road: Road, on_versions: Callable[[Iterable[Manifest]], None]) -> None:
+        self.store = store
+        self._journal = Journal(store.root / "rollouts")
+        self._road = road
+        self._on_versions = on_versions
+        self._held: dict[str, _Held] = {}
+        self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
+        self._published: dict[str, int] = {}  # in this session: the revision
+        self._session = 0
+        self._heard_from = 0.0
+        self._turned_at: float | None = None
+        self._news = asyncio.Event()
+        self._beginning = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Rollouts:
+        for order, waves in await asyncio.to_thread(self._journal.load):
+            self._held[order.spec.id] = _Held(order, waves, dirty=False, saved_at_s=waves.state.elapsed_s)
+            try:
+                await self._tell_versions(order)
+            except BadOrder as error:  # files were taken away; devices that have them still answer by full name
+                log.error("a rollout's version is unknown here", rollout=order.spec.id, reason=str(error))
+        self._task = asyncio.create_task(self._run(), name="rollouts")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for id, held in self._held.items():
+            if not held.waves.state.phase.is_over:
+                await self._save(id, held)
+
+    def wake(self) -> None:
+        """Something was reported or ordered: take a turn soon."""
+        self._news.set()
+
+    # what operators want
+
+    @property
+    def all(self) -> Mapping[str, Waves]:
+        """By id, oldest first."""
+        return {id: held.waves for id, held in self._held.items()}
+
+    def document(self, device: str) -> tuple[int, bytes] | None:
+        """(revision, message) of a device's newest document from here."""
+        return self._asked.get(device)
+
+    async def begin(self, order: Order) -> None:
+        """Start a rollout; it is remembered when this returns.
+
+        Raises:
+            Conflict: a device is in another rollout, has had a newer document, or files are missing.
+            BadOrder: the order contradicts itself.
+        """
+        async with self._beginning:
+            plans = await asyncio.to_thread(plans_of, order)
+            lacking = await asyncio.to_thread(missing, plans, self.store)
+            if lacking:
+                named = ", ".join(f"{path} ({digest[:12]}…)" for digest, path in list(lacking.items())[:5])
+                raise Conflict(f"{len(lacking)} files are not here: {named}; `tidegate model push` brings them")
+            self._check_free(order)
+            await self._tell_versions(order)
+            await asyncio.to_thread(self._journal.begin, order)
+            self._held[order.spec.id] = _Held(order, Waves(order.spec))
+            await self._forget_old()
+        self.wake()
+
+    def command(self, id: str, verb: str, why: str) -> Waves:
+        """Raises Conflict: there is no such rollout, or it is past that."""
+        held = self._held.get(id)
+        if held is None:
+            raise Conflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
+        phase = held.waves.state.phase
+        match verb:
+            case "pause":
+                held.waves.pause(why)
+            case "resume":
+                held.waves.resume()
+            case "abort":
+                self._check_newest(held)
+                held.waves.abort(why)
+        if held.waves.state.phase is phase:
+            raise Conflict(f"rollout {id} is {phase}, so there is nothing to {verb}")
+        held.dirty = True
+        self.wake()
+        return held.waves
+
+    def _check_free(self, order: Order) -> None:
+        if order.spec.id in self._held:
+            raise Conflict(f"there is a rollout {order.spec.id!r} already")
+        for id, held in self._held.items():
+            shared = set(held.order.spec.devices) & set(order.spec.devices)
+            if shared and not held.waves.state.phase.is_over:
+                raise Conflict(f"{min(shared)} is in rollout {id}, which is {held.waves.state.phase}: wait or abort it")
+        known = {view.name: self.newest_revision(view) for view in self._road.devices(clock.now())}
+        for device, revisions in order.spec.revisions.items():
+            if device not in known:
+                raise Conflict(f"no device {device!r} was ever heard of here")
+            if revisions.forward <= known[device]:
+                raise Conflict(f"{device} has had revision {known[device]} meanwhile: order again")
+
+    def _check_newest(self, held: _Held) -> None:
+        for device in held.waves.asks:
+            revisions, newest = held.order.spec.revisions[device], self._asked.get(device, (0, b""))[0]
+            if newest > revisions.back:
+                raise Conflict(
+                    f"{device} has been given a newer document since (revision {newest}): roll the older version out "
+                    f"instead, `tidegate model rollout {held.order.spec.model} --version OLDER`"
+                )
+
+    def newest_revision(self, view: DeviceView) -> int:
+        """The greatest that a device has accepted, or was asked or promised from here."""
+        accepted = view.reported.accepted.get(f"device/{view.name}", 0) if view.reported else 0
+        promised = (
+            held.order.spec.revisions[view.name].back
+            for held in self._held.values()
+            if view.name in held.order.spec.revisions
+        )
+        return max(accepted, *promised, 0)
+
+    # turns
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._turn()
+            except Exception:
+                log.exception("rollouts have a defect; they go on in a moment")
+            await clock.sleep(BREATH_S)
+            try:
+                async with asyncio.timeout(TICK_S if self._is_active else None):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    @property
+    def _is_active(self) -> bool:
+        unpublished = any(self._published.get(device) != revision for device, (revision, _) in self._asked.items())
+        return unpublished or any(one.dirty or not one.waves.state.phase.is_over for one in self._held.values())
+
+    async def _turn(self) -> None:
+        now = clock.now()
+        passed_s = self._passed_s(now)
+        reports = {view.name: view.reported for view in self._road.devices(now)} if self._session else {}
+        for id, held in list(self._held.items()):  # another may begin meanwhile
+            await self._decide(id, held, reports, passed_s)
+        for held in self._held.values():
+            if not held.dirty:
+                self._ask(held)
+        self._publish()
+
+    def _passed_s(self, now: float) -> float:
+        """Time since the last turn in which devices could be heard; notices a new session."""
+        if self._session != self._road.session:
+            self._session, self._heard_from, self._turned_at = self._road.session, now + SETTLE_S, None
+            self._published.clear()
+        if not self._session or now < self._heard_from:
+            return 0.0
+        passed_s = 0.0 if self._turned_at is None else now - self._turned_at
+        self._turned_at = now
+        return passed_s
+
+    async def _decide(self, id: str, held: _Held, reports: Mapping[str, Reported | None], passed_s: float) -> None:
+        phase = held.waves.state.phase
+        held.dirty |= held.waves.hear(reports)
+        held.dirty |= bool(self._session) and held.waves.advance(passed_s)
+        if held.waves.state.phase is not phase:
+            say = log.warning if held.waves.state.phase in ("returning", "paused") else log.info
+            say(f"rollout is {held.waves.state.phase}", rollout=id, reason=held.waves.state.reason)
+        if held.dirty or held.waves.state.elapsed_s - held.saved_at_s > SAVE_TIME_S:
+            await self._save(id, held)
+
+    async def _save(self, id: str, held: _Held) -> None:
+        raw, elapsed_s = msgspec.json.encode(held.waves.state), held.waves.state.elapsed_s
+        held.dirty = False  # before the wait: what changes meanwhile is saved in the next turn
+        try:
+            await asyncio.to_thread(self._journal.save, id, raw)
+            held.saved_at_s = elapsed_s
+        except OSError as error:
+            held.dirty = True
+            log.error("a rollout cannot be remembered and stands still", rollout=id, reason=str(error))
+
+    def _ask(self, held: _Held) -> None:
+        for device, back in held.waves.asks.items():
+            revisions = held.order.spec.revisions[device]
+            revision = revisions.back if back else revisions.forward
+            if revision > self._asked.get(device, (0, b""))[0]:
+                self._asked[device] = revision, held.order.documents[device].message(back=back)
+
+    def _publish(self) -> None:
+        for device, (revision, message) in self._asked.items():
+            if self._session and self._published.get(device) != revision:
+                if not self._road.publish_desired(device, message):
+                    return  # the outbox is full, or the session is over: the next turn goes on here
+                self._published[device] = revision
+
+    # what is known and what is forgotten
+
+    async def _tell_versions(self, order: Order) -> None:
+        def read() -> list[Manifest]:
+            return [manifest_of(plan, order.spec.model, self.store) for plan in plans_of(order)]
+
+        try:
+            self._on_versions(await asyncio.to_thread(read))
+        except RepositoryError as error:
+            raise BadOrder(str(error)) from error
+
+    async def _forget_old(self) -> None:
+        over = [id for id, held in self._held.items() if held.waves.state.phase.is_over]
+        newest = {device: revision for device, (revision, _) in self._asked.items()}
+        for id in over[: max(0, len(over) - KEPT)]:
+            revisions = self._held[id].order.spec.revisions
+            if not any(newest.get(device) in (one.forward, one.back) for device, one in revisions.items()):
+                del self._held[id]
+                await asyncio.to_thread(self._journal.forget, id)
+
+    def __repr__(self) -> str:
+        return f"<Rollouts {len(self._held)} known, {len(self._asked)} devices asked, session {self._session}>"
