@@ -44,9 +44,9 @@ from tidegate.attest.measurement import Measurement, measured
 from tidegate.backoff import Backoff
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import Secured
-from tidegate.link.answerer import LinkService, add_link_service
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
+from tidegate.link.service import LinkService, add_link_service
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.intake import Held

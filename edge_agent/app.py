@@ -29,6 +29,8 @@ from edge_agent.config import EdgeConfig
 from edge_agent.core.admission import EdgeQueue
 from edge_agent.core.conditions import exhausted
 from edge_agent.core.reporting import AgentState
+from edge_agent.core.roads import Roads
+from edge_agent.dialling import Dialling, configured_gateways, read_key
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
 from edge_agent.local import LocalHost
@@ -47,9 +49,9 @@ from tidegate.doors.guard import Secured
 from tidegate.doors.http_door import http_door
 from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.messages import Admission
-from tidegate.link.answerer import LinkService, add_link_service
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
+from tidegate.link.service import LinkService, add_link_service
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import OipRoutes, error_middleware
@@ -100,7 +102,7 @@ class EdgeApp:
         self.offline = Offline(
             config,
             session=lambda: self._sync is not None and self._sync.connected,
-            links=lambda: 0 if self._link is None else self._link.streams,
+            links=lambda: 0 if self._link is None else self._link.greeted,
             live=lambda: self._scheduler is not None and self._scheduler.queued + self._scheduler.in_flight > 0,
             on_mode=self._tell_fleet,
         )
@@ -168,6 +170,7 @@ class EdgeApp:
         for number, runner in enumerate(self.runners, start=1):
             self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
             await self._stack.enter_async_context(runner)
+        await self._stack.enter_async_context(self._dialling())
         self._stack.push_async_callback(self._drain)
         if self._sync is not None:
             await self._stack.enter_async_context(self._sync)
@@ -264,6 +267,20 @@ class EdgeApp:
             limits=self.config.limits.content,
         )
 
+    def _dialling(self) -> Dialling:
+        """Ends after the drain: what gateways asked on streams that this device dialled is answered as well."""
+        assert self._link is not None
+        config, sync = self.config, self._sync
+        return Dialling(
+            self._link,
+            Roads(config.dial_out),
+            configured_gateways(config.gateways),
+            lambda: sync.gateways if sync else {},
+            tls=self._tls,
+            draw=self._draw,
+            key=read_key(config.dial_key_file),
+        )
+
     def _fleet_sync(self) -> EdgeSync | None:
         config = self.config
         if config.mqtt is None:
@@ -288,7 +305,6 @@ class EdgeApp:
 
     def _state(self) -> AgentState:
         """What the fleet is told of this device."""
-        url = self.config.advertise or self.addresses["grpc"]
         host, seen = self.host, self._sensors.now if self._sensors else UNTOLD
         admission: Admission = "open"
         if host.draining:
@@ -296,7 +312,14 @@ class EdgeApp:
         elif exhausted(seen, self.config.min_battery):
             admission = "closed"
         conditions = replace(seen, mode=self.offline.mode)
-        return AgentState(host.offers(), (url,), host.load_report(), admission, conditions)
+        return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions)
+
+    def _urls(self) -> tuple[str, ...]:
+        """Where it is reached; nowhere for one that listens everywhere, does not say where, and dials."""
+        config = self.config
+        if config.advertise is None and config.host in WILDCARDS:
+            return ()
+        return (config.advertise or self.addresses["grpc"],)
 
     async def _bump_epoch(self) -> None:
         """Load reports of this process must order after those of the one before, MQTT or not."""
@@ -348,7 +371,10 @@ class EdgeApp:
 
 
 def _check_advertised(config: EdgeConfig) -> None:
-    if config.mqtt is not None and config.advertise is None and config.host in WILDCARDS:
+    if config.mqtt is None or config.advertise is not None or config.dial_out == "always":
+        return
+    if config.host in WILDCARDS:
         raise StartError(
-            f"key 'advertise' is needed: 'host' is {config.host!r}, which tells no gateway where this device is"
+            f"key 'advertise' is needed: 'host' is {config.host!r}, which tells no gateway where this device is "
+            "(a device that cannot be reached says 'dial_out: always')"
         )

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
+from edge_agent.core.roads import DialOut
 from tidegate.attest.attester import AttestationConfig
 from tidegate.config import ProcessConfig, Section
 from tidegate.fleet.topics import checked_name
@@ -20,7 +21,15 @@ from tidegate.telemetry import Level
 from tidegate.tls import TlsConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+_ADDRESS = re.compile(r"(?:[^\s/@]+@)?[^\s/@]+:\d{1,5}")
 Name = Annotated[str, AfterValidator(lambda name: checked_name(name, "a name in a fleet"))]
+
+
+def gateway_address(text: str) -> str:
+    """`text` itself. Raises ValueError for what is no [NAME@]HOST:PORT."""
+    if not _ADDRESS.fullmatch(text):
+        raise ValueError(f"{text!r} is no HOST:PORT or NAME@HOST:PORT")
+    return text
 
 
 def _host_name() -> str:
@@ -69,6 +78,22 @@ class EdgeConfig(ProcessConfig):
         None,
         pattern=r"^[^\s/]+:\d{1,5}$",
         description="HOST:PORT under which gateways reach this device's gRPC port. Default: host:grpc_port.",
+    )
+    dial_out: DialOut = Field(
+        "auto",
+        description="Whether this device dials gateways: `auto` those that do not reach it by themselves, `always` "
+        "all, `never` none. A gateway needs `link_port` for it.",
+    )
+    gateways: tuple[Annotated[str, AfterValidator(gateway_address)], ...] = Field(
+        (),
+        max_length=64,
+        description="HOST:PORT of gateways' `link_port`, or NAME@HOST:PORT; over TLS the name is then demanded, else "
+        "a certificate for HOST. Beside these, gateways tell theirs over `mqtt`.",
+    )
+    dial_key_file: Path | None = Field(
+        None,
+        description="File with an API key with the right `dial-in`, shown to gateways that this device dials; none: "
+        "its certificate (`tls`) says who it is, or nobody asks.",
     )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
     allowed_engines: tuple[EngineName, ...] = Field(

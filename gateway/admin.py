@@ -95,6 +95,7 @@ def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
         "tier": target.spec.tier,
         "address": target.spec.address,
         "transport": target.spec.transport,
+        "road": target.road,
         "state": state,
         "reason": reason,
         "attestation": None if target.attestation is UNASKED else str(target.attestation),

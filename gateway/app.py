@@ -45,6 +45,7 @@ from gateway.layers.observe import Observer, observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import stack
 from gateway.layers.versions import versions
+from gateway.link_port import dialled_in_of, link_port, told_to_devices
 from gateway.metrics import Metrics
 from gateway.operators import admin_middlewares, asking, operator_routes
 from gateway.policy import admission_of, policy_of, say_prediction
@@ -90,6 +91,7 @@ class Gateway:
         self.tokenizers = Tokenizers(self.repository)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw)
         self.appraiser = _appraiser(config, self.tls, draw)
+        self.dialled_in = dialled_in_of(config, self.tls, lambda: self.guard, self._knows)
         self.directory = Directory(
             self.fleet,
             self.catalog,
@@ -101,6 +103,7 @@ class Gateway:
             dialler_of=self._dialler_of,
             networks=config.networks,
             appraiser=self.appraiser,
+            dialled_in=self.dialled_in,
         )
         self.admission = admission_of(config, self.fleet, draw)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
@@ -164,6 +167,7 @@ class Gateway:
         if self.appraiser is not None:
             await self._stack.enter_async_context(self.appraiser)
         await self._stack.enter_async_context(self.directory)
+        await self._open_link_port()
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
         await self.tokenizers.load(self.catalog.manifests)  # before the doors: no caller waits for it
@@ -174,7 +178,10 @@ class Gateway:
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
-        sync = FleetSync(url, self.config.fleet, self.config.name, self._fleet_changed, self._draw, tls=tls)
+        links = told_to_devices(self.config, self.addresses["link"]) if "link" in self.addresses else ()
+        sync = FleetSync(
+            url, self.config.fleet, self.config.name, self._fleet_changed, self._draw, tls=tls, links=links
+        )
         self.directory.register = sync.register
         await self._stack.enter_async_context(sync)
         if self.config.artifacts is not None:
@@ -199,6 +206,16 @@ class Gateway:
         self.directory.devices_changed()
         if self._shipping is not None:
             self._shipping.rollouts.wake()
+
+    async def _open_link_port(self) -> None:
+        """Before the fleet hears of this gateway: a device that is told where to dial dials at once."""
+        if self.dialled_in is not None:
+            door = link_port(self.dialled_in, self.config, self.tls)
+            self.addresses["link"] = await self._stack.enter_async_context(door)
+
+    def _knows(self, target_id: str) -> bool:
+        register = self.directory.register
+        return register is None or register.knows(target_id.partition("/")[2])
 
     async def _open_grpc_door(self) -> None:
         config = self.config

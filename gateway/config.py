@@ -178,6 +178,22 @@ class GatewayConfig(ProcessConfig):
         description="Model files for devices, and rollouts (`docs/rollout.md`). None: this gateway ships no models.",
     )
     targets: tuple[TargetConfig, ...] = Field((), description="Targets that are known without MQTT.")
+    link_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port that devices dial which cannot be dialled (behind NAT); 0 takes a free one, none: they are "
+        "not served. Over TLS it demands a device's certificate, with `auth` alone a key with the right `dial-in`.",
+    )
+    link_advertise: str | None = Field(
+        None,
+        pattern=r"^[^\s/]+:\d{1,5}$",
+        description="HOST:PORT under which devices reach `link_port`, told to them over MQTT. Default: host:link_port, "
+        "and nothing where `host` is a wildcard.",
+    )
+    max_dialled_in: int = Field(
+        4096, gt=0, description="Devices that may have dialled in; each costs some 100 kB. Beyond, they are refused."
+    )
     edge_transport: Transport = Field("link", description="How edges found over MQTT are called.")
     max_body_bytes: int = Field(
         64 * 2**20, gt=0, description="Largest body or message, in bytes; more takes memory times max_in_flight."
@@ -250,6 +266,12 @@ class GatewayConfig(ProcessConfig):
     def _evidence_is_bound_to_certificates(self) -> Self:
         if self.attestation is not None and self.tls is None:
             raise ValueError("attestation needs the section `tls`: evidence is bound to certificates")
+        return self
+
+    @model_validator(mode="after")
+    def _who_dials_speaks_the_link_stream(self) -> Self:
+        if self.link_port is not None and self.edge_transport != "link":
+            raise ValueError("link_port needs edge_transport: link; devices that dial out speak nothing else")
         return self
 
     @model_validator(mode="after")

@@ -3,13 +3,15 @@
 The fleet view decides from numbers; this file owns the connections behind them. Static targets are opened at the
 start and closed at the end. A device that MQTT tells of gets a target when it is believed alive, and loses it when it
 is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
-another address gets a new connection.
+another address gets a new connection. One that dials out (`upstream/dialled_in.py`) has a target for as long as its
+stream stands, whether or not its address may be dialled; with both roads it has one target all the same
+(`upstream/roads.py`).
 
 What links tell goes two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
 answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only leave word.
 
-Not everything is taken on trust: a link whose other side says another name than the device's is not used (addresses
-are reused on a LAN), and what a unary target of our own offers comes from what is known of it, as OIP has no hello.
+Not everything is taken on trust: what a unary target of our own offers comes from what is known of it, as OIP has no
+hello.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ from gateway.conditions import say_condition
 from gateway.core.attested import Attestation
 from gateway.core.events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet import Fleet
-from gateway.core.networks import Networks, host_and_port, is_address
+from gateway.core.networks import Networks, grpc_address, host_and_port, is_address
 from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec, TargetView, Transport
+from gateway.upstream.accepted import AcceptedLink
 from gateway.upstream.address import allowed_address, same_address
 from gateway.upstream.appraiser import Appraiser
+from gateway.upstream.dialled_in import DialledIn
 from gateway.upstream.link import BACKOFF_CAP_S, LinkTarget
+from gateway.upstream.roads import DeviceTarget
 from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
 from tidegate import clock
@@ -51,6 +56,7 @@ log = structlog.get_logger(__name__)
 UNARY: Final = Attestation(
     "it is called by unary gRPC, whose connections change unseen; evidence is of one link stream (`transport: link`)"
 )
+UNDIALLED: Final = "-"  # the address of a device that only dials
 ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
 _REDIAL_STATIC_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 
@@ -59,6 +65,8 @@ class Register(Protocol):
     """Where evidence from the data plane goes: `tidegate.fleet.merge.FleetRegister`."""
 
     def devices(self, now: float) -> tuple[DeviceView, ...]: ...
+
+    def knows(self, name: str) -> bool: ...
 
     def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool: ...
 
@@ -71,7 +79,6 @@ class Register(Protocol):
 class _Open:
     spec: TargetSpec
     stack: AsyncExitStack
-    stranger: bool = False  # whoever answers there now is somebody else
 
 
 class Directory:
@@ -90,6 +97,7 @@ class Directory:
         networks: Networks = ANYWHERE,
         dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
         appraiser: Appraiser | None = None,
+        dialled_in: DialledIn | None = None,
     ) -> None:
         self.targets: dict[str, Target] = {}
         self.register: Register | None = None  # set once there is one to tell
@@ -104,6 +112,9 @@ class Directory:
         self.refused: dict[str, str] = {}  # by device: why what it advertises is not dialled
         self._dialler_of = dialler_of
         self._appraiser = appraiser
+        self._dialled_in = dialled_in
+        if dialled_in is not None:
+            dialled_in.on_in, dialled_in.on_left = self._dialled, self._hung_up
         self._open: dict[str, _Open] = {}
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
@@ -146,9 +157,6 @@ class Directory:
             return
         if isinstance(event, LinkUp):
             event = self._checked_hello(event, held.spec)
-            held.stranger = isinstance(event, LinkDown)
-        elif held.stranger and not isinstance(event, LinkDown):
-            return  # its load and its life are no evidence for the device that we wanted
         elif isinstance(event, LinkRtt) and event.target_id in self._unlearned:
             self._undescribed.add(event.target_id)
             self._changed.set()
@@ -158,15 +166,13 @@ class Directory:
         if held.spec.tier == "edge":
             self._testify(event, held.spec.id.partition("/")[2], now)
 
-    def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp | LinkDown:
+    def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp:
         if spec.foreign:
             self._undescribed.add(spec.id)
             self._changed.set()
             return event
         if spec.transport == "unary":
             return LinkUp(event.target_id, event.name, event.epoch, self._known_offers(spec))
-        if not spec.static and event.name != spec.id:
-            return LinkDown(spec.id, f"whoever answers at {spec.address} is {event.name}")
         return event
 
     def _testify(self, event: LinkEvent, device: str, now: float) -> None:
@@ -185,7 +191,8 @@ class Directory:
     def _log(self, event: LinkEvent) -> None:
         target = self._fleet.targets[event.target_id]
         if isinstance(event, LinkUp):
-            log.info("target is up", target=target.id, models=[offer.name for offer in event.offers])
+            models = [offer.name for offer in event.offers]
+            log.info("target is up", target=target.id, road=event.road, models=models)
         elif isinstance(event, LinkDown) and target.up:
             # Who says goodbye is doing what it was told to do: nobody need be woken for it.
             report = log.info if event.in_order else log.warning
@@ -236,6 +243,9 @@ class Directory:
         for target_id, spec in wanted.items():
             if target_id not in self._open:
                 await self._open_target(spec)
+        for link in tuple(self._dialled_in.links.values()) if self._dialled_in else ():
+            if link.open and link.id not in self._open:  # without an address to dial, or dead by what MQTT says
+                await self._open_target(TargetSpec(link.id, "edge", UNDIALLED, static=False))
         now = clock.now()
         for view in views:
             self._hear(view, now)
@@ -263,7 +273,7 @@ class Directory:
 
     def _spec_of(self, view: DeviceView) -> TargetSpec | None:
         """The target that a device should have; None for one that is gone, or is configured anyway."""
-        address = _address_of(view.urls)
+        address = grpc_address(view.urls)
         target_id = f"edge/{view.name}"
         if view.freshness is Freshness.DEAD or address is None or target_id in self._static:
             self.refused.pop(view.name, None)
@@ -298,6 +308,9 @@ class Directory:
         target = self._make(spec)
         self._open[spec.id] = _Open(spec, stack)
         self.targets[spec.id] = await stack.enter_async_context(target)
+        link = self._dialled_in.links.get(spec.id) if self._dialled_in else None
+        if link is not None and link.open and isinstance(target, DeviceTarget):
+            target.accept(link)
 
     async def _close_target(self, target_id: str) -> None:
         held = self._open.pop(target_id)
@@ -305,13 +318,34 @@ class Directory:
         self._fleet.remove(target_id)
         await held.stack.aclose()
 
-    def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget:
+    # devices that dial
+
+    def _dialled(self, link: AcceptedLink) -> None:
+        target = self.targets.get(link.id)
+        if isinstance(target, DeviceTarget):
+            target.accept(link)
+        else:
+            self._changed.set()
+
+    def _hung_up(self, link: AcceptedLink) -> None:
+        target = self.targets.get(link.id)
+        if isinstance(target, DeviceTarget):
+            target.left(link, link.why_not, in_order=False)
+        self._changed.set()
+
+    def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget | DeviceTarget:
+        if spec.tier == "edge" and not spec.foreign:
+            make = None if spec.address == UNDIALLED else partial(self._make_direct, spec)
+            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._appraiser is not None)
+        return self._make_direct(spec, self.on_event)
+
+    def _make_direct(self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]) -> LinkTarget | UnaryTarget:
         if spec.transport == "link":
             return LinkTarget(
                 spec.id,
                 spec.address,
                 gateway_name=self._gateway_name,
-                on_event=self.on_event,
+                on_event=on_event,
                 draw=self._draw,
                 backoff_cap_s=_REDIAL_STATIC_S if spec.static else BACKOFF_CAP_S,
                 max_message_bytes=self._max_message_bytes,
@@ -324,7 +358,7 @@ class Directory:
             spec.address,
             foreign=spec.foreign,
             models=spec.models if spec.foreign else (),
-            on_event=self.on_event,
+            on_event=on_event,
             max_message_bytes=self._max_message_bytes,
             dialler=self._dialler_of(spec),
         )
@@ -361,14 +395,3 @@ def _offer_of(manifest: Manifest, tier: Tier) -> ModelOffer:
         for one in manifest.variants_for(tier)
     )
     return ModelOffer(manifest.name, manifest.version, variants)
-
-
-def _address_of(urls: tuple[str, ...]) -> str | None:
-    """host:port of the first gRPC address; a bare one is taken as gRPC."""
-    for url in urls:
-        scheme, separator, rest = url.partition("://")
-        if not separator:
-            return scheme
-        if scheme in ("grpc", "link"):
-            return rest.rstrip("/")
-    return None

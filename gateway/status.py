@@ -52,7 +52,7 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
             one["id"],
             f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
             one["address"],
-            one["transport"],
+            _over(one),
             *([_evidence(one)] if asked else []),
             *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if ailing else []),
             ", ".join(map(_offered, one["models"])),
@@ -61,6 +61,11 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
             str(one["in_flight"]),
         )
     return table
+
+
+def _over(target: dict[str, Any]) -> str:
+    """The transport, and the road where the device dialled us; an older gateway knows of no roads."""
+    return f"{target['transport']}, dialled out" if target.get("road") == "dialled out" else str(target["transport"])
 
 
 def _evidence(target: dict[str, Any]) -> str:

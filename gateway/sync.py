@@ -43,6 +43,7 @@ class FleetSync:
         register: another than the default one, for other limits.
         backoff_cap_s: the longest wait between attempts to reach the broker.
         tls: for an address with `mqtts://`, see `MqttLink`.
+        links: HOST:PORT where devices may dial this gateway.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class FleetSync:
         register: FleetRegister | None = None,
         backoff_cap_s: float = 5.0,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        links: tuple[str, ...] = (),
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
         self.register = register or FleetRegister(self._topics, draw=draw)
+        self._links = links
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
         self._loop = MqttLoop(
@@ -164,7 +167,8 @@ class FleetSync:
         return self._link.publish(topic, self._state(online=online), qos=1, retain=True)
 
     def _state(self, *, online: bool) -> bytes:
-        return encode(GatewayState(self._name, online, self._epoch, utc_ms=round(clock.utc_s() * 1000)))
+        utc_ms = round(clock.utc_s() * 1000)
+        return encode(GatewayState(self._name, online, self._epoch, utc_ms=utc_ms, links=self._links))
 
     def _tell(self) -> None:
         """Report a change at once, and those that follow together."""

@@ -8,6 +8,7 @@ it is one `Grant`: written into the file of keys, said by a token's issuer, or b
     highest_priority   what it asks for above this is lowered to it, not refused
     pin                how far its requests may go at most; a request may ask for less
     rights             `infer` · `metrics` and `admin`, for operators · `act-for-others`, to name other tenants
+                       `dial-in`, for a device that dials: it is edge/TENANT
     limits             of this one credential, beside and within its tenant's
 
 A refusal by name alone tells nothing about which models exist. `act-for-others` is for a proxy that has authenticated
@@ -28,8 +29,8 @@ import msgspec
 
 from tidegate.pin import Pin
 
-Right = Literal["infer", "metrics", "admin", "act-for-others"]
-RIGHTS: Final[tuple[Right, ...]] = ("infer", "metrics", "admin", "act-for-others")
+Right = Literal["infer", "metrics", "admin", "act-for-others", "dial-in"]
+RIGHTS: Final[tuple[Right, ...]] = ("infer", "metrics", "admin", "act-for-others", "dial-in")
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

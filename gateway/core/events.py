@@ -12,10 +12,13 @@ whoever folds an event passes its own `now`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gateway.core.attested import Attestation
 from tidegate.fleet.offers import ModelOffer
 from tidegate.types import LoadReport
+
+Road = Literal["direct", "dialled out"]  # who dialled: this gateway, or the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class LinkUp:
     name: str  # what it calls itself: "edge/kiosk-1"; the target's own id for a foreign server, which has no hello
     epoch: int
     offers: tuple[ModelOffer, ...]
+    road: Road = "direct"
 
 
 @dataclass(frozen=True, slots=True)

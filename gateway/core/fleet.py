@@ -133,7 +133,7 @@ class Fleet:
                 target.path.heard(now)
                 self._look(target, event.rtt_s, now)
             case LinkUp():
-                self._came_up(target, event.epoch, event.offers, now)
+                self._came_up(target, event, now)
             case LinkAttested():
                 target.attestation = event.attestation
             case _:  # LinkDown, the only one left
@@ -212,9 +212,9 @@ class Fleet:
         """Whether every static target has been reached or found unreachable at least once."""
         return all(target.tried for target in self.targets.values() if target.spec.static)
 
-    def _came_up(self, target: TargetView, epoch: int, offers: tuple[ModelOffer, ...], now: float) -> None:
-        new_process = epoch != target.epoch
-        if new_process or not target.up:
+    def _came_up(self, target: TargetView, event: LinkUp, now: float) -> None:
+        epoch, new_process = event.epoch, event.epoch != target.epoch
+        if new_process or not target.up or event.road != target.road:
             self._renew(target, breaker=new_process)  # what failed before was another process, or another connection
         if new_process and target.epoch:
             target.degradation.new_process(now)
@@ -224,7 +224,8 @@ class Fleet:
         target.link.heard(now)
         self._unattest(target)
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
-        self._offer(target, offers)
+        target.road = event.road
+        self._offer(target, event.offers)
 
     def _is_settled(self, now: float) -> bool:
         """Whether there are others that are warm: a fleet that has just begun has nobody to lean on."""

@@ -77,6 +77,17 @@ def host_and_port(address: str) -> tuple[str, str] | None:
     return host, port
 
 
+def grpc_address(urls: tuple[str, ...]) -> str | None:
+    """host:port of the first gRPC address; a bare one is taken as gRPC."""
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        if not separator:
+            return scheme
+        if scheme in ("grpc", "link"):
+            return rest.rstrip("/")
+    return None
+
+
 def _is_name(host: str) -> bool:
     # A name whose last label is a number is read as an address by some resolvers: 127.1, 0x7f.1, 2130706433.
     labels = host.removesuffix(".").split(".")

@@ -16,6 +16,7 @@ from gateway.core.balance import SLOW_START_S, Balance, slow_start_share
 from gateway.core.breaker import Breaker, State
 from gateway.core.coverage import Coverage
 from gateway.core.degradation import Degradation
+from gateway.core.events import Road
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
 from gateway.core.prices import Tier
@@ -70,6 +71,7 @@ class TargetView:
     reason: str = "not connected yet"
     since: float = 0.0  # when `up` last changed
     epoch: int = 0
+    road: Road = "direct"  # by which it was last up
     offers: tuple[ModelOffer, ...] = ()  # the last known ones, also while it is down
     doubt: str = ""  # why the control plane distrusts it; "" when it does not
     accepting: bool = True  # False while a device says that it takes no new work

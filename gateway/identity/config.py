@@ -23,7 +23,9 @@ class GrantConfig(Section):
     models: tuple[str, ...] = Field(("*",), description="Globs of the models it may see and use.")
     highest_priority: int = Field(1, ge=1, le=4, description="What it asks for above this is lowered to it.")
     pin: Pin = Field("any", description="How far its requests may go at most: `edge`, `site` or `any`.")
-    rights: tuple[Right, ...] = Field(("infer",), description="Of `infer`, `metrics`, `admin`, `act-for-others`.")
+    rights: tuple[Right, ...] = Field(
+        ("infer",), description="Of `infer`, `metrics`, `admin`, `act-for-others`, `dial-in`."
+    )
     requests_per_s: float | None = Field(None, gt=0, description="Requests a second; none: its tenant's limit only.")
     bytes_per_s: float | None = Field(None, gt=0, description="Bytes of tensors a second, both ways together.")
     pool_s_per_s: float | None = Field(None, ge=0, description="Seconds of pool compute a second.")

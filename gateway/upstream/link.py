@@ -25,11 +25,11 @@ import structlog
 from gateway.core.events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.upstream.address import same_address
 from gateway.upstream.appraiser import Appraisal, Appraiser
-from gateway.upstream.messages import request_bytes, response_from_bytes
+from gateway.upstream.asked import asked
 from tidegate import __version__, clock
 from tidegate.backoff import Backoff
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.asker import MAX_MESSAGE_BYTES, Asker, Question
+from tidegate.link.asker import MAX_MESSAGE_BYTES, Asker
 from tidegate.link.frames import Greeting
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
@@ -130,16 +130,14 @@ class LinkTarget:
         asker = self._asker
         if asker is None or not asker.open:
             raise Disconnected(f"{self._id} has no link: {self._down_reason or 'dialling'}")
-        deadline = clock.now() + budget_s
-        answered = await asker.ask(
-            Question(request_bytes(request), deadline, priority, variant, traceparent, on_accepted)
-        )
-        return Reply(
-            response=response_from_bytes(answered.message, request),
-            stages={"queue": answered.queue_s, "compute": answered.compute_s},
-            batch_size=answered.batch_size,
-            variant=answered.variant,
-            load=answered.load,
+        return await asked(
+            asker,
+            request,
+            variant=variant,
+            budget_s=budget_s,
+            priority=priority,
+            traceparent=traceparent,
+            on_accepted=on_accepted,
         )
 
     # Listener

@@ -17,7 +17,7 @@ import uvloop
 
 from tests.bench import workload
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.answerer import add_link_service
+from tidegate.link.service import add_link_service
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import parse_manifest
 from tidegate.oip.grpc import message_from_response

@@ -1,4 +1,5 @@
-"""What every `Target` promises, over real gRPC on loopback: one suite for the link stream and for plain OIP calls."""
+"""What every `Target` promises, over real gRPC on loopback: one suite for the link stream, dialled from either end, and
+for plain OIP calls."""
 
 from __future__ import annotations
 
@@ -13,16 +14,23 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from edge_agent.core.roads import Roads
+from edge_agent.dialling import Dialling
 from gateway.core.events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.target import TargetSpec
+from gateway.upstream.dialled_in import DialledIn
 from gateway.upstream.link import LinkTarget
+from gateway.upstream.roads import DeviceTarget
 from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
 from simulator.proxy.link import Link
 from tests.support.hosts import ECHO, EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.answerer import LinkService, add_link_service
+from tidegate.link.asker import Asker
+from tidegate.link.service import LinkService, add_link_service
 from tidegate.link.session import Heartbeat
+from tidegate.link.streams import MAX_ENVELOPE_BYTES
 from tidegate.oip.grpc_server import add_oip_service, server_options
 from tidegate.outcome import (
     ERRORS,
@@ -76,6 +84,32 @@ class Server:
             self._server = None
 
 
+class Caller(Server):
+    """The same host on a device that cannot be dialled: it dials `to`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to = ""
+        self._dialling: Dialling | None = None
+
+    async def start(self) -> None:
+        self.link = LinkService(
+            self.host,
+            name="edge/a",
+            epoch=lambda: 7,
+            offers=lambda: OFFERS,
+            load=lambda: LoadReport(7, 1, 0, 0, 0.0),
+            heartbeat=Heartbeat(0.1, 10),
+        )
+        self._dialling = Dialling(self.link, Roads("always"), {self.to: ""}, dict, tls=None, draw=lambda: 0.5)
+        await self._dialling.__aenter__()
+
+    async def kill(self) -> None:
+        if self._dialling is not None:
+            await self._dialling.__aexit__(None, None, None)
+            self._dialling = None
+
+
 @dataclass
 class Bench:
     """A server, a target for it, and what the target told."""
@@ -110,11 +144,45 @@ class Bench:
 
 
 @asynccontextmanager
-async def connected(kind: str, *, through: Callable[[int], int] = lambda port: port) -> AsyncIterator[Bench]:
+async def called(dialled_in: DialledIn) -> AsyncIterator[str]:
+    """A gateway's link port; its address."""
+    server = grpc.aio.server(options=server_options(MAX_ENVELOPE_BYTES))
+    dialled_in.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def dialled() -> AsyncIterator[Bench]:
+    caller = Caller()
+    bench = Bench("dialled", caller, None)  # type: ignore[arg-type]
+    dialled_in = DialledIn(gateway_name="test", max_streams=4, heartbeat=Heartbeat(0.1, 10))
+    async with AsyncExitStack() as stack:
+        target = DeviceTarget(TargetSpec("edge/a", "edge", "-", static=False), None, bench.tell)
+        bench.target = await stack.enter_async_context(target)
+        dialled_in.on_in = target.accept
+        dialled_in.on_left = lambda link: target.left(link, link.why_not, in_order=False)
+        caller.to = await stack.enter_async_context(called(dialled_in))
+        stack.push_async_callback(caller.kill)
+        await caller.start()
+        await bench.until(lambda: bench.ups() > 0)
+        yield bench
+
+
+@asynccontextmanager
+async def connected(kind: str) -> AsyncIterator[Bench]:
+    if kind == "dialled":
+        async with dialled() as bench:
+            yield bench
+        return
     server = Server()
     await server.start()
     bench = Bench(kind, server, None)  # type: ignore[arg-type]  # the target tells events to the bench it belongs to
-    address = f"127.0.0.1:{through(server.port)}"
+    address = f"127.0.0.1:{server.port}"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(server.kill)
         bench.target = await stack.enter_async_context(target_of(kind, address, bench.tell))
@@ -138,15 +206,15 @@ def target_of(kind: str, address: str, tell: Callable[[LinkEvent], None]) -> Lin
     )
 
 
-@pytest_asyncio.fixture(params=["link", "unary", "foreign"])
+@pytest_asyncio.fixture(params=["link", "dialled", "unary", "foreign"])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     async with connected(request.param) as bench:
         yield bench
 
 
-@pytest_asyncio.fixture
-async def link() -> AsyncIterator[Bench]:
-    async with connected("link") as bench:
+@pytest_asyncio.fixture(params=["link", "dialled"])
+async def link(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    async with connected(request.param) as bench:
         yield bench
 
 
@@ -358,10 +426,22 @@ async def test_an_up_target_says_who_it_is_and_what_it_offers_and_its_round_trip
     if bench.kind == "link":
         assert (up.name, up.epoch, up.offers) == ("pool/a", 7, OFFERS)
     assert all(0.0 < event.rtt_s < 1.0 for event in bench.events if isinstance(event, LinkRtt))
-    assert repr(bench.target).startswith(f"<{type(bench.target).__name__} pool/a at 127.0.0.1:")
+    if bench.kind == "dialled":
+        assert (up.name, up.epoch, up.offers, up.road) == ("edge/a", 7, OFFERS, "dialled out")
+        assert repr(bench.target).startswith("<DeviceTarget edge/a dialled out: ")
+    else:
+        assert repr(bench.target).startswith(f"<{type(bench.target).__name__} pool/a at 127.0.0.1:")
 
 
 # only the link
+
+
+def asker_of(target: Target) -> Asker | None:
+    if isinstance(target, DeviceTarget):
+        assert target._accepted is not None
+        return target._accepted._asker
+    assert isinstance(target, LinkTarget)
+    return target._asker
 
 
 async def test_small_requests_pass_a_large_one_on_the_link(link: Bench) -> None:
@@ -389,13 +469,13 @@ async def test_an_accepted_request_is_told_so_before_its_answer(link: Bench) -> 
 
 
 async def test_load_is_told_without_a_request(link: Bench) -> None:
-    await link.until(lambda: LinkLoad("pool/a", LoadReport(7, 1, 0, 0, 0.0), None) in link.events)
+    await link.until(lambda: LinkLoad(link.target.id, LoadReport(7, 1, 0, 0, 0.0), None) in link.events)
 
 
 async def test_requests_of_one_moment_share_envelopes(link: Bench) -> None:
-    assert isinstance(link.target, LinkTarget)
-    assert link.target._asker is not None
-    session = link.target._asker.session
+    asker = asker_of(link.target)
+    assert asker is not None
+    session = asker.session
     before = session.envelopes_sent
 
     await asyncio.gather(*[link.ask() for _ in range(100)])

@@ -31,8 +31,8 @@ from tidegate.fleet.messages import (
 )
 from tidegate.fleet.offers import ModelOffer, VariantOffer, encode_offers
 from tidegate.link import frames
-from tidegate.link.answerer import LinkService
 from tidegate.link.frames import Greeting, Violation
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.oip.grpc import message_from_request
 from tidegate.outcome import ServeError

@@ -21,7 +21,7 @@ from tests.support.hosts import ECHO, EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.answerer import LinkService, add_link_service
+from tidegate.link.service import LinkService, add_link_service
 from tidegate.link.session import Heartbeat
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.oip.grpc import message_from_request

@@ -30,8 +30,8 @@ from tidegate.attest.measurement import Measurement
 from tidegate.attest.software import key_id
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import Secured
-from tidegate.link.answerer import add_link_service
 from tidegate.link.challenged import Attest, no_evidence
+from tidegate.link.service import add_link_service
 from tidegate.link.session import Heartbeat
 from tidegate.oip.grpc import message_from_request
 from tidegate.oip.grpc_server import add_oip_service

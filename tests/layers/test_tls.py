@@ -24,7 +24,7 @@ from tests.support.hosts import echo_request
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import RoleGuard, Secured
 from tidegate.doors.http_door import http_door
-from tidegate.link.answerer import add_link_service
+from tidegate.link.service import add_link_service
 from tidegate.link.session import Heartbeat
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.pki.identity import Identity, Role

@@ -15,10 +15,10 @@ from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link import frames
-from tidegate.link.answerer import LinkService
 from tidegate.link.asker import Asker, Question
 from tidegate.link.frames import Answered, Greeting
 from tidegate.link.outbox import Outbox
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.oip.grpc import message_from_request
 from tidegate.outcome import (

@@ -252,6 +252,11 @@ class FleetRegister:
         views = (device.view(now, self._outage, self._will_grace_s) for device in self._devices.values())
         return tuple(sorted((view for view in views if view is not None), key=lambda view: view.name))
 
+    def knows(self, name: str) -> bool:
+        """Whether a device of this name was ever born."""
+        device = self._devices.get(name)
+        return device is not None and device.birth is not None
+
     def next_wake(self, now: float) -> float | None:
         """The next instant at which some device's freshness changes by silence alone."""
         changes = (device.next_change_at(now, self._outage, self._will_grace_s) for device in self._devices.values())

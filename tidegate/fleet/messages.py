@@ -122,6 +122,7 @@ class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: Epoch = field(name="gepoch")
     utc_ms: int = 0
     ingest: bool = False  # whether it takes what devices have stored
+    links: Annotated[tuple[Url, ...], Meta(max_length=4)] = ()  # HOST:PORT where a device may dial it
     v: Literal[1] = field(default_factory=lambda: 1)
 
 

@@ -50,9 +50,14 @@ QOS: Final = {Up.BIRTH: 1, Up.DEATH: 1, Up.HEARTBEAT: 0, Up.INVENTORY: 1, Up.REP
 RETAINED: Final = frozenset({Up.BIRTH, Up.DEATH, Up.INVENTORY, Up.REPORTED})
 
 
+def is_name(text: str) -> bool:
+    """Whether it can be one level of a topic, and so a device's name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def checked_name(name: str, what: str) -> str:
     """`name` itself. Raises ValueError when it cannot be one level of a topic."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ValueError(
             f"{what} {name!r} must be 1 to 64 letters, digits and . _ ~ -, starting with a letter or digit"
         )

@@ -1,9 +1,9 @@
 """The side that does the work: requests in, one task each, answers out.
 
-`LinkService` stands on a gRPC server and runs a session for every stream that is dialled; each stream has an
-`Answerer` of its own. A request becomes a `Call` whose deadline is its budget from the moment at which it was
-complete, is checked against the host's manifest like any other (the gateway has done so, but a link is a way in for
-everyone who can dial it), and is answered by `host.infer`. Whatever the host raises goes back under its own code.
+`service.py` runs a session for every stream; each has an `Answerer` of its own. A request becomes a `Call` whose
+deadline is its budget from the moment at which it was complete, is checked against the host's manifest like any other
+(the gateway has done so, but a link is a way in for everyone who can dial it), and is answered by `host.infer`.
+Whatever the host raises goes back under its own code.
 
 What a peer can make this side spend is bounded: requests under way per stream, bytes of incomplete messages, bytes
 waiting to be written. What goes over is refused, and the stream goes on; what no correct peer sends ends the stream.
@@ -16,19 +16,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import grpc
 import structlog
 
-from tidegate import __version__, clock
-from tidegate.fleet.offers import ModelOffer, encode_offers
+from tidegate import clock
+from tidegate.fleet.offers import encode_offers
 from tidegate.link import frames
-from tidegate.link.asker import MAX_MESSAGE_BYTES
-from tidegate.link.challenged import Attest, Challenged, no_evidence
+from tidegate.link.challenged import Challenged, no_evidence
 from tidegate.link.chunks import Assembly
 from tidegate.link.frames import Answered, Greeting, Violation
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
-from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.oip.check import checker_of
 from tidegate.oip.grpc import message_from_response, request_from_bytes
 from tidegate.oip.host import ModelHost
@@ -58,7 +55,9 @@ class Answerer:
         limits: ContentLimits = DEFAULT,
         outbox: Outbox | None = None,
         challenged: Challenged | None = None,
+        dialled: bool = False,
     ) -> None:
+        self.dialled = dialled  # by this side
         self._host = host
         self._challenged = challenged or Challenged(no_evidence, None)
         self._greeting = greeting
@@ -78,6 +77,11 @@ class Answerer:
 
     def __repr__(self) -> str:
         return f"<Answerer for {self._peer or 'nobody yet'}, {len(self._tasks)} under way, {self.session!r}>"
+
+    @property
+    def peer(self) -> str:
+        """What the other side calls itself; "" before its hello."""
+        return self._peer
 
     @property
     def under_way(self) -> int:
@@ -259,141 +263,6 @@ class Answerer:
 
     def _refuse(self, id: int, error: ServeError) -> None:
         self.session.send(frames.refused(id, error, self._load()))
-
-
-class LinkService:
-    """All streams of one server. A stream lives as long as its gRPC handler; `drain` says goodbye on each and waits."""
-
-    def __init__(
-        self,
-        host: ModelHost,
-        *,
-        name: str,
-        epoch: Callable[[], int],
-        offers: Callable[[], tuple[ModelOffer, ...]],
-        load: Callable[[], LoadReport],
-        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
-        max_concurrent: int = 1024,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        attest: Attest = no_evidence,
-        limits: ContentLimits = DEFAULT,
-    ) -> None:
-        self._host = host
-        self._attest = attest
-        self._name = name
-        self._epoch = epoch
-        self._offers = offers
-        self._load = load
-        self._heartbeat = heartbeat
-        self._max_concurrent = max_concurrent
-        self._limits = limits
-        self._max_message_bytes = max_message_bytes
-        self._answerers: set[Answerer] = set()
-        self._all_gone = asyncio.Event()
-        self._all_gone.set()
-        self._draining = ""
-
-    def __repr__(self) -> str:
-        return f"<LinkService {self._name}, {len(self._answerers)} streams{', draining' if self._draining else ''}>"
-
-    @property
-    def streams(self) -> int:
-        return len(self._answerers)
-
-    @property
-    def under_way(self) -> int:
-        """Requests that are being worked on, over all streams."""
-        return sum(answerer.under_way for answerer in self._answerers)
-
-    def announce(self) -> None:
-        """Send the load, and the offers where they changed, to every stream now."""
-        for answerer in tuple(self._answerers):
-            answerer.announce()
-
-    async def drain(self, reason: str) -> None:
-        """Say goodbye on every stream and return when what was under way is answered and the streams have ended."""
-        self._draining = reason
-        for answerer in tuple(self._answerers):
-            answerer.leave(reason)
-        await self._all_gone.wait()
-
-    async def serve(self, duplex: Duplex, asker: bytes | None = None) -> str:
-        """Answer on one stream, whoever dialled it, until it ends; the reason in words.
-
-        Args:
-            asker: the certificate, PEM, that TLS has verified at the other end.
-        """
-        if self._draining:
-            return f"leaving: {self._draining}"  # without a hello, so that nobody takes it for a target that is up
-        answerer = Answerer(
-            duplex,
-            self._host,
-            greeting=self._greeting,
-            load=self._load,
-            heartbeat=self._heartbeat,
-            max_concurrent=self._max_concurrent,
-            max_message_bytes=self._max_message_bytes,
-            challenged=Challenged(self._attest, asker),
-            limits=self._limits,
-        )
-        self._answerers.add(answerer)
-        self._all_gone.clear()
-        try:
-            return await answerer.run()
-        finally:
-            self._answerers.discard(answerer)
-            if not self._answerers:
-                self._all_gone.set()
-
-    async def exchange(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        """The gRPC method."""
-        if self._draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"leaving: {self._draining}")
-        shown = context.auth_context().get("x509_pem_cert", ())
-        reason = await self.serve(ServedStream(context), next(iter(shown), None))
-        log.info("link stream ended", peer=context.peer(), reason=reason)
-
-    def _greeting(self) -> Greeting:
-        return Greeting(self._name, self._epoch(), __version__, self._offers())
-
-
-def add_link_service(
-    server: grpc.aio.Server,
-    host: ModelHost,
-    *,
-    name: str,
-    epoch: Callable[[], int],
-    offers: Callable[[], tuple[ModelOffer, ...]],
-    load: Callable[[], LoadReport],
-    heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
-    max_concurrent: int = 1024,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    attest: Attest = no_evidence,
-    limits: ContentLimits = DEFAULT,
-) -> LinkService:
-    """Serve the link stream on a gRPC server that has not started yet.
-
-    Args:
-        name: "edge/NAME" or "pool/NAME".
-        epoch: the epoch under which `load` reports; asked again for each stream.
-        max_concurrent: requests under way per stream; more are refused as overloaded.
-        attest: answers challenges; raises ValueError with words where there is no evidence.
-    """
-    service = LinkService(
-        host,
-        name=name,
-        epoch=epoch,
-        offers=offers,
-        load=load,
-        heartbeat=heartbeat,
-        max_concurrent=max_concurrent,
-        max_message_bytes=max_message_bytes,
-        attest=attest,
-        limits=limits,
-    )
-    handler = grpc.stream_stream_rpc_method_handler(service.exchange)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-    return service
 
 
 def _cancelled_from_outside() -> bool:

@@ -38,8 +38,9 @@ DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
 class DialledStream:
     """The end that dialled."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(PATH, None, None)(None)
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        dial = channel.stream_stream(PATH, None, None)
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = dial(None, metadata=metadata or None)
 
     async def read(self) -> bytes | None:
         try:

@@ -1,0 +1,81 @@
+"""Whom to dial: the gateways that do not reach this device by themselves.
+
+A device cannot know from inside whether its address can be dialled from outside; a gateway that dials it is the proof.
+So it waits `patience_s` for each gateway's own stream, and dials those whose stream has not come, or is gone that long.
+What was learned is kept: a gateway that had to be dialled once is dialled at once when the stream is lost, since a
+wait would only be felt. When its stream comes after all, the one that was dialled is left, in order, once the other
+has stood for `steady_s`: the direct road is preferred, and two that take turns must not flap.
+
+    auto     as above        a gateway whose name is not known yet is dialled once, to hear it
+    always   all of them, at once
+    never    none
+
+Why not let the gateway say that it cannot reach the device: what it says would have to be believed, come over a broker
+that may be away, and still be checked by a dial. The silence is seen in every case, also where nobody could tell.
+
+It can be wrong where a gateway is merely slow to come: then a stream is dialled and left again, which costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Literal
+
+DialOut = Literal["auto", "always", "never"]
+
+PATIENCE_S: Final = 3.0
+STEADY_S: Final = 2.0
+MOST_GATEWAYS: Final = 64
+
+
+@dataclass(slots=True)
+class _Seen:
+    missed_since: float  # inf while its own stream is here
+    here_since: float = inf
+    needed: bool = False  # it had to be dialled
+
+
+class Roads:
+    """Mutable: `wanted` takes in what there is now, and says which addresses to dial or to keep dialled."""
+
+    def __init__(self, mode: DialOut, *, patience_s: float = PATIENCE_S, steady_s: float = STEADY_S) -> None:
+        self._mode = mode
+        self._patience_s = patience_s
+        self._steady_s = steady_s
+        self._seen: dict[str, _Seen] = {}
+
+    def wanted(self, gateways: Mapping[str, str], callers: Collection[str], now: float) -> frozenset[str]:
+        """The addresses to dial.
+
+        Args:
+            gateways: what each address answers as, "gateway/NAME"; "" where it was never heard.
+            callers: who has a stream here that it dialled itself.
+        """
+        if self._mode == "never":
+            return frozenset()
+        known = list(gateways.items())[:MOST_GATEWAYS]
+        if self._mode == "always":
+            return frozenset(address for address, _ in known)
+        self._seen = {address: self._seen.get(address, _Seen(now)) for address, _ in known} | {
+            address: seen for address, seen in self._seen.items() if seen.needed
+        }
+        if len(self._seen) > 2 * MOST_GATEWAYS:
+            self._seen = {address: self._seen[address] for address, _ in known}
+        return frozenset(address for address, name in known if self._is_wanted(self._seen[address], name, callers, now))
+
+    def _is_wanted(self, seen: _Seen, name: str, callers: Collection[str], now: float) -> bool:
+        if name and name in callers:
+            seen.missed_since, seen.here_since = inf, min(seen.here_since, now)
+            if now - seen.here_since >= self._steady_s:
+                seen.needed = False
+        else:
+            seen.missed_since, seen.here_since = min(seen.missed_since, now), inf
+            if now - seen.missed_since >= self._patience_s:
+                seen.needed = True
+        return seen.needed
+
+    def __repr__(self) -> str:
+        needed = sorted(address for address, seen in self._seen.items() if seen.needed)
+        return f"<Roads {self._mode}, to dial: {', '.join(needed) or 'none'}>"
