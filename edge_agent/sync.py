@@ -147,6 +147,10 @@ class EdgeSync:
         """What the goodbye shall say instead of `shutdown`."""
         self._farewell = reason
 
+    def cut(self) -> None:
+        """Lose the connection as a power cut does; for those who simulate one, and end this agent in the same turn."""
+        self._link.cut()
+
     async def _begin_epoch(self) -> Will:
         # In a thread, since it waits for the disk and the loop serves requests.
         epoch = await asyncio.to_thread(self._epochs.bump, clock.utc_s(), at_least=self._minimum_epoch)

@@ -216,7 +216,7 @@ class Directory:
             )
 
     def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
-        for view in self._views():
+        for view in self.devices():
             if f"edge/{view.name}" == spec.id:
                 return view.offers
         return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
@@ -235,7 +235,7 @@ class Directory:
     async def _follow(self) -> None:
         for target_id in sorted(self._undescribed):
             await self._describe(target_id)
-        views = self._views()
+        views = self.devices()
         wanted = {spec.id: spec for view in views if (spec := self._spec_of(view)) is not None}
         for target_id, held in list(self._open.items()):
             if not held.spec.static and self._is_over(target_id, held.spec, wanted.get(target_id)):
@@ -268,7 +268,8 @@ class Directory:
             now=now,
         )
 
-    def _views(self) -> tuple[DeviceView, ...]:
+    def devices(self) -> tuple[DeviceView, ...]:
+        """All that is known over MQTT, by name."""
         return self.register.devices(clock.now()) if self.register else ()
 
     def _spec_of(self, view: DeviceView) -> TargetSpec | None:

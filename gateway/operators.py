@@ -20,6 +20,7 @@ from gateway.console.view import Sight
 from gateway.console.watch import Watch
 from gateway.core.admission import Admission
 from gateway.core.fleet import Fleet
+from gateway.devices import device_routes
 from gateway.directory import Directory
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
@@ -39,7 +40,7 @@ def operator_routes(
     watch: Watch | None,
 ) -> list[web.RouteDef]:
     """Of the admin port; with the console's where somebody watches for it."""
-    admin = admin_routes(fleet, catalog, conductor, directory.refused)
+    admin = [*admin_routes(fleet, catalog, conductor, directory.refused), *device_routes(directory.devices)]
     if watch is None:
         return admin
     return [*admin, *Console(Sight(name, watch, fleet, admission, catalog, directory.refused)).routes()]

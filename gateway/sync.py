@@ -27,7 +27,7 @@ from tidegate.mqtt_loop import MqttLoop
 
 HEARTBEAT_S = 5.0
 COALESCE_S = 0.02
-COALESCE_PER_DEVICE_S = 0.00015  # to look at a device costs some 14 µs, so looking takes at most a tenth of the time
+COALESCE_PER_DEVICE_S = 0.0003  # to look at a device costs some 14 µs, so looking takes at most a twentieth of the time
 MAX_EFFECTS = 256
 
 

@@ -156,6 +156,11 @@ class MqttLink:
             self._complained = True  # not a fault
             self._session.end(reason)
 
+    def cut(self) -> None:
+        """End the session as a power cut does: without a goodbye, so that the will is published."""
+        if self._session is not None:
+            self._session.cut()
+
     async def _run(self) -> None:
         while True:
             began_at = clock.now()

@@ -357,6 +357,10 @@ class Session:
             self._drive(lambda client: client.loop_write())  # one attempt; a socket that takes nothing is simply closed
         self._finish(reason)
 
+    def cut(self) -> None:
+        """End without a DISCONNECT, as a power cut does: the broker publishes the will."""
+        self._finish("cut")
+
     def _finish(self, reason: str) -> None:
         if not self.ended.done():
             self.ended.set_result(reason)

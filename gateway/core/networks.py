@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_REMEMBERED: Final = 1 << 15
 
 # Link-local addresses are not among them: clouds keep their metadata there.
 PRIVATE: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
@@ -32,9 +35,8 @@ class Networks:
 
     def __contains__(self, host: str) -> bool:
         """Whether `host`, an address and no name, lies in one of them."""
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
+        address = _parsed(host)
+        if address is None:
             return False
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
@@ -59,13 +61,19 @@ class Networks:
 
 
 def is_address(host: str) -> bool:
+    return _parsed(host) is not None
+
+
+@lru_cache(_REMEMBERED)
+def _parsed(host: str) -> Address | None:
+    """None for a name. Remembered: whoever looks at a whole fleet again and again looks at the same few thousand."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
+@lru_cache(_REMEMBERED)
 def host_and_port(address: str) -> tuple[str, str] | None:
     """Of HOST:PORT or [IPV6]:PORT; None for anything else, such as the schemes that gRPC would take for a target."""
     host, separator, port = address.rpartition(":")

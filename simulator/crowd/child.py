@@ -1,0 +1,93 @@
+"""A part of a crowd in a process of its own: `python -m simulator.crowd.child SETTINGS`, in JSON.
+
+Every second it says on stdout, in one line of JSON, how many of its devices are connected and what they have said so
+far. It ends by a signal, with goodbyes, or with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from time import process_time
+
+from simulator.crowd.device import Device
+from simulator.crowd.life import Habits
+from tidegate import clock, events
+from tidegate.doors.limits import raise_file_limit
+from tidegate.lifeline import die_with_parent
+from tidegate.telemetry import configure_logging
+
+TELL_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The devices of one process."""
+
+    first: int
+    count: int
+    url: str
+    fleet: str
+    models: int
+    interval_s: float
+    seed: int
+    ramp_s: float
+    churn_per_minute: float
+    crash_ratio: float
+    parent: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+async def live(share: Share) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    counts, chance = Counter[str](), random.Random(f"{share.seed}/{share.first}")
+    habits = Habits(share.ramp_s, share.churn_per_minute, share.crash_ratio)
+    devices = [
+        Device(
+            number, url=share.url, fleet=share.fleet, models=share.models, interval_s=share.interval_s,
+            habits=habits, draw=chance.random, counts=counts,
+        )
+        for number in range(share.first, share.first + share.count)
+    ]  # fmt: skip
+    lives = [asyncio.create_task(device.run(), name=device.name) for device in devices]
+    try:
+        while not stop.is_set():
+            _tell(devices, counts)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TELL_EVERY_S):
+                    await stop.wait()
+    finally:
+        for life in lives:
+            life.cancel()
+        await asyncio.gather(*lives, return_exceptions=True)
+        _tell(devices, counts)
+
+
+def _tell(devices: list[Device], counts: Counter[str]) -> None:
+    connected = sum(device.is_connected for device in devices)
+    events.emit("crowd", connected=connected, counts=dict(counts), cpu_s=process_time(), at=clock.now())
+
+
+def main() -> None:
+    share = Share(**json.loads(sys.argv[1]))
+    die_with_parent(share.parent)
+    configure_logging("crowd", level="error")  # ten thousand devices would say "connected" ten thousand times
+    raise_file_limit()
+    with suppress(BrokenPipeError):
+        asyncio.run(live(share))
+    os._exit(0)  # no time for a garbage collector that looks at ten thousand sessions
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""`tidegate fleet simulate`: a fleet on one machine, as a broker and a gateway see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import suppress
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from simulator.crowd.crowd import Crowd, CrowdFailed, Seen
+from simulator.crowd.life import Habits
+from tidegate import clock
+from tidegate.broker_url import BrokerUrl
+
+LOOK_EVERY_S = 1.0
+
+
+@click.group()
+def fleet() -> None:
+    """Whole fleets, for trying out brokers and gateways."""
+
+
+@fleet.command(
+    epilog="""\b
+Examples:
+  mosquitto -p 1883 &                                  # the demo's embedded broker is not made for a thousand
+  tidegate fleet simulate --agents 1000 --broker mqtt://127.0.0.1:1883
+  tidegate fleet simulate --agents 1000 --churn 5 --crashes 80 --for 300 --json
+  tidegate fleet simulate --agents 10000 --interval 10 --ramp 60
+"""
+)
+@click.option("--agents", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many devices.")
+@click.option("--broker", default="mqtt://127.0.0.1:1883", show_default=True, help="Where they report.")
+@click.option("--fleet", "name", default="demo", show_default=True, help="The fleet that they belong to.")
+@click.option("--models", type=click.IntRange(0, 32), default=2, show_default=True, help="Models on each device.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between heartbeats."
+)
+@click.option(
+    "--ramp", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds over which they first arrive."
+)
+@click.option(
+    "--churn", type=click.FloatRange(0, 600), default=0.0, show_default=True, help="Percent that leave in a minute."
+)
+@click.option(
+    "--crashes", type=click.FloatRange(0, 100), default=50.0, show_default=True, help="Percent of them by power cut."
+)
+@click.option("--for", "seconds", type=click.FloatRange(min=0.1), default=None, help="Seconds; else until Ctrl-C.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Who comes and goes when.")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON a second on stdout, instead of a table.")
+def simulate(
+    agents: int,
+    broker: str,
+    name: str,
+    models: int,
+    interval: float,
+    ramp: float,
+    churn: float,
+    crashes: float,
+    seconds: float | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Let AGENTS devices report over MQTT as real agents do: births, heartbeats, goodbyes and wills.
+
+    They answer no requests, so gateways are told addresses that nobody dials. See what a gateway makes of them with
+    `tidegate status` and on its console.
+    """
+    try:
+        BrokerUrl.parse(broker)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--broker") from error
+    crowd = Crowd(
+        agents,
+        broker,
+        fleet=name,
+        models=models,
+        interval_s=interval,
+        habits=Habits(ramp, churn / 100.0, crashes / 100.0),
+        seed=seed,
+    )
+    try:
+        asyncio.run(_watch(crowd, seconds, as_json))
+    except CrowdFailed as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _watch(crowd: Crowd, seconds: float | None, as_json: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    console = Console(stderr=as_json)
+    with Live(console=console, auto_refresh=False, transient=as_json) as live:
+        async with crowd:
+            began_at, before = clock.now(), Seen()
+            while not stop.is_set() and (seconds is None or clock.now() < began_at + seconds):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await stop.wait()
+                seen = crowd.seen
+                _show(crowd, seen, before, live, as_json)
+                before = seen
+            live.console.print("saying goodbye …")
+        _show(crowd, crowd.seen, before, live, as_json)
+
+
+def _show(crowd: Crowd, seen: Seen, before: Seen, live: Live, as_json: bool) -> None:
+    beats = (seen.counts["heartbeat"] - before.counts["heartbeat"]) / LOOK_EVERY_S
+    if as_json:
+        sys.stdout.write(json.dumps({"connected": seen.connected, "heartbeats_per_s": beats, **seen.counts}) + "\n")
+        sys.stdout.flush()
+        return
+    table = Table("devices", "connected", "heartbeats/s", "births", "goodbyes", "power cuts", "asked to resync")
+    table.add_row(
+        str(crowd.agents),
+        str(seen.connected),
+        f"{beats:.0f}",
+        str(seen.counts["birth"]),
+        str(seen.counts["death"]),
+        str(seen.counts["power cuts"]),
+        str(seen.counts["told to resync"]),
+    )
+    live.update(table, refresh=True)

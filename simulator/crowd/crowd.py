@@ -1,0 +1,117 @@
+"""A crowd: so many simulated devices, over as many processes as they need, inside `async with`.
+
+One process holds up to a thousand: the agent's code is made for one device, and a core beats some two thousand times a
+second. `seen` is the sum of what the processes said last, at most a second old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from simulator.crowd.child import Share
+from simulator.crowd.life import Habits
+
+PER_PROCESS: Final = 1000
+_GOODBYES_WITHIN_S: Final = 30.0
+_LINE_LIMIT: Final = 1 << 20
+
+
+class CrowdFailed(Exception):
+    """A process of the crowd ended by itself."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the crowd has said so far."""
+
+    connected: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    cpu_s: float = 0.0
+
+
+class Crowd:
+    """Args:
+    agents: how many devices.
+    url: of the broker.
+    models: how many models each of them offers.
+    interval_s: between two heartbeats of one device.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        url: str,
+        *,
+        fleet: str = "demo",
+        models: int = 2,
+        interval_s: float = 1.0,
+        habits: Habits | None = None,
+        seed: int = 1,
+    ) -> None:
+        self.agents = agents
+        self._shares = [
+            Share(
+                first, min(PER_PROCESS, agents - first), url, fleet, models, interval_s, seed, h.ramp_s,
+                h.churn_per_minute, h.crash_ratio, os.getpid(),
+            )
+            for h in [habits or Habits()]
+            for first in range(0, agents, PER_PROCESS)
+        ]  # fmt: skip
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._last: dict[int, dict[str, Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        for share in self._shares:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "simulator.crowd.child", share.to_json(),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
+                start_new_session=True,  # Ctrl-C is for the one in front, which sees to the rest
+            )  # fmt: skip
+            self._processes.append(process)
+            reader = asyncio.create_task(self._read(share.first, process), name=f"crowd from {share.first}")
+            self._readers.append(reader)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.terminate()
+        try:
+            async with asyncio.timeout(_GOODBYES_WITHIN_S):
+                await asyncio.gather(*(process.wait() for process in self._processes))
+        except TimeoutError:
+            for process in self._processes:
+                if process.returncode is None:
+                    process.kill()
+        await asyncio.gather(*self._readers)
+
+    @property
+    def seen(self) -> Seen:
+        """Raises CrowdFailed."""
+        for process in self._processes:
+            if process.returncode not in (None, 0):
+                raise CrowdFailed(f"a process of the crowd ended with {process.returncode}; what it said is above")
+        whole = Seen()
+        for said in self._last.values():
+            whole.connected += said["connected"]
+            whole.counts.update(said["counts"])
+            whole.cpu_s += said["cpu_s"]
+        return whole
+
+    async def _read(self, first: int, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            self._last[first] = json.loads(line)
+
+    def __repr__(self) -> str:
+        return f"<Crowd of {self.agents} in {len(self._shares)} processes>"
