@@ -5,6 +5,7 @@
     GET /debug/decisions   finished requests, newest first, all numbers with them: the last ones (?last=N), those of
                            an id (?id=ID, with hindsight), those that were late, failed or hedged (?late=1 …), of a
                            model, target or tenant, and the slowest (?slowest=N)
+    GET /debug/recording   requests and links as they come, for so many seconds (?for=60): `tidegate record`
     GET /healthz           200 while the process answers at all
 
 Rendering happens here, when somebody asks; nothing is prepared per request. Read-only, on a port of its own that is

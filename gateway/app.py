@@ -274,6 +274,7 @@ class Gateway:
                     self.directory,
                     self.admission,
                     self.watch,
+                    config.policy,
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
             ],
@@ -334,7 +335,7 @@ class Gateway:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _observers(self) -> list[Observer]:
-        observers: list[Observer] = [self.metrics, TurnedAway(self.conductor.flown)]
+        observers: list[Observer] = [self.metrics, TurnedAway(self.conductor.flown, self.conductor.asking.ask)]
         if self.watch is not None:
             observers.append(self.watch)
         if self.config.access_log == "json":

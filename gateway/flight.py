@@ -29,7 +29,7 @@ import structlog
 
 from gateway.asking import size_of
 from gateway.core.evidence import Attempt
-from gateway.core.flown import MOST_NOTES, Flown, Given, Memory, Note, What, shortened, trace_id_of
+from gateway.core.flown import MOST_NOTES, Flown, Given, Memory, Note, shortened, trace_id_of
 from gateway.core.hedging import Hedges
 from gateway.core.placement import Ask, Placer
 from gateway.core.request import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
@@ -149,7 +149,7 @@ class Flight:
     def _launch(self, launch: Launch, now: float) -> None:
         number = launch.attempt
         one = launch.candidate
-        self._note(now, "launched", number, one.target.id, one.variant.name, one.finish_s)
+        self._note(Note(now, "launched", number, one.target.id, one.variant.name, one.finish_s))
         self._attempts[number] = Attempt(launch.candidate, self._ground.next_key(), self._units, now, self._body_bytes)
         if self._inline is None and self._next is None:
             self._next = launch
@@ -162,13 +162,13 @@ class Flight:
         if self._timer is not None:
             self._timer.cancel()
         if self._call.deadline is not None and at < self._call.deadline:
-            self._note(at, "look", 0)
+            self._note(Note(at, "look", 0))
         self._timer = self._loop.call_at(at, self._ring)
 
     def _cancel(self, cancel: Cancel, now: float) -> None:
         number = cancel.attempt
         self._attempts.pop(number).cancelled(now, hopeless=cancel.hopeless)
-        self._note(now, "cancelled", number)
+        self._note(Note(now, "cancelled", number))
         if self._next is not None and self._next.attempt == number:
             self._next = None
         elif number == self._inline:
@@ -187,7 +187,7 @@ class Flight:
         now = clock.now()
         if (attempt := self._attempts.get(number)) is not None:
             attempt.accepted(now, accepted)
-            self._note(now, "accepted", number, seconds=accepted.finish_in_s)
+            self._note(Note(now, "accepted", number, seconds=accepted.finish_in_s))
         self._perform(self._machine.accepted(number, accepted, now), now)
 
     def _answered(self, number: int, reply: Reply) -> None:
@@ -200,7 +200,8 @@ class Flight:
         if self._ground.witness is not None:
             self._ground.witness.answered(attempt.candidate.target.id)
         confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
-        self._note(now, "answered", number, seconds=link_s, stages=reply.stages, confidence=confidence)
+        note = Note(now, "answered", number, "", "", link_s, reply.stages, "", confidence, reply.batch_size)
+        self._note(note)
         budget = self._ground.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
             # What it took is its batch's compute, of which its rows are a share.
@@ -221,7 +222,7 @@ class Flight:
         attempt.failed(error, now, self._ground.draw())
         if self._ground.witness is not None:
             self._ground.witness.failed(self._call, attempt.candidate.target.id, error)
-        self._note(now, "failed", number, words=shortened(f"{error.code}: {error.message}"))
+        self._note(Note(now, "failed", number, words=shortened(f"{error.code}: {error.message}")))
         self._perform(self._machine.failed(number, error, now), now)
 
     def _over(self, number: int) -> Attempt | None:
@@ -324,21 +325,10 @@ class Flight:
             request_id=request_id,
         )
 
-    def _note(
-        self,
-        at: float,
-        what: What,
-        attempt: int,
-        target: str = "",
-        variant: str = "",
-        seconds: float = 0.0,
-        stages: Mapping[str, float] | None = None,
-        words: str = "",
-        confidence: float | None = None,
-    ) -> None:
+    def _note(self, note: Note) -> None:
         """For explanations. A target may say more than is worth remembering."""
         if len(self._notes) < MOST_NOTES:
-            self._notes.append(Note(at, what, attempt, target, variant, seconds, stages, words, confidence))
+            self._notes.append(note)
 
     def _remember(self, end: Given | str, now: float) -> str:
         """What the request is called here, for whoever asks about it later."""

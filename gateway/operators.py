@@ -25,6 +25,7 @@ from gateway.directory import Directory
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from gateway.identity.operators import OPEN, on_loopback, only_with, own_site
+from gateway.recording import Recordings
 from tidegate.doors.address import is_loopback
 from tidegate.identity import Right
 from tidegate.oip.http_server import error_middleware
@@ -38,9 +39,15 @@ def operator_routes(
     directory: Directory,
     admission: Admission,
     watch: Watch | None,
+    policy: str,
 ) -> list[web.RouteDef]:
     """Of the admin port; with the console's where somebody watches for it."""
-    admin = [*admin_routes(fleet, catalog, conductor, directory.refused), *device_routes(directory.devices)]
+    recordings = Recordings(conductor.flown, fleet, gateway=name, policy=policy)
+    admin = [
+        *admin_routes(fleet, catalog, conductor, directory.refused),
+        *device_routes(directory.devices),
+        web.get("/debug/recording", recordings.stream),
+    ]
     if watch is None:
         return admin
     return [*admin, *Console(Sight(name, watch, fleet, admission, catalog, directory.refused)).routes()]

@@ -6,16 +6,21 @@ everybody else who was refused gets a line of his own, since what a gateway refu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.core.flown import Flown, Memory, shortened, trace_id_of
+from gateway.core.placement import Ask, Decision
+from gateway.core.weighing import Weighing, weighed
 from tidegate.outcome import ServeError
 from tidegate.types import Call, Reply
 
 
 class TurnedAway:
-    """An `Observer`."""
+    """An `Observer`. `ask` reads a call's work, which only a recording wants to know of somebody who got none done."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, ask: Callable[[Call], Ask]) -> None:
         self._memory = memory
+        self._ask = ask
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         """Its flight remembers it."""
@@ -37,7 +42,7 @@ class TurnedAway:
                 now,
                 now,
                 now,
-                None,
+                self._work(call, now) if memory.taps else None,
                 (),
                 (),
                 shortened(f"{error.code}: {error.message}"),
@@ -46,6 +51,13 @@ class TurnedAway:
             )
         )
         error.request_id = memory.name_of(number)
+
+    def _work(self, call: Call, now: float) -> Weighing | None:
+        due = call if call.deadline is not None else call.due(now)
+        try:
+            return weighed(Decision(now, self._ask(due), (), None, "", None))
+        except ServeError:  # it was turned away because it cannot be read
+            return None
 
     def __repr__(self) -> str:
         return f"<TurnedAway into {self._memory!r}>"

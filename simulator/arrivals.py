@@ -12,14 +12,18 @@ Source: Çinlar, "Introduction to Stochastic Processes", 1975, ch. 4 (time chang
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf, log
 from random import Random
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from simulator.chance import stream
 from simulator.links.regime import Weather
-from simulator.scenario import ArrivalsSpec, ClassSpec, Scenario, Step
+from simulator.scenario import ArrivalsSpec, ClassSpec, Recorded, Scenario, Step
+
+_COPIES_WITHIN_S = 0.5  # of the one that was recorded
 
 
 class Request(NamedTuple):
@@ -41,6 +45,9 @@ class Request(NamedTuple):
 
 def requests(scenario: Scenario, seed: int) -> Iterator[Request]:
     """All requests of a run, in order."""
+    if scenario.arrivals.recorded:
+        yield from _recorded(scenario, seed)
+        return
     draw = stream(seed, "requests")
     kinds = scenario.classes
     steps = [step for step in scenario.arrivals.steps if step.shares]
@@ -48,6 +55,30 @@ def requests(scenario: Scenario, seed: int) -> Iterator[Request]:
     for number, at in enumerate(instants(scenario.arrivals, scenario.duration_s, seed)):
         (kind,) = draw.choices(kinds, _shares(kinds, steps, at) if steps else usual)
         yield request_of(kind, number, at, draw)
+
+
+def _recorded(scenario: Scenario, seed: int) -> Iterator[Request]:
+    """Those of a recording at their instants, each as often as the rate is a multiple of the recorded one."""
+    arrivals, draw = scenario.arrivals, stream(seed, "requests")
+    times = arrivals.rate / arrivals.recorded_rate
+    coming: list[tuple[float, int]] = []  # (instant, place in the recording): copies come a little later
+    number = 0
+    for place, one in enumerate(arrivals.recorded):
+        for copy in range(int(times + draw.random())):
+            heappush(coming, (one.at_s + (copy and _COPIES_WITHIN_S * draw.random()), place))
+        while coming and (place + 1 == len(arrivals.recorded) or coming[0][0] <= arrivals.recorded[place + 1].at_s):
+            at, origin = heappop(coming)
+            if at >= scenario.duration_s:
+                break
+            yield _replayed(scenario.classes, arrivals.recorded[origin], number, at, draw)
+            number += 1
+
+
+def _replayed(kinds: Sequence[ClassSpec], one: Recorded, number: int, at: float, draw: Random) -> Request:
+    kind = kinds[one.class_]
+    units = max(1, one.length * one.rows)
+    own = replace(kind, budget_ms=one.budget_ms, rows=one.rows, bytes_per_unit=one.body_bytes / units)
+    return Request(number, at, own, one.length, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
 
 
 def _shares(kinds: Sequence[ClassSpec], steps: Sequence[Step], at: float) -> list[float]:

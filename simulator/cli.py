@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from simulator import plot as plots
 from simulator.baselines import POLICIES
+from simulator.replay import Replay, replay
 from simulator.report import Figures, rows
 from simulator.scenario_file import Loaded, ScenarioError, load, names
 from simulator.sweep import knee, sweep
@@ -30,12 +31,24 @@ Examples:
   tidegate simulate pool_outage --policy tidegate,all-cloud --timeline outage.png
   tidegate simulate my_fleet.yaml --more-devices 200 --rate 300
   tidegate simulate my_fleet.yaml --link wifi=lte_driving
+  tidegate simulate --replay monday.tgz --policy value,least-request
+  tidegate simulate --replay monday.tgz --more-devices kiosk-1=5 --link edge/kiosk-1=lte_driving
   tidegate simulate --list
 """
 )
 @click.argument("scenario", required=False)
+@click.option(
+    "--replay",
+    "recording",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Instead of a scenario: real traffic on the fleet that had it, as `tidegate record` wrote it.",
+)
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="How many worlds.")
-@click.option("--policy", default="tidegate", show_default=True, help="Names with commas between them, or `all`.")
+@click.option(
+    "--policy",
+    default=None,
+    help="Names with commas between them, or `all`. [default: tidegate; of a recording, the one it was made under]",
+)
 @click.option(
     "--load", "loads", default=None, help="Fractions of the knee, with commas; without it, the scenario's own rate."
 )
@@ -57,8 +70,9 @@ Examples:
 @click.option("--list", "listing", is_flag=True, help="Name the scenarios and policies there are, and end.")
 def simulate(
     scenario: str | None,
+    recording: Path | None,
     seeds: int,
-    policy: str,
+    policy: str | None,
     loads: str | None,
     seconds: float | None,
     jitter: float | None,
@@ -73,20 +87,37 @@ def simulate(
 ) -> None:
     """Run a fleet on virtual time: the real placement, queues and batcher, over simulated links and devices.
 
-    SCENARIO is the name of one that comes with Tidegate, or a YAML file of your own (copy one and change it).
+    SCENARIO is the name of one that comes with Tidegate, or a YAML file of your own (copy one and change it); or
+    --replay asks what would have been, of real traffic that `tidegate record` wrote down.
     """
-    if listing or scenario is None:
+    if listing or (scenario is None and recording is None):
         _list()
         return
+    if recording is not None and (scenario is not None or loads is not None):
+        raise click.UsageError(
+            "--replay brings its own scenario and load: leave SCENARIO and --load out (--rate is fine)"
+        )
     try:
-        loaded = _changed(load(scenario), seconds, jitter, rate, more_devices, links)
-        found = _sweep(loaded, _policies(policy), _loads(loads), range(1, seeds + 1), processes)
+        replayed = None if recording is None else replay(recording)
+        loaded = load(str(scenario)) if replayed is None else replayed.loaded
+        loaded = _changed(loaded, seconds, jitter, rate, more_devices, links)
+        chosen = _policies(policy or (replayed.policy if replayed else "tidegate"))
+        found = _sweep(loaded, chosen, _loads(loads), range(1, seeds + 1), processes)
     except (ScenarioError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps({"scenario": loaded.source, "figures": [one.plain() for one in found]}, indent=2))
+        told: dict[str, object] = {"scenario": loaded.source, "figures": [one.plain() for one in found]}
+        if replayed is not None:
+            told["recorded"] = {
+                "attainment": replayed.attainment,
+                "policy": replayed.policy,
+                "counted": replayed.counted,
+            }
+        click.echo(json.dumps(told, indent=2))
     else:
         _print(loaded, found)
+        if replayed is not None:
+            _print_recorded(replayed)
     for kind, path in (("loads", plot), ("timeline", timeline)):
         if path is not None:
             _draw(kind, found, loaded, path)
@@ -163,6 +194,12 @@ def _print(loaded: Loaded, found: list[Figures]) -> None:
     rates = dict.fromkeys((one.load, one.rate) for one in found)
     words = ", ".join(f"{load:g} is {rate:.0f}/s" for load, rate in rates)
     click.echo(f"\nload {words}; seeds {len(found[0].seeds)}; {found[0].arrivals} requests counted in the first row")
+
+
+def _print_recorded(one: Replay) -> None:
+    click.echo(f"recorded under {one.policy}: {one.attainment:.1%} of {one.counted} in time")
+    for words in one.words:
+        click.echo(f"not as it was: {words}")
 
 
 def _draw(kind: str, found: list[Figures], loaded: Loaded, path: Path) -> None:

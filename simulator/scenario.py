@@ -166,6 +166,17 @@ class Step(_Part, frozen=True, kw_only=True):
     shares: dict[str, float] = {}
 
 
+class Recorded(_Part, frozen=True, kw_only=True):
+    """One request as it really came, of the class in this place of the list, with its own size and budget."""
+
+    at_s: float
+    class_: int = msgspec.field(name="class")
+    length: int
+    rows: int
+    budget_ms: float
+    body_bytes: int = 0
+
+
 class ArrivalsSpec(_Part, frozen=True, kw_only=True):
     """`rate` a second on average, all gateways together.
 
@@ -174,6 +185,9 @@ class ArrivalsSpec(_Part, frozen=True, kw_only=True):
                 `burst_every_s`, with the same average
     periodic    devices that ask every `period_s`, each at its own time, jittered by a tenth
     pareto      independent gaps with a tail as u^-`alpha`
+
+    With `recorded` requests these come as they did, and `process` is of no account: at their own `recorded_rate` one by
+    one, at another `rate` so many times as often (copies within half a second), or so many of them (`replay.py`).
     """
 
     rate: float
@@ -184,8 +198,12 @@ class ArrivalsSpec(_Part, frozen=True, kw_only=True):
     period_s: float = 1.0
     alpha: float = 1.5
     steps: tuple[Step, ...] = ()
+    recorded: tuple[Recorded, ...] = ()
+    recorded_rate: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.recorded and not self.recorded_rate > 0.0:
+            raise ValueError("recorded requests need their recorded_rate, above 0")
         if not self.rate > 0.0:
             raise ValueError(f"rate must be above 0, not {self.rate}")
         if not 0.0 < self.burst_for_s < self.burst_every_s:

@@ -33,7 +33,7 @@ What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"
 
 # Measured on CPython 3.11 to 3.13 and rounded up (`tests/core/test_gateway_flown.py` holds them against tracemalloc).
 _FLOWN_BYTES: Final = 1400  # a request without its decision, with its Ask, its end and its strings
-_NOTE_BYTES: Final = 360
+_NOTE_BYTES: Final = 370
 
 
 class Note(NamedTuple):
@@ -42,7 +42,8 @@ class Note(NamedTuple):
     look        `at` is when a hedge will be thought of, if there is no answer by then
     launched    `target`, `variant`, and `seconds`: in how many an answer was predicted
     accepted    `seconds`: until the target will be done, as it says
-    answered    `stages`, `seconds`: the link's share, and `confidence` where the model judges itself
+    answered    `stages`, `seconds`: the link's share, `batch`: rows that were computed together, and `confidence` where
+                the model judges itself
     failed      `words`
     cancelled   nothing: nobody waits for that attempt any more
     """
@@ -56,6 +57,7 @@ class Note(NamedTuple):
     stages: Mapping[str, float] | None = None
     words: str = ""
     confidence: float | None = None
+    batch: int = 0
 
 
 class Given(NamedTuple):
@@ -128,12 +130,12 @@ class Flown(NamedTuple):
 
 
 class Memory:
-    """Mutable: `add` each request at its end; oldest first when iterated. `on_add` is told of each, at once."""
+    """Mutable: `add` each request at its end; oldest first when iterated. `taps` are told of each, at once."""
 
     def __init__(self, most: int, most_bytes: int = 2**25, *, run: str = "0") -> None:
         """Args: run: tells this gateway's numbers from those of another, and of the same one's earlier lives."""
         self.run = run
-        self.on_add: Callable[[Flown], None] | None = None
+        self.taps: list[Callable[[Flown], None]] = []
         self.held_bytes = 0
         self._most = most
         self._most_bytes = most_bytes
@@ -150,8 +152,8 @@ class Memory:
         return f"{self.run}-{number}"
 
     def add(self, flown: Flown) -> None:
-        if self.on_add is not None:
-            self.on_add(flown)
+        for tap in self.taps:
+            tap(flown)
         size = size_of(flown)
         if self._most <= 0 or size > self._most_bytes:
             return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import Literal, TypeVar
 
@@ -33,6 +34,7 @@ from simulator.links.distributions import (
 )
 from simulator.links.loss import Outage, Stall
 from simulator.links.rate import Overflow, Rate
+from simulator.links.recorded import RecordedDelay
 from simulator.links.regime import Chain, Either, Since, Stretches, Weather, Windows
 from simulator.links.trace import Trace, TraceRate
 
@@ -153,6 +155,19 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return Trace.parse(text, loops=self.loop)
 
 
+class RoundTrips(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """As measured, with their instants on the clock of the run, in order."""
+
+    at_s: tuple[float, ...]
+    rtt_ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.at_s or len(self.at_s) != len(self.rtt_ms):
+            raise ValueError("at_s and rtt_ms must be as many as each other, and at least one")
+        if any(later < earlier for earlier, later in pairwise(self.at_s)) or min(self.rtt_ms) < 0.0:
+            raise ValueError("at_s must not decrease, and no rtt_ms may be below 0")
+
+
 class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One kind of link, seen from the gateway. Capacities are for all who share the link; None is no limit."""
 
@@ -167,8 +182,11 @@ class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     queue_kbyte: float = inf
     overflow: Overflow = "stall"
     recording: Recording | None = None
+    round_trips: RoundTrips | None = None  # instead of `delay_ms`, `jitter` and weather
 
     def __post_init__(self) -> None:
+        if self.round_trips and (self.jitter or self.bad or self.states):
+            raise ValueError("round_trips: a link has recorded round trips, or jitter and weather, not both")
         if self.recording and (self.to_mbit or self.from_mbit):
             raise ValueError("recording: a link has a recorded capacity or a fixed one (to_mbit, from_mbit), not both")
         for name, value in (("to_mbit", self.to_mbit), ("from_mbit", self.from_mbit)):
@@ -295,7 +313,10 @@ def loss(profile: LinkProfile, air: Air, draw: Draw) -> Stall | None:
     return Stall(profile.loss, bad=air.bad, bad_chance=max(air.bad_loss, profile.loss), draw=draw)
 
 
-def delay(profile: LinkProfile, air: Air, draw: Draw, jitter_times: float = 1.0) -> Delay:
+def delay(profile: LinkProfile, air: Air, draw: Draw, jitter_times: float = 1.0) -> Delay | RecordedDelay:
+    if profile.round_trips is not None:
+        rtts_s = [rtt_ms * 1e-3 for rtt_ms in profile.round_trips.rtt_ms]
+        return RecordedDelay(profile.round_trips.at_s, rtts_s, draw=draw, jitter_times=jitter_times)
     jitter = profile.jitter.distribution(jitter_times) if profile.jitter else None
     bad_scale = worse_by(air, jitter_times)
     return Delay(profile.delay_ms * 1e-3, jitter=jitter, bad=air.bad, bad_scale=bad_scale, draw=draw)

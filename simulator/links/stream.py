@@ -30,6 +30,7 @@ from simulator.links.limit import Limit, Then
 from simulator.links.loss import Outage, Stall
 from simulator.links.profile import Air, LinkProfile, capacity, delay, loss
 from simulator.links.rate import Rate
+from simulator.links.recorded import RecordedDelay
 from simulator.links.trace import Trace, TraceRate
 
 Direction = Literal["to", "from", "both"]
@@ -113,7 +114,7 @@ class Path:
     def __init__(self, layers: Sequence[Layer], number: int, connection: int) -> None:
         self._number = number
         self._connection = connection
-        self._own: dict[Layer, tuple[Stall | None, Delay]] = {}
+        self._own: dict[Layer, tuple[Stall | None, Delay | RecordedDelay]] = {}
         self.change(layers, on_its_way_until=0.0)
 
     def change(self, layers: Sequence[Layer], *, on_its_way_until: float) -> None:
@@ -163,7 +164,7 @@ class Path:
         """How many sendings were lost, and sent again."""
         return sum(stall.stalls for stall, _ in self._own.values() if stall is not None)
 
-    def _for_me(self, layer: Layer) -> tuple[Stall | None, Delay]:
+    def _for_me(self, layer: Layer) -> tuple[Stall | None, Delay | RecordedDelay]:
         draw = layer.draw(NAMES[self._number], self._connection)
         return loss(layer.profile, layer.air, draw), delay(layer.profile, layer.air, draw)
 

@@ -34,15 +34,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import exp, inf, log
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from simulator.links.profile import Jitter, LinkProfile
-from simulator.scenario import EdgeGroup, Fault, PoolSpec, Scenario
+from simulator.measured import always_slow, drift_of, steady_link
+from simulator.scenario import EdgeGroup, PoolSpec, Scenario
 from simulator.scenario_file import Loaded, load
 from simulator.world import simulate
 from tests.bench.harness import Child, Goal, Report, Spread, parser, table
@@ -58,7 +57,6 @@ LOADS: Final = (0.3, 0.6, 0.9)
 SHARE_AIM: Final = 0.05
 _ALONE: Final = 24  # lone calls to the pool, for its drift
 _RUN_IN_S: Final = 5.0
-_LOGNORMAL_MEAN: Final = exp(0.5)  # of a median of 1 with sigma 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +117,11 @@ def measured_scenario(base: Scenario, found: Measured) -> Scenario:
     edges = [id for id in found.tables_ms if id.startswith("edge/")]
     (pool,) = (id for id in found.tables_ms if id.startswith("pool/"))
     spec = replace(base.models[model], pool_ms=found.tables_ms[pool])
-    faults = [
-        Fault(kind="slow", at_s=0.0, for_s=inf, target=_simulated(id), times=drift) for id, drift in found.drift.items()
-    ]
+    faults = [always_slow(_simulated(id), drift) for id, drift in found.drift.items()]
     return replace(
         base,
         models={**base.models, model: spec},
-        links={id: _link(found.rtt_s[id], found.jitter_s[id]) for id in found.tables_ms},
+        links={id: steady_link(found.rtt_s[id], found.jitter_s[id]) for id in found.tables_ms},
         edges=tuple(
             EdgeGroup(
                 name=id.removeprefix("edge/"), count=1, link=id,
@@ -141,15 +137,6 @@ def measured_scenario(base: Scenario, found: Measured) -> Scenario:
 def _simulated(id: str) -> str:
     """The simulator numbers the devices of a group."""
     return f"{id}-1" if id.startswith("edge/") else id
-
-
-def _link(rtt_s: float, jitter_s: float) -> LinkProfile:
-    """Half of the round trip each way; its mean deviation as a lognormal tail on top of what is always there."""
-    way_ms = 500.0 * rtt_s
-    tail_ms = min(500.0 * jitter_s, 0.9 * way_ms)  # the mean of the tail
-    return LinkProfile(
-        delay_ms=way_ms - tail_ms, jitter=Jitter("lognormal", max(tail_ms, 1e-3) / _LOGNORMAL_MEAN, shape=1.0)
-    )
 
 
 # the real side
@@ -209,9 +196,7 @@ class Real:
             own = [one for one in answers if one.served_by == id and one.compute_s > 0.0]
             lone = [one.compute_s * 1e3 / cost.seconds_for(one.units) for one in own]
             ratios = self._pool_ratios if id.startswith("pool/") and not self.fleet.seldom_batched else lone
-            logs = [log(one) for one in ratios]
-            drift[id] = exp(statistics.fmean(logs)) if logs else 1.0
-            sigma[id] = statistics.pstdev(logs) if len(logs) > 1 else 0.1
+            drift[id], sigma[id] = drift_of(ratios)
             links = [one.link_s for one in own]
             rtt_s[id] = statistics.fmean(links) if links else 0.002
             jitter_s[id] = statistics.fmean(abs(one - rtt_s[id]) for one in links) if links else 0.001

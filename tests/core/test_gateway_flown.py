@@ -178,4 +178,4 @@ def test_late_failed_and_hedged_ones_are_found_and_the_slowest_first() -> None:
 
 
 def test_a_note_is_a_tuple_of_words_and_numbers() -> None:
-    assert Note(NOW, "look", 0) == (NOW, "look", 0, "", "", 0.0, None, "", None)
+    assert Note(NOW, "look", 0) == (NOW, "look", 0, "", "", 0.0, None, "", None, 0)

@@ -131,3 +131,53 @@ async def test_a_gateway_that_does_not_answer_is_an_error_that_names_it() -> Non
     result = await asyncio.to_thread(run, explain, ["--admin", "http://127.0.0.1:1"])
     assert result.exit_code == 1
     assert "no gateway answers at http://127.0.0.1:1" in result.stderr
+
+
+def adds_up(one: dict[str, Any]) -> bool:
+    """Whether its stages follow each other and make up its latency, to 2 % and a rounding."""
+    path = one["waterfall"]["path"]
+    ends = [stage["start_ms"] + stage["took_ms"] for stage in path]
+    gapless = all(abs(then["start_ms"] - end) < 0.01 for end, then in zip(ends, path[1:], strict=False))
+    total = sum(stage["took_ms"] for stage in path)
+    return gapless and abs(total - one["elapsed_ms"]) <= 0.02 * one["elapsed_ms"] + 0.01
+
+
+async def test_stages_add_up_to_the_latency_of_late_hedged_failed_and_refused_requests(tmp_path: Path) -> None:
+    edge, pool = Far("edge/attic"), Far("pool/main", says_s=0.3)
+    async with running(edge, pool), AsyncExitStack() as stack:
+        gateway, session = await stack.enter_async_context(
+            gateway_for(configured(tmp_path, target(edge), target(pool)))
+        )
+        await ask(gateway, session)
+        edge.host.error = Overloaded("the queue is full", retry_after_s=0.5)
+        await ask(gateway, session)
+        edge.host.error = None
+        edge.host.gate.clear()
+        await ask(gateway, session, **{"tidegate-budget-ms": "1500"})
+        pool.host.gate.clear()
+        expired = await ask(gateway, session, **{"tidegate-budget-ms": "300"})
+        pinned_away = await ask(gateway, session, **{"tidegate-pin": "site"})
+        edge.host.gate.set()
+        pool.host.gate.set()
+
+        everyone = await decisions(gateway)
+        late = await decisions(gateway, "--late")
+        hedged = await decisions(gateway, "--hedged")
+        failed = await decisions(gateway, "--failed")
+        slowest = await decisions(gateway, "--slowest", "1")
+        there = await decisions(gateway, "--target", "pool/main")
+        nothing = await said(gateway, "--tenant", "nobody")
+        in_full = (await said(gateway, expired[2]["tidegate-request-id"])).stdout
+
+    assert len(everyone) == 5 and all(adds_up(one) for one in everyone), everyone
+    assert all(one["waterfall"]["unaccounted_ms"] == pytest.approx(0.0, abs=0.01) for one in everyone)
+    assert [one["number"] for one in late] == [one["number"] for one in failed] == [5, 4]
+    assert {3} <= {one["number"] for one in hedged} <= {3, 4}
+    assert [one["number"] for one in slowest] == [max(everyone, key=lambda one: one["elapsed_ms"])["number"]]
+    assert {one["number"] for one in there} >= {2, 3} and 5 not in {one["number"] for one in there}
+    assert (nothing.exit_code, nothing.stderr) == (1, "the gateway remembers no request of that kind\n")
+    assert pinned_away[2]["tidegate-request-id"].endswith("-5"), "an error says its id as well"
+    attempts = everyone[2]["waterfall"]["attempts"]
+    assert [(one["target"], one["end"]) for one in attempts] == [("edge/attic", "cancelled"), ("pool/main", "answered")]
+    assert attempts[0]["start_ms"] < attempts[1]["start_ms"] < attempts[0]["start_ms"] + attempts[0]["took_ms"] + 0.01
+    assert "unanswered" in in_full and "in hindsight: " in in_full and "in all" in in_full
