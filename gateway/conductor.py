@@ -51,7 +51,7 @@ class Conductor:
         weight_of: how much more than others' an answer to this tenant is worth.
         witness: told of how attempts end.
         """
-        self.flown = memory or Memory(256)
+        self.flown = Memory(256) if memory is None else memory  # one that is empty is false
         self.placer = placer
         self.places: Places = places or placer
         self.hedges: Hedges = hedges or LatestUseful()

@@ -40,6 +40,7 @@ class EchoHost:
         self.budgets_s: list[float | None] = []
         self.answer_bytes: int | None = None
         self.answered_by = "echo"
+        self.takes_s = 0.0  # before it answers; it says 7 ms in any case
 
     @property
     def server_name(self) -> str:
@@ -70,6 +71,8 @@ class EchoHost:
         self.begun.release()
         try:
             await self.gate.wait()
+            if self.takes_s:
+                await clock.sleep(self.takes_s)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
