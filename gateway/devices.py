@@ -1,7 +1,7 @@
 """What the fleet's register knows of every device, for operators: also of those that are no target.
 
-    GET /v1/devices            how many by freshness, and how old what is known of the live ones is
-    GET /v1/devices?all=1      the same, and each device: name, epoch, freshness with its reason, age
+    GET /v1/fleet            how many by freshness, and how old what is known of the live ones is
+    GET /v1/fleet?all=1      the same, and each device: name, epoch, freshness with its reason, age
 
 `/v1/state` tells of targets: devices that were dialled. This tells of whoever speaks over MQTT, so it also shows whom
 the gateway may not dial, and it stays short for ten thousand of them.
@@ -28,7 +28,7 @@ def device_routes(devices: Callable[[], Sequence[DeviceView]]) -> list[web.Route
             told["devices"] = [_device(view) for view in views]
         return web.json_response(told)
 
-    return [web.get("/v1/devices", listed)]
+    return [web.get("/v1/fleet", listed)]
 
 
 def summary_of(views: Sequence[DeviceView]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Stage:
 
     def summary(self) -> dict[str, Any]:
         url = self.fleet.gateway.addresses["admin"]
-        with urllib.request.urlopen(f"{url}/v1/devices", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}/v1/fleet", timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 

@@ -70,7 +70,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetStack]:
 
 
 def devices(stage: FleetStack, *, all: bool = False) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{stage.gateway.addresses['admin']}/v1/devices?all={int(all)}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{stage.gateway.addresses['admin']}/v1/fleet?all={int(all)}", timeout=10) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 
