@@ -52,6 +52,7 @@ from gateway.policy import admission_of, policy_of, say_prediction
 from gateway.protocols.openapi import openapi_routes
 from gateway.shipping import Shipping
 from gateway.sync import FleetSync
+from gateway.taking import Taking
 from gateway.turned_away import TurnedAway
 from gateway.upstream.appraiser import Appraiser
 from tidegate import clock, events
@@ -123,15 +124,19 @@ class Gateway:
         )
         self.metrics = Metrics(self.fleet, self.admission, version_of=self._version_of, quarantine=held)
         self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        infer = stack(
-            observe(clock.now, *self._observers()),  # outermost: sees every outcome, also of the layers below
-            authenticate(self.admission, clock.now),  # whose call it is, and what that one may
+        behind = stack(  # also for what devices deferred, which is no live traffic, and comes with no caller
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
             versions(self.catalog.siblings, self.fleet, clock.now, draw),  # which, while a rollout is under way
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
+        infer = stack(
+            observe(clock.now, *self._observers()),  # outermost: sees every outcome, also of the layers below
+            authenticate(self.admission, clock.now),  # whose call it is, and what that one may
+            inner=behind,
+        )
+        self.taking = Taking(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
         self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
         self.audit = Audit()
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
@@ -179,9 +184,9 @@ class Gateway:
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
         links = told_to_devices(self.config, self.addresses["link"]) if "link" in self.addresses else ()
-        sync = FleetSync(
-            url, self.config.fleet, self.config.name, self._fleet_changed, self._draw, tls=tls, links=links
-        )
+        ingest = (await self._stack.enter_async_context(self.taking)).ingest if self.taking is not None else None
+        named = self.config.fleet, self.config.name
+        sync = FleetSync(url, *named, self._fleet_changed, self._draw, tls=tls, links=links, ingest=ingest)
         self.directory.register = sync.register
         await self._stack.enter_async_context(sync)
         if self.config.artifacts is not None:
@@ -277,6 +282,7 @@ class Gateway:
                     config.policy,
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
+                *(self.taking.routes() if self.taking is not None and config.mqtt else ()),
             ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
         )

@@ -16,6 +16,7 @@ from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec, Transport
 from gateway.core.tenants import TenantSpec
 from gateway.identity.config import AuthConfig
+from gateway.ingest.config import IngestConfig
 from tidegate.config import ProcessConfig, Section
 from tidegate.doors.address import is_loopback
 from tidegate.limits import LimitsConfig, default_limits
@@ -154,6 +155,9 @@ class GatewayConfig(ProcessConfig):
     )
     mqtt: str | None = Field(
         None, description="Broker that edges report to, mqtt://host:1883 or mqtts://host; none: static targets only."
+    )
+    ingest: IngestConfig | None = Field(
+        None, description="Take and compute what devices had to store; needs `mqtt`. None: devices keep it."
     )
     fleet: str = Field(
         "demo", min_length=1, description="Fleet whose edges are used; others on the broker are ignored."

@@ -17,10 +17,12 @@ import ssl
 from collections.abc import Callable
 from math import inf
 
+from gateway.ingest.ingest import Ingest
 from tidegate import clock
 from tidegate.fleet.freshness import DeviceView
 from tidegate.fleet.merge import Effect, EpochHint, FleetRegister
 from tidegate.fleet.messages import Command, GatewayState, encode
+from tidegate.fleet.stored import Receipt, encode_stored
 from tidegate.fleet.topics import Topics, checked_name
 from tidegate.mqtt_link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
 from tidegate.mqtt_loop import MqttLoop
@@ -58,18 +60,24 @@ class FleetSync:
         backoff_cap_s: float = 5.0,
         tls: Callable[[], ssl.SSLContext] | None = None,
         links: tuple[str, ...] = (),
+        ingest: Ingest | None = None,
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
         self.register = register or FleetRegister(self._topics, draw=draw)
         self._links = links
+        self._ingest = ingest  # takes what devices have stored; None: they keep it
+        subscriptions = self._topics.for_gateways
+        if ingest is not None:
+            ingest.send = self._send_receipt
+            subscriptions += self._topics.stored_for(gateway_name)
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
         self._loop = MqttLoop(
             lambda on_activity: MqttLink(
                 url,
                 client_id=f"gw~{gateway_name}",
-                subscriptions=self._topics.for_gateways,
+                subscriptions=subscriptions,
                 draw=draw,
                 on_activity=on_activity,
                 before_connect=self._make_will,
@@ -128,6 +136,8 @@ class FleetSync:
 
     def _take_in(self, event: LinkEvent) -> None:
         match event:
+            case Message() if self._is_stored(event):
+                pass
             case Message():
                 folded_before = self.register.counts["folded"]
                 effects = self.register.fold(event.topic, event.payload, clock.now(), retained=event.retained)
@@ -144,6 +154,19 @@ class FleetSync:
                 self.register.control_plane(up=False, now=clock.now())
                 self._heartbeat_at = inf
                 self._changed = True
+
+    def _is_stored(self, message: Message) -> bool:
+        """Whether it was for the ingest, which has it then."""
+        if self._ingest is None or message.retained:
+            return False
+        device = self._topics.parse_stored(message.topic, self._name)
+        if device is None:
+            return False
+        self._ingest.message(device, message.payload)
+        return True
+
+    def _send_receipt(self, device: str, receipt: Receipt) -> bool:
+        return self._link.publish(self._topics.receipt(device), encode_stored(receipt), qos=1)
 
     def _perform_due_effects(self) -> None:
         while self._effects and self._effects[0][0] <= clock.now():
@@ -168,7 +191,8 @@ class FleetSync:
 
     def _state(self, *, online: bool) -> bytes:
         utc_ms = round(clock.utc_s() * 1000)
-        return encode(GatewayState(self._name, online, self._epoch, utc_ms=utc_ms, links=self._links))
+        ingest = self._ingest is not None
+        return encode(GatewayState(self._name, online, self._epoch, utc_ms=utc_ms, links=self._links, ingest=ingest))
 
     def _tell(self) -> None:
         """Report a change at once, and those that follow together."""

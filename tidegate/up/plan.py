@@ -307,6 +307,7 @@ def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> Pr
                 {"name": "pool", "tier": "pool", "address": pool, "transport": "link"},
             ],
             "access_log": "json" if options.requests else "none",
+            "ingest": {"path": str(options.data_dir / "run" / "ingest.db")},
             **_tls(options, "gateway", "gateway"),
             **({"auth": {"keys_file": str(options.secure.keys_file)}} if options.secure else {}),
         },

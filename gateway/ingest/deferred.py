@@ -1,0 +1,167 @@
+"""Computes what devices deferred: through the same placement as live requests, behind them, and by a better variant.
+
+A deferred request is in no hurry and was promised an answer. So it goes a few at a time, at the lowest priority,
+through admission, which lets live requests first; with a budget of its own; and to a variant that is better than the
+one that was not sure. While nobody can (no target, no room, late) it waits and is tried again, at ever longer
+distances, for a day; what its request itself is to blame for is told at once.
+
+Callers' metrics do not see it: it is no live traffic. Targets' estimates do, since the work is as real as any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from math import inf, nextafter
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+from msgspec.structs import replace
+
+from gateway.ingest.ingest import Ingest
+from gateway.ingest.journal import Job
+from tidegate import clock
+from tidegate.database import Unavailable
+from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, Answer
+from tidegate.models.manifest import Manifest
+from tidegate.oip.call import call_of
+from tidegate.oip.grpc import message_from_response, request_from_bytes
+from tidegate.oip.reply import reply_parameters
+from tidegate.oip.status import error_code, message_of
+from tidegate.outcome import CallerError, ServeError, TooLarge
+from tidegate.types import Call, Reply
+
+PROTOCOL: Final = "deferred"
+AT_ONCE: Final = 2
+BUDGET_S: Final = 30.0
+LOWEST_PRIORITY: Final = 4
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 60.0
+RETRY_S: Final = 5.0  # after a defect or a disk that fails
+
+Service = Callable[[Call], Awaitable[Reply]]
+
+log = structlog.get_logger(__name__)
+
+
+class Deferred:
+    """Works inside `async with`.
+
+    Args:
+        infer: where calls are answered.
+        manifest_of: by name and version.
+    """
+
+    def __init__(self, ingest: Ingest, infer: Service, manifest_of: Callable[[str, str], Manifest]) -> None:
+        self._ingest = ingest
+        self._infer = infer
+        self._manifest_of = manifest_of
+        self._work: dict[int, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._ingest.on_jobs = self._news.set
+        self._task = asyncio.create_task(self._run(), name="deferred requests")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        tasks = [self._task, *self._work.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            try:
+                wait_s = await self._begin()
+            except Unavailable:
+                wait_s = RETRY_S  # the database has said so
+            except Exception:
+                log.exception("deferred requests have a defect; they are kept")
+                wait_s = RETRY_S
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def _begin(self) -> float | None:
+        """Start what is due and has a place; how long to wait for the next, None: for news."""
+        free = AT_ONCE - len(self._work)
+        if free <= 0:
+            return None
+        jobs = await self._ingest.jobs(free, frozenset(self._work))
+        for job in jobs:
+            task = asyncio.create_task(self._compute(job), name=f"deferred {job.device}/{job.id}")
+            self._work[job.seq] = task
+            task.add_done_callback(partial(self._over, job.seq))
+        if len(jobs) == free or self._work:
+            return None
+        return await self._ingest.due_in_s()
+
+    def _over(self, seq: int, _task: asyncio.Task[None]) -> None:
+        del self._work[seq]
+        self._news.set()
+
+    async def _compute(self, job: Job) -> None:
+        try:
+            reply = await self._infer(self._call(job))
+            await self._answer(job, reply)
+        except ServeError as error:
+            await self._failed(job, error)
+        except Unavailable:
+            await clock.sleep(RETRY_S)  # computed, and not on the disk: it is computed again
+        except Exception:
+            log.exception("a deferred request failed by a defect", device=job.device, id=job.id)
+            await clock.sleep(RETRY_S)
+            await self._postpone(job, LONGEST_WAIT_S)
+
+    def _call(self, job: Job) -> Call:
+        now = clock.now()
+        request = request_from_bytes(job.body)
+        manifest = self._manifest_of(request.model_name, request.model_version)
+        call = call_of(request, manifest, protocol=PROTOCOL, headers={}, arrived_at=now)
+        floor = max(call.min_quality, _better_than(manifest, job.variant))
+        # Whose tenant a device's caller said it was counts for nothing here: nobody has proved it.
+        return replace(call.due(now + BUDGET_S), min_quality=floor, priority=LOWEST_PRIORITY, tenant="")
+
+    async def _answer(self, job: Job, reply: Reply) -> None:
+        body = message_from_response(reply.response, reply_parameters(reply)).SerializeToString()
+        if len(body) > MAX_BODY_BYTES:
+            why = f"the answer has {len(body)} bytes, at most {MAX_BODY_BYTES} can be sent; the gateway keeps it"
+            await self._ingest.answered(
+                job, Answer(job.id, code=TooLarge.code, why=why), variant=reply.variant, whole=body
+            )
+        else:
+            await self._ingest.answered(job, Answer(job.id, body), variant=reply.variant, whole=body)
+
+    async def _failed(self, job: Job, error: ServeError) -> None:
+        if isinstance(error, CallerError):
+            await self._ingest.answered(job, Answer(job.id, code=error_code(error), why=message_of(error)[:MAX_WORDS]))
+            return
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(job.attempts, 10))
+        await self._postpone(job, max(wait_s, error.retry_after_s or 0.0))
+
+    async def _postpone(self, job: Job, for_s: float) -> None:
+        try:
+            await self._ingest.postpone(job, for_s)
+        except Unavailable:
+            await clock.sleep(RETRY_S)
+
+    def __repr__(self) -> str:
+        return f"<Deferred {len(self._work)} under way>"
+
+
+def _better_than(manifest: Manifest, variant: str) -> float:
+    """The quality above that of the variant that was not sure; 0 where none is better."""
+    unsure = manifest.variant(variant)
+    if unsure is None or unsure.quality is None or variant not in manifest.improvable:
+        return 0.0
+    return nextafter(unsure.quality.value, inf)

@@ -1,0 +1,79 @@
+"""What devices kept, for an operator's own program, on the admin port.
+
+    GET /v1/ingested?after=N&limit=M   records after number N, oldest first; `last` is the N of the next question
+
+Numbers only grow and are given once, so a program that keeps the last number it has worked off misses nothing and
+does nothing twice, over its own restarts and this gateway's. Records give way, oldest first, when the room of the
+journal runs short: `first` is the oldest that is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.ingest.ingest import Ingest
+from tidegate.database import Unavailable
+from tidegate.oip.grpc import response_from_bytes
+from tidegate.oip.http import BinaryOutputs, encode_response
+from tidegate.outcome import ServeError
+
+MOST: Final = 1000
+
+
+def ingest_routes(ingest: Ingest) -> list[web.RouteDef]:
+    async def ingested(request: web.Request) -> web.Response:
+        after, limit = _number(request, "after", 0), min(MOST, max(1, _number(request, "limit", 100)))
+        try:
+            rows = await ingest.records(after, limit)
+        except Unavailable as error:
+            raise web.HTTPServiceUnavailable(text=str(error)) from error
+        records = [_record(row) for row in rows]
+        last = records[-1]["seq"] if records else after
+        return web.json_response({"records": records, "last": last, "state": await ingest.state()})
+
+    return [web.get("/v1/ingested", ingested)]
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isdecimal() and len(text) <= 18):
+        raise web.HTTPBadRequest(text=f"{name} must be a whole number, got {text[:40]!r}")
+    return int(text)
+
+
+def _record(row: sqlite3.Row) -> dict[str, Any]:
+    return {
+        "seq": row["seq"],
+        "device": row["device"],
+        "id": row["id"],
+        "kind": row["kind"],
+        "historical": True,
+        "happened": _utc(row["happened_s"]),
+        "taken": _utc(row["taken_s"]),
+        **({"model": row["model"], "version": row["version"], "variant": row["variant"]} if row["model"] else {}),
+        **({"code": row["code"]} if row["code"] else {}),
+        **_body(row["kind"], row["body"]),
+    }
+
+
+def _body(kind: str, body: bytes) -> dict[str, Any]:
+    """The body as JSON where it is what it should be: it is a device's word."""
+    if not body:
+        return {}
+    try:
+        if kind == "event":
+            return {"event": msgspec.json.decode(body)}
+        encoded = encode_response(response_from_bytes(body), BinaryOutputs())
+        return {"response": msgspec.json.decode(encoded.body)}
+    except (ServeError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
