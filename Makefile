@@ -126,11 +126,20 @@ $(PEERS_READY): tests/bench/batching/peers/requirements.txt
 	@if $(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $< >$(PEERS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(PEERS)/pip.log): these servers will be skipped"; fi
 
-# Programs that tests drive and pip cannot bring: a production broker, and the library that perf_analyzer wants.
+# Programs that tests drive and pip cannot bring: a production broker, a browser for the console, and the library that
+# perf_analyzer wants; and promtool, taken out of its package, which as a whole would start a Prometheus.
 tools: | setup
+	@if ! command -v promtool >/dev/null && ! test -x $(BIN)/promtool; then \
+		echo "fetching promtool, for the tests only"; \
+		scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+		( cd "$$scratch" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb . ) >$(VENV)/promtool.log 2>&1 \
+		&& install "$$scratch/usr/bin/promtool" $(BIN)/promtool \
+		|| echo "  not possible here (see $(VENV)/promtool.log): the tests that need it will be skipped"; \
+	fi
 	@wanted=""; \
 	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || wanted="$$wanted mosquitto"; \
 	ls /lib/*/libb64.so.0d /usr/lib/*/libb64.so.0d >/dev/null 2>&1 || wanted="$$wanted libb64-0d"; \
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted="$$wanted chromium"; \
 	if [ -z "$$wanted" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing$$wanted, for the tests only"; \

@@ -27,7 +27,7 @@ from gateway.core.lately import Recent
 from gateway.core.link_health import LENGTH, SAMPLE_EVERY_S, WORST_FIRST, LinkState, link_state
 from gateway.core.target import TargetView
 
-ROWS: Final = 40
+ROWS: Final = 25
 WITH_TIMELINE: Final = 24  # of the rows
 TIMELINE: Final = 60  # samples of a row: two minutes
 CLASSES: Final = 20

@@ -3,6 +3,7 @@
 /* global uPlot */
 
 const WINDOW_S = 300;
+const LEAST_S = 60; // a young line begins at the right
 
 const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 const decades = (_, ticks) => ticks.map((tick) => (Number.isInteger(Math.log10(tick)) ? tick : null));
@@ -31,8 +32,8 @@ export class Chart {
         height: 150,
         cursor: { points: { size: 6 }, drag: { x: false, y: false } },
         legend: { live: true },
-        scales: { x: { time: true, range: (_, __, last) => [(last ?? 0) - WINDOW_S, last ?? 0] }, y: scale },
-        axes: [{ ...axis, space: 90, values: (_, ticks) => ticks.map(clock) }, { ...axis, grid: { ...axis.grid, filter: this.log ? decades : (_, ticks) => ticks }, size: 46, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : tick >= 1000 ? `${tick / 1000}k` : `${tick}`)) }],
+        scales: { x: { time: true, range: (_, first, last) => [Math.max((last ?? 0) - WINDOW_S, Math.min(first ?? 0, (last ?? 0) - LEAST_S)), last ?? 0] }, y: scale },
+        axes: [{ ...axis, space: 90, values: (_, ticks) => ticks.map(clock) }, { ...axis, grid: { ...axis.grid, filter: this.log ? decades : (_, ticks) => ticks }, size: 46, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : tick >= 1000 ? `${tick / 1000}k` : `${Number(tick.toPrecision(2))}`)) }],
         series: [
           { value: (_, at) => (at === null ? "–" : clock(at)) },
           ...this.series.map((one) => ({

@@ -76,7 +76,7 @@ export class Targets {
         return;
       }
       node.style.setProperty("--thick", `${Math.min(7, 1.5 + Math.log2(1 + one.per_s) / 1.5)}px`);
-      say(label, one.rtt_ms === null ? "no link" : milliseconds(one.rtt_ms));
+      say(label, one.health === "down" ? "no link" : one.rtt_ms === null ? "" : milliseconds(one.rtt_ms));
       say(title, name(one));
       say(words, `${one.tier} · ${one.health === "well" ? rate(one.per_s) : HEALTH[one.health].words}${one.health === "well" && one.conditions ? ` · ${one.conditions}` : ""}`);
       leaf.title = one.reason || one.notes;
