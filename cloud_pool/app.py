@@ -33,7 +33,6 @@ from cloud_pool.core.standby import Standby
 from cloud_pool.host import PoolHost
 from cloud_pool.machine import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.scheduler import Scheduler
-from cloud_pool.scrape import ScrapeDoor
 from cloud_pool.steward import Steward, cost_ratio
 from cloud_pool.supervisor import Supervisor
 from cloud_pool.words import serving_words
@@ -47,6 +46,7 @@ from tidegate.doors.guard import Secured
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
 from tidegate.link.service import LinkService, add_link_service
+from tidegate.metrics.door import ScrapeDoor
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.intake import Held
@@ -198,7 +198,9 @@ class PoolApp:
             return
         assert self._scheduler is not None and self._supervisor is not None and self.steward is not None
         try:
-            from cloud_pool.metrics import PoolMetrics  # needed only by those who set the port
+            # Needed only by those who set the port.
+            from cloud_pool.metrics import PoolMetrics
+            from tidegate.metrics.exposition import Exposition
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
@@ -208,10 +210,11 @@ class PoolApp:
             self.host.statistics,
             self.host.memories.live,
             lambda: self.host.coalesced,
+            self.host.served,
         )
         try:
             door = await self._stack.enter_async_context(
-                ScrapeDoor(metrics.text, self.config.host, self.config.metrics_port)
+                ScrapeDoor(Exposition(metrics.collect).render, self.config.host, self.config.metrics_port)
             )
         except OSError as error:
             raise StartError(

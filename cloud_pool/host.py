@@ -10,6 +10,7 @@ without a file.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -26,12 +27,13 @@ from cloud_pool.worker import Loadable
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
+from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import Work, fits, work_of
 from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.oip.sequence import sequence_of
-from tidegate.outcome import ModelNotFound, NotSupported, Unreachable
+from tidegate.outcome import ModelNotFound, NotSupported, Outcome, Unreachable
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route
 
 
@@ -70,6 +72,7 @@ class PoolHost:
         self._models: dict[str, list[Loadable]] = {}
         self._draining = False
         self.memories = Memories()
+        self.served = ServedCounts()
         for loadable in loadables:
             self._models.setdefault(loadable.manifest.name, []).append(loadable)
 
@@ -130,6 +133,17 @@ class PoolHost:
             InternalError: the engine raised.
         """
         check_is_no_gateways(call, self.server_name)
+        manifest = self._loadables(call.request.model_name, call.request.model_version)[0].manifest
+        self.served.began(manifest.name, manifest.version)
+        try:
+            reply = await self._answer(call)
+        except (Exception, asyncio.CancelledError) as error:
+            self.served.ended(manifest.name, manifest.version, Outcome.of(error))
+            raise
+        self.served.answered(manifest.name, manifest.version, reply)
+        return reply
+
+    async def _answer(self, call: Call) -> Reply:
         if self._draining:
             raise Unreachable(f"{self.server_name} is shutting down")
         loadables = self._loadables(call.request.model_name, call.request.model_version)
@@ -178,6 +192,7 @@ class PoolHost:
             batch_size=answer.batch_rows,
             variant=variant,
             load=self.load_report(),
+            batch_wait_s=answer.batch_wait_s,
         )
 
     def _choose(self, loadables: Sequence[Loadable], work: Work, demanded: str) -> Loadable:

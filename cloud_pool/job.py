@@ -50,6 +50,7 @@ class Answer:
     compute_s: float
     batch_rows: int
     worker: str = ""
+    batch_wait_s: float = 0.0  # of `queue_s`: beside a free worker, for company
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +86,7 @@ class Part:
     deaths: int = 0  # of workers, under batches that it was in
     starved: int = 0  # times that there was no memory for it alone
     began_at: float = 0.0
+    batch_wait_s: float = 0.0  # until then, beside a free worker
     compute_s: float = 0.0
     outputs: dict[str, NDArray[Any]] | None = None
     batch: Batch | None = None
@@ -97,6 +99,7 @@ class Batch:
     lane: Lane
     parts: tuple[Part, ...]
     shape: Shape  # of all together, padding included
+    closed_by: str = ""  # why it holds those and no more
     began_at: float = 0.0
     expected_end_at: float = 0.0
     stuck_at: float = 0.0  # from then on its worker counts as hung
@@ -119,14 +122,20 @@ class Batch:
         return self.shape.units
 
     @property
+    def own_units(self) -> float:
+        """The work of its parts by themselves, without padding."""
+        return sum(part.piece.shape.units for part in self.parts)
+
+    @property
     def takes_s(self) -> float:
         """By prediction."""
         return self.lane.service.predict_s(self.shape.units, self.shape.length)
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: float, free_since: float) -> None:
+        """Args: free_since: since when the worker had nothing to do."""
         self.began_at, self.expected_end_at = now, now + self.takes_s
         for part in self.parts:
-            part.began_at = now
+            part.began_at, part.batch_wait_s = now, now - max(free_since, part.job.ask.arrived_at)
 
     def arrays(self) -> Arrays:
         """What the engine gets."""

@@ -3,29 +3,30 @@
 Counters are read where they are kept when somebody scrapes; nothing is counted twice for it. Names begin with
 `tidegate_pool_`; Triton's names (`nv_…`) are there as well, so that dashboards made for it work against a pool alone.
 
-prometheus-client is imported here and nowhere else in the pool: it is needed only by those who set `metrics_port`.
+prometheus-client is imported here and in `tidegate/metrics`: it is needed only by those who set `metrics_port`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from cloud_pool.scheduler import Scheduler
 from cloud_pool.steward import Steward
 from cloud_pool.supervisor import Supervisor
 from tidegate import clock
+from tidegate.metrics.families import Row, counter, gauge, histogram
+from tidegate.metrics.served import ServedCounts
+from tidegate.metrics.serving import served_families
 from tidegate.oip.host import ModelStatistics
-
-_Row = tuple[tuple[str, ...], float]
+from tidegate.priority import level_of
 
 
 class PoolMetrics:
-    """A collector. `text` is what a scrape gets."""
+    """`collect` makes the families, for `tidegate.metrics.exposition`."""
 
     def __init__(
         self,
@@ -35,25 +36,23 @@ class PoolMetrics:
         statistics: Callable[[], Iterable[ModelStatistics]],
         live_sequences: Callable[[str], int] = lambda _model: 0,
         coalesced: Callable[[], int] = lambda: 0,
+        served: ServedCounts | None = None,
     ) -> None:
+        self._served = served or ServedCounts()
         self._scheduler = scheduler
         self._supervisor = supervisor
         self._steward = steward
         self._statistics = statistics
         self._live_sequences = live_sequences
         self._coalesced = coalesced
-        self._registry = CollectorRegistry()  # of its own: several pools may live in one process, in tests they do
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._queue_families()
+        yield from self._batch_families()
         yield from self._worker_families()
         yield from self._device_families()
         yield from self._steward_families()
-        yield from self._triton_families()
+        yield from served_families("tidegate_pool", self._served, self._statistics())
 
     def _queue_families(self) -> Iterator[Metric]:
         scheduler = self._scheduler
@@ -64,6 +63,30 @@ class PoolMetrics:
 
         words = "Requests answered with another's computation."
         yield _counters("coalesced", words, (), [((), float(self._coalesced()))])
+
+        yield from self._line_families(clock.now())
+
+    def _line_families(self, now: float) -> Iterator[Metric]:
+        depths: Counter[tuple[str, str]] = Counter()
+        oldest: dict[tuple[str], float] = {}
+        for queue in self._scheduler.queues:
+            for item in queue.batcher.waiting():
+                depths[queue.lane.key, str(level_of(item.priority))] += 1
+            waits = [now - item.arrived_at for item in queue.batcher.waiting()]
+            oldest[queue.lane.key,] = max([oldest.get((queue.lane.key,), 0.0), *waits])
+        yield _gauges("queue_depth", "Parts of requests that wait, by level.", ("lane", "level"), depths.items())
+        yield _gauges("queue_oldest_age_seconds", "Wait so far of who waits longest.", ("lane",), oldest.items())
+
+    def _batch_families(self) -> Iterator[Metric]:
+        batches = self._scheduler.batches
+        rows = (((lane,), one) for lane, one in batches.rows.items())
+        yield histogram("tidegate_pool_batch_rows", "Rows of the batches that were computed.", ("lane",), rows)
+        words = "Batches by why they held no more."
+        yield _counters("batch_close", words, ("lane", "reason"), batches.closes.items())
+        work = (((lane,), units) for lane, units in batches.work_units.items())
+        yield _counters("work_units", "Work computed, padding included.", ("lane",), work)
+        padding = (((lane,), units) for lane, units in batches.padded_units.items())
+        yield _counters("padded_units", "Of the work computed: padding.", ("lane",), padding)
 
     def _worker_families(self) -> Iterator[Metric]:
         seats = list(self._scheduler.seats)
@@ -77,6 +100,8 @@ class PoolMetrics:
         sums = [((name,), health.drift.sum) for name, health in drift.items()]
         yield _gauges("worker_drift", "CUSUM of its batches' times over its normal.", ("worker",), sums)
         ill = [((name,), float(health.complaint is not None)) for name, health in drift.items()]
+        held = [((name,), bytes) for name, bytes in self._steward.memory_bytes.items()]
+        yield _gauges("worker_memory_bytes", "Resident memory of the worker's process.", ("worker",), held)
         yield _gauges("worker_complaint", "1 while its health has a complaint.", ("worker",), ill)
 
     def _device_families(self) -> Iterator[Metric]:
@@ -110,23 +135,6 @@ class PoolMetrics:
         standby = self._scheduler.seats.standby
         yield _gauge("standby_helps", "1 while the reserve takes a share.", float(bool(standby and standby.reason)))
 
-    def _triton_families(self) -> Iterator[Metric]:
-        statistics = list(self._statistics())
-        tables: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
-            ("nv_inference_request_success", "Answered requests.", lambda one: one.success.count),
-            ("nv_inference_request_failure", "Failed requests.", lambda one: one.fail.count),
-            ("nv_inference_count", "Answered rows.", lambda one: one.inference_count),
-            ("nv_inference_exec_count", "Executions.", lambda one: one.execution_count),
-            ("nv_inference_request_duration_us", "Total time.", lambda one: one.success.ns / 1e3),
-            ("nv_inference_queue_duration_us", "Time in queues.", lambda one: one.queue.ns / 1e3),
-            ("nv_inference_compute_infer_duration_us", "Compute time.", lambda one: one.compute_infer.ns / 1e3),
-        )
-        for name, text, read in tables:
-            metric = Metric(name, text, "unknown")  # no counter: Triton's names do not end in `_total`
-            for one in statistics:
-                metric.add_sample(name, {"model": one.name, "version": one.version}, read(one))
-            yield metric
-
     def __repr__(self) -> str:
         return f"<PoolMetrics of {self._scheduler!r}>"
 
@@ -135,15 +143,9 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return _gauges(name, text, (), [((), value)])
 
 
-def _gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
-    family = GaugeMetricFamily(f"tidegate_pool_{name}", text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
+def _gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+    return gauge(f"tidegate_pool_{name}", text, labels, rows)
 
 
-def _counters(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
-    family = CounterMetricFamily(f"tidegate_pool_{name}", text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
+def _counters(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+    return counter(f"tidegate_pool_{name}", text, labels, rows)

@@ -40,6 +40,7 @@ from typing import Final, Self
 import structlog
 
 from cloud_pool.allotment import Allotment
+from cloud_pool.batch_counts import BatchCounts
 from cloud_pool.core.grouping import padded
 from cloud_pool.core.lane import Lane, Piece
 from cloud_pool.core.padding import WrongResults
@@ -70,6 +71,7 @@ class Scheduler:
         self.refused = 0  # since the start, for a full queue or a wait that was too long
         self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
         self.queues = Queues()
+        self.batches = BatchCounts()
         self.allotment = allotment or Allotment()
         self._waiting = Waiting(self.seats)
         self._retries = Retries(self._waiting)
@@ -282,7 +284,8 @@ class Scheduler:
     def _release(self, queue: Queue, now: float, *, early: bool) -> Batch | None:
         parts = self._waiting.leave(queue.batcher.release(now, early=early))
         with self._nobody_lost(parts):
-            return Batch(queue.lane, parts, padded([part.piece.shape for part in parts])) if parts else None
+            shape = padded([part.piece.shape for part in parts]) if parts else None
+            return Batch(queue.lane, parts, shape, queue.batcher.closed_by) if shape else None
 
     @contextmanager
     def _nobody_lost(self, parts: Sequence[Part]) -> Iterator[None]:
@@ -367,6 +370,7 @@ class Scheduler:
         now = clock.now()
         batch.lane.service.record(batch.shape.units, batch.shape.length, now - batch.began_at)
         batch.parts[0].job.queue.batcher.took(now - batch.began_at)
+        self.batches.took(batch)
         batch.lane.count(batch.rows, computed.compute_s, utc_s=clock.utc_s())
         seat.saw(batch, now)
         self.allotment.passed(batch, computed.peak_bytes)
@@ -384,8 +388,10 @@ class Scheduler:
             return
         self.took_s.append(clock.now() - job.ask.arrived_at)
         queue_s = max(0.0, min(part.began_at for part in job.parts) - job.ask.arrived_at)
+        batch_wait_s = min(queue_s, max(0.0, min(part.batch_wait_s for part in job.parts)))
         compute_s = sum(part.compute_s for part in job.parts)
-        job.answer.set_result(Answer(job.lane.layout.join_rows(done), queue_s, compute_s, batch_rows, worker))
+        outputs = job.lane.layout.join_rows(done)
+        job.answer.set_result(Answer(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
 
     def _failed(self, seat: Seat, batch: Batch, error: ServeError) -> None:
         if isinstance(error, OutOfMemory):

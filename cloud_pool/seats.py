@@ -78,7 +78,7 @@ class Seat:
         self.vacated.clear()
         if self.running is None:
             self.running = batch
-            batch.begin(now)
+            batch.begin(now, self.free_since)
         else:
             self.prepared = batch
 
@@ -91,7 +91,7 @@ class Seat:
             self.rests_until = now + rest_s(now - self.attached_at, now - batch.began_at)
             self.running, self.prepared, self.free_since = self.prepared, None, now
             if self.running is not None and not self.gone:
-                self.running.begin(now)
+                self.running.begin(now, now)
         if self.running is None:
             self.vacated.set()
 

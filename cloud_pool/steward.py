@@ -111,6 +111,11 @@ class Steward:
         """By the name of the worker."""
         return {name: watched.health for name, watched in self._watched.items()}
 
+    @property
+    def memory_bytes(self) -> dict[str, float]:
+        """Resident, at the last look, by the name of the worker."""
+        return {name: watched.rss_bytes for name, watched in self._watched.items()}
+
     async def _watch(self) -> None:
         while True:
             await clock.sleep(self._every_s)

@@ -52,6 +52,7 @@ from tidegate.fleet.messages import Admission
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
 from tidegate.link.service import LinkService, add_link_service
+from tidegate.metrics.door import ScrapeDoor
 from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import OipRoutes, error_middleware
@@ -171,6 +172,7 @@ class EdgeApp:
             self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
             await self._stack.enter_async_context(runner)
         await self._stack.enter_async_context(self._dialling())
+        await self._open_metrics()
         self._stack.push_async_callback(self._drain)
         if self._sync is not None:
             await self._stack.enter_async_context(self._sync)
@@ -251,6 +253,24 @@ class EdgeApp:
     async def _told(self) -> dict[str, Any]:
         """What `GET /v1/state` tells."""
         return {**self.ready_event(), "ready": self.host.ready(), **await self.offline.state()}
+
+    async def _open_metrics(self) -> None:
+        config = self.config
+        if config.metrics_port is None:
+            return
+        assert self._scheduler is not None and self._sensors is not None
+        try:
+            # Needed only by those who set the port.
+            from edge_agent.metrics import EdgeMetrics
+            from tidegate.metrics.exposition import Exposition
+        except ModuleNotFoundError as error:
+            raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
+        metrics = EdgeMetrics(self.host, self.runners, self._scheduler, self._sensors, self._sync)
+        door = ScrapeDoor(Exposition(metrics.collect).render, config.host, config.metrics_port)
+        try:
+            self.addresses["metrics"] = (await self._stack.enter_async_context(door)).address
+        except OSError as error:
+            raise StartError(f"key 'metrics_port': {config.metrics_port} cannot be listened on: {error}") from error
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES

@@ -179,6 +179,11 @@ class EdgeConfig(ProcessConfig):
         description="Share of the battery below which no new work is taken unless it charges; 0 works to the end.",
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
+    metrics_port: Port | None = Field(
+        None,
+        description="Port of Prometheus metrics over HTTP (/metrics) on `host`; 0 takes any free one, none: no such "
+        "port. Needs the package prometheus-client.",
+    )
     drain_s: float = Field(
         2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."
     )

@@ -13,6 +13,7 @@ A caller without a deadline gets the model's default, so that everything in the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,11 +26,12 @@ from edge_agent.scheduler import Done, Scheduler
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.fleet.offers import ModelOffer
+from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import Work, fits, work_of
 from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
-from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Overloaded, Unreachable
+from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Overloaded, Unreachable
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 from tidegate.workers.process import Computed
 
@@ -72,6 +74,7 @@ class EdgeHost:
         self._sequence = count(1)
         self._offers = tuple(model.runner.offer() for model in self._models.values())
         self._draining = False
+        self.served = ServedCounts()
 
     @property
     def server_name(self) -> str:
@@ -135,12 +138,17 @@ class EdgeHost:
         check_is_no_gateways(call, self.server_name)
         began_at = clock.now()
         model = self._model(call.request.model_name, call.request.model_version)
+        manifest = model.runner.manifest
+        self.served.began(manifest.name, manifest.version)
         try:
             reply = await self._answer(model, call)
-        except Exception:
-            model.statistics.fail.add(clock.now() - began_at)
+        except (Exception, asyncio.CancelledError) as error:
+            self.served.ended(manifest.name, manifest.version, Outcome.of(error))
+            if isinstance(error, Exception):
+                model.statistics.fail.add(clock.now() - began_at)
             raise
         model.statistics.success.add(clock.now() - began_at)
+        self.served.answered(manifest.name, manifest.version, reply)
         return reply
 
     async def _answer(self, model: _Model, call: Call) -> Reply:

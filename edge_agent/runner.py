@@ -122,6 +122,11 @@ class Runner:
         return f"{self.manifest.name}:{self.manifest.version}"
 
     @property
+    def restarts(self) -> int:
+        """Workers after the first."""
+        return max(0, self._life - 1)
+
+    @property
     def variants(self) -> tuple[Variant, ...]:
         return tuple(loadable.variant for loadable in self._loadables)
 

@@ -96,6 +96,12 @@ class Scheduler:
     def in_flight(self) -> int:
         return self._queue.in_flight
 
+    @property
+    def oldest_age_s(self) -> float:
+        """How long whoever has waited longest is here; 0 while nobody waits."""
+        waits = [job.queued_at for job in self._jobs.values() if self._queue.is_waiting(job.ticket.id)]
+        return clock.now() - min(waits) if waits else 0.0
+
     def queue_delay_s(self) -> float:
         return self._queue.queue_delay_s(clock.now())
 

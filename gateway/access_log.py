@@ -5,7 +5,6 @@ An observer of the stack that is only there when it is wanted: without it a requ
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,9 @@ class AccessLog:
     def __init__(self, describe: Callable[[Call], Description], write: Write) -> None:
         self._describe = describe
         self._write = write
+
+    def began(self, call: Call) -> None:
+        """A line is written at the end."""
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         route = reply.route
@@ -42,7 +44,7 @@ class AccessLog:
         )
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
-        outcome = Outcome.CANCELLED if isinstance(error, asyncio.CancelledError) else Outcome.of(error)
+        outcome = Outcome.of(error)
         self._write(
             "served",
             **self._common(call, outcome, now),

@@ -20,9 +20,7 @@ import grpc
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from gateway.access_log import AccessLog
 from gateway.artifacts.config import ArtifactsConfig
 from gateway.catalog import Catalog
 from gateway.conductor import Conductor
@@ -41,20 +39,19 @@ from gateway.identity.guard import GatewayGuard
 from gateway.layers.admit import admit
 from gateway.layers.authenticate import authenticate
 from gateway.layers.expire import expire
-from gateway.layers.observe import Observer, observe
+from gateway.layers.observe import observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import stack
 from gateway.layers.versions import versions
 from gateway.link_port import dialled_in_of, link_port, told_to_devices
-from gateway.metrics import Metrics
 from gateway.operators import admin_middlewares, asking, operator_routes
 from gateway.policy import admission_of, policy_of, say_prediction
 from gateway.protocols.openapi import openapi_routes
 from gateway.shipping import Shipping
 from gateway.sync import FleetSync
 from gateway.taking import Taking
-from gateway.turned_away import TurnedAway
 from gateway.upstream.appraiser import Appraiser
+from gateway.watching import Watching
 from tidegate import clock, events
 from tidegate.doors.address import is_loopback
 from tidegate.doors.grpc_door import grpc_door
@@ -122,8 +119,10 @@ class Gateway:
             weight_of=self.admission.weight_of,
             witness=Witness(held, clock.now),
         )
-        self.metrics = Metrics(self.fleet, self.admission, version_of=self._version_of, quarantine=held)
         self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
+        more = [self.watch] if self.watch is not None else []
+        self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, more)
+        self.metrics = self.watching.metrics
         behind = stack(  # also for what devices deferred, which is no live traffic, and comes with no caller
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
@@ -132,7 +131,7 @@ class Gateway:
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
         infer = stack(
-            observe(clock.now, *self._observers()),  # outermost: sees every outcome, also of the layers below
+            observe(clock.now, *self.watching.observers),  # outermost: sees every outcome, also of the layers below
             authenticate(self.admission, clock.now),  # whose call it is, and what that one may
             inner=behind,
         )
@@ -165,6 +164,7 @@ class Gateway:
             await clock.sleep(0.02)
 
     async def _start(self) -> None:
+        await self._stack.enter_async_context(self.watching)
         self._stack.push_async_callback(self.conductor.close)
         self._stack.callback(self.audit.close)
         if self.guard is not None:
@@ -261,10 +261,13 @@ class Gateway:
             middlewares=[error_middleware],
             ahead=oip.ahead_of,
         )
-        metrics, credentials = [web.get("/metrics", self._scrape)], config.metrics_credentials
-        asked = asking(self.guard, self.audit, "metrics") if credentials else []
+        asked = asking(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         await self._open_http_door(
-            "metrics", config.metrics_host or config.host, config.metrics_port, metrics, middlewares=asked
+            "metrics",
+            config.metrics_host or config.host,
+            config.metrics_port,
+            self.watching.routes(),
+            middlewares=asked,
         )
         await self._open_http_door(
             "admin",
@@ -309,6 +312,7 @@ class Gateway:
             limits=self.config.limits.content,
             body_limits=self.config.limits.body,
             held=self._held,
+            usage=self.metrics.generative,
         )
         return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
 
@@ -335,20 +339,6 @@ class Gateway:
             limits=self.config.limits.door,
         )
         self.addresses[name] = await self._stack.enter_async_context(door)
-
-    async def _scrape(self, _request: web.Request) -> web.Response:
-        body = generate_latest(self.metrics.registry())
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    def _observers(self) -> list[Observer]:
-        observers: list[Observer] = [self.metrics, TurnedAway(self.conductor.flown, self.conductor.asking.ask)]
-        if self.watch is not None:
-            observers.append(self.watch)
-        if self.config.access_log == "json":
-            observers.append(AccessLog(self.conductor.asking.describe, events.emit))
-        elif self.config.access_log == "text":
-            observers.append(AccessLog(self.conductor.asking.describe, log.info))
-        return observers
 
     def _dialler_of(self, spec: TargetSpec) -> Dialler:
         """Over TLS a target of our own must be who it is called; a foreign one, the host that it is called at."""

@@ -137,6 +137,18 @@ class GatewayConfig(ProcessConfig):
     grpc_port: int = Field(8001, ge=0, le=65535, description="OIP over gRPC; 0 takes a free port.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Prometheus metrics under /metrics.")
     metrics_host: str | None = Field(None, description="Address of the metrics port; none: as `host`.")
+    metrics_targets: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="Targets with time series of their own, the troubled first; the rest are one series. More shows "
+        "more, and costs Prometheus some 20 series each.",
+    )
+    metrics_dir: Path | None = Field(
+        None,
+        description="Folder in which gateways on this machine that share one address leave their counts for each "
+        "other, so that a scrape of any answers for all. None: each for itself.",
+    )
     metrics_credentials: bool = Field(
         False, description="Whether /metrics asks for a credential with the right `metrics`; needs `auth`."
     )

@@ -200,7 +200,8 @@ class Flight:
         if self._ground.witness is not None:
             self._ground.witness.answered(attempt.candidate.target.id)
         confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
-        note = Note(now, "answered", number, "", "", link_s, reply.stages, "", confidence, reply.batch_size)
+        stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
+        note = Note(now, "answered", number, "", "", link_s, stages, "", confidence, reply.batch_size)
         self._note(note)
         budget = self._ground.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
@@ -323,7 +324,19 @@ class Flight:
             variant=reply.variant or end.candidate.variant.name,
             attested=self._rests_on.get(end.attempt, ""),
             request_id=request_id,
+            batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
+            link_out_s=self._link_out_s(end, link_s),
         )
+
+    def _link_out_s(self, end: Answer, link_s: float) -> float:
+        """As `core/waterfall.py` has it: half of the accept-ack's round trip, or of the link's share without one."""
+        sent_at, acked_at = 0.0, None
+        for note in self._notes:
+            if note.attempt == end.attempt and note.what == "launched":
+                sent_at = note.at
+            elif note.attempt == end.attempt and note.what == "accepted":
+                acked_at = note.at
+        return link_s / 2 if acked_at is None else min(link_s, (acked_at - sent_at) / 2)
 
     def _note(self, note: Note) -> None:
         """For explanations. A target may say more than is worth remembering."""

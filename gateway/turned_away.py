@@ -22,6 +22,9 @@ class TurnedAway:
         self._memory = memory
         self._ask = ask
 
+    def began(self, call: Call) -> None:
+        """Nobody knows yet."""
+
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         """Its flight remembers it."""
 

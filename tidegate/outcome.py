@@ -171,4 +171,7 @@ class Outcome(StrEnum):
 
     @classmethod
     def of(cls, error: BaseException) -> Outcome:
+        """What is no `Exception` is a cancellation: nothing else ends a call so."""
+        if not isinstance(error, Exception):
+            return cls.CANCELLED
         return cls(error.code) if isinstance(error, ServeError) else cls.INTERNAL

@@ -213,3 +213,5 @@ class Reply(msgspec.Struct, frozen=True):
     load: LoadReport | None = None
     attested: str = ""  # the evidence that it rests on, where that was required
     request_id: str = ""  # what the gateway calls the request, for whoever asks about it later
+    batch_wait_s: float = 0.0  # of the stage `queue`: beside a free worker, for company in its batch
+    link_out_s: float = 0.0  # of the stage `link`: the way there

@@ -84,10 +84,13 @@ class Batcher:
         )
         self._max_rows = self._policy.limits.max_rows
         self._max_work = max_work
+        self._max_queue_delay_s = max_queue_delay_s
+        self._preferred = frozenset(preferred_batch_size)
         self._max_queue_size = max_queue_size
         self._queue_policies = queue_policies or QueuePolicies()
         self._line = Line()
         self._delays: list[tuple[float, int]] = []  # a heap of when who loses its place; may hold some that have left
+        self.closed_by = ""  # why the batch that left last held no more: full, preferred, delay, deadline, shape, idle
         self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
 
     def add(self, items: Sequence[Queued], now: float, *, readmit: bool = False) -> None:
@@ -140,6 +143,7 @@ class Batcher:
         if not chosen or self._policy.held_until(chosen) > now or (early and len(chosen) == len(self._line)):
             return []
         batch_s = seconds_of(self._cost, [entry.item.shape for entry in chosen])
+        self.closed_by = self._closed_by(chosen)
         self._learn_sharing(chosen, batch_s)
         self._policy.left(chosen, batch_s)
         self.remove([entry.item.id for entry in chosen])
@@ -241,6 +245,23 @@ class Batcher:
             return []
         company = (entry for entry in islice(alive, _SCANNED) if _may_share(entry, head))
         return self._policy.choose([head, *islice(company, WINDOW - 1)], now)
+
+    def _closed_by(self, chosen: Sequence[Entry]) -> str:
+        """`full`: nothing more fits. `preferred`: a size that does not wait. `shape`: others wait that are better off
+        in another batch. `delay`, `deadline`: it was held back for company, until its time was over. `idle`: a worker
+        was free, and nobody else waited."""
+        rows = sum(entry.item.shape.rows for entry in chosen)
+        if rows >= self._policy.limits.max_rows:
+            return "full"
+        if rows in self._preferred:
+            return "preferred"
+        if len(chosen) < len(self._line):
+            return "shape"
+        held_until = self._policy.held_until(chosen)
+        if held_until == -inf:
+            return "idle"
+        oldest_at = min(entry.item.arrived_at for entry in chosen)
+        return "delay" if held_until >= oldest_at + self._max_queue_delay_s else "deadline"
 
     def _learn_sharing(self, chosen: Sequence[Entry], batch_s: float) -> None:
         ratio = batch_s / sum(entry.alone_s for entry in chosen)

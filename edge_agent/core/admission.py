@@ -82,6 +82,9 @@ class EdgeQueue:
     def in_flight(self) -> int:
         return len(self._running)
 
+    def is_waiting(self, ticket_id: int) -> bool:
+        return any(ticket.id == ticket_id for ticket in self._waiting)
+
     def admit(self, ticket: Ticket, now: float) -> Accepted:
         """Queue `ticket`; the number that goes before it, and the predicted time until its computation ends.
 

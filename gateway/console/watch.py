@@ -76,6 +76,9 @@ class Watch:
 
     # an observer's part
 
+    def began(self, call: Call) -> None:
+        """What counts is how it ends."""
+
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         left_s, route = reply.budget_left_s, reply.route
         ending: Ending = "late" if left_s is not None and left_s < 0 else "in_time"

@@ -60,6 +60,8 @@ _NOT_UNUSUAL: Final = 0.1  # a silence that so many round trips are longer than 
 _MUTE_AFTER: Final = 3  # attempts without an ack, and times the patience
 _PATIENCE: Final = 4.0  # usual round trips without an ack, and ...
 _PATIENCE_S: Final = 0.020  # ... this on top
+RESENT_S: Final = 0.2  # TCP's least retransmission timeout (Linux): what a lost packet costs at least
+_LOSS_WEIGHT: Final = 1 / 32
 _LEAST_S: Final = 1e-6  # clocks round: a round trip of nothing is still one
 SLACK_S: Final = 0.020  # a busy process at either end is silent for so long without any fault
 BROKEN: Final = 0.02  # the chance, before any silence, that a path breaks while an attempt is on it
@@ -91,12 +93,13 @@ class LinkEstimate:
     __slots__ = (
         "_calm", "_path", "_path_until", "_regime", "_ring", "_sampled_at", "_seems_mute_since", "_unaccepted",
         "_unanswered",
-        "acknowledges", "jitter_s", "rtt_s", "s_per_byte", "samples", "silent_since",
+        "acknowledges", "jitter_s", "loss_ratio", "rtt_s", "s_per_byte", "samples", "silent_since",
     )  # fmt: skip
 
     def __init__(self, *, prior_rtt_s: float = 0.005) -> None:
         self.rtt_s = prior_rtt_s
         self.jitter_s = prior_rtt_s / 2  # RFC 6298: the first deviation is half of the first round trip
+        self.loss_ratio = 0.0  # of round trips lately: as late as one whose packets had to be sent again
         self.samples = 0
         self.s_per_byte = 0.0  # seconds on the wire per byte of body; 0 until a large one was seen
         self.acknowledges = False  # whether an accept-ack ever came over this path
@@ -133,6 +136,7 @@ class LinkEstimate:
         sample_s = max(0.0, rtt_s - body_bytes * self.s_per_byte)
         self._calm.record(sample_s, now)
         turned = self._regime.record(sample_s, self._calm.value)
+        self.loss_ratio += _LOSS_WEIGHT * ((sample_s - self._calm.value >= RESENT_S) - self.loss_ratio)
         if settled := self.samples < _YOUNG and sample_s * _FAR_OFF < self.rtt_s:
             self._ring.clear()
         self._smooth(sample_s, now, afresh=turned or settled or self.samples == 0)

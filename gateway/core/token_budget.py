@@ -18,10 +18,11 @@ from __future__ import annotations
 class TokenBudget:
     """Mutable: `earn` with each request, then `spend` or `overdraw` for each second attempt; False means no."""
 
-    __slots__ = ("_cap", "_share", "tokens")
+    __slots__ = ("_cap", "_share", "suppressed", "tokens")
 
     def __init__(self, *, share: float = 0.05, cap: float = 30.0) -> None:
         self.tokens = cap  # full, so that what fails in the first minute after a start is not lost
+        self.suppressed = 0  # hedges that there was nothing left for
         self._share = share
         self._cap = cap
 
@@ -35,7 +36,9 @@ class TokenBudget:
 
     def spend(self) -> bool:
         """For a hedge."""
-        return self._take(down_to=0.0)
+        spent = self._take(down_to=0.0)
+        self.suppressed += not spent
+        return spent
 
     def overdraw(self) -> bool:
         """For a fallback."""

@@ -58,6 +58,9 @@ class Weighed(NamedTuple):
     rent: float
 
 
+_WITHIN: Final = Weighed._fields.index("within_s") - 2  # among its numbers, which come after two names
+
+
 class Passed(NamedTuple):
     """An offer that was no candidate."""
 
@@ -88,6 +91,11 @@ class Weighing(NamedTuple):
     @property
     def choice(self) -> Weighed | None:
         return None if self.chosen < 0 else self._candidate(self.chosen)
+
+    @property
+    def promised_s(self) -> float:
+        """The choice's `within_s`, without unpacking the rest. There must be one."""
+        return self.numbers[_NUMBERS * self.chosen + _WITHIN]
 
     @property
     def size_bytes(self) -> int:

@@ -29,4 +29,5 @@ async def asked(
         batch_size=answered.batch_size,
         variant=answered.variant,
         load=answered.load,
+        batch_wait_s=answered.batch_wait_s,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import Histogram, Metrics
+from gateway.metrics import Metrics
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, variant
 from tidegate import clock
+from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.histogram import Histogram
 from tidegate.outcome import InvalidRequest, NothingAlive, ServeError
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 
@@ -35,7 +36,7 @@ def reply(*, fallback: bool = False, degraded: bool = False, left_s: float | Non
 
 def samples(counted: Metrics) -> dict[tuple[str, str], float]:
     """(name, labels) → value, of what a scrape returns."""
-    text = generate_latest(counted.registry()).decode()
+    text = Exposition(counted.collect).render()[0].decode()
     return {
         (sample.name, ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cloud_pool.metrics import PoolMetrics
-from cloud_pool.scrape import MOST_BYTES, ScrapeDoor
 from tests.pool.test_steward import watched
 from tests.support.loop import on_virtual_time
+from tidegate.metrics.door import MOST_BYTES, ScrapeDoor
+from tidegate.metrics.exposition import Exposition
 
 
 async def said(door: ScrapeDoor, request: bytes) -> bytes:
@@ -27,7 +28,7 @@ async def said(door: ScrapeDoor, request: bytes) -> bytes:
 
 
 async def test_a_scrape_is_answered_as_http() -> None:
-    async with ScrapeDoor(lambda: b"up 1\n", "127.0.0.1", 0) as door:
+    async with ScrapeDoor(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
         body = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{door.address}/metrics").read())
         assert body == b"up 1\n"
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -46,7 +47,7 @@ async def test_a_scrape_is_answered_as_http() -> None:
     ],
 )
 async def test_whatever_comes_is_answered_and_closed(request_bytes: bytes, status: bytes) -> None:
-    async with ScrapeDoor(lambda: b"up 1\n", "127.0.0.1", 0) as door:
+    async with ScrapeDoor(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
         try:
             assert (await said(door, request_bytes)).startswith(b"HTTP/1.1 " + status)
         except ConnectionResetError:
@@ -64,7 +65,7 @@ async def test_what_is_printed_parses_and_says_what_happened() -> None:
             watch.steward,
             lambda: [lane.statistics for lane in watch.pool.supervisor.lanes.values()],
         )
-        text = metrics.text().decode()
+        text = Exposition(metrics.collect).render()[0].decode()
         found = {sample.name: sample for one in text_string_to_metric_families(text) for sample in one.samples}
         assert found["tidegate_pool_recycles_total"].labels == {"reason": "served"}
         assert found["tidegate_pool_recycles_total"].value >= 1

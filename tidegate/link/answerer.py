@@ -242,6 +242,7 @@ class Answerer:
             batch_size=reply.batch_size,
             variant=reply.variant,
             load=reply.load or self._load(),
+            batch_wait_s=reply.batch_wait_s,
         )
         if not self.session.has_room:
             await self.session.room()

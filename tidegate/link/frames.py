@@ -55,6 +55,7 @@ class Answered(NamedTuple):  # one comes with every request: a frozen dataclass 
     batch_size: int
     variant: str
     load: LoadReport | None
+    batch_wait_s: float = 0.0
 
 
 def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
@@ -89,6 +90,7 @@ def request(
     priority: int,
     variant: str,
     traceparent: str,
+    tracestate: str = "",
     chunked_bytes: int = 0,
 ) -> bytes:
     """A budget that has run out is written as 1 µs, since 0 on the wire means that there is none."""
@@ -102,6 +104,8 @@ def request(
         frame.variant = variant
     if traceparent:
         frame.traceparent = traceparent
+    if tracestate:
+        frame.tracestate = tracestate
     if chunked_bytes:
         frame.chunked_bytes = chunked_bytes
     else:
@@ -124,6 +128,8 @@ def answer(id: int, answered: Answered, *, chunked_bytes: int = 0) -> bytes:
     frame.id = id
     frame.queue_us = _micros(answered.queue_s)
     frame.compute_us = _micros(answered.compute_s)
+    if answered.batch_wait_s:
+        frame.batch_wait_us = _micros(answered.batch_wait_s)
     frame.batch_size = _uint32(answered.batch_size)
     frame.variant = answered.variant
     if answered.load is not None:
@@ -232,7 +238,15 @@ def accepted_of(frame: link_pb2.Accepted) -> Accepted:
 def answered_of(frame: link_pb2.Answer, message: bytes) -> Answered:
     """`message` apart from the frame, because it may have come in chunks."""
     report = load_of(frame.load) if frame.HasField("load") else None
-    return Answered(message, frame.queue_us / 1e6, frame.compute_us / 1e6, frame.batch_size, frame.variant, report)
+    return Answered(
+        message,
+        frame.queue_us / 1e6,
+        frame.compute_us / 1e6,
+        frame.batch_size,
+        frame.variant,
+        report,
+        min(frame.queue_us, frame.batch_wait_us) / 1e6,
+    )
 
 
 def error_of(frame: link_pb2.Refused) -> ServeError:

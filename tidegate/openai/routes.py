@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import structlog
 from aiohttp import web
@@ -62,6 +63,7 @@ def openai_routes(
     limits: ContentLimits = DEFAULT,
     body_limits: BodyLimits = intake.DEFAULT,
     held: Held | None = None,
+    usage: Usage | None = None,
 ) -> list[web.RouteDef]:
     """OpenAI's routes over `host`, with the models' tokenizers.
 
@@ -73,6 +75,7 @@ def openai_routes(
         limits: what a request may hold.
         body_limits: how a body may come.
         held: what large bodies hold together, where other protocols count as well.
+        usage: told of each request's tokens and time.
     """
     return OpenAIRoutes(
         guard or Everybody(host),
@@ -82,7 +85,26 @@ def openai_routes(
         limits=limits,
         body_limits=body_limits,
         held=held or Held(body_limits.max_held_bytes),
+        usage=usage,
     ).table()
+
+
+class Usage(Protocol):
+    """Who wants to know what requests used."""
+
+    def embedded(self, model: str, tokens: int, took_s: float) -> None: ...
+
+    def failed(self, model: str, error: str, took_s: float) -> None:
+        """Args: model: "" where it was none of ours."""
+
+
+@dataclass(slots=True)
+class _Used:
+    """What is known of a request's use so far."""
+
+    arrived_at: float
+    model: str = ""
+    tokens: int = 0
 
 
 class OpenAIRoutes:
@@ -98,7 +120,9 @@ class OpenAIRoutes:
         limits: ContentLimits,
         body_limits: BodyLimits,
         held: Held,
+        usage: Usage | None,
     ) -> None:
+        self._usage = usage
         self._guard = guard
         self._limits = limits
         self._body_limits = body_limits
@@ -126,11 +150,19 @@ class OpenAIRoutes:
         return _in_openais_form(guarded)
 
     async def embed(self, request: web.Request) -> web.Response:
-        with self._held.share() as share:
-            return await self._embed_within(share, request)
+        used = _Used(clock.now())
+        try:
+            with self._held.share() as share:
+                answer = await self._embed_within(share, request, used)
+        except Exception as error:
+            if self._usage is not None:
+                self._usage.failed(used.model, error_code(error), clock.now() - used.arrived_at)
+            raise
+        if self._usage is not None:
+            self._usage.embedded(used.model, used.tokens, clock.now() - used.arrived_at)
+        return answer
 
-    async def _embed_within(self, share: Share, request: web.Request) -> web.Response:
-        arrived_at = clock.now()
+    async def _embed_within(self, share: Share, request: web.Request, used: _Used) -> web.Response:
         name = ""
         try:
             host = await self._guard.admit(shown_over_http(request, PROTOCOL))
@@ -142,8 +174,10 @@ class OpenAIRoutes:
             if defer_of(headers, {}):
                 raise NotSupported(f"{DEFER_KEY}: a ticket is for one inference; use /v2/models/NAME/infer")
             manifest = host.manifest(name)
+            used.model = manifest.name
             embeddings.check_dimensions(asked, manifest)
             rows = await self._rows(asked, manifest)
+            used.tokens = sum(len(row.ids) for row in rows)
             max_rows, max_work = embeddings.group_limits(manifest)
             parts = embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
             calls = [
@@ -152,7 +186,7 @@ class OpenAIRoutes:
                     manifest,
                     protocol=PROTOCOL,
                     headers=headers,
-                    arrived_at=arrived_at,
+                    arrived_at=used.arrived_at,
                 )
                 for part in parts
             ]

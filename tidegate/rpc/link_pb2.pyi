@@ -57,7 +57,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes")
+    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes", "tracestate")
     ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Request(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     id: int
     budget_us: int
     priority: int
@@ -72,7 +73,8 @@ class Request(_message.Message):
     traceparent: str
     message: bytes
     chunked_bytes: int
-    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ...) -> None: ...
+    tracestate: str
+    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("id", "queue_ahead", "finish_in_us")
@@ -85,7 +87,7 @@ class Accepted(_message.Message):
     def __init__(self, id: _Optional[int] = ..., queue_ahead: _Optional[int] = ..., finish_in_us: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("id", "message", "chunked_bytes", "queue_us", "compute_us", "batch_size", "variant", "load")
+    __slots__ = ("id", "message", "chunked_bytes", "queue_us", "compute_us", "batch_size", "variant", "load", "batch_wait_us")
     ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +96,7 @@ class Answer(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     VARIANT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    BATCH_WAIT_US_FIELD_NUMBER: _ClassVar[int]
     id: int
     message: bytes
     chunked_bytes: int
@@ -102,7 +105,8 @@ class Answer(_message.Message):
     batch_size: int
     variant: str
     load: Load
-    def __init__(self, id: _Optional[int] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., variant: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    batch_wait_us: int
+    def __init__(self, id: _Optional[int] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., variant: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., batch_wait_us: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("id", "code", "message", "retry_after_us", "load")

@@ -1,6 +1,6 @@
 """A door for Prometheus: `GET /metrics` over plain HTTP/1.1, and nothing else.
 
-The pool installs without an HTTP server, and a scrape every few seconds needs none: one request a connection, answered
+A pool installs without an HTTP server, and a scrape every few seconds needs none: one request a connection, answered
 and closed. Whatever comes is bounded: a request head of MOST_BYTES within READ_S, and at most MOST_AT_ONCE connections.
 """
 
@@ -14,20 +14,23 @@ from typing import Final, Self
 MOST_BYTES: Final = 8192
 MOST_AT_ONCE: Final = 16
 READ_S: Final = 5.0
-_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_WORDS: Final = "text/plain; charset=utf-8"
+_ACCEPT: Final = b"\r\naccept:"
+
+Render = Callable[[str], tuple[bytes, str]]  # from an Accept header to the body and its type
 
 
 class ScrapeDoor:
     """Open inside `async with`; `address` is where.
 
     Args:
-        text: what a scrape gets.
+        render: what a scrape gets.
         port: 0 takes any free one.
     """
 
-    def __init__(self, text: Callable[[], bytes], host: str, port: int) -> None:
+    def __init__(self, render: Render, host: str, port: int) -> None:
         self.address = ""
-        self._text = text
+        self._render = render
         self._host = host
         self._port = port
         self._inside = 0
@@ -51,8 +54,9 @@ class ScrapeDoor:
         self._inside += 1
         try:
             async with asyncio.timeout(READ_S):
-                status, body = await self._answer(reader) if self._inside <= MOST_AT_ONCE else ("503 Busy", b"")
-                head = f"HTTP/1.1 {status}\r\nContent-Type: {_TYPE}\r\nContent-Length: {len(body)}\r\n"
+                busy = self._inside > MOST_AT_ONCE
+                status, body, kind = ("503 Busy", b"", _WORDS) if busy else await self._answer(reader)
+                head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                 writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
                 await writer.drain()
         except (OSError, TimeoutError):
@@ -61,16 +65,25 @@ class ScrapeDoor:
             self._inside -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, bytes, str]:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return "400 Bad Request", b"this is no HTTP request\n"
+            return "400 Bad Request", b"this is no HTTP request\n", _WORDS
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method != b"GET":
-            return "405 Method Not Allowed", b"only GET\n"
-        return ("200 OK", self._text()) if path == b"/metrics" else ("404 Not Found", b"only /metrics\n")
+            return "405 Method Not Allowed", b"only GET\n", _WORDS
+        if path != b"/metrics":
+            return "404 Not Found", b"only /metrics\n", _WORDS
+        return "200 OK", *self._render(_accept_of(head))
 
     def __repr__(self) -> str:
         return f"<ScrapeDoor {self.address}>"
+
+
+def _accept_of(head: bytes) -> str:
+    at = head.lower().find(_ACCEPT)
+    if at < 0:
+        return ""
+    return head[at + len(_ACCEPT) :].partition(b"\r\n")[0].decode("latin-1").strip()

@@ -1,0 +1,258 @@
+"""Requests by how they ended, what their time went on, and whether they made their deadlines.
+
+Every request pays for what is counted, so counting is plain integers in slotted objects (a few microseconds for all of
+it), and families are made only when somebody scrapes. The client library's own counters take a lock per increment,
+some twenty times a request. This is sound because counting and scraping happen on the one event loop.
+
+Labels are bounded: models by the repository, tiers, protocols, outcomes and causes by their enums.
+
+A missed deadline has one cause. Without an answer it is how the request ended; for a late answer it is where most of
+its time went: `queue`, `link`, `compute`, `gateway` (ours before placement), or `retries` (what no stage of the
+answering attempt explains: those before it). Caller's errors and callers who left had no deadline to miss.
+
+Source: metrics.md E.1 and E.5.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from tidegate import clock
+from tidegate.metrics.families import counter, histogram
+from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Histogram
+from tidegate.metrics.triton import failure_reason, triton_families
+from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.outcome import Outcome, ServeError
+from tidegate.types import Call, InferRequest, Reply
+
+STAGES: Final = ("classify", "admit", "queue", "batch_wait", "link_out", "compute", "link_back")
+_NOT_MISSED: Final = frozenset(
+    {
+        Outcome.CANCELLED, Outcome.INVALID_REQUEST, Outcome.TOO_LARGE, Outcome.MODEL_NOT_FOUND, Outcome.NOT_SUPPORTED,
+        Outcome.UNAUTHENTICATED, Outcome.FORBIDDEN,
+    }
+)  # fmt: skip
+_MISSED_BY: Final = {
+    Outcome.OVERLOADED: "shed",
+    Outcome.DEADLINE_EXCEEDED: "expired",
+    Outcome.NOTHING_ALIVE: "nothing_alive",
+}  # any other: "failed"
+
+
+class _Served:
+    """What is counted of one (model, tier)."""
+
+    __slots__ = ("duration", "slack", "stages")
+
+    def __init__(self) -> None:
+        self.duration = Histogram(DURATIONS_S)
+        self.slack = Histogram(SIGNED_S)
+        self.stages = {stage: Histogram(STAGES_S) for stage in STAGES}
+
+    def observe_stages(self, reply: Reply) -> None:
+        stages, own, took = self.stages, reply.stages, reply.stages.get
+        for stage in ("classify", "admit", "compute"):
+            if stage in own:
+                stages[stage].observe(own[stage])
+        if (queue_s := took("queue")) is not None:
+            stages["queue"].observe(queue_s - reply.batch_wait_s)
+            stages["batch_wait"].observe(reply.batch_wait_s)
+        if (link_s := took("link")) is not None:
+            stages["link_out"].observe(reply.link_out_s)
+            stages["link_back"].observe(link_s - reply.link_out_s)
+
+
+class RequestCounts:
+    """An `Observer` of the stack, and the source of OIP's model statistics.
+
+    Args:
+        version_of: the version that serves a request that names none.
+    """
+
+    def __init__(self, version_of: Callable[[InferRequest], str]) -> None:
+        self._version_of = version_of
+        self._requests: Counter[tuple[str, str, str, Outcome]] = Counter()
+        self._routes: Counter[tuple[str, str]] = Counter()  # (tier, reason)
+        self._fallbacks: Counter[str] = Counter()  # by the tier that answered
+        self._escalated: Counter[str] = Counter()  # by model: answers of a better variant than the unsure one
+        self._provisional: Counter[str] = Counter()  # by model: unsure answers that were given
+        self._met: Counter[str] = Counter()  # by model
+        self._missed: Counter[tuple[str, str]] = Counter()  # by model and cause
+        self._pending: Counter[tuple[str, str]] = Counter()  # by model and version
+        self._served: dict[tuple[str, str], _Served] = {}
+        self._overhead: dict[str, Histogram] = {}  # by protocol
+        self._statistics: dict[tuple[str, str], ModelStatistics] = {}
+        self._failures: Counter[tuple[str, str, str]] = Counter()  # (model, version, Triton's reason)
+
+    @property
+    def total(self) -> int:
+        return sum(self._requests.values())
+
+    def began(self, call: Call) -> None:
+        request = call.request
+        self._pending[request.model_name, request.model_version or self._version_of(request)] += 1
+
+    def answered(self, call: Call, reply: Reply, now: float) -> None:
+        self._left(call)
+        route, model = reply.route, call.request.model_name
+        tier = route.served_by.partition("/")[0] if route else "none"
+        took_s = now - call.arrived_at
+        self._requests[model, tier, call.protocol, _outcome(reply)] += 1
+        if route is not None:
+            self._routes[tier, route.reason] += 1
+            if route.fallback:
+                self._fallbacks[tier] += 1
+            if route.reason == "escalated":
+                self._escalated[model] += 1
+            if route.provisional:
+                self._provisional[model] += 1
+        served = self._served.get((model, tier))
+        if served is None:
+            served = self._served[model, tier] = _Served()
+        served.duration.observe(took_s)
+        if (left_s := reply.budget_left_s) is not None:
+            served.slack.observe(left_s)
+            if left_s < 0.0:
+                self._missed[model, _cause(reply, took_s)] += 1
+            else:
+                self._met[model] += 1
+        served.observe_stages(reply)
+        self._observe_overhead(call, reply, took_s)
+        self._count_success(call, reply, took_s)
+
+    def ended(self, call: Call, error: BaseException, now: float) -> None:
+        self._left(call)
+        outcome = Outcome.of(error)
+        model, version = call.request.model_name, self._version_of(call.request)
+        self._requests[model, "none", call.protocol, outcome] += 1
+        if outcome not in _NOT_MISSED:
+            self._missed[model, _MISSED_BY.get(outcome, "failed")] += 1
+        self._failures[model, version, failure_reason(outcome)] += 1
+        self.statistics(model, version).fail.add(now - call.arrived_at)
+
+    def refused(self, protocol: str, model: str, error: ServeError) -> None:
+        """A request that a protocol refused before it became a call. Its model may be anything: it is no label."""
+        known = model if any(name == model for name, _ in self._statistics) else ""
+        self._requests[known, "none", protocol, Outcome.of(error)] += 1
+
+    def statistics(self, name: str, version: str) -> ModelStatistics:
+        """The statistics of one model version, from zero if it never served."""
+        found = self._statistics.get((name, version))
+        if found is None:
+            found = self._statistics[name, version] = ModelStatistics(name, version)
+        return found
+
+    def families(self) -> Iterator[Metric]:
+        yield counter(
+            "tidegate_requests",
+            "Requests by how they ended.",
+            ("model", "tier", "protocol", "outcome"),
+            (((model, tier, how, end.value), n) for (model, tier, how, end), n in self._requests.items()),
+        )
+        words = "Answers by where and why they were made."
+        yield counter("tidegate_route", words, ("to", "reason"), self._routes.items())
+        words = "Answers that another target gave than the one asked first."
+        yield counter("tidegate_fallback", words, ("to",), (((tier,), n) for tier, n in self._fallbacks.items()))
+        words = "Answers of a better variant after one that was not sure."
+        yield counter("tidegate_escalated", words, ("model",), (((one,), n) for one, n in self._escalated.items()))
+        words = "Answers that their model was not sure of, with nobody better in time."
+        yield counter("tidegate_provisional", words, ("model",), (((one,), n) for one, n in self._provisional.items()))
+        words = "Answers that were there by their deadline."
+        yield counter("tidegate_deadline_met", words, ("model",), (((model,), n) for model, n in self._met.items()))
+        words = "Late answers, and requests without an answer that were no fault of their caller's, by cause."
+        yield counter("tidegate_deadline_missed", words, ("model", "cause"), self._missed.items())
+        yield from self._time_families()
+        yield from triton_families(
+            self._statistics.values(), failures=self._failures.items(), pending=self._pending.items()
+        )
+
+    def _time_families(self) -> Iterator[Metric]:
+        served = self._served.items()
+        yield histogram(
+            "tidegate_request_duration_seconds",
+            "From arrival to answer.",
+            ("model", "tier"),
+            ((key, one.duration) for key, one in served),
+        )
+        yield histogram(
+            "tidegate_deadline_slack_seconds",
+            "Budget left at the answer; negative is late.",
+            ("model", "tier"),
+            ((key, one.slack) for key, one in served),
+        )
+        yield histogram(
+            "tidegate_stage_seconds",
+            "Where an answer's time went.",
+            ("model", "tier", "stage"),
+            (((*key, stage), counted) for key, one in served for stage, counted in one.stages.items()),
+        )
+        yield histogram(
+            "tidegate_gateway_overhead_seconds",
+            "What an answer of the first attempt took that neither link nor target explains.",
+            ("protocol",),
+            (((protocol,), counted) for protocol, counted in self._overhead.items()),
+        )
+
+    def _left(self, call: Call) -> None:
+        request = call.request
+        key = request.model_name, request.model_version or self._version_of(request)
+        if self._pending[key] > 0:
+            self._pending[key] -= 1
+
+    def _observe_overhead(self, call: Call, reply: Reply, took_s: float) -> None:
+        if reply.route is None or reply.route.attempts != 1 or reply.route.provisional:
+            return
+        stages = reply.stages
+        counted = self._overhead.get(call.protocol)
+        if counted is None:
+            counted = self._overhead[call.protocol] = Histogram(STAGES_S)
+        counted.observe(
+            max(0.0, took_s - stages.get("queue", 0.0) - stages.get("compute", 0.0) - stages.get("link", 0.0))
+        )
+
+    def _count_success(self, call: Call, reply: Reply, took_s: float) -> None:
+        response, stages = reply.response, reply.stages
+        one = self.statistics(response.model_name, response.model_version)
+        rows = _rows(call.request)
+        one.inference_count += rows
+        one.execution_count += 1
+        one.last_inference_ms = int(clock.utc_s() * 1e3)
+        one.success.add(took_s)
+        queue_s, compute_s = stages.get("queue", 0.0), stages.get("compute", 0.0)
+        one.queue.add(queue_s)
+        one.compute_infer.add(compute_s)
+        tally = one.batches.get(rows)
+        if tally is None:
+            tally = one.batches[rows] = Tally()
+        tally.add(compute_s)
+
+    def __repr__(self) -> str:
+        return f"<RequestCounts {self.total} requests>"
+
+
+def _outcome(reply: Reply) -> Outcome:
+    if reply.budget_left_s is not None and reply.budget_left_s < 0:
+        return Outcome.LATE
+    return Outcome.DEGRADED if reply.route is not None and reply.route.degraded else Outcome.OK
+
+
+def _cause(reply: Reply, took_s: float) -> str:
+    """Where most of a late answer's time went."""
+    took = reply.stages.get
+    spent = {
+        "queue": took("queue", 0.0),
+        "link": took("link", 0.0),
+        "compute": took("compute", 0.0),
+        "gateway": took("admit", 0.0) + took("classify", 0.0),
+    }
+    spent["retries"] = took_s - sum(spent.values())
+    return max(spent, key=lambda cause: spent[cause])
+
+
+def _rows(request: InferRequest) -> int:
+    shape = request.inputs[0].shape if request.inputs else ()
+    return max(1, shape[0]) if len(shape) > 1 else 1

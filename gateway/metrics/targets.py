@@ -1,0 +1,90 @@
+"""Targets and the links to them, read from the fleet view when somebody scrapes.
+
+So many targets have series of their own, the troubled first and then those that were asked last; `rest` is the worst
+value among all others, so that an alert on it fires for any of ten thousand (`tidegate/metrics/bounded.py`). How many
+there are in each state is counted over all of them.
+
+`tidegate_link_loss_ratio` is what can be seen of loss above TCP: the share of round trips lately that took longer than
+the calm link by TCP's least retransmission timeout (`core/link.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.core.fleet import Fleet
+from gateway.core.target import TargetView
+from tidegate.metrics.bounded import REST, worth_showing
+from tidegate.metrics.families import gauge
+
+
+class LinkState(IntEnum):
+    """How the link to a target is, worse with each step."""
+
+    CLEAR = 0
+    FOUL = 1  # round trips far above the calm ones
+    SILENT = 2  # an acknowledgement is due, and nothing comes for longer than is usual there
+    DOWN = 3
+
+
+def link_state(target: TargetView, now: float) -> LinkState:
+    if not target.up:
+        return LinkState.DOWN
+    if target.link.trust(now) < 1.0:
+        return LinkState.SILENT
+    return LinkState.FOUL if target.link.foul else LinkState.CLEAR
+
+
+Read = Callable[[TargetView, float], float]
+_TABLE: Final[tuple[tuple[str, str, Read, Callable[..., float]], ...]] = (
+    ("tidegate_target_up", "Whether requests can be sent there.", lambda one, _: one.up, min),
+    ("tidegate_target_in_flight", "Attempts under way there.", lambda one, _: one.ledger.in_flight, max),
+    ("tidegate_target_queued", "Requests that wait there, by its last report.", lambda one, _: _queued(one), max),
+    ("tidegate_queue_wait_seconds", "Predicted wait there now.", lambda one, now: one.wait_s(now), max),
+    ("tidegate_breaker_state", "0 closed, 1 open, 2 half open.", lambda one, _: one.breaker.state, max),
+    ("tidegate_path_breaker_state", "The same of the way to it.", lambda one, _: one.path.state, max),
+    ("tidegate_link_state", "0 clear, 1 foul, 2 silent, 3 down.", link_state, max),
+    ("tidegate_link_rtt_seconds", "Smoothed round trip.", lambda one, _: one.link.rtt_s, max),
+    ("tidegate_link_jitter_seconds", "Mean deviation of it.", lambda one, _: one.link.jitter_s, max),
+    ("tidegate_link_loss_ratio", "Share of late round trips, as loss shows.", lambda one, _: one.link.loss_ratio, max),
+)
+
+
+def target_families(fleet: Fleet, most: int, now: float) -> Iterator[Metric]:
+    """Args: most: targets that have series of their own."""
+    shown, others = worth_showing(fleet.targets.values(), most, lambda one: _rank(one, now))
+    for name, text, read, worst in _TABLE:
+        rows = [((one.id,), float(read(one, now))) for one in shown]
+        if others:
+            rows.append(((REST,), float(worst(read(one, now) for one in others))))
+        yield gauge(name, text, ("target",), rows)
+    yield gauge("tidegate_edge_state_age_seconds", "Since its last load report.", ("agent",), _ages(shown, others, now))
+    counts = Counter((one.spec.tier, one.state(now)[0]) for one in fleet.targets.values())
+    yield gauge("tidegate_targets", "Targets that are known, by state.", ("tier", "state"), counts.items())
+
+
+def _rank(target: TargetView, now: float) -> tuple[float, ...]:
+    """The troubled among those in use first: one that has been down for long is no news."""
+    troubled = target.up and (target.ejected or target.link.foul or target.link.trust(now) < 1.0)
+    return (troubled, target.asked_at, target.since)
+
+
+def _ages(shown: list[TargetView], others: list[TargetView], now: float) -> list[tuple[tuple[str], float]]:
+    rows = [((one.id,), now - one.ledger.reported_at) for one in shown if _reports(one)]
+    if rest := [now - one.ledger.reported_at for one in others if _reports(one)]:
+        rows.append(((REST,), max(rest)))
+    return rows
+
+
+def _reports(target: TargetView) -> bool:
+    return target.spec.tier == "edge" and target.ledger.load is not None
+
+
+def _queued(target: TargetView) -> float:
+    load = target.ledger.load
+    return load.queued if load is not None else 0

@@ -1,0 +1,96 @@
+"""What watches a gateway: metrics with their scrape, and the access log. Put together here, told by the stack.
+
+    observers   of the stack: each is told of every call
+    taps        of the flight recorder: each is told of every request's record, as it is made
+
+Where several gateways share one address, `metrics_dir` is where they leave their counts for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import structlog
+from aiohttp import web
+
+from gateway.access_log import AccessLog
+from gateway.conditions import condition_family
+from gateway.conductor import Conductor
+from gateway.config import GatewayConfig
+from gateway.core.admission import Admission
+from gateway.core.crossing import Crossing
+from gateway.core.quarantine import Quarantine
+from gateway.core.value import ValuePlacer
+from gateway.layers.observe import Observer
+from gateway.metrics import Metrics
+from gateway.turned_away import TurnedAway
+from tidegate import events
+from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.sharing import Sharing
+from tidegate.process import StartError
+from tidegate.types import InferRequest
+
+log = structlog.get_logger(__name__)
+
+
+class Watching:
+    """Counts from the start; what it needs from outside it has inside `async with`."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        conductor: Conductor,
+        admission: Admission,
+        quarantine: Quarantine,
+        version_of: Callable[[InferRequest], str],
+        more: Iterable[Observer] = (),
+    ) -> None:
+        """Args: more: observers besides its own."""
+        placer, hedges = conductor.placer, conductor.hedges
+        self.metrics = Metrics(
+            placer.fleet,
+            admission,
+            version_of=version_of,
+            quarantine=quarantine,
+            most_targets=config.metrics_targets,
+            suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, Crossing) else 0,
+            calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, ValuePlacer) else None,
+        )
+        self._sharing = Sharing(config.metrics_dir) if config.metrics_dir is not None else None
+        self.exposition = Exposition(self.metrics.collect, self._sharing)
+        if self._sharing is not None:
+            self._sharing.own = self.exposition.own
+        self.metrics.add(lambda: [condition_family(placer.fleet)])
+        self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask), *more]
+        if config.access_log != "none":
+            write = events.emit if config.access_log == "json" else log.info
+            self.observers.append(AccessLog(conductor.asking.describe, write))
+        conductor.flown.taps.append(self.metrics.landed)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if self._sharing is not None:
+            try:
+                await self._stack.enter_async_context(self._sharing)
+            except OSError as error:
+                raise StartError(f"key 'metrics_dir': {error}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Of the metrics port."""
+        return [web.get("/metrics", self._scrape)]
+
+    async def _scrape(self, request: web.Request) -> web.Response:
+        body, content_type = self.exposition.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    def __repr__(self) -> str:
+        return f"<Watching {self.metrics!r}>"

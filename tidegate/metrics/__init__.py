@@ -1,0 +1,1 @@
+"""What all processes' metrics are made of: counting, families, bounds, sharing and the ways out."""
