@@ -132,6 +132,9 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
+    def began(self, call: Call) -> None:
+        self.seen.append("began")
+
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         self.seen.append("answered")
 
@@ -140,7 +143,7 @@ class Recorder:
 
 
 @on_virtual_time
-async def test_observers_hear_of_every_end_once() -> None:
+async def test_observers_hear_of_every_beginning_and_end_once() -> None:
     recorder = Recorder()
 
     async def fail(call: Call) -> Reply:
@@ -161,7 +164,8 @@ async def test_observers_hear_of_every_end_once() -> None:
         async with asyncio.timeout(1.0):
             await observe(clock.now, recorder)(hang)(call())
 
-    assert recorder.seen == ["Overloaded", "KeyError", "answered", "CancelledError"]
+    assert recorder.seen[::2] == ["began"] * 4
+    assert recorder.seen[1::2] == ["Overloaded", "KeyError", "answered", "CancelledError"]
 
 
 # the access log is an observer
