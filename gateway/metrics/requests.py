@@ -82,7 +82,9 @@ class RequestCounts:
         self._provisional: Counter[str] = Counter()  # by model: unsure answers that were given
         self._met: Counter[str] = Counter()  # by model
         self._missed: Counter[tuple[str, str]] = Counter()  # by model and cause
-        self._pending: Counter[tuple[str, str]] = Counter()  # by model and version
+        self._pending: Counter[tuple[str, str]] = Counter()  # by model, and version as it was asked for
+        # What was asked for → what that was when it was asked for first: a model may leave while it is served.
+        self._versions: dict[tuple[str, str], str] = {}
         self._served: dict[tuple[str, str], _Served] = {}
         self._overhead: dict[str, Histogram] = {}  # by protocol
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
@@ -94,7 +96,10 @@ class RequestCounts:
 
     def began(self, call: Call) -> None:
         request = call.request
-        self._pending[request.model_name, request.model_version or self._version_of(request)] += 1
+        key = request.model_name, request.model_version
+        if key not in self._versions:
+            self._versions[key] = self._version_of(request)
+        self._pending[key] += 1
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         self._left(call)
@@ -127,7 +132,8 @@ class RequestCounts:
     def ended(self, call: Call, error: BaseException, now: float) -> None:
         self._left(call)
         outcome = Outcome.of(error)
-        model, version = call.request.model_name, self._version_of(call.request)
+        model, said = call.request.model_name, call.request.model_version
+        version = self._versions.get((model, said), said)
         self._requests[model, "none", call.protocol, outcome] += 1
         if outcome not in _NOT_MISSED:
             self._missed[model, _MISSED_BY.get(outcome, "failed")] += 1
@@ -166,9 +172,10 @@ class RequestCounts:
         words = "Late answers, and requests without an answer that were no fault of their caller's, by cause."
         yield counter("tidegate_deadline_missed", words, ("model", "cause"), self._missed.items())
         yield from self._time_families()
-        yield from triton_families(
-            self._statistics.values(), failures=self._failures.items(), pending=self._pending.items()
-        )
+        pending: Counter[tuple[str, str]] = Counter()
+        for (model, said), inside in self._pending.items():
+            pending[model, self._versions.get((model, said), said)] += inside
+        yield from triton_families(self._statistics.values(), failures=self._failures.items(), pending=pending.items())
 
     def _time_families(self) -> Iterator[Metric]:
         served = self._served.items()
@@ -198,8 +205,7 @@ class RequestCounts:
         )
 
     def _left(self, call: Call) -> None:
-        request = call.request
-        key = request.model_name, request.model_version or self._version_of(request)
+        key = call.request.model_name, call.request.model_version
         if self._pending[key] > 0:
             self._pending[key] -= 1
 

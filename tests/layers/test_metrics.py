@@ -91,6 +91,7 @@ def test_answers_are_counted_by_where_and_how_they_ended() -> None:
 )
 def test_ends_without_an_answer_are_counted_by_their_cause(error: BaseException, outcome: str, reason: str) -> None:
     counted = metrics()
+    counted.began(call())
     counted.ended(call(), error, NOW + 0.1)
     seen = samples(counted)
     assert seen["tidegate_requests_total", f"model=minilm,outcome={outcome},protocol=oip-http,tier=none"] == 1
