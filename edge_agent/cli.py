@@ -1,4 +1,4 @@
-"""`tidegate edge`: run one edge agent until a signal."""
+"""`tidegate edge`: run one edge agent until a signal; its subcommands look at a device from its own shell."""
 
 from __future__ import annotations
 
@@ -8,26 +8,35 @@ import click
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
+from edge_agent.store.cli import store
 from tidegate import events
 from tidegate.process import process_options, run
 
 
-@click.command(
+@click.group(
+    invoke_without_command=True,
     epilog="""\b
 Examples:
   tidegate edge --config deploy/config/device.yaml
   TIDEGATE_EDGE_MQTT=mqtt://broker.lan:1883 tidegate edge --config edge.yaml
   TIDEGATE_EDGE_MODEL_REPOSITORY=models tidegate edge
-"""
+  tidegate edge --config edge.yaml store list
+""",
 )
 @process_options("edge")
-def edge(path: Path | None, parent_pid: int | None) -> None:
+@click.pass_context
+def edge(ctx: click.Context, path: Path | None, parent_pid: int | None) -> None:
     """Answer small requests on this device: int8 models behind OIP gRPC and HTTP, and behind a gateway's link stream.
 
     Events go to stdout, one JSON object a line ("ready" once it serves); logs go to stderr. Ctrl-C or SIGTERM answers
     what is under way and ends.
     """
-    run("edge", EdgeConfig, serve, path=path, parent_pid=parent_pid)
+    ctx.obj = path
+    if ctx.invoked_subcommand is None:
+        run("edge", EdgeConfig, serve, path=path, parent_pid=parent_pid)
+
+
+edge.add_command(store)
 
 
 async def serve(config: EdgeConfig) -> None:

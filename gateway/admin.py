@@ -103,6 +103,7 @@ def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
         "attested": target.attestation.until >= now,
         "models": [_offer(offer, target, fleet) for offer in target.offers],
         "conditions": target.conditions.in_words(),
+        "mode": target.conditions.mode,
         "ails": sorted(target.degradation.active),
         "price": round(target.price, 6),
         "rtt_ms": _ms(target.link.rtt_s),

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.catalog import Catalog
 from gateway.conditions import say_condition
@@ -43,6 +44,7 @@ from gateway.upstream.roads import DeviceTarget
 from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
 from tidegate import clock
+from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Manifest
@@ -264,7 +266,7 @@ class Directory:
             doubt=doubt,
             accepting=view.accepting,
             offers=offers,
-            conditions=view.conditions,
+            conditions=_conditions_of(view),
             now=now,
         )
 
@@ -381,6 +383,14 @@ class Directory:
 
     def __repr__(self) -> str:
         return f"<Directory {len(self._open)} targets>"
+
+
+def _conditions_of(view: DeviceView) -> Conditions:
+    """What the device said last; that its broker is gone it has no way to say, and is seen from here."""
+    said = view.conditions
+    if view.freshness is Freshness.CONTROL_LOST and said.mode == "online":
+        return replace(said, mode="control-lost")
+    return said
 
 
 def _offer_of(manifest: Manifest, tier: Tier) -> ModelOffer:

@@ -47,7 +47,8 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
     seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
     table = Table(*whole, "over", *seldom, "models", "rtt", "queued", "in flight")
     for one in targets:
-        reason = f" ({one['reason']})" if one["reason"] else ""
+        words = [word for word in (one["reason"], _mode(one)) if word]
+        reason = f" ({'; '.join(words)})" if words else ""
         table.add_row(
             one["id"],
             f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
@@ -66,6 +67,12 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
 def _over(target: dict[str, Any]) -> str:
     """The transport, and the road where the device dialled us; an older gateway knows of no roads."""
     return f"{target['transport']}, dialled out" if target.get("road") == "dialled out" else str(target["transport"])
+
+
+def _mode(target: dict[str, Any]) -> str:
+    """Whom a device misses, in its own view; an older gateway does not tell."""
+    mode = target.get("mode", "online")
+    return "" if mode == "online" else str(mode).replace("-", " ")
 
 
 def _evidence(target: dict[str, Any]) -> str:

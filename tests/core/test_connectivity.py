@@ -1,0 +1,124 @@
+"""Modes are entered by evidence at once and left only when the evidence holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_agent.core.connectivity import HOLD_S, PROBES, SILENT_S, Connectivity
+from edge_agent.core.wall_clock import WallClock
+from tidegate.fleet.conditions import Mode
+
+
+def looked(one: Connectivity, seconds: int, *, begin: float, session: bool, links: int) -> float:
+    for second in range(seconds + 1):
+        one.look(session=session, links=links, now=begin + second)
+    return begin + seconds
+
+
+def online(at: float = 0.0) -> tuple[Connectivity, float]:
+    one = Connectivity()
+    return one, looked(one, 6, begin=at, session=True, links=1)
+
+
+@pytest.mark.parametrize(
+    ("session", "links", "mode"),
+    [
+        (True, 1, "online"),
+        (False, 1, "control-lost"),
+        (True, 0, "cloud-lost"),
+        (False, 0, "isolated"),
+    ],
+)
+def test_each_row_of_the_table_is_entered_by_its_evidence(session: bool, links: int, mode: Mode) -> None:
+    one, now = online()
+
+    one.look(session=session, links=links, now=now + SILENT_S + 1)
+
+    assert one.mode == mode
+
+
+def test_a_device_begins_isolated_and_is_online_after_three_good_looks_and_five_seconds() -> None:
+    one = Connectivity()
+    modes = []
+    for second in range(7):
+        one.look(session=True, links=1, now=float(second))
+        modes.append(one.mode)
+
+    assert modes == ["isolated"] * 5 + ["online"] * 2
+
+
+def test_many_looks_at_once_are_one_probe() -> None:
+    one = Connectivity()
+    for number in range(100):
+        one.look(session=True, links=1, now=number * 0.001)
+    change = one.look(session=True, links=1, now=HOLD_S + 1)  # the second probe
+
+    assert change is None
+    assert one.mode == "isolated"
+
+
+def test_a_lost_session_is_believed_at_once_and_a_short_return_is_not() -> None:
+    one, now = online()
+
+    lost = one.look(session=False, links=1, now=now + 0.1)
+    one.look(session=True, links=1, now=now + 0.2)
+    one.look(session=True, links=1, now=now + 1.2)
+    again = one.look(session=False, links=1, now=now + 2.2)
+
+    assert lost is not None
+    assert (lost.mode, lost.before) == ("control-lost", "online")
+    assert "broker gone" in lost.why
+    assert again is None  # one change, not three
+
+
+def test_a_gateway_that_beats_without_a_link_is_there_until_it_is_silent() -> None:
+    one = Connectivity()
+    for second in range(7):
+        one.heard(float(second))
+        one.look(session=True, links=0, now=float(second))
+    assert one.mode == "online"
+
+    one.look(session=True, links=0, now=6.0 + SILENT_S)
+    assert one.mode == "online"
+    one.look(session=True, links=0, now=6.1 + SILENT_S)
+    assert one.mode == "cloud-lost"
+
+
+def test_a_device_that_has_no_broker_misses_none() -> None:
+    one = Connectivity(has_broker=False)
+    now = looked(one, 6, begin=0.0, session=False, links=1)
+    assert one.mode == "online"
+
+    one.look(session=False, links=0, now=now + 1)
+    assert one.mode == "cloud-lost"
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans(), st.integers(0, 2), st.booleans()), max_size=80))
+def test_no_flapping_returns_to_a_better_mode_sooner_than_the_hold(
+    looks: list[tuple[float, bool, int, bool]],
+) -> None:
+    """Whatever happens: a side is only said to be there after PROBES good looks in a row over HOLD_S."""
+    one, now, good, since = Connectivity(), 0.0, 0, 0.0
+    for gap, session, links, heard in looks:
+        now += gap
+        if heard:
+            one.heard(now)
+        one.look(session=session, links=links, now=now)
+        good, since = (good + 1, since if good else now) if session else (0, now)
+        if one.mode in ("online", "cloud-lost"):
+            assert good >= PROBES
+            assert now - since >= HOLD_S
+        if not session:
+            assert one.mode in ("control-lost", "isolated")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "right"),
+    [(1.8e9, 1.8e9 + 30, True), (1.8e9, 40.0, False), (0.0, 1.8e9, False), (1.8e9, 1.8e9 + 86_400, False)],
+)
+def test_the_wall_clock_is_believed_when_a_gateways_says_the_same(theirs: float, ours: float, right: bool) -> None:
+    clock = WallClock()
+    clock.heard(theirs, ours)
+    assert clock.right is right
