@@ -1,8 +1,9 @@
 """Operators put model files in: routes of the admin port, behind whatever guards that.
 
     HEAD /v1/artifacts/sha256/DIGEST    200 it is here, whole; 404 with `Upload-Offset`: how much of it has come
-    PUT  /v1/artifacts/sha256/DIGEST    a piece, `Content-Range: bytes FIRST-LAST/SIZE`; 201 whole, 202 go on at
-                                        `Upload-Offset`, 409 that is not where the last piece ended, 422 wrong content
+    PUT  /v1/artifacts/sha256/DIGEST    a piece, `Content-Range: bytes FIRST-LAST/SIZE`, or none, `bytes */SIZE`;
+                                        201 whole, 202 go on at `Upload-Offset`, 409 that is not where the last piece
+                                        ended, 422 wrong content
 
 A piece is bounded, so that an upload of gigabytes that breaks off loses one piece, and nobody makes the gateway hold
 more than that. The last piece has the whole file hashed; only then has it a name that devices can ask for.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -22,8 +24,7 @@ from gateway.artifacts.store import DIGEST, ArtifactStore, NoRoom, OutOfStep, St
 
 MAX_PIECE_BYTES: Final = 8 * 2**20
 PIECE_WITHIN_S: Final = 60.0
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})\Z", re.ASCII)
-_EMPTY: Final = "bytes */0"
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:\*|(\d{1,18})-(\d{1,18}))/(\d{1,18})\Z", re.ASCII)
 T = TypeVar("T")
 
 
@@ -56,10 +57,11 @@ def intake_routes(store: ArtifactStore) -> list[web.RouteDef]:
 
 
 async def _take(store: ArtifactStore, digest: str, first: int, piece: bytes, size: int) -> web.Response:
-    offset = await _stored(lambda: store.append(digest, first, piece)) if piece else 0
+    append = partial(store.append, digest, first, piece) if piece else partial(store.offset_bytes, digest)
+    offset = await _stored(append)
     if offset < size:
         return web.Response(status=202, headers={"Upload-Offset": str(offset)})
-    await _stored(lambda: store.finish(digest))
+    await _stored(partial(store.finish, digest))
     return web.Response(status=201, headers={"Upload-Offset": str(size)})
 
 
@@ -93,10 +95,9 @@ def _digest(request: web.Request) -> str:
 
 def _range(request: web.Request) -> tuple[int, int, int]:
     """(first byte, how many, of how many in all)."""
-    said = request.headers.get("Content-Range", "")
-    if said == _EMPTY:
-        return 0, 0, 0
-    found = _CONTENT_RANGE.match(said)
+    found = _CONTENT_RANGE.match(request.headers.get("Content-Range", ""))
+    if found is not None and found[1] is None:
+        return 0, 0, int(found[3])
     first, last, size = map(int, found.groups()) if found else (0, -1, 0)
     if not 0 <= first <= last < size or last - first + 1 > MAX_PIECE_BYTES:
         raise web.HTTPBadRequest(

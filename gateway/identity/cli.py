@@ -7,11 +7,10 @@ stderr. Gateways that read the file follow within a second. Each change is a lin
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 from msgspec.structs import replace
@@ -22,12 +21,12 @@ from gateway.core.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, 
 from gateway.identity.key_file import changing, read_keys
 from gateway.identity.signing_cli import signing
 from tidegate import clock, trail
+from tidegate.duration import Duration
 from tidegate.identity import RIGHTS, Grant, Limits
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.pin import PINS
 from tidegate.priority import LAST_LEVEL
 
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _EXAMPLES = """
 \b
 Examples:
@@ -47,18 +46,6 @@ _file = click.option(
     envvar="TIDEGATE_KEYS_FILE",
     help="The file that `auth.keys_file` of the gateway names.",
 )
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
-    """Seconds, minutes, hours or days: 90s, 15m, 24h, 30d."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d{1,9})([smhd])", str(value))
-        if found is None:
-            self.fail(f"{value!r} is no duration: a whole number and s, m, h or d, as in 24h", param, ctx)
-        return int(found[1]) * _UNITS[found[2]]
 
 
 @click.group(epilog=_EXAMPLES)

@@ -1,4 +1,4 @@
-"""`tidegate model`: build the demo models, quantize, add and calibrate one's own, look at what is there.
+"""`tidegate model`: build the demo models, quantize, add and calibrate one's own, look at what is there, ship it.
 
 Only this file is imported for `--help`; runtimes are imported by the command that needs them. A build shows a bar on a
 terminal, one line per step elsewhere, and events for a parent process with `--json-progress`.
@@ -23,6 +23,7 @@ from tidegate.build.demo import RECIPES, build_demo
 from tidegate.build.errors import BuildError
 from tidegate.build.pack_cli import pack
 from tidegate.build.progress import Progress
+from tidegate.delivery import cli as delivery
 from tidegate.events import emit
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
@@ -33,11 +34,11 @@ POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt
 
 @click.group()
 def model() -> None:
-    """Build, quantize, add, calibrate and inspect models."""
+    """Build, quantize, add, calibrate, inspect and ship models."""
 
 
-model.add_command(calibrate)
-model.add_command(pack)
+for _command in (calibrate, pack, *delivery.COMMANDS):
+    model.add_command(_command)
 
 
 @model.command()

@@ -1,0 +1,99 @@
+"""What operators' commands ask of a running gateway's admin port, with the credential that the environment holds.
+
+The key is no option of a command: options stand in process lists and in shell histories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import click
+
+KEY_VARIABLE: Final = "TIDEGATE_API_KEY"
+WITHIN_S: Final = 5.0
+DEFAULT_ADMIN: Final = "http://127.0.0.1:8003"
+_MAX_WORDS: Final = 2000
+_REFUSED: Final = (401, 403)
+
+admin_option = click.option(
+    "--admin", default=DEFAULT_ADMIN, show_default=True, envvar="TIDEGATE_ADMIN", help="The gateway's admin port."
+)
+
+
+class AdminError(click.ClickException):
+    """The gateway said no, or nobody answered; `status` is its HTTP status, 0 where there was none."""
+
+    def __init__(self, words: str, status: int = 0, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(words)
+        self.status = status
+        self.headers = headers or {}
+
+
+class _StayHere(HTTPRedirectHandler):
+    """A key is for the address that was named, wherever that one points."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Admin:
+    """One gateway's admin port."""
+
+    def __init__(self, address: str, *, within_s: float = WITHIN_S) -> None:
+        self.address = address.rstrip("/")
+        self._within_s = within_s
+
+    def ask(
+        self, path: str, *, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """The answer's body and headers. Raises AdminError: no answer, or a status of 400 or more."""
+        with self.answer(path, method=method, body=body, headers=headers) as response:
+            return response.read(), response.headers
+
+    @contextlib.contextmanager
+    def answer(
+        self, path: str, *, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[Any]:
+        """The same as it comes. Raises AdminError, also where it breaks off within the block."""
+        key = os.environ.get(KEY_VARIABLE)
+        shown = {"Authorization": f"Bearer {key}"} if key else {}
+        typed = {} if body is None else {"Content-Type": "application/octet-stream"}
+        try:
+            request = Request(self.address + path, body, {**typed, **shown, **(headers or {})}, method=method)
+            with build_opener(_StayHere).open(request, timeout=self._within_s) as response:
+                yield response
+        except HTTPError as error:
+            raise AdminError(self._words(error), error.code, dict(error.headers)) from error
+        except (URLError, OSError, ValueError, HTTPException) as error:
+            raise AdminError(f"no gateway answers at {self.address}: {error}") from error
+
+    def read(self, path: str) -> Any:
+        return self._decoded(self.ask(path)[0])
+
+    def post(self, path: str, body: bytes) -> Any:
+        return self._decoded(self.ask(path, method="POST", body=body)[0])
+
+    def _decoded(self, raw: bytes) -> Any:
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise AdminError(f"what answers at {self.address} is no gateway of ours: {error}") from error
+
+    def _words(self, error: HTTPError) -> str:
+        if error.code in _REFUSED:
+            text = f"put a key with the right `admin` into {KEY_VARIABLE}"
+        else:
+            text = error.read(_MAX_WORDS).decode(errors="replace").strip()
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = str(json.loads(text)["error"])
+        return f"the gateway at {self.address} answers {error.code}: {text or error.reason}"
+
+    def __repr__(self) -> str:
+        return f"<Admin {self.address}>"

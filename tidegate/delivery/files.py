@@ -1,0 +1,74 @@
+"""A model version's files as devices fetch them: which ones, by which digests, in chunks of which size.
+
+Devices get what is for edges: the manifest, the variants that run there, the tokenizer. A file's chunks are few, since
+their digests travel in every device's document, and small enough that a link which breaks every few megabytes gets on.
+
+Blocks on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import MANIFEST_FILE, Repository, RepositoryError
+from tidegate.rollout.plan import MAX_CHUNK_BYTES, Artefact
+
+LEAST_CHUNK_BYTES: Final = 256 * 1024
+MOST_CHUNKS: Final = 128
+_READ_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An artefact and where it lies here."""
+
+    artefact: Artefact
+    path: Path
+
+
+def files_of(repository: Repository, manifest: Manifest) -> tuple[Held, ...]:
+    """What a device needs of this version, verified. Raises RepositoryError: nothing is for edges, or it is wrong."""
+    variants = manifest.variants_for("edge")
+    if not variants:
+        raise RepositoryError(f"model {manifest.name}:{manifest.version} of {repository.root} has no variant for edges")
+    for variant in variants:
+        repository.verify(manifest, variant)
+    repository.verify_tokenizer(manifest)
+    tokenizer = repository.tokenizer(manifest)
+    paths = [
+        repository.folder(manifest) / MANIFEST_FILE,
+        *(repository.artefact(manifest, variant) for variant in variants),
+        *([tokenizer] if tokenizer else []),
+    ]
+    return tuple(held(path, path.name) for path in dict.fromkeys(paths))
+
+
+def held(path: Path, name: str) -> Held:
+    """A file as an artefact called `name`. Raises RepositoryError."""
+    whole, digests = hashlib.sha256(), []
+    try:
+        size = path.stat().st_size
+        chunk_bytes = chunk_for(size)
+        with path.open("rb") as file:
+            for at in range(0, size, chunk_bytes):
+                digest, left = hashlib.sha256(), min(chunk_bytes, size - at)
+                while left and (piece := file.read(min(_READ_BYTES, left))):
+                    digest.update(piece)
+                    whole.update(piece)
+                    left -= len(piece)
+                digests.append(digest.hexdigest())
+    except OSError as error:
+        raise RepositoryError(f"cannot read {path}: {error.strerror}") from error
+    return Held(Artefact(name, whole.hexdigest(), size, chunk_bytes, tuple(digests)), path)
+
+
+def chunk_for(size_bytes: int) -> int:
+    """A power of two."""
+    chunk = LEAST_CHUNK_BYTES
+    while chunk * MOST_CHUNKS < size_bytes and chunk < MAX_CHUNK_BYTES:
+        chunk *= 2
+    return chunk

@@ -1,0 +1,78 @@
+"""A rollout on a terminal: who is how far, and why not further."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+MOST_ROWS: Final = 24
+_COLOURS: Final = {
+    "succeeded": "green", "back": "green", "failed": "red", "overdue": "red", "stuck": "red", "returning": "yellow",
+    "returned": "yellow", "paused": "yellow", "recalled": "yellow", "working": "cyan", "running": "cyan",
+}  # fmt: skip
+# What an operator wants to see first where not all fit.
+_ORDER: Final = ("failed", "overdue", "stuck", "working", "recalled", "asked", "succeeded", "back", "waiting")
+
+
+def coloured(word: str) -> str:
+    return f"[{_COLOURS[word]}]{word}[/]" if word in _COLOURS else word
+
+
+def rollout_view(one: dict[str, Any]) -> RenderableType:
+    """A rollout with its devices, as `GET /v1/rollouts/ID` tells of it."""
+    devices = sorted(one["devices"].items(), key=lambda item: _ORDER.index(item[1]["step"]))
+    table = Table(Column("device", no_wrap=True), "wave", "step", "progress", "runs", "why", box=None, pad_edge=False)
+    for name, part in devices[:MOST_ROWS]:
+        wave = "" if part["step"] == "waiting" else str(part["wave"] + 1)
+        table.add_row(name, wave, coloured(part["step"]), _progress(part), part["running"], escape(part["reason"]))
+    rest = len(devices) - MOST_ROWS
+    below: list[RenderableType] = [Text(f"… and {rest} more", style="dim")] if rest > 0 else []
+    return Group(Text.from_markup(headline(one)), table, *below)
+
+
+def headline(one: dict[str, Any]) -> str:
+    counts = ", ".join(f"{count} {step}" for step, count in one["counts"].items() if count)
+    why = f": {escape(one['reason'])}" if one["reason"] else ""
+    where = f"wave {one['wave']} of {len(one['sizes'])}"
+    return (
+        f"[bold]{one['model']} {one['version']}[/] {coloured(one['phase'])}{why}\n"
+        f"{one['id']}, {where}, {counts}, {one['elapsed_s']:.0f} s"
+    )
+
+
+def _progress(part: dict[str, Any]) -> RenderableType:
+    if part["state"] in ("downloading", "deferred") and part["total_bytes"]:
+        bar = Table.grid(padding=(0, 1))
+        ratio = f"{part['done_bytes'] / part['total_bytes']:.0%} of {part['total_bytes'] / 1e6:.1f} MB"
+        bar.add_row(ProgressBar(total=part["total_bytes"], completed=part["done_bytes"], width=16), ratio)
+        return bar
+    return str(part["state"])
+
+
+def rollouts_table(rollouts: list[dict[str, Any]]) -> Table:
+    table = Table(Column("rollout", no_wrap=True), "model", "version", "phase", "wave", "devices", "why")
+    for one in rollouts:
+        counts = ", ".join(f"{count} {step}" for step, count in one["counts"].items() if count)
+        wave = f"{one['wave']} of {len(one['sizes'])}"
+        table.add_row(
+            one["id"], one["model"], one["version"], coloured(one["phase"]), wave, counts, escape(one["reason"])
+        )
+    return table
+
+
+def devices_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        Column("device", no_wrap=True), "model", "runs", "wanted", "state", Column("revision", justify="right"), "why"
+    )
+    for row in rows:
+        revision = f"{row['reported_revision']}/{row['desired_revision']}" if row["desired_revision"] else "-"
+        table.add_row(
+            row["device"], row["model"], row["running"] or "-", row["wanted"] or "-", coloured(row["state"]), revision,
+            escape(row["reason"]),
+        )  # fmt: skip
+    return table
