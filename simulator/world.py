@@ -209,7 +209,7 @@ class World:
                 lasts_until=SETTLING_S + self._scenario.duration_s,
             )  # fmt: skip
             gateway.know(worker.id, "edge" if worker.id.startswith("edge/") else "pool", one)
-            self.events.schedule(0.5 * SETTLING_S * draw(), one.dial)
+            self.events.schedule(self.events.now + 0.5 * SETTLING_S * draw(), one.dial)
 
     def _beat(self, worker: Worker, gateways: list[Gateway]) -> None:
         _Heartbeats(self, worker, gateways, self._conditions.windows("mqtt", "broker")).start()

@@ -4,7 +4,9 @@ A sign is one detector and its two thresholds: what it takes to be believed, and
 `look` returns the evidence, "" while there is none. What becomes of it is decided in `degradation.py`.
 
     slow    answers take longer than they did (CUSUM on log(taken / table), one for each variant), creep up over the
-            hour (Mann-Kendall on the medians of minutes), or their tail has grown (p95 / p50)
+            hour (Mann-Kendall on the medians of minutes), or their tail has grown (p95 / p50). A sample is the median
+            of a second's answers: recorded residuals hang together for seconds, and each as evidence of its own gave
+            hundreds of false alarms a week at five answers a second, where seconds' medians give none
     cold    the first answers of a process, or of a variant that nobody asked for `IDLE_S`, take longer than usual ones
     errors  failures come faster than a healthy target's ever do (CUSUM on the likelihood ratio of 2 % and 20 %)
     queue   the reported wait is long and grows (Mann-Kendall, Sen's slope)
@@ -32,16 +34,20 @@ from tidegate.estimate.shift import Shift
 from tidegate.estimate.trend import Leak, grows, sen_slope
 from tidegate.fleet.conditions import Conditions
 
-SLOW_SLACK: Final = 0.2  # half of log 1.5: what is less is never an alarm
-SLOW_LEVEL: Final = 6.0
-SLOW_CLIP: Final = 0.8
+SLOW_SLACK: Final = 0.18  # what is less than 1.2 × is never an alarm
+SLOW_LEVEL: Final = 6.8
+SLOW_CLIP: Final = 0.6
+SAMPLE_S: Final = 1.0  # answers closer together than this tell of one and the same moment
+_SAMPLE_MOST: Final = 64
 _MINUTES: Final = 60  # of which the creep is judged, ...
 _MINUTES_LEAST: Final = 30
-_MINUTE_LEAST: Final = 10  # answers in each
+_MINUTE_LEAST: Final = 10  # samples in each
 _CREEP_SIGMAS: Final = 4.5
 _CREEP: Final = 0.22  # log 1.25, over the minutes that were seen
-_TAIL_OF: Final = 200  # answers
-_TAIL_TIMES: Final = 2.5  # of the usual p95 / p50
+_TAIL_OF: Final = 200  # answers of which p95 / p50 is taken, ...
+_TAIL_S: Final = 60.0  # ... in no less time
+_TAIL_MOST: Final = 2000
+_TAIL_SLACK, _TAIL_LEVEL, _TAIL_CLIP = 0.4, 3.0, 1.0
 COLD_ANSWERS: Final = 24  # the first ones, which are not held against anybody
 _COLD_LEAST: Final = 4
 _COLD: Final = 0.7  # log 2
@@ -49,12 +55,12 @@ _WARM: Final = 0.26  # log 1.3
 IDLE_S: Final = 300.0
 _USUAL_FAILURES, _BAD_FAILURES = 0.02, 0.2
 _ERRORS_LEVEL: Final = 9.0  # four in a row, or more among answers
-_WAITS: Final = 20  # looks at the queue
-_WAITS_SIGMAS: Final = 4.5
-_WAIT_S: Final = 0.25
-_WAIT_GROWTH: Final = 0.01  # seconds a second
+_WAITS: Final = 30  # looks at the queue
+_WAITS_SIGMAS: Final = 6.5
+_WAIT_S: Final = 1.0
+_WAIT_GROWTH: Final = 0.02  # seconds a second
 LINK_SLACK: Final = 0.5
-LINK_LEVEL: Final = 8.0
+LINK_LEVEL: Final = 26.0
 LINK_CLIP: Final = 1.5
 _TIMER_S: Final = 0.001
 HORIZON_S: Final = 6 * 3600.0
@@ -65,21 +71,23 @@ _HOT_C, _COOL_C = 85.0, 75.0
 class VariantSpeed:
     """Mutable: the compute times of one variant on one target. `answered`; `slow` and `cold` are what it says."""
 
-    __slots__ = ("_asked_at", "_cold", "_minute", "_minute_ends_at", "_minutes", "_tail", "_usual_tail", "creeps",
-                 "shift", "tail", "young")  # fmt: skip
+    __slots__ = ("_asked_at", "_cold", "_minute", "_minute_ends_at", "_minutes", "_sample",
+                 "_sample_ends_at", "_tail", "_tail_since", "creeps", "shift", "tail", "young")  # fmt: skip
 
     def __init__(self) -> None:
         self.shift = Shift(slack=SLOW_SLACK, level=SLOW_LEVEL, clip=SLOW_CLIP)
         self.young = 0  # answers since it was cold
         self.creeps = 0.0  # log growth over the minutes seen; 0: no trend
-        self.tail = 0.0  # how many times its usual p95 / p50; 0: not known
+        self.tail = Shift(slack=_TAIL_SLACK, level=_TAIL_LEVEL, clip=_TAIL_CLIP, learn=10)  # of log(p95 / p50)
         self._asked_at = -inf
         self._cold: deque[float] = deque(maxlen=8)
+        self._sample: list[float] = []
+        self._sample_ends_at = inf
         self._minute: list[float] = []
         self._minute_ends_at = 0.0
         self._minutes: deque[tuple[float, float]] = deque(maxlen=_MINUTES)
         self._tail: list[float] = []
-        self._usual_tail: float | None = None
+        self._tail_since = 0.0
 
     def cool_down(self) -> None:
         """A new process: its first answers are cold, and its residence begins."""
@@ -88,6 +96,7 @@ class VariantSpeed:
         self._cold.clear()
         self._minutes.clear()
         self._minute.clear()
+        self._sample.clear()
 
     def answered(self, residual: float, now: float) -> bool:
         """Take in one answer's log(taken / table); returns whether `slow` or `cold` may have changed."""
@@ -99,13 +108,17 @@ class VariantSpeed:
         if self.young <= COLD_ANSWERS:
             self._cold.append(residual)
             return True
-        changed = self.shift.record(residual)
+        changed = self._end_sample() if self._sample and now >= self._sample_ends_at else False
+        if not self._sample:
+            self._sample_ends_at = now + SAMPLE_S
+        if len(self._sample) < _SAMPLE_MOST:
+            self._sample.append(residual)
         if now >= self._minute_ends_at:
             changed |= self._end_minute(now)
-        self._minute.append(residual)
-        self._tail.append(residual)
-        if len(self._tail) >= _TAIL_OF:
-            changed |= self._end_tail()
+        if len(self._tail) < _TAIL_MOST:
+            self._tail.append(residual)
+        if len(self._tail) >= _TAIL_OF and now - self._tail_since >= _TAIL_S:
+            changed |= self._end_tail(now)
         return changed
 
     def cold(self, *, raised: bool) -> str:
@@ -121,7 +134,13 @@ class VariantSpeed:
             return f"compute takes {exp(self.shift.excess):.2f} × its usual time"
         if self.creeps:
             return f"compute has crept up to {exp(self.creeps):.2f} × in {len(self._minutes)} minutes"
-        return f"p95/p50 of compute is {self.tail:.1f} × its usual" if self.tail > _TAIL_TIMES else ""
+        return f"p95/p50 of compute is {exp(self.tail.excess):.1f} × its usual" if self.tail.on else ""
+
+    def _end_sample(self) -> bool:
+        level = median(self._sample)
+        self._sample.clear()
+        self._minute.append(level)
+        return self.shift.record(level)
 
     def _end_minute(self, now: float) -> bool:
         if len(self._minute) >= _MINUTE_LEAST:
@@ -134,18 +153,11 @@ class VariantSpeed:
             self.creeps = grown if grown > (_CREEP if not before else 0.5 * _CREEP) else 0.0
         return bool(before) is not bool(self.creeps)
 
-    def _end_tail(self) -> bool:
+    def _end_tail(self, now: float) -> bool:
         ordered = sorted(self._tail)
-        spread = ordered[int(0.95 * len(ordered))] - ordered[len(ordered) // 2]  # log(p95 / p50)
         self._tail.clear()
-        if self._usual_tail is None:
-            self._usual_tail = spread
-            return False
-        before = self.tail > _TAIL_TIMES
-        self.tail = exp(spread - self._usual_tail)
-        if self.tail <= _TAIL_TIMES:
-            self._usual_tail += 0.1 * (spread - self._usual_tail)
-        return before is not (self.tail > _TAIL_TIMES)
+        self._tail_since = now
+        return self.tail.record(ordered[int(0.95 * len(ordered))] - ordered[len(ordered) // 2])
 
     def __repr__(self) -> str:
         return f"<VariantSpeed {self.slow() or self.cold(raised=True) or 'as usual'} {self.shift!r}>"

@@ -51,6 +51,7 @@ class Attempt:
         "_path_probe",
         "_plain",
         "_probe",
+        "_scaling",
         "_stake",
         "_toll",
         "_units",
@@ -78,6 +79,9 @@ class Attempt:
         if not self._link.acknowledges:
             self._ledger.accepted(key)
         self._link.sent(key, now, body_bytes)
+        self._scaling = target.scaling
+        if self._scaling is not None:
+            self._demand(now)
         self._toll = candidate.toll
         if self._toll is not None:
             self._toll.launched(now)
@@ -108,6 +112,8 @@ class Attempt:
         if load is not None:
             self._ledger.report(load, "link", now)
         compute_s = stages.get("compute")
+        if self._scaling is not None:
+            self._served(now, stages.get("queue", 0.0))
         if self._toll is not None:
             self._toll.answered(stages.get("queue", 0.0), compute_s, now)
         if compute_s is None:
@@ -137,6 +143,8 @@ class Attempt:
         target = self.candidate.offered.target
         if isinstance(error, Overloaded):
             target.refused(error.retry_after_s, now)
+        if self._scaling is not None and isinstance(error, Overloaded | DeadlineExceeded):
+            self._scaling.ended(in_time=False)
         blamed = blame(error)
         if blamed.target is Verdict.FAILURE:
             cost, total_s = self.candidate.offered.cost, now - self.launched_at
@@ -172,6 +180,23 @@ class Attempt:
             self._toll.refused(now, full=False)
         elif self._toll is not None:
             self._toll.cancelled(now)
+
+    def _demand(self, now: float) -> None:
+        """Tell what this asks of the pool: more replicas shorten the wait, and nothing else of an attempt's time."""
+        assert self._scaling is not None
+        candidate, stake = self.candidate, self._stake
+        cost = candidate.offered.cost
+        left_s = stake.place.deadline - now if stake is not None else candidate.finish_s + candidate.margin_s
+        slack_s = left_s - candidate.link_s - candidate.compute_s
+        self._scaling.arrived(cost.table_s(self._units), cost.table_s(0.0), slack_s, now)
+
+    def _served(self, now: float, queue_s: float) -> None:
+        """Whether the wait made it late; what was late for another reason is nothing that replicas would mend."""
+        assert self._scaling is not None
+        if self._stake is None or now <= self._stake.place.deadline:
+            self._scaling.ended(in_time=True)
+        elif now - queue_s <= self._stake.place.deadline:
+            self._scaling.ended(in_time=False)
 
     def _is_overdue(self, now: float) -> bool:
         return now - self.launched_at > self.within_s

@@ -36,6 +36,7 @@ from gateway.core.link import LinkEstimate
 from gateway.core.offered import Offered, Offers
 from gateway.core.precision import quality_of
 from gateway.core.prices import Tier, byte_price_of, price_of
+from gateway.core.scaling import Needed, Scaling
 from gateway.core.target import TargetSpec, TargetView
 from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.offers import ModelOffer
@@ -65,6 +66,7 @@ class Fleet:
         self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
         # Told when something ails one, and when it does no longer.
         self.on_condition: Callable[[TargetView, Change], None] = lambda _target, _change: None
+        self.scaling: Scaling | None = None  # set before targets are added, where somebody wants to know
         self.unhedged: set[str] = set()  # targets whose conditions keep hedges away
         self._feature_of = feature_of
         self._draw = draw
@@ -85,6 +87,7 @@ class Fleet:
         link = LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier])
         target = TargetView(spec, Ledger(batches=tier == "pool"), link, self.balance, self._draw, since=now)
         target.coverage = self._coverage[tier]
+        target.scaling = self.scaling if tier == "pool" else None
         self._renew(target, breaker=True)
         self.targets[spec.id] = target
         if self.balance.began_at is None:
@@ -257,6 +260,14 @@ class Fleet:
         only = target.spec.models
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
         self._list(target)
+
+    def replicas_needed(self, now: float) -> Needed | None:
+        """How many replicas of the pool are needed; None where nobody wanted to know."""
+        if self.scaling is None:
+            return None
+        pools = [one for one in self.targets.values() if one.spec.tier == "pool" and one.up and one.accepting]
+        backlog_s = sum(one.ledger.wait_s(now) for one in pools)
+        return self.scaling.decide(now, replicas=len(pools), backlog_s=backlog_s)
 
     # degradation
 

