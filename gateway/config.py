@@ -13,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 from gateway.artifacts.config import ArtifactsConfig
 from gateway.core.networks import LOOPBACK, PRIVATE, Networks
 from gateway.core.prices import Tier
+from gateway.core.scaling import ScalingSpec
 from gateway.core.target import TargetSpec, Transport
 from gateway.core.tenants import TenantSpec
 from gateway.identity.config import AuthConfig
@@ -122,6 +123,56 @@ class AttestationPolicyConfig(Section):
         "target sooner, and costs each target two signatures a time. Evidence must reach a "
         "request's deadline: budgets beyond 0.4 of this may be refused.",
     )
+
+
+class ScalingConfig(Section):
+    """How many replicas of the pool are asked for, by `GET /scaling` and a metric (`docs/degradation.md`)."""
+
+    target_attainment: float = Field(
+        0.99,
+        ge=0.5,
+        le=0.9999,
+        description="Share of the pool's requests that are to be answered in time; more asks for more spare replicas.",
+    )
+    start_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds from the wish for a replica until it serves, image and warm-up included; more looks "
+        "further ahead, and asks for more while load rises.",
+    )
+    scale_down_s: float = Field(
+        300.0,
+        ge=0,
+        le=86400,
+        description="Seconds for which a smaller need must have lasted; more keeps replicas through longer lulls.",
+    )
+    min_replicas: int = Field(1, ge=1, le=1000, description="The need is never less.")
+    max_replicas: int = Field(64, ge=1, le=1000, description="The need is never more.")
+    workers_per_replica: int = Field(
+        1, ge=1, le=256, description="Batches that a replica computes at the same time: its devices."
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        return self
+
+    @property
+    def spec(self) -> ScalingSpec:
+        return ScalingSpec(
+            self.target_attainment,
+            self.start_s,
+            self.scale_down_s,
+            self.min_replicas,
+            self.max_replicas,
+            self.workers_per_replica,
+        )
+
+
+def _default_scaling() -> ScalingConfig:
+    return ScalingConfig.model_validate({})  # mypy does not see that every field has a default
 
 
 class GatewayConfig(ProcessConfig):
@@ -250,6 +301,9 @@ class GatewayConfig(ProcessConfig):
         False,
         description="Whether other gateways send to the same targets: the best of two near equals is then left to "
         "chance (`policy: value`), so that gateways do not all turn to one at once; it costs a little value.",
+    )
+    scaling: ScalingConfig = Field(
+        default_factory=_default_scaling, description="How many replicas of the pool are asked for."
     )
     remember_decisions: int = Field(
         4096, ge=0, description="Finished requests that the flight recorder keeps, for `tidegate explain` and traces."

@@ -26,6 +26,7 @@ from gateway.core.quarantine import Quarantine
 from gateway.core.value import ValuePlacer
 from gateway.layers.observe import Observer
 from gateway.metrics import Metrics
+from gateway.scaling import ScalingWatch, scaling_families
 from gateway.turned_away import TurnedAway
 from tidegate import events
 from tidegate.metrics.exposition import Exposition
@@ -63,7 +64,8 @@ class Watching:
         self.exposition = Exposition(self.metrics.collect, self._sharing)
         if self._sharing is not None:
             self._sharing.own = self.exposition.own
-        self.metrics.add(lambda: [condition_family(placer.fleet)])
+        self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
+        self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask), *more]
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
@@ -77,6 +79,7 @@ class Watching:
                 await self._stack.enter_async_context(self._sharing)
             except OSError as error:
                 raise StartError(f"key 'metrics_dir': {error}") from error
+        await self._stack.enter_async_context(self.scaling)
         return self
 
     async def __aexit__(
@@ -86,7 +89,7 @@ class Watching:
 
     def routes(self) -> list[web.RouteDef]:
         """Of the metrics port."""
-        return [web.get("/metrics", self._scrape)]
+        return [web.get("/metrics", self._scrape), *self.scaling.routes()]
 
     async def _scrape(self, request: web.Request) -> web.Response:
         body, content_type = self.exposition.render(request.headers.get("Accept", ""))

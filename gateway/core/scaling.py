@@ -5,7 +5,7 @@ queue's length asks for help when it is late already. Both wait for a replica to
 gateway sees the requests themselves, knows what each costs there (the offered table) and how long it may take, so it
 can ask for what will be needed when a replica that is started now is ready:
 
-    load     pool-seconds of work that come each second; a batch's fixed part is shared by as many as the slack lets wait
+    load     pool-seconds of work that come a second; a batch's fixed part is shared by as many as the slack lets wait
     forecast the line through the last `WINDOW_S` of load, at now + start_s; never below where the load is
     spread   standard deviation of the load in stretches as long as a request may wait, around that line
     needed   = ⌈ strain · (forecast + z · spread) / workers + backlog / DRAIN_S ⌉        Φ(z) = target_attainment
@@ -136,7 +136,7 @@ class Scaling:
 
     @property
     def batch(self) -> float:
-        """How many requests share a call's fixed part, when there are many: as many as a quarter of the slack lets wait."""
+        """How many requests share a call's fixed part, when there are many: as many as a quarter of the slack fits."""
         room_s = _BATCH_SHARE * self._slack_s - self._call_s
         return min(_MOST_BATCH, max(1.0, room_s / self._row_s)) if self._row_s > 0.0 else 1.0
 
@@ -193,14 +193,14 @@ class Scaling:
             self._second_ends_at = now + 1.0
             self._stretch_ends_at = now + self._stretch_s
             return
-        if now >= self._stretch_ends_at:
-            self._end_stretches(now)
         if now >= self._second_ends_at:
             over = min(WINDOW_S, 1 + int(now - self._second_ends_at))
             self._seconds.append(self._second)
             self._seconds.extend([0.0] * (over - 1))
             self._second, self._second_ends_at = 0.0, now - (now - self._second_ends_at) % 1.0 + 1.0
             self._line = _line(self._seconds)
+        if now >= self._stretch_ends_at:  # after the line: a long silence is no deviation from what was before it
+            self._end_stretches(now)
 
     def _end_stretches(self, now: float) -> None:
         level, length_s = self._line[0], self._stretch_s

@@ -11,7 +11,9 @@ from gateway.config import GatewayConfig
 from gateway.core.crossing import Crossing
 from gateway.core.events import LinkUp
 from gateway.core.flown import Flown, Note
+from gateway.core.scaling import Scaling, ScalingSpec
 from gateway.metrics import Metrics
+from gateway.scaling import scaling_families
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, offer, spec, variant
 from tests.support.flowns import answered, flown, given, went
@@ -66,10 +68,19 @@ RETRIED = (
 )
 
 
+def busy_pool() -> Scaling:
+    """One that has seen enough to know what it needs."""
+    scaling = Scaling(ScalingSpec())
+    for second in range(200):
+        scaling.arrived(0.030, 0.010, 0.5, NOW + second)
+    scaling.decide(NOW + 200.0, replicas=1, backlog_s=0.0)
+    return scaling
+
+
 def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels() -> None:
     fleet = fleet_of(edge_a=variant(), pool_main=variant())
     counted = Metrics(fleet, admission_of(4), version_of=lambda request: "1", calibration_error=lambda: 0.1)
-    counted.add(lambda: [condition_family(fleet)])
+    counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool())])
     counted.began(call())
     counted.answered(call(), reply(), NOW + 0.07)
     counted.answered(call(), reply(left_s=-0.1, fallback=True), NOW + 0.07)
