@@ -361,6 +361,10 @@ class GatewayConfig(ProcessConfig):
     def _rollouts_need_a_broker(self) -> Self:
         if self.artifacts is not None and self.mqtt is None:
             raise ValueError("artifacts needs `mqtt`: devices are told over the broker which model they shall run")
+        if self.artifacts is not None and self.artifacts.advertise is None and self.artifacts.port is not None:
+            host = self.artifacts.host or self.host
+            if host in ("", "0.0.0.0", "::"):
+                raise ValueError(f"artifacts.advertise is needed: {host!r} tells no device where to fetch models")
         return self
 
     @field_validator("advertised_networks")
