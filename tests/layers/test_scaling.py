@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from urllib.parse import urlsplit
 
+import yaml
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request, Response
 
@@ -88,3 +91,30 @@ def test_it_looks_by_itself_for_as_long_as_it_is_entered() -> None:
         assert len(loop.run_until_complete(lived())) == 3
     finally:
         loop.close()
+
+
+DEPLOY = Path(__file__).parents[2] / "deploy/kubernetes"
+
+
+async def test_the_manifest_for_keda_reads_what_the_endpoint_says() -> None:
+    scaled = yaml.safe_load((DEPLOY / "pool-keda.yaml").read_text())
+    (trigger,) = scaled["spec"]["triggers"]
+    watch = watch_of(admission_of(4))
+    (route,) = watch.routes()
+    assert urlsplit(trigger["metadata"]["url"]).path == route.path
+    _, told = await asked(watch)
+    assert isinstance(told[trigger["metadata"]["valueLocation"]], int)
+    assert float(trigger["metadata"]["targetValue"]) == 1.0
+    assert "fallback" not in scaled["spec"]
+
+
+def test_the_manifest_for_an_hpa_reads_the_metric() -> None:
+    scaler, adapter = yaml.safe_load_all((DEPLOY / "pool-hpa.yaml").read_text())
+    watch = watch_of(admission_of(4))
+    busy(watch, 100, 50)
+    names = {family.name for family in scaling_families(watch.scaling)}
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] in names
+    (rule,) = yaml.safe_load(adapter["data"]["external.yaml"])["externalRules"]
+    assert rule["seriesQuery"] in names
+    assert rule["name"]["as"] == metric["external"]["metric"]["name"]
