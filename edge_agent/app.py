@@ -21,23 +21,25 @@ from typing import Any, Self
 
 import grpc
 import structlog
-from aiohttp import web
 from msgspec.structs import replace
 
-from edge_agent.catalogue import Entry, read_catalogue
+from edge_agent.catalogue import Entry
 from edge_agent.config import EdgeConfig
 from edge_agent.core.admission import EdgeQueue
 from edge_agent.core.conditions import exhausted
 from edge_agent.core.reporting import AgentState
 from edge_agent.core.roads import Roads
+from edge_agent.deployment import Deployment
 from edge_agent.dialling import Dialling, configured_gateways, read_key
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
 from edge_agent.local import LocalHost
 from edge_agent.offline import Offline
+from edge_agent.openai import openai_table
 from edge_agent.routes import device_routes
 from edge_agent.runner import Runner
 from edge_agent.scheduler import Scheduler
+from edge_agent.scrape import open_metrics
 from edge_agent.sensors import Sensors
 from edge_agent.sync import EdgeSync
 from tidegate import __version__, clock
@@ -52,8 +54,6 @@ from tidegate.fleet.messages import Admission
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
 from tidegate.link.service import LinkService, add_link_service
-from tidegate.metrics.door import ScrapeDoor
-from tidegate.models.repository import Repository
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import Held
@@ -86,7 +86,6 @@ class EdgeApp:
         self.config = config
         self._held = Held(config.limits.max_held_bytes)
         self.addresses: dict[str, str] = {}
-        self.runners: tuple[Runner, ...] = ()
         self._draw = draw
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
@@ -99,7 +98,7 @@ class EdgeApp:
         self._link: LinkService | None = None
         self._attester: Attester | None = None
         self._sync: EdgeSync | None = None
-        self._repository = Repository(config.model_repository)
+        self._deployment: Deployment | None = None
         self.offline = Offline(
             config,
             session=lambda: self._sync is not None and self._sync.connected,
@@ -112,6 +111,12 @@ class EdgeApp:
     def host(self) -> EdgeHost:
         assert self._host is not None, "enter the app first"
         return self._host
+
+    @property
+    def deployment(self) -> Deployment:
+        """Where the models come from."""
+        assert self._deployment is not None, "enter the app first"
+        return self._deployment
 
     async def __aenter__(self) -> Self:
         async with self._stack:
@@ -126,15 +131,7 @@ class EdgeApp:
 
     async def failed(self) -> None:
         """Wait for a defect that ends the supervision of a model: raises it."""
-        waits = [asyncio.create_task(runner.failed(), name=f"watch {runner.name}") for runner in self.runners]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        await self.deployment.failed()
 
     def ready_event(self) -> dict[str, Any]:
         """The fields of the `ready` event."""
@@ -150,27 +147,29 @@ class EdgeApp:
         self._tls = tls_of(config.tls, lambda: Identity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)
+        models = self._deployment = self._models()
         self._sync = self._fleet_sync()
-        entries = await asyncio.to_thread(read_catalogue, self._repository, config.models, config.allowed_engines)
+        await asyncio.to_thread(models.read)
         await self._bump_epoch()
         await self._stack.enter_async_context(self.offline)
-        self.runners = tuple(self._runner(entry) for entry in entries)
         queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
         self._scheduler = await self._stack.enter_async_context(Scheduler(queue, on_moved=self._tell_fleet))
         sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
         self._sensors = await self._stack.enter_async_context(sensors)
         self._host = EdgeHost(
             config.name,
-            self.runners,
+            models.runners,
             self._scheduler,
             epoch=lambda: self._epoch.current,
             exhausted=lambda: exhausted(sensors.now, config.min_battery),
+            on_answered=models.answered,
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
         await self._open_doors()
-        for number, runner in enumerate(self.runners, start=1):
-            self._on_progress(f"warming up {runner.name} ({number} of {len(self.runners)})")
-            await self._stack.enter_async_context(runner)
+        await self._stack.enter_async_context(models)
+        await models.enter(self._host)
+        await models.start(self._on_progress)
+        await models.begin()
         await self._stack.enter_async_context(self._dialling())
         await self._open_metrics()
         self._stack.push_async_callback(self._drain)
@@ -197,7 +196,11 @@ class EdgeApp:
         if config.http_port is not None:
             oip = self._oip_routes()
             http = http_door(
-                [*device_routes(self.offline.store, self._told), *oip.table(), *await self._openai_routes()],
+                [
+                    *device_routes(self.offline.store, self._told),
+                    *oip.table(),
+                    *await openai_table(self.local, self.deployment, config, self._held),
+                ],
                 config.host,
                 config.http_port,
                 key="http_port",
@@ -226,51 +229,23 @@ class EdgeApp:
             held=self._held,
         )
 
-    async def _openai_routes(self) -> list[web.RouteDef]:
-        """OpenAI's interface, where there is a model for it and the library that reads text."""
-        manifests = [one for one in self.local.manifests() if one.text is not None]
-        if not (self.config.openai and manifests):
-            return []
-        try:
-            # Not at the top: an edge is installed without `tokenizers`, and most need none.
-            from tidegate.openai.routes import openai_routes
-            from tidegate.openai.tokens import Tokenizers
-        except ModuleNotFoundError as error:
-            log.info("no /v1/embeddings here", reason=str(error), way_out="pip install tokenizers")
-            return []
-        tokenizers = Tokenizers(self._repository)
-        await tokenizers.load(manifests)
-        limits = self.config.limits
-        return openai_routes(
-            self.local,
-            tokenizers,
-            max_body_bytes=self.config.max_message_bytes,
-            limits=limits.content,
-            body_limits=limits.body,
-            held=self._held,
-        )
-
     async def _told(self) -> dict[str, Any]:
         """What `GET /v1/state` tells."""
         return {**self.ready_event(), "ready": self.host.ready(), **await self.offline.state()}
 
     async def _open_metrics(self) -> None:
         config = self.config
-        if config.metrics_port is None:
-            return
-        assert self._scheduler is not None and self._sensors is not None
-        try:
-            # Needed only by those who set the port.
-            from edge_agent.metrics import EdgeMetrics
-            from tidegate.metrics.exposition import Exposition
-        except ModuleNotFoundError as error:
-            raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-        metrics = EdgeMetrics(self.host, self.runners, self._scheduler, self._sensors, self._sync)
-        door = ScrapeDoor(Exposition(metrics.collect).render, config.host, config.metrics_port)
-        try:
-            self.addresses["metrics"] = (await self._stack.enter_async_context(door)).address
-        except OSError as error:
-            raise StartError(f"key 'metrics_port': {config.metrics_port} cannot be listened on: {error}") from error
+        if config.metrics_port is not None:
+            assert self._scheduler is not None and self._sensors is not None
+            self.addresses["metrics"] = await open_metrics(
+                self._stack,
+                (config.host, config.metrics_port),
+                self.host,
+                lambda: self.deployment.serving.runners,
+                self._scheduler,
+                self._sensors,
+                self._sync,
+            )
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
@@ -316,6 +291,8 @@ class EdgeApp:
                 agent_version=__version__,
                 tls=self._tls.client_context if self._tls else None,
                 ear=self.offline,
+                groups=config.rollout.groups if config.rollout else (),
+                on_desired=self.deployment.take if config.rollout else None,
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
@@ -332,7 +309,8 @@ class EdgeApp:
         elif exhausted(seen, self.config.min_battery):
             admission = "closed"
         conditions = replace(seen, mode=self.offline.mode)
-        return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions)
+        rollouts = self.deployment.rollouts
+        return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
 
     def _urls(self) -> tuple[str, ...]:
         """Where it is reached; nowhere for one that listens everywhere, does not say where, and dials."""
@@ -348,7 +326,20 @@ class EdgeApp:
         except OSError as error:
             raise StartError(f"cannot write {self._epoch.path} (key 'state_dir'): {error.strerror}") from error
 
-    def _runner(self, entry: Entry) -> Runner:
+    def _models(self) -> Deployment:
+        return Deployment(
+            self.config,
+            self._runner,
+            conditions=lambda: self._sensors.now if self._sensors else UNTOLD,
+            gateways=lambda: self._sync.gateways if self._sync else {},
+            linked=lambda: (self._sync is not None and self._sync.connected) or bool(self._link and self._link.greeted),
+            draw=self._draw,
+            tls=self._tls.client_context if self._tls else None,
+            on_routed=self._announce,
+            on_change=self._tell_fleet,
+        )
+
+    def _runner(self, entry: Entry, generation: int) -> Runner:
         config = self.config
         return Runner(
             entry.manifest,
@@ -361,11 +352,15 @@ class EdgeApp:
             threads=config.threads,
             paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
+            generation=generation,
         )
 
     def _changed(self, runner: Runner) -> None:
         """A model came or went: every gateway hears it now, by link stream and by MQTT."""
         self.host.refresh(runner)
+        self._announce()
+
+    def _announce(self) -> None:
         if self._link is not None:
             self._link.announce()
         self._tell_fleet()

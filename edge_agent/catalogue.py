@@ -29,24 +29,34 @@ class Entry:
 
 
 def read_catalogue(
-    repository: Repository, wanted: Sequence[str] | None, allowed: tuple[EngineName, ...] = TRUSTED
+    repository: Repository,
+    wanted: Sequence[str] | None,
+    allowed: tuple[EngineName, ...] = TRUSTED,
+    *,
+    or_none: bool = False,
 ) -> tuple[Entry, ...]:
     """The models to serve: `wanted` by name, or all that have a variant for edges.
+
+    Args:
+        or_none: whether a repository that is not there, or holds nothing for an edge, is an empty one.
 
     Raises:
         StartError: a wanted model does not exist or has nothing for an edge; there is nothing to serve at all.
         RepositoryError: a manifest or an artefact cannot be used.
     """
+    if or_none and not wanted and not repository.root.exists():
+        return ()
     if wanted is None:
         names = sorted({manifest.name for manifest in repository.manifests() if manifest.variants_for("edge")})
     else:
         names = list(dict.fromkeys(wanted))
-    if not names:
+    if not names and not or_none:
         raise StartError(f"{repository.root}: no model has a variant for edges (a variant with `where: [edge]`)")
-    return tuple(_entry(repository, name, allowed) for name in names)
+    return tuple(read_entry(repository, name, allowed) for name in names)
 
 
-def _entry(repository: Repository, name: str, allowed: tuple[EngineName, ...]) -> Entry:
+def read_entry(repository: Repository, name: str, allowed: tuple[EngineName, ...]) -> Entry:
+    """One model in its highest version. Raises as `read_catalogue`."""
     try:
         manifest = repository.manifest(name)
     except ModelNotFound as error:

@@ -54,6 +54,27 @@ class StoreConfig(Section):
     )
 
 
+class RolloutConfig(Section):
+    """How models are rolled out to this device (`docs/rollout.md`)."""
+
+    keys: tuple[Path, ...] = Field(
+        min_length=1,
+        description="Files with the public keys that may sign what this device shall run, a line each, as `tidegate "
+        "keys signing create` writes them.",
+    )
+    groups: tuple[Name, ...] = Field(
+        (),
+        max_length=16,
+        description="Groups whose documents this device goes by; its own document overrides them, then the first.",
+    )
+    servers: tuple[Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")], ...] = Field(
+        (), max_length=8, description="Base URLs of the servers of model files, instead of those in the documents."
+    )
+    recheck_s: float = Field(
+        5.0, gt=0, le=3600, description="Seconds between looks at what a rollout waits for: link, window, disk, memory."
+    )
+
+
 def _default_store() -> StoreConfig:
     return StoreConfig.model_validate({})  # mypy does not see that every field has a default
 
@@ -125,6 +146,11 @@ class EdgeConfig(ProcessConfig):
         default_factory=_default_store,
         description="What is kept in state_dir/store.db for gateways that cannot be reached; null keeps nothing, and "
         "defers nothing.",
+    )
+    rollout: RolloutConfig | None = Field(
+        None,
+        description="Take models over the fleet's broker, signed, verified and tried before they are used; kept in "
+        "state_dir/rollout. Null: the model repository alone.",
     )
     openai: bool = Field(
         True, description="Serve /v1/embeddings too, for models that take text, where `tokenizers` is installed."

@@ -13,12 +13,12 @@ starts at 1 and a gateway that remembers more says so (`epoch_hint`).
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from tidegate.durable import write_durably
 from tidegate.fleet.messages import MAX_EPOCH
 
 # Before this the clock of a device without a battery is simply wrong; 2024 is older than this code.
@@ -68,18 +68,7 @@ class EpochStore:
         return 0
 
     def _write(self, epoch: int) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + ".new")
-        with open(beside, "w", encoding="ascii") as file:
-            file.write(f"{epoch}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself must survive a power cut
-        finally:
-            os.close(folder)
+        write_durably(self.path, f"{epoch}\n".encode())
 
     def __repr__(self) -> str:
         return f"<EpochStore {self.path} at {self._current if self._current is not None else 'unread'}>"

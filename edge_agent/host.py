@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_agent.runner import Runner
@@ -31,7 +32,7 @@ from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import Work, fits, work_of
 from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
-from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Overloaded, Unreachable
+from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Overloaded, PeerError, Unreachable
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 from tidegate.workers.process import Computed
 
@@ -41,11 +42,28 @@ EXHAUSTED_FOR_S = 30.0  # a battery does not fill faster
 @dataclass(slots=True)
 class _Model:
     runner: Runner
+    soaking: bool = False
     statistics: ModelStatistics = field(init=False)
+    inside: int = 0  # calls
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         manifest = self.runner.manifest
         self.statistics = ModelStatistics(manifest.name, manifest.version)
+        self.idle.set()
+
+    def offer(self) -> ModelOffer:
+        offer = self.runner.offer()
+        return replace(offer, state="soaking") if self.soaking and offer.state == "ready" else offer
+
+    def enter(self) -> None:
+        self.inside += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.inside -= 1
+        if not self.inside:
+            self.idle.set()
 
 
 class EdgeHost:
@@ -55,6 +73,8 @@ class EdgeHost:
         name: of this edge in its fleet; answers say "edge/NAME".
         epoch: the number of this agent's session, the same that its MQTT messages carry.
         exhausted: why the device takes no new work just now, "" while it does; asked for every call.
+        on_answered: told after each call which runner computed it in so many seconds; or failed to by its own fault,
+            not by the caller's or the crowd's (None).
     """
 
     def __init__(
@@ -65,14 +85,17 @@ class EdgeHost:
         *,
         epoch: Callable[[], int],
         exhausted: Callable[[], str] = lambda: "",
+        on_answered: Callable[[Runner, float | None], None] = lambda runner, compute_s: None,
     ) -> None:
         self._name = name
         self._models = {runner.manifest.name: _Model(runner) for runner in runners}
         self._scheduler = scheduler
         self._epoch = epoch
         self._exhausted = exhausted
+        self._on_answered = on_answered
+        self._leaving: list[_Model] = []  # routed no more, with calls inside
         self._sequence = count(1)
-        self._offers = tuple(model.runner.offer() for model in self._models.values())
+        self._offers = tuple(model.offer() for model in self._models.values())
         self._draining = False
         self.served = ServedCounts()
 
@@ -118,7 +141,39 @@ class EdgeHost:
         """A runner's state changed: what waits for a lost worker is refused, and the offers are made anew."""
         if runner.state != "ready":
             self._scheduler.close(runner.name, runner.unready())
-        self._offers = tuple(model.runner.offer() for model in self._models.values())
+        self._offers = tuple(model.offer() for model in self._models.values())
+
+    def routed(self, name: str) -> Runner | None:
+        """Who answers for a model now."""
+        model = self._models.get(name)
+        return model.runner if model is not None else None
+
+    def route(self, runner: Runner, *, soaking: bool = False) -> None:
+        """From the next call on this runner answers for its model; calls that are inside the one before end there."""
+        name = runner.manifest.name
+        before = self._models.get(name)
+        if before is not None and before.runner is runner:
+            before.soaking = soaking
+        else:
+            self._put_aside(before)
+            self._models[name] = _Model(runner, soaking)
+        self._offers = tuple(model.offer() for model in self._models.values())
+
+    def unroute(self, name: str) -> None:
+        """Nobody answers for a model any more."""
+        self._put_aside(self._models.pop(name, None))
+        self._offers = tuple(model.offer() for model in self._models.values())
+
+    async def emptied(self, runner: Runner) -> None:
+        """Return once no call is inside a runner that is not routed any more."""
+        for model in [one for one in self._leaving if one.runner is runner]:
+            await model.idle.wait()
+            self._leaving.remove(model)
+
+    def _put_aside(self, model: _Model | None) -> None:
+        self._leaving = [one for one in self._leaving if one.inside]
+        if model is not None and model.inside:
+            self._leaving.append(model)
 
     def drain(self) -> None:
         """Take no more calls; those that were taken are answered."""
@@ -140,13 +195,18 @@ class EdgeHost:
         model = self._model(call.request.model_name, call.request.model_version)
         manifest = model.runner.manifest
         self.served.began(manifest.name, manifest.version)
+        model.enter()
         try:
             reply = await self._answer(model, call)
         except (Exception, asyncio.CancelledError) as error:
             self.served.ended(manifest.name, manifest.version, Outcome.of(error))
             if isinstance(error, Exception):
                 model.statistics.fail.add(clock.now() - began_at)
+            if isinstance(error, InternalError | PeerError):
+                self._on_answered(model.runner, None)
             raise
+        finally:
+            model.leave()
         model.statistics.success.add(clock.now() - began_at)
         self.served.answered(manifest.name, manifest.version, reply)
         return reply
@@ -164,6 +224,7 @@ class EdgeHost:
         deadline = call.arrived_at + runner.manifest.default_budget_s if call.deadline is None else call.deadline
         done = await self._compute(runner, variant, work, call, deadline)
         _count(model.statistics, work, done)
+        self._on_answered(runner, done.compute_s)
         return Reply(
             response=_response(runner.manifest, request, done.result.outputs),
             stages={"queue": done.queue_s, "compute": done.compute_s},

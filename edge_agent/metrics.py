@@ -9,7 +9,7 @@ prometheus-client is imported here and in `tidegate/metrics`: it is needed only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -26,7 +26,12 @@ class EdgeMetrics:
     """`collect` makes the families, for `tidegate.metrics.exposition`."""
 
     def __init__(
-        self, host: EdgeHost, runners: Sequence[Runner], scheduler: Scheduler, sensors: Sensors, sync: EdgeSync | None
+        self,
+        host: EdgeHost,
+        runners: Callable[[], Sequence[Runner]],
+        scheduler: Scheduler,
+        sensors: Sensors,
+        sync: EdgeSync | None,
     ) -> None:
         self._host = host
         self._runners = runners
@@ -49,9 +54,9 @@ class EdgeMetrics:
         yield single("tidegate_edge_queue_oldest_age_seconds", words, scheduler.oldest_age_s)
 
     def _model_families(self) -> Iterator[Metric]:
-        up = [((one.name,), float(one.state == "ready")) for one in self._runners]
+        up = [((one.name,), float(one.state == "ready")) for one in self._runners()]
         yield gauge("tidegate_edge_model_up", "Whether the model has a worker that serves.", ("model",), up)
-        starts = [((one.name,), float(one.restarts)) for one in self._runners]
+        starts = [((one.name,), float(one.restarts)) for one in self._runners()]
         words = "Workers that were started after another had ended."
         yield counter("tidegate_edge_worker_restarts", words, ("model",), starts)
 

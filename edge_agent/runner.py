@@ -83,6 +83,7 @@ class Runner:
         start_worker: makes a worker process of a name; entered for each life.
         measure, warm: first and later warm-ups (`tidegate.workers.warmup`).
         on_change: called after each change of `state`.
+        generation: tells runners of one version apart, where models are rolled out; 0: of the static repository.
     """
 
     def __init__(
@@ -98,8 +99,12 @@ class Runner:
         threads: int = 1,
         paced_slow: float = 1.0,
         hang_timeout_s: float = 30.0,
+        generation: int = 0,
     ) -> None:
         self.manifest = manifest
+        self.generation = generation
+        self.exits = 0  # of its workers, since it was entered
+        self.last_exit = ""
         self.state: ModelState = "loading"
         self._loadables = tuple(loadables)
         self._start_worker = start_worker
@@ -119,7 +124,13 @@ class Runner:
 
     @property
     def name(self) -> str:
-        return f"{self.manifest.name}:{self.manifest.version}"
+        which = f"{self.manifest.name}:{self.manifest.version}"
+        return f"{which}@{self.generation}" if self.generation else which
+
+    @property
+    def folder(self) -> Path:
+        """Where its version's files are."""
+        return self._loadables[0].artefact.parent
 
     @property
     def restarts(self) -> int:
@@ -148,6 +159,11 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stop()
+
+    async def park(self) -> None:
+        """End the worker and its supervision, but go on telling callers that the model is loading."""
+        await self._stop()
+        self._become("loading")
 
     async def failed(self) -> None:
         """Wait for the end of the supervision itself, which never comes but by a defect: raises that."""
@@ -193,6 +209,7 @@ class Runner:
     async def _live(self) -> None:
         while True:
             reason, healthy_s = await self._one_life()
+            self.exits, self.last_exit = self.exits + 1, reason
             if not self._ready_once.is_set():
                 raise StartError(f"model {self.name!r} cannot be served: {reason}")
             if healthy_s >= HEALTHY_S:

@@ -64,6 +64,8 @@ class EdgeSync:
         backoff_cap_s: the longest wait between attempts at a broker that is there; a gateway allows 30 s for it.
         tls: for an address with `mqtts://`, see `MqttLink`.
         ear: told of sessions, gateways and receipts.
+        groups: whose documents of what to run are listened to, beside the device's own.
+        on_desired: told each document, by its scope; None: they are not listened to.
     """
 
     def __init__(
@@ -80,8 +82,11 @@ class EdgeSync:
         backoff_cap_s: float = 30.0,
         tls: Callable[[], ssl.SSLContext] | None = None,
         ear: Ear | None = None,
+        groups: tuple[str, ...] = (),
+        on_desired: Callable[[str, bytes], None] | None = None,
     ) -> None:
         self._ear = ear
+        self._on_desired = on_desired
         self.gateways: dict[str, GatewayState] = {}  # the last word of each
         self._topics = Topics(fleet)
         self._device = checked_name(device, "the device's name")
@@ -89,6 +94,7 @@ class EdgeSync:
         self._state = state
         self._epochs = epochs
         self._boot = uuid.uuid4().hex[:16]
+        documents = self._topics.for_rollout(device, groups) if on_desired is not None else ()
         self._reporting = Reporting(
             device,
             boot=self._boot,
@@ -101,7 +107,7 @@ class EdgeSync:
             lambda on_activity: MqttLink(
                 url,
                 client_id=device,
-                subscriptions=self._topics.for_device(device),
+                subscriptions=(*self._topics.for_device(device), *documents),
                 draw=draw,
                 on_activity=on_activity,
                 before_connect=self._begin_epoch,
@@ -201,6 +207,8 @@ class EdgeSync:
                 receipt = decode_receipt(message.payload)
                 if self._ear is not None and not message.retained:
                     self._ear.receipt(receipt)
+            elif self._on_desired is not None and (scope := self._topics.parse_desired(message.topic)):
+                self._on_desired(scope, message.payload)
             elif gateway := self._topics.parse_gateway(message.topic):
                 self._note_gateway(gateway, decode_gateway_state(message.payload), retained=message.retained)
         except BadMessage as error:

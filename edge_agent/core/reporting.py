@@ -5,6 +5,8 @@ in one instant. News do not wait for it: when admission, the battery or the heat
 half (and by four), or what is offered changes, the next heartbeat comes at once, but no two within 100 ms, so that a
 busy queue cannot turn news into a flood.
 
+Rollouts. A state that changed is told at once; progress alone, such as bytes that came in, every five seconds.
+
 Content. Birth and inventory carry a revision that counts changes of what is offered; every heartbeat carries its hash,
 so a gateway that missed a change notices and asks. Changed addresses are told by a new birth of the same session.
 
@@ -32,12 +34,29 @@ from tidegate.fleet.messages import (
     inventory_hash,
 )
 from tidegate.fleet.offers import ModelOffer
+from tidegate.fleet.reported import ModelReport, Refusal, Reported
 from tidegate.fleet.topics import QOS, RETAINED, Up
 from tidegate.types import LoadReport
 
 MIN_GAP_S: Final = 0.1
+PROGRESS_GAP_S: Final = 5.0
 JITTER_RATIO: Final = 0.1
 Farewell = Literal["shutdown", "sleep", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What a device tells of its rollouts; see `tidegate/fleet/reported.py`."""
+
+    accepted: tuple[tuple[str, int], ...] = ()
+    models: tuple[ModelReport, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def states(self) -> tuple[object, ...]:
+        """All but progress."""
+        still = ((one.name, one.state, one.reason, one.content, one.revision, one.running) for one in self.models)
+        return (self.accepted, self.refused, *still)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,7 @@ class AgentState:
     load: LoadReport  # its epoch and sequence belong to the data plane and are not sent
     admission: Admission = "open"
     conditions: Conditions = UNTOLD
+    rollouts: Rollouts | None = None  # None: models are not rolled out to this device
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +122,8 @@ class Reporting:
         self._urls: tuple[str, ...] = ()
         self._told: AgentState | None = None  # by the last heartbeat
         self._told_at = -inf
+        self._told_rollouts: Rollouts | None = None
+        self._rollouts_at = -inf
         self._due_at = inf
 
     @property
@@ -129,7 +151,9 @@ class Reporting:
         if not self._epoch:
             return []
         self._note_offers(state)
-        return [self._birth(state, now, utc_s), self._inventory(state, now), self._heartbeat(state, now)]
+        first = [self._birth(state, now, utc_s), self._inventory(state, now)]
+        reported = [self._reported(state.rollouts, now)] if state.rollouts is not None else []
+        return [*first, *reported, self._heartbeat(state, now)]
 
     def due(self, state: AgentState, now: float, utc_s: float) -> list[Publication]:
         """What the state and the time call for now; often nothing."""
@@ -140,6 +164,8 @@ class Reporting:
             publications.append(self._birth(state, now, utc_s))
         if state.offers is not self._offers and self._note_offers(state):
             publications.append(self._inventory(state, now))
+        if state.rollouts is not None and now >= self._rollouts_due_at(state):
+            publications.append(self._reported(state.rollouts, now))
         if publications or now >= self._due_at or self._is_news(state):
             publications.append(self._heartbeat(state, now))
         return publications
@@ -149,7 +175,8 @@ class Reporting:
         if not self._epoch:
             return None
         has_news = state.urls != self._urls or state.offers != self._offers or self._is_news(state)
-        return self._told_at + MIN_GAP_S if has_news else self._due_at
+        due_at = self._told_at + MIN_GAP_S if has_news else self._due_at
+        return max(self._told_at + MIN_GAP_S, min(due_at, self._rollouts_due_at(state)))
 
     def farewell(self, reason: Farewell) -> list[Publication]:
         """The goodbye that spares the gateways the wait for a will. Ends the session."""
@@ -168,6 +195,13 @@ class Reporting:
         before, after = told.load.queued, state.load.queued
         moved = abs(after - before)
         return moved >= 4 and moved > 0.5 * before
+
+    def _rollouts_due_at(self, state: AgentState) -> float:
+        """When what the device has to tell of its rollouts should be told; never when that is nothing new."""
+        told, found = self._told_rollouts, state.rollouts
+        if found is None or found is told or found == told:
+            return inf
+        return -inf if told is None or found.states != told.states else self._rollouts_at + PROGRESS_GAP_S
 
     def _note_offers(self, state: AgentState) -> bool:
         """Remember what is offered; whether it changed."""
@@ -207,6 +241,19 @@ class Reporting:
             revision=self._revision,
         )
         return _publication(Up.INVENTORY, inventory)
+
+    def _reported(self, rollouts: Rollouts, now: float) -> Publication:
+        self._told_rollouts, self._rollouts_at = rollouts, now
+        reported = Reported(
+            device=self._device,
+            epoch=self._epoch,
+            sequence=self._next_sequence(Up.REPORTED),
+            mono_ms=self._mono_ms(now),
+            accepted=dict(rollouts.accepted),
+            models=rollouts.models,
+            refused=rollouts.refused,
+        )
+        return _publication(Up.REPORTED, reported)
 
     def _heartbeat(self, state: AgentState, now: float) -> Publication:
         self._told, self._told_at = state, now

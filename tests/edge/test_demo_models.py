@@ -105,7 +105,7 @@ async def test_the_measured_cost_grows_with_the_tokens_and_predicts_a_call(
     demo_repository: Repository, tmp_path: Path
 ) -> None:
     async with edge(demo_repository, tmp_path, "minilm") as app:
-        (runner,) = app.runners
+        (runner,) = app.deployment.runners
         time = runner.service_time("int8")
         assert time.predict_s(4) < time.predict_s(128) < time.predict_s(512)
         predicted_s = time.predict_s(64)

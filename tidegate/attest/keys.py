@@ -69,17 +69,21 @@ def line_of(key: Ed25519PrivateKey, words: str) -> str:
     return f"{_ALGORITHM} {base64.b64encode(key.public_key().public_bytes_raw()).decode()} {words}".rstrip()
 
 
-def read_allowed(path: Path) -> dict[str, bytes]:
-    """The public keys by id. Raises ConfigError: it cannot be read, others may write it, or a line is no key."""
+def read_allowed(path: Path, *, what: str = "attestation keys") -> dict[str, bytes]:
+    """The public keys by id. Raises ConfigError: it cannot be read, others may write it, or a line is no key.
+
+    Args:
+        what: the keys are, for errors.
+    """
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise ConfigError(f"others than its owner may write the list of attestation keys {path}: chmod go-w it")
+                raise ConfigError(f"others than its owner may write the list of {what} {path}: chmod go-w it")
             text = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read the list of attestation keys {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the list of {what} {path}: {error.strerror}") from error
     if len(text) > MOST_BYTES:
-        raise ConfigError(f"the list of attestation keys {path} has more than {MOST_BYTES} bytes")
+        raise ConfigError(f"the list of {what} {path} has more than {MOST_BYTES} bytes")
     allowed: dict[str, bytes] = {}
     for number, line in enumerate(text.decode(errors="replace").splitlines(), start=1):
         if words := line.partition("#")[0].split():

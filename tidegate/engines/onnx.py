@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -21,6 +21,14 @@ from tidegate.engines.errors import EngineError, failure_of
 # every device without a GPU about having none.
 _FATAL_ONLY = 4
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+class Port(NamedTuple):
+    """An input or output as the runtime sees it: `kind` as "tensor(float)", a name or None where a length varies."""
+
+    name: str
+    kind: str
+    shape: tuple[int | str | None, ...]
 
 
 class OnnxEngine:
@@ -44,8 +52,10 @@ class OnnxEngine:
             raise
         except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
             raise failure_of(error, f"{artefact}: ONNX Runtime cannot load it") from error
-        self.inputs = tuple(str(one.name) for one in self._session.get_inputs())
-        self.outputs = tuple(str(one.name) for one in self._session.get_outputs())
+        self.input_ports = tuple(map(_port, self._session.get_inputs()))
+        self.output_ports = tuple(map(_port, self._session.get_outputs()))
+        self.inputs = tuple(port.name for port in self.input_ports)
+        self.outputs = tuple(port.name for port in self.output_ports)
 
     def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All outputs by name. Blocks. Raises EngineError."""
@@ -59,6 +69,10 @@ class OnnxEngine:
     def __repr__(self) -> str:
         provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")
         return f"<OnnxEngine {self.artefact.name} on {provider}>"
+
+
+def _port(one: Any) -> Port:
+    return Port(str(one.name), str(one.type), tuple(one.shape))
 
 
 def _options(threads: int) -> Any:

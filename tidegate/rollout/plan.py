@@ -101,7 +101,7 @@ class Net(msgspec.Struct, frozen=True, omit_defaults=True):
     """What fetching it may cost."""
 
     metered: Literal["defer", "allow"] = "defer"  # on a link paid by the byte
-    max_bytes: Bytes = 0  # fetched in all, retries included; 0: twice the plan's size
+    max_bytes: Bytes = 0  # fetched in all, retries included; 0: twice the plan's size and 4 chunks
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 20  # failures in a row without a new chunk, then it failed
     deadline_s: Seconds = 86_400.0  # from taking the document in until everything is there, deferrals included
 
@@ -157,7 +157,7 @@ class ModelPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def max_bytes(self) -> int:
         """The byte budget of fetching."""
-        return self.net.max_bytes or 2 * self.size_bytes
+        return self.net.max_bytes or 2 * self.size_bytes + 4 * max(one.chunk_bytes for one in self.artefacts)
 
 
 def artefact_path(sha256: str) -> str:

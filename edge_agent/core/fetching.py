@@ -1,0 +1,80 @@
+"""What an answer, a cut or a bad chunk means for a download: go on, wait, or give up.
+
+- a cut link or a server that cannot be reached: wait and try again, for as long as the deadline allows; a link that is
+  away is nobody's failure
+- 408, 425, 429, 5xx: the server is there and has no time; waits too, and counts as an attempt
+- 401, 403, 404, 410 and every other refusal: this server will not change its mind; the next one is asked, and when all
+  have refused it is over
+- a chunk with another digest: thrown away and fetched again, BAD_CHUNKS times in a row; then somebody sends other bytes
+
+An attempt is a failure without a new chunk since the one before. The byte budget counts what came over the network,
+whether it could be used or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.rollout.plan import Net
+
+BAD_CHUNKS: Final = 3
+_TRANSIENT: Final = frozenset({408, 416, 425, 429})
+RETRY_AFTER_MAX_S: Final = 300.0
+
+
+def is_transient(status: int) -> bool:
+    """Whether a server that answered this may answer otherwise a little later."""
+    return status in _TRANSIENT or 500 <= status < 600
+
+
+@dataclass(slots=True)
+class Patience:
+    """Mutable: what one plan's download has used up of its rules. `record_*` return why it is over, "" while it is not.
+
+    Args:
+        max_bytes: fetched in all; fetched_bytes: before this start of the agent, too.
+        servers: how many can be asked.
+    """
+
+    rules: Net
+    max_bytes: int
+    servers: int
+    fetched_bytes: int = 0
+    attempts: int = 0
+    bad_chunks: int = 0
+    cuts: int = 0  # failures in a row of any kind, for the backoff
+    _refused: int = 0
+
+    def record_bytes(self, count: int) -> str:
+        self.fetched_bytes += count
+        if self.fetched_bytes > self.max_bytes:
+            return f"byte_budget: {self.fetched_bytes} bytes were fetched, at most {self.max_bytes} may be"
+        return ""
+
+    def record_chunk(self) -> None:
+        """A chunk is whole and right."""
+        self.attempts = self.bad_chunks = self.cuts = self._refused = 0
+
+    def record_cut(self) -> None:
+        self.cuts += 1
+
+    def record_status(self, status: int) -> str:
+        self.cuts += 1
+        if not is_transient(status):
+            self._refused += 1
+            return f"http_{status}: every server refused" if self._refused >= self.servers else ""
+        return self._attempt(f"http_{status}")
+
+    def record_bad_chunk(self, number: int) -> str:
+        self.cuts += 1
+        self.bad_chunks += 1
+        if self.bad_chunks >= BAD_CHUNKS:
+            return f"chunk_digest: chunk {number} came {self.bad_chunks} times with another digest than the signed one"
+        return self._attempt("chunk_digest")
+
+    def _attempt(self, what: str) -> str:
+        self.attempts += 1
+        if self.attempts >= self.rules.max_attempts:
+            return f"{what}: no progress in {self.attempts} attempts"
+        return ""

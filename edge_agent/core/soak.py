@@ -1,0 +1,93 @@
+"""Whether a new generation has proved itself with real requests.
+
+It is good after `duration_s` and `min_requests` answers; it is bad as soon as its errors are more than it may have, or
+its p95 is `p95_ratio_max` times the one of the generation before. Both need a few answers first: one error of one
+request is no rate. Only time with a link to the fleet counts, so a device in a cellar neither commits nor rolls back
+for being there; and only errors that are the model's own count, not callers' nor crowds'.
+
+Pure: `now` and whether the link stands are arguments.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.rollout.plan import Soak
+
+FEW: Final = 20  # answers before a rate or a percentile means something
+KEPT: Final = 512  # newest answers whose times are kept
+_MAX_STEP_S: Final = 60.0  # of one look at the clock; a device that slept did not soak
+
+
+def p95_s(times_s: Sequence[float]) -> float:
+    """The time that 19 of 20 are within; of at least one."""
+    ordered = sorted(times_s)
+    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+
+
+class Times:
+    """The compute times of a generation's newest answers."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=KEPT)
+
+    def record(self, compute_s: float) -> None:
+        self._times_s.append(compute_s)
+
+    @property
+    def p95_s(self) -> float | None:
+        """None while they are too few."""
+        return p95_s(self._times_s) if len(self._times_s) >= FEW else None
+
+
+@dataclass(slots=True)
+class SoakTrial:
+    """Mutable: `record` each request, `tick` now and then.
+
+    Args:
+        before_p95_s: of the generation before; None where it is not known, and then it asks nothing.
+    """
+
+    rules: Soak
+    before_p95_s: float | None
+    requests: int = 0
+    errors: int = 0
+    soaked_s: float = 0.0
+    times: Times = field(default_factory=Times)
+    _ticked_at: float | None = None
+
+    def record(self, compute_s: float | None) -> None:
+        """One request was answered, after so long; or failed by the model's own fault (None)."""
+        self.requests += 1
+        if compute_s is None:
+            self.errors += 1
+        else:
+            self.times.record(compute_s)
+
+    def tick(self, now: float, *, linked: bool) -> None:
+        if self._ticked_at is not None and linked:
+            self.soaked_s += min(_MAX_STEP_S, max(0.0, now - self._ticked_at))
+        self._ticked_at = now
+
+    def failure(self) -> str:
+        """Why it must go back, "" while it need not."""
+        rules, p95 = self.rules, self.times.p95_s
+        if self.requests >= FEW and self.errors > rules.err_max * self.requests:
+            return f"soak_errors: {self.errors} of {self.requests} requests failed, at most {rules.err_max:g} may"
+        if rules.p95_ratio_max is not None and p95 is not None and self.before_p95_s:
+            ratio = p95 / self.before_p95_s
+            if ratio > rules.p95_ratio_max:
+                return f"soak_slow: p95 is {ratio:.2f} times that of before, at most {rules.p95_ratio_max:g} is allowed"
+        if rules.timeout_s and self.soaked_s >= rules.timeout_s and self.requests < rules.min_requests:
+            return f"soak_starved: {self.requests} of {rules.min_requests} requests came in {self.soaked_s:.0f} s"
+        return ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it may be committed, once `failure` has nothing to say."""
+        enough = self.requests - self.errors >= self.rules.min_requests
+        # Also below FEW, errors must not outweigh: one that failed its only request is not committed.
+        return enough and self.soaked_s >= self.rules.duration_s and self.errors * 2 <= self.requests

@@ -1,0 +1,122 @@
+"""Whether an ONNX file is one that may be loaded here: `python -m tidegate.engines.onnx_check FILE MODEL_YAML VARIANT`.
+
+A process of its own with bounded memory, time and files, since what it opens came over a network and the runtime is
+native code. Before the runtime sees the file its bytes are walked: weights in other files and operators of foreign
+domains are refused unread. Then a session is made, which proves that this very runtime can, and what the graph takes
+and gives is compared with the manifest.
+
+Says one line of JSON, {"problem": ""} when there is none; whoever started it takes no word as a problem too.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import resource
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.engines.errors import EngineError
+from tidegate.engines.onnx import OnnxEngine, Port
+from tidegate.engines.onnx_wire import References, references
+from tidegate.models.manifest import Manifest, TensorSpec
+from tidegate.models.repository import RepositoryError, parse_manifest
+from tidegate.types import Datatype
+
+CPU_S: Final = 100
+_RUNTIME_BYTES: Final = 3 << 30  # of addresses, not of memory: the runtime's libraries and arenas
+_PER_FILE: Final = 8
+# ONNX's own, and what ONNX Runtime brings along: its quantized operators are in com.microsoft.
+_DOMAINS: Final = frozenset(
+    {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
+)
+_DATATYPES: Final = {
+    "tensor(bool)": Datatype.BOOL, "tensor(uint8)": Datatype.UINT8, "tensor(uint16)": Datatype.UINT16,
+    "tensor(uint32)": Datatype.UINT32, "tensor(uint64)": Datatype.UINT64, "tensor(int8)": Datatype.INT8,
+    "tensor(int16)": Datatype.INT16, "tensor(int32)": Datatype.INT32, "tensor(int64)": Datatype.INT64,
+    "tensor(float16)": Datatype.FP16, "tensor(float)": Datatype.FP32, "tensor(double)": Datatype.FP64,
+    "tensor(bfloat16)": Datatype.BF16, "tensor(string)": Datatype.BYTES,
+}  # fmt: skip
+
+
+def problem_of(artefact: Path, manifest: Manifest, variant: str) -> str:
+    """What is wrong with the file, "" when nothing is."""
+    try:
+        found = _references(artefact)
+    except (ValueError, OSError) as error:
+        return f"is not an ONNX model: {error}"
+    if found.external:
+        return f"keeps weights in other files ({', '.join(found.external[:3])})"
+    if foreign := sorted(found.domains - _DOMAINS):
+        return f"uses operators that are not ONNX Runtime's own (domains {', '.join(foreign[:3])})"
+    try:
+        engine = OnnxEngine(artefact)
+    except EngineError as error:
+        return str(error)
+    if next(one for one in manifest.variants if one.name == variant).packed is not None:
+        return ""  # takes its rows in a form that the manifest's shapes do not describe
+    inputs = _mismatch("input", manifest.inputs, engine.input_ports)
+    return inputs or _mismatch("output", manifest.outputs, engine.output_ports)
+
+
+def _references(artefact: Path) -> References:
+    if not artefact.stat().st_size:
+        raise ValueError("it is empty")
+    with artefact.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        view = memoryview(whole)
+        try:
+            found = references(view)
+        finally:
+            view.release()
+    if not found.nodes:
+        raise ValueError("it has no graph")
+    return found
+
+
+def _mismatch(kind: str, specs: tuple[TensorSpec, ...], ports: tuple[Port, ...]) -> str:
+    """How the graph's ports differ from the manifest's tensors."""
+    by_name = {spec.name: spec for spec in specs}
+    wanted = {spec.name for spec in specs if not spec.optional}
+    there = {port.name for port in ports}
+    if not wanted <= there or (kind == "input" and not there <= set(by_name)):
+        return f"its {kind}s are {', '.join(sorted(there))}; the manifest's are {', '.join(sorted(by_name))}"
+    for port in ports:
+        spec = by_name.get(port.name)
+        if spec is not None and (_DATATYPES.get(port.kind) is not spec.datatype or not _fits(spec, port.shape)):
+            shape = f"{spec.datatype.value}{list(spec.shape)}"
+            return f"its {kind} {port.name!r} is {port.kind}{list(port.shape)}; the manifest says {shape}"
+    return ""
+
+
+def _fits(spec: TensorSpec, shape: tuple[Any, ...]) -> bool:
+    """Whether both have as many axes, and the same lengths wherever both are fixed."""
+    if not shape and spec.shape:
+        return True  # the file does not say
+    pairs = zip(spec.shape, shape, strict=False)
+    return len(spec.shape) == len(shape) and all(
+        not (isinstance(ours, int) and isinstance(theirs, int)) or ours == theirs for ours, theirs in pairs
+    )
+
+
+def _confine(artefact: Path) -> None:
+    """From here on this process can spend only so much."""
+    room = _RUNTIME_BYTES + _PER_FILE * artefact.stat().st_size
+    for what, limit in ((resource.RLIMIT_AS, room), (resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_CORE, 0),
+                        (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 64)):  # fmt: skip
+        resource.setrlimit(what, (limit, limit))
+
+
+def main() -> None:
+    artefact, manifest_path, variant = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    try:
+        manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"), manifest_path)
+        _confine(artefact)
+        problem = problem_of(artefact, manifest, variant)
+    except (OSError, RepositoryError, MemoryError) as error:
+        problem = str(error) or type(error).__name__
+    print(json.dumps({"problem": problem}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
