@@ -5,8 +5,8 @@ That settles most of it: known is a duplicate, unknown is new. What is left is w
 forgets: things older than the window, and, where the room did not last for the window, older than what was forgotten
 last. Such a thing is refused by its own age instead of being taken twice:
 
-    age < reach    unknown means new            reach = min(WINDOW_S, now - when the last one was forgotten early)
-    age >= reach   unknown means nothing        refused for good; the device lists it as a dead letter
+    age + MARGIN_S < reach   unknown means new      reach = min(WINDOW_S, now - when the last was forgotten early)
+    older                    unknown means nothing  refused for good; the device lists it as a dead letter
 
 Ages are the devices' own and count the time that they were on, so the rule can be wrong where a device was off for
 longer than the window between sending a thing and sending it again; then it is taken twice.
@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 WINDOW_S: Final = 7 * 86_400.0
+MARGIN_S: Final = 60.0  # an age is of when the thing was sent, in whole milliseconds; then a broker had it
 
 Verdict = Literal["new", "duplicate", "too-old"]
 
@@ -35,4 +36,4 @@ def reach_s(now_s: float, forgotten_at_s: float | None) -> float:
 def judge(*, known: bool, age_s: float, reach_s: float) -> Verdict:
     if known:
         return "duplicate"
-    return "new" if age_s < reach_s else "too-old"
+    return "new" if age_s + MARGIN_S < reach_s else "too-old"
