@@ -175,6 +175,7 @@ class Sight:
             "conditions": target.conditions.in_words(),
             "rtt_ms": _ms(link.rtt_s) if target.up and link.samples else None,
             "jitter_ms": _ms(link.jitter_s) if target.up and link.samples else None,
+            "loss_ratio": round(link.loss_ratio, 4) if target.up and link.samples else None,
             "usual_ms": None if kept is None or isnan(kept.usual_s) else _ms(kept.usual_s),
             "queued": load.queued if load else 0,
             "in_flight": target.ledger.in_flight,

@@ -125,6 +125,7 @@ class Link(Line, frozen=True, tag="link"):
     rtt_s: float = 0.0
     calm_s: float = 0.0
     jitter_s: float = 0.0
+    loss_ratio: float = 0.0  # of round trips lately that were as late as one whose packets were sent again
     s_per_byte: float = 0.0  # what a byte of body takes; 0: never seen to matter
     lost: int = 0  # attempts in this second whose connection ended, or that were never acknowledged
     sent: int = 0
@@ -243,6 +244,7 @@ def link_line(target: TargetView, at_s: float, lost: int, sent: int) -> Link:
         _s(link.rtt_s) if link.samples else 0.0,
         _s(link.calm_s) if link.samples else 0.0,
         _s(link.jitter_s) if link.samples else 0.0,
+        round(link.loss_ratio, 4),
         link.s_per_byte,
         lost,
         sent,
