@@ -15,7 +15,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,16 +25,17 @@ from msgspec.structs import replace
 from edge_agent.catalogue import Entry
 from edge_agent.config import EdgeConfig
 from edge_agent.core.admission import EdgeQueue
-from edge_agent.core.conditions import exhausted
+from edge_agent.core.conditions import Endurance
 from edge_agent.core.reporting import AgentState
-from edge_agent.core.roads import Roads
+from edge_agent.costs import costs_of
 from edge_agent.deployment import Deployment
-from edge_agent.dialling import Dialling, configured_gateways, read_key
+from edge_agent.dialling import dialling_of
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
 from edge_agent.local import LocalHost
 from edge_agent.offline import Offline
 from edge_agent.openai import openai_table
+from edge_agent.priority import worker_starter
 from edge_agent.routes import device_routes
 from edge_agent.runner import Runner
 from edge_agent.scheduler import Scheduler
@@ -60,8 +60,7 @@ from tidegate.oip.intake import Held
 from tidegate.pki.identity import Identity
 from tidegate.process import StartError
 from tidegate.tls import Tls, check_encrypted, tls_of
-from tidegate.workers.process import WorkerProcess
-from tidegate.workers.warmup import measure, warm
+from tidegate.workers.warmup import warm
 
 DOOR_GRACE_S = 0.2  # what calls that are left get when a door closes, after the drain
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -90,6 +89,7 @@ class EdgeApp:
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
         self._tls: Tls | None = None
+        self._endurance = Endurance(config.min_battery, config.max_temperature_c)
         self._epoch = EpochStore(config.state_dir / "epoch")
         self._host: EdgeHost | None = None
         self._local: LocalHost | None = None
@@ -99,6 +99,7 @@ class EdgeApp:
         self._attester: Attester | None = None
         self._sync: EdgeSync | None = None
         self._deployment: Deployment | None = None
+        self._costs = costs_of(config)
         self.offline = Offline(
             config,
             session=lambda: self._sync is not None and self._sync.connected,
@@ -161,7 +162,7 @@ class EdgeApp:
             models.runners,
             self._scheduler,
             epoch=lambda: self._epoch.current,
-            exhausted=lambda: exhausted(sensors.now, config.min_battery),
+            exhausted=lambda: self._endurance.why_not(sensors.now),
             on_answered=models.answered,
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
@@ -170,7 +171,11 @@ class EdgeApp:
         await models.enter(self._host)
         await models.start(self._on_progress)
         await models.begin()
-        await self._stack.enter_async_context(self._dialling())
+        assert self._link is not None
+        heard = lambda: self._sync.gateways if self._sync else {}  # noqa: E731
+        # Ends after the drain: what gateways asked on streams that this device dialled is answered as well.
+        dialling = dialling_of(config, self._link, heard, tls=self._tls, draw=self._draw)
+        await self._stack.enter_async_context(dialling)
         await self._open_metrics()
         self._stack.push_async_callback(self._drain)
         if self._sync is not None:
@@ -231,7 +236,8 @@ class EdgeApp:
 
     async def _told(self) -> dict[str, Any]:
         """What `GET /v1/state` tells."""
-        return {**self.ready_event(), "ready": self.host.ready(), **await self.offline.state()}
+        links = self._link.roads if self._link else {}
+        return {**self.ready_event(), "ready": self.host.ready(), "links": links, **await self.offline.state()}
 
     async def _open_metrics(self) -> None:
         config = self.config
@@ -260,20 +266,6 @@ class EdgeApp:
             max_message_bytes=limit,
             attest=self._attester.answer if self._attester else no_evidence,
             limits=self.config.limits.content,
-        )
-
-    def _dialling(self) -> Dialling:
-        """Ends after the drain: what gateways asked on streams that this device dialled is answered as well."""
-        assert self._link is not None
-        config, sync = self.config, self._sync
-        return Dialling(
-            self._link,
-            Roads(config.dial_out),
-            configured_gateways(config.gateways),
-            lambda: sync.gateways if sync else {},
-            tls=self._tls,
-            draw=self._draw,
-            key=read_key(config.dial_key_file),
         )
 
     def _fleet_sync(self) -> EdgeSync | None:
@@ -306,7 +298,7 @@ class EdgeApp:
         admission: Admission = "open"
         if host.draining:
             admission = "draining"
-        elif exhausted(seen, self.config.min_battery):
+        elif self._endurance.why_not(seen):
             admission = "closed"
         conditions = replace(seen, mode=self.offline.mode)
         rollouts = self.deployment.rollouts
@@ -344,8 +336,8 @@ class EdgeApp:
         return Runner(
             entry.manifest,
             entry.loadables,
-            start_worker=WorkerProcess,
-            measure=partial(measure, budget_s=config.warmup_budget_s / len(entry.loadables)),
+            start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup),
+            measure=self._costs.measuring(config.warmup_budget_s / len(entry.loadables)),
             warm=warm,
             backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),
             on_change=self._changed,

@@ -8,6 +8,7 @@ import click
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
+from edge_agent.doctor_cli import doctor
 from edge_agent.store.cli import store
 from tidegate import events
 from tidegate.process import process_options, run
@@ -21,6 +22,7 @@ Examples:
   TIDEGATE_EDGE_MQTT=mqtt://broker.lan:1883 tidegate edge --config edge.yaml
   TIDEGATE_EDGE_MODEL_REPOSITORY=models tidegate edge
   tidegate edge --config edge.yaml store list
+  tidegate edge --config edge.yaml doctor
 """,
 )
 @process_options("edge")
@@ -37,6 +39,7 @@ def edge(ctx: click.Context, path: Path | None, parent_pid: int | None) -> None:
 
 
 edge.add_command(store)
+edge.add_command(doctor)
 
 
 async def serve(config: EdgeConfig) -> None:

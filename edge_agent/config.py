@@ -158,6 +158,23 @@ class EdgeConfig(ProcessConfig):
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."
     )
+    nice: int = Field(
+        0,
+        ge=0,
+        le=19,
+        description="How far workers step back for the device's own programs: 0 not at all, 19 computes only in time "
+        "that nobody wants. The agent itself, which costs little, does not.",
+    )
+    cgroup: Path | None = Field(
+        None,
+        description="Folder of cgroup v2 that workers are put into, for limits on their CPU time and memory; none: "
+        "they stay where the agent is.",
+    )
+    remember_costs: bool = Field(
+        True,
+        description="Keep in state_dir/costs.json what models cost here, so that a restart need not measure them; they "
+        "are measured again where artefact, processor or threads are others.",
+    )
     paced_slow: float = Field(
         1.0,
         gt=0,
@@ -203,6 +220,13 @@ class EdgeConfig(ProcessConfig):
         ge=0,
         le=1,
         description="Share of the battery below which no new work is taken unless it charges; 0 works to the end.",
+    )
+    max_temperature_c: float | None = Field(
+        95.0,
+        ge=30,
+        le=150,
+        description="Degrees of the hottest processor zone at which no new work is taken, until it is 5 below; null "
+        "leaves it to the kernel's throttling.",
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
     metrics_port: Port | None = Field(

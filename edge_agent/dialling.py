@@ -22,6 +22,7 @@ from typing import Final, Self
 
 import structlog
 
+from edge_agent.config import EdgeConfig
 from edge_agent.core.roads import Roads
 from tidegate import clock
 from tidegate.backoff import Backoff
@@ -225,6 +226,26 @@ class _Road:
 
     def __repr__(self) -> str:
         return f"<_Road {self._address} {self.peer or 'down'}{' leaving' if self._leaving else ''}>"
+
+
+def dialling_of(
+    config: EdgeConfig,
+    link: LinkService,
+    heard: Callable[[], Mapping[str, GatewayState]],
+    *,
+    tls: Tls | None,
+    draw: Callable[[], float],
+) -> Dialling:
+    """As a configuration says. Raises StartError."""
+    return Dialling(
+        link,
+        Roads(config.dial_out),
+        configured_gateways(config.gateways),
+        heard,
+        tls=tls,
+        draw=draw,
+        key=read_key(config.dial_key_file),
+    )
 
 
 def configured_gateways(gateways: tuple[str, ...]) -> dict[str, str]:

@@ -10,7 +10,8 @@ driver can make is a dictionary in a test.
     throttled    a processor's cooling device (not a fan) is at work
 
 A driver that gives no number, or an impossible one, is ignored. A device on its battery below `min_battery` takes no
-new work; what it has taken is finished.
+new work, nor does one that is hotter than `max_temperature_c` until it has cooled; what it has taken is finished. Below
+that, a processor that the kernel throttles is dearer to its gateway, and so gets less.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Attributes = Mapping[str, str]  # file name → text, of one folder of sysfs
 _PROCESSORS: Final = ("cpu", "x86_pkg", "soc", "core", "package", "tdie", "tctl", "processor")
 _THROTTLES: Final = ("processor", "cpufreq", "cpu-freq", "thermal-cpu", "devfreq", "cpu_throttle")
 _EXTERNAL: Final = ("Mains", "USB", "Wireless", "UPS")
+COOLER_BY_C: Final = 5.0
 _HOTTEST_C: Final = 200.0
 _COLDEST_C: Final = -100.0
 
@@ -53,6 +55,39 @@ def exhausted(conditions: Conditions, min_battery: float) -> str:
     if share is None or not conditions.on_battery or share >= min_battery:
         return ""
     return f"its battery is at {share:.0%} and discharging, below min_battery {min_battery:.0%}"
+
+
+class Endurance:
+    """Mutable: whether the device may go on, which takes COOLER_BY_C degrees to become true again after heat.
+
+    Args:
+        min_battery: share below which a discharging device takes no new work.
+        max_temperature_c: at which it takes none; None: the kernel's own throttling is all there is.
+    """
+
+    def __init__(self, min_battery: float, max_temperature_c: float | None) -> None:
+        self._min_battery = min_battery
+        self._max_temperature_c = max_temperature_c
+        self._too_hot = False
+
+    def why_not(self, conditions: Conditions) -> str:
+        """Why the device takes no new work; "" when it does."""
+        return self._heat(conditions.temperature_c) or exhausted(conditions, self._min_battery)
+
+    def _heat(self, temperature_c: float | None) -> str:
+        limit_c = self._max_temperature_c
+        if limit_c is None or temperature_c is None:
+            self._too_hot = False
+            return ""
+        self._too_hot = temperature_c >= (limit_c - COOLER_BY_C if self._too_hot else limit_c)
+        if not self._too_hot:
+            return ""
+        return (
+            f"it is at {temperature_c:.0f} °C: max_temperature_c is {limit_c:g}, and it goes on {COOLER_BY_C:g} below"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Endurance {'too hot' if self._too_hot else 'goes on'}>"
 
 
 def news_of(conditions: Conditions) -> tuple[object, ...]:

@@ -72,6 +72,11 @@ class LinkService:
         return sum(bool(one.peer) for one in self._answerers)
 
     @property
+    def roads(self) -> dict[str, str]:
+        """Who has said hello, and who dialled: "direct" for them, "dialled out" for this side."""
+        return {one.peer: "dialled out" if one.dialled else "direct" for one in self._answerers if one.peer}
+
+    @property
     def callers(self) -> frozenset[str]:
         """Who has dialled this side and said hello: "gateway/NAME"."""
         return frozenset(one.peer for one in self._answerers if one.peer and not one.dialled)

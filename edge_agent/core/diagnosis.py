@@ -1,0 +1,178 @@
+"""What a device's circumstances mean for it, and what to do about each: the judgements of `tidegate edge doctor`.
+
+Every check is a function from what was read to a `Finding`: fine, a warning (it serves, but something will be worse),
+or a failure (it does not serve, or not for long). Reading is `doctor.py`'s; so every odd machine is a row in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Verdict = Literal["ok", "warning", "failure"]
+
+OLDEST_SANE_UTC_S: Final = 1_735_689_600.0  # 2025: a clock before this was never set
+_SKEWED_S: Final = 60.0
+_SLOW_FSYNC_S: Final = 0.25
+_LOW_DISK_BYTES, _NO_DISK_BYTES = 200 * 10**6, 20 * 10**6
+_AGENT_BYTES: Final = 120 * 10**6  # the agent itself, resident
+_WORKER_BYTES: Final = 60 * 10**6  # a worker before it has loaded anything
+_PER_ARTEFACT: Final = 2.0  # times an artefact's size that its session takes, with what a computation needs
+_X86_INT8: Final = (("avx512_vnni", "AVX-512 VNNI"), ("avx_vnni", "AVX-VNNI"), ("avx512_vnni_int8", "AVX-VNNI-INT8"))
+_ARM_INT8: Final = (("i8mm", "i8mm"), ("asimddp", "dot product"))
+DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's outcome. `advice` says what to do, and is empty where nothing is to be done."""
+
+    check: str
+    verdict: Verdict
+    words: str
+    advice: str = ""
+
+
+def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> Finding:
+    """Args: synchronized: what the kernel says; skew_s: of this clock against a gateway's, None: none was heard."""
+    if utc_s < OLDEST_SANE_UTC_S:
+        return Finding(
+            "clock",
+            "failure",
+            "the clock was never set: certificates look as if they were not valid yet",
+            "set it (`timedatectl set-ntp true`, or a battery for the RTC); ordering needs no clock, TLS does",
+        )
+    if skew_s is not None and abs(skew_s) > _SKEWED_S:
+        return Finding(
+            "clock",
+            "warning",
+            f"the clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} a gateway's",
+            "synchronize both: `timedatectl timesync-status`, `chronyc tracking`",
+        )
+    if synchronized is False:
+        return Finding(
+            "clock", "warning", "the kernel says that the clock is not synchronized", "`timedatectl set-ntp true`"
+        )
+    how = "synchronized" if synchronized else "sane; whether it is synchronized cannot be told here"
+    return Finding("clock", "ok", how)
+
+
+def disk(folder: str, *, error: str, free_bytes: int, fsync_s: float) -> Finding:
+    """Args: error: why nothing can be written there, "" if it can."""
+    if error:
+        return Finding(
+            "disk", "failure", f"{folder} cannot be written: {error}", "give the agent's user the folder of `state_dir`"
+        )
+    free = f"{free_bytes / 1e6:.0f} MB free in {folder}"
+    if free_bytes < _NO_DISK_BYTES:
+        return Finding("disk", "failure", f"only {free}", "make room: the session's number must be written at a start")
+    if free_bytes < _LOW_DISK_BYTES:
+        return Finding("disk", "warning", f"only {free}", "make room, or lower `store`'s bytes: new models need it")
+    speed = f"a write is safe after {fsync_s * 1e3:.1f} ms"
+    if fsync_s > _SLOW_FSYNC_S:
+        return Finding(
+            "disk", "warning", f"{free}; {speed}", "a worn or cheap card: move `state_dir` to better storage"
+        )
+    return Finding("disk", "ok", f"{free}; {speed}")
+
+
+def memory(available_bytes: int, artefacts_bytes: Iterable[int]) -> Finding:
+    """Args: artefacts_bytes: of all variants that will be loaded, by model."""
+    sizes = list(artefacts_bytes)
+    needed = _AGENT_BYTES + sum(int(_WORKER_BYTES + _PER_ARTEFACT * size) for size in sizes)
+    words = f"{available_bytes / 1e6:.0f} MB available, about {needed / 1e6:.0f} MB needed for {len(sizes)} models"
+    if available_bytes < needed:
+        return Finding("memory", "failure", words, "serve fewer (`models`), or smaller variants; close other programs")
+    if available_bytes < 1.5 * needed:
+        return Finding("memory", "warning", words, "little is left for bursts: serve fewer `models`")
+    return Finding("memory", "ok", words)
+
+
+def processor(machine: str, flags: Collection[str]) -> Finding:
+    """Args: flags: of /proc/cpuinfo: `flags` on x86, `Features` on ARM."""
+    if not flags:
+        return Finding("processor", "warning", f"what this {machine} can do is not told", "compare int8 and fp32 here")
+    known = _ARM_INT8 if machine.startswith(("aarch64", "arm")) else _X86_INT8
+    found = [words for flag, words in known if flag in flags]
+    if found:
+        return Finding("processor", "ok", f"{machine} with {', '.join(found)}: int8 is quick here")
+    if "avx2" in flags or "asimd" in flags or "neon" in flags:
+        return Finding(
+            "processor",
+            "warning",
+            f"{machine} without instructions for int8 products",
+            "int8 may be no quicker than fp32 here: the warm-up measures both, where a model has both for edges",
+        )
+    return Finding(
+        "processor",
+        "warning",
+        f"{machine} without AVX2 or NEON: models run, slowly",
+        "use small models, or another device",
+    )
+
+
+def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> Finding:
+    """Args: own: whose it should be; ends_in_s: None: there is no `tls`; error: why it cannot be used."""
+    if error:
+        return Finding("certificate", "failure", error, f"`tidegate pki issue {own}`, and copy the files here")
+    if ends_in_s is None:
+        return Finding("certificate", "ok", "no `tls`: nothing is encrypted", "")
+    if ends_in_s <= 0:
+        return Finding("certificate", "failure", "the certificate has ended", f"`tidegate pki renew {own}`")
+    words = f"valid for {ends_in_s / DAY_S:.0f} more days"
+    if ends_in_s < 7 * DAY_S:
+        return Finding("certificate", "warning", words, f"`tidegate pki renew {own}`; no restart is needed")
+    return Finding("certificate", "ok", words)
+
+
+def port(key: str, address: str, *, free: bool, ours: bool) -> Finding:
+    """Args: ours: whether an agent of this name answers there."""
+    if free:
+        return Finding(key, "ok", f"{address} is free")
+    if ours:
+        return Finding(key, "ok", f"{address} is this device's running agent's")
+    return Finding(key, "failure", f"{address} is taken by another program", f"free it, or set `{key}` to another")
+
+
+def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> Finding:
+    """Args: error: why there is no session; acl: (severity, words) of what trying the ACL has shown."""
+    if error:
+        return Finding(
+            "broker", "failure", f"{url}: {error}", "check `mqtt`, the network, and this device's user there"
+        )
+    worst: Verdict = "ok"
+    said = []
+    for severity, words in acl:
+        said.append(words)
+        worst = "failure" if severity == "error" else "warning" if severity == "warning" and worst == "ok" else worst
+    advice = "" if worst == "ok" else "`tidegate broker config --for mosquitto` writes an ACL that keeps devices apart"
+    return Finding("broker", worst, "; ".join([f"{url} answers", *said]), advice)
+
+
+def gateways(
+    reached: Mapping[str, str], *, dial_out: str, advertised: str, callers: Collection[str], fleet: bool = True
+) -> Finding:
+    """How this device is reached.
+
+    Args:
+        reached: address of a gateway's link port → why it cannot be dialled, "" where it can.
+        advertised: the address that gateways are told, "" for none.
+        callers: gateways that have a stream with the running agent, with their road.
+        fleet: whether there is a broker by which gateways hear of this device.
+    """
+    if callers:
+        return Finding("gateways", "ok", f"served now: {', '.join(sorted(callers))}")
+    if not fleet and not reached:
+        words = "neither `mqtt` nor `gateways` is set: local callers and gateways with a static target find this device"
+        return Finding("gateways", "ok", words)
+    good = sorted(address for address, why_not in reached.items() if not why_not)
+    bad = sorted(f"{address} ({why_not})" for address, why_not in reached.items() if why_not)
+    direct = f"gateways are told to dial {advertised}" if advertised else "gateways have no address to dial"
+    if dial_out != "never" and good:
+        return Finding("gateways", "ok", f"{direct}; this device can dial {', '.join(good)} if they do not")
+    if dial_out == "never" and advertised:
+        return Finding("gateways", "ok", f"{direct}, and must be able to: dial_out is never")
+    why = f"none can be dialled: {', '.join(bad)}" if bad else "no gateway has told where it may be dialled"
+    advice = "set a gateway's `link_port` (and `link_advertise`), or this device's `gateways`; open that port outwards"
+    return Finding("gateways", "warning" if advertised else "failure", f"{direct}; {why}", advice)
