@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,21 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.artifacts.access import admit_by, secured_for_devices
 from gateway.artifacts.door import PIECE_BYTES, ArtifactDoor
 from gateway.artifacts.intake import MAX_PIECE_BYTES, intake_routes
 from gateway.artifacts.store import ArtifactStore, OutOfStep, WrongContent
 from gateway.core.pace import Pace
+from gateway.identity.audit import Audit
+from gateway.identity.config import AuthConfig
+from gateway.identity.guard import GatewayGuard
+from tests.support.certificates import FleetPki
+from tests.support.doors import admission_of
+from tests.support.guarded import keys_in
+from tests.support.host import FakeHost
 from tidegate.doors.http_door import http_door
+from tidegate.oip.http_server import error_middleware
+from tidegate.tls import Tls
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -213,3 +224,51 @@ def test_a_store_takes_pieces_in_order_only(tmp_path: Path) -> None:
         store.finish(DIGEST)
 
     assert refused.value.offset_bytes == 10
+
+
+# who may fetch
+
+
+async def test_over_tls_a_device_of_ours_may_fetch_and_nobody_else(tmp_path: Path) -> None:
+    ours, strangers = FleetPki(tmp_path / "ours"), FleetPki(tmp_path / "strangers")
+    # Callers' certificates are of another CA, as where a company has one of its own: that opens no door here.
+    tls = Tls(ours.config("gateway/main", client_ca=strangers.store.ca_cert))
+    secured = secured_for_devices(tls)
+    door = http_door(
+        ArtifactDoor(stored(tmp_path / "store"), admit=admit_by(None, secured)).routes(),
+        "127.0.0.1",
+        0,
+        key="artifacts.port",
+        max_body_bytes=4096,
+        grace_s=0.1,
+        secured=secured,
+    )
+
+    async def status(context: ssl.SSLContext) -> int:
+        async with aiohttp.ClientSession() as http, http.get(url + PATH, ssl=context) as answer:
+            return answer.status
+
+    async with door as url:
+        assert await status(ours.client("edge/kiosk-1")) == 200
+        assert await status(ours.client("gateway/other")) == 403
+        foreign = ours.client()
+        section = strangers.config("edge/kiosk-1")
+        foreign.load_cert_chain(section.cert, section.key)
+        for nobody in (ours.client(), foreign):
+            with pytest.raises(aiohttp.ClientError):
+                await status(nobody)
+
+
+async def test_where_no_certificate_is_demanded_the_gateways_auth_asks_for_a_key(tmp_path: Path) -> None:
+    pki, keys = FleetPki(tmp_path / "pki"), keys_in(tmp_path)
+    asking = secured_for_devices(Tls(pki.config("gateway/main", require_client_cert=False)))
+    async with GatewayGuard(AuthConfig(keys_file=keys.path), FakeHost(), admission_of(), Audit()) as guard:
+        assert admit_by(guard, asking) is not None
+        assert admit_by(guard, secured_for_devices(Tls(pki.config("gateway/main")))) is None
+        routes = ArtifactDoor(stored(tmp_path / "store"), admit=admit_by(guard, None)).routes()
+        door = http_door(routes, "127.0.0.1", 0, key="x", max_body_bytes=1, grace_s=0.1, middlewares=[error_middleware])
+        async with door as url, aiohttp.ClientSession() as http:
+            async with http.get(url + PATH) as without:
+                assert without.status == 401
+            async with http.get(url + PATH, headers=keys.headers("good")) as shown:
+                assert shown.status == 200 and await shown.read() == CONTENT
