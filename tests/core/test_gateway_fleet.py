@@ -74,6 +74,14 @@ def test_a_device_that_takes_no_new_work_gets_none() -> None:
     assert offered_by(fleet) == ["edge/a"]
 
 
+def test_a_model_that_soaks_is_on_offer_and_one_that_loads_is_not() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant())
+    fleet.fold(LinkLoad("edge/a", LOAD, (offer(state="soaking"),)), NOW)
+    fleet.fold(LinkLoad("edge/b", LOAD, (offer(state="loading"),)), NOW)
+
+    assert offered_by(fleet) == ["edge/a"]
+
+
 def test_offers_may_change_over_the_link_and_over_mqtt() -> None:
     fleet = fleet_of(edge_a=variant())
     fleet.fold(LinkLoad("edge/a", LOAD, (offer(state="loading"),)), NOW)
