@@ -40,10 +40,11 @@ def read_catalogue(
         names = {manifest.name for manifest in repository.manifests() if manifest.variants_for("pool")}
     else:
         names = set(models)
+    manifests = {(one.name, one.version): one for name in sorted(names) for one in [_manifest(repository, name)]}
     loadables = [
         loadable
-        for name in sorted(names)
-        for loadable in _loadables(repository, _manifest(repository, name), (precision, *also), allowed)
+        for manifest in manifests.values()
+        for loadable in _loadables(repository, manifest, (precision, *also), allowed)
     ]
     if not loadables:
         raise RepositoryError(f"{repository.root}: no model has a variant for the pool, so there is nothing to serve")
@@ -74,9 +75,10 @@ def _least_units(manifest: Manifest) -> float:
     return max(1.0, float(elements * (spec.datatype.itemsize if manifest.cost.feature == "bytes" else 1)))
 
 
-def _manifest(repository: Repository, name: str) -> Manifest:
+def _manifest(repository: Repository, wanted: str) -> Manifest:
+    name, _, version = wanted.partition(":")
     try:
-        return repository.manifest(name)
+        return repository.manifest(name, version)
     except ModelNotFound as error:
         raise StartError(f"key 'models': {error.message}") from error
 

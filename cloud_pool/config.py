@@ -133,7 +133,8 @@ class PoolConfig(ProcessConfig):
     )
     models: tuple[str, ...] | None = Field(
         None,
-        description="Names of the models to serve, each in its highest version. Default: all with a pool variant.",
+        description="Models to serve: NAME in its highest version, or NAME:VERSION, also several of one model. "
+        "Default: all with a pool variant.",
     )
     device: Device = Field(
         "auto",

@@ -29,6 +29,7 @@ from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
 from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.repository import version_key
 from tidegate.models.work import Work, fits, work_of
 from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
@@ -69,12 +70,15 @@ class PoolHost:
         self._supervisor = supervisor
         self._coalescer = Coalescer(scheduler.submit)
         self._sequence = count(1)
-        self._models: dict[str, list[Loadable]] = {}
+        self._models: dict[tuple[str, str], list[Loadable]] = {}  # by name and version
+        self._meant: dict[str, str] = {}  # the version of a request that names none: the highest here
         self._draining = False
         self.memories = Memories()
         self.served = ServedCounts()
         for loadable in loadables:
-            self._models.setdefault(loadable.manifest.name, []).append(loadable)
+            name, version = loadable.manifest.name, loadable.manifest.version
+            self._models.setdefault((name, version), []).append(loadable)
+            self._meant[name] = max(version, self._meant.get(name, version), key=version_key)
 
     @property
     def server_name(self) -> str:
@@ -214,12 +218,12 @@ class PoolHost:
         return chosen
 
     def _loadables(self, name: str, version: str) -> list[Loadable]:
-        loadables = self._models.get(name)
-        if loadables is None:
-            here = ", ".join(self._models)
+        if name not in self._meant:
+            here = ", ".join(self._meant)
             raise ModelNotFound(f"there is no model {name!r} on {self.server_name} (models: {here})")
-        served = loadables[0].manifest.version
-        if version not in ("", served):
+        loadables = self._models.get((name, version or self._meant[name]))
+        if loadables is None:
+            served = ", ".join(each for one, each in self._models if one == name)
             raise ModelNotFound(f"model {name!r} has no version {version!r} on {self.server_name} (versions: {served})")
         return loadables
 
@@ -252,7 +256,8 @@ class PoolHost:
         return _merged(ModelStatistics(manifest.name, manifest.version), [lane.statistics for lane in lanes])
 
     def __repr__(self) -> str:
-        return f"<PoolHost {self._name} {self._supervisor.state} {', '.join(self._models)} {self._scheduler!r}>"
+        models = ", ".join(":".join(key) for key in self._models)
+        return f"<PoolHost {self._name} {self._supervisor.state} {models} {self._scheduler!r}>"
 
 
 def _variant_offer(variant: Variant, lane: Lane | None, standing: Standing) -> VariantOffer:

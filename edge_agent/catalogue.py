@@ -1,14 +1,16 @@
 """What this device will serve: the models of its repository that may run on an edge, with artefacts that are what they
 say.
 
-Of each model the highest version is served; a small device has no memory for the others. Digests are checked before
-anything is loaded: a copy that was cut off would otherwise show as wrong answers, or as a crash of the runtime.
+Of each model one version is served, the highest where none is named; a small device has no memory for the others.
+Digests are checked before anything is loaded: a copy that was cut off would otherwise show as wrong answers, or as a
+crash of the runtime.
 
 Blocks on the disk: call it in a thread.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,13 +54,17 @@ def read_catalogue(
         names = list(dict.fromkeys(wanted))
     if not names and not or_none:
         raise StartError(f"{repository.root}: no model has a variant for edges (a variant with `where: [edge]`)")
+    twice = [name for name, count in Counter(one.partition(":")[0] for one in names).items() if count > 1]
+    if twice:
+        raise StartError(f"key 'models': {twice[0]} is there in two versions; a device serves one version of a model")
     return tuple(read_entry(repository, name, allowed) for name in names)
 
 
-def read_entry(repository: Repository, name: str, allowed: tuple[EngineName, ...]) -> Entry:
-    """One model in its highest version. Raises as `read_catalogue`."""
+def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, ...]) -> Entry:
+    """One model, NAME in its highest version or NAME:VERSION. Raises as `read_catalogue`."""
+    name, _, version = wanted.partition(":")
     try:
-        manifest = repository.manifest(name)
+        manifest = repository.manifest(name, version)
     except ModelNotFound as error:
         raise StartError(f"key 'models': {error.message}") from error
     variants = manifest.variants_for("edge")

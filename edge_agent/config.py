@@ -124,7 +124,8 @@ class EdgeConfig(ProcessConfig):
     )
     models: tuple[str, ...] | None = Field(
         None,
-        description="Names of the models to serve, each in its highest version. Default: all with an edge variant.",
+        description="Models to serve: NAME in its highest version, or NAME:VERSION; one version of each. "
+        "Default: all with an edge variant.",
     )
     mqtt: str | None = Field(
         None,

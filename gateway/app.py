@@ -50,6 +50,8 @@ from gateway.protocols.openapi import openapi_routes
 from gateway.shipping import Shipping
 from gateway.sync import FleetSync
 from gateway.taking import Taking
+from gateway.trial_routes import trial_routes
+from gateway.trials import Trials
 from gateway.upstream.appraiser import Appraiser
 from gateway.watching import Watching
 from tidegate import clock, events
@@ -123,11 +125,13 @@ class Gateway:
         more = [self.watch] if self.watch is not None else []
         self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, more)
         self.metrics = self.watching.metrics
+        self.trials = Trials(config.trials_file, self.catalog, draw, strained)
+        self.trials.ask = self.conductor.infer
         behind = stack(  # also for what devices deferred, which is no live traffic, and comes with no caller
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
-            versions(self.catalog.siblings, self.fleet, clock.now, draw),  # which, while a rollout is under way
+            versions(self.catalog.siblings, self.fleet, clock.now, draw, self.trials),  # which, where there are two
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
         infer = stack(
@@ -172,6 +176,7 @@ class Gateway:
         if self.appraiser is not None:
             await self._stack.enter_async_context(self.appraiser)
         await self._stack.enter_async_context(self.directory)
+        await self._stack.enter_async_context(self.trials)
         await self._open_link_port()
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
@@ -286,6 +291,7 @@ class Gateway:
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
                 *(self.taking.routes() if self.taking is not None and config.mqtt else ()),
+                *trial_routes(self.trials, self.catalog, self.fleet),
             ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
         )

@@ -212,6 +212,11 @@ class GatewayConfig(ProcessConfig):
     auth: AuthConfig | None = Field(
         None, description="Which credentials are believed; none: everybody is let in, and names its own tenant."
     )
+    trials_file: Path | None = Field(
+        None,
+        description="Where it is kept which versions are on trial or were promoted (`tidegate model split`), as JSON. "
+        "None: it lasts until the gateway stops.",
+    )
     model_repository: Path | None = Field(
         None,
         description="Folder of models; the gateway needs their manifests and tokenizers only. None: foreign models.",

@@ -85,7 +85,7 @@ class Lately(Generic[K]):
             slot.in_time += 1
         else:
             slot.late += 1
-        bucket = _bucket(took_s)
+        bucket = bucket_of(took_s)
         slot.buckets[bucket] = slot.buckets.get(bucket, 0) + 1
 
     def read(self, key: K, now: float) -> Recent:
@@ -168,7 +168,7 @@ def quantiles(buckets: Mapping[int, int], shares: tuple[float, ...] = QUANTILES)
     return tuple(found)
 
 
-def _bucket(took_s: float) -> int:
+def bucket_of(took_s: float) -> int:
     """0 holds what took up to a tenth of a millisecond; bucket i, what took up to _LEAST_S * 1.1^i."""
     return 0 if took_s <= _LEAST_S else min(_LAST_BUCKET, ceil(log(took_s / _LEAST_S) / _STEP))
 

@@ -6,13 +6,16 @@ fails for want of a place or of a working target, the request flies again with a
 first flight gets most of the time and not all of it, so that a device that hangs with a new version costs a request
 some of its budget and not its answer.
 
-Models of which no version was shipped are passed on at the cost of one look-up.
+Where an operator has two versions on trial, the trial says whose turn it is instead (`core/splits.py`), and is told how
+each of them did.
+
+Models of which no version was shipped and none is on trial are passed on at the cost of two look-ups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -27,8 +30,24 @@ KEEP_S: Final = 0.2  # how old a count of who serves what may be
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 
 
+class Trial(Protocol):
+    """What an operator has set (`gateway/trials.py`)."""
+
+    def turn(self, call: Call) -> Sequence[str]:
+        """The versions to ask, in this order; none: nothing is set for its model. Raises InvalidRequest."""
+        ...
+
+    def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None: ...
+
+    def failed(self, call: Call, version: str, error: BaseException, took_s: float) -> None: ...
+
+
 def versions(
-    siblings: Callable[[str], Sequence[str]], fleet: Fleet, now: Callable[[], float], draw: Callable[[], float]
+    siblings: Callable[[str], Sequence[str]],
+    fleet: Fleet,
+    now: Callable[[], float],
+    draw: Callable[[], float],
+    trial: Trial,
 ) -> Layer:
     """Args:
     siblings: the versions of a model that may stand in for one another, the standing one first; fewer than two: none.
@@ -44,19 +63,35 @@ def versions(
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
             request = call.request
-            names = () if request.model_version else siblings(request.model_name)
+            if request.model_version:
+                return await inner(call)
+            if order := trial.turn(call):
+                return await flights(call, order, watched)
+            names = siblings(request.model_name)
             if len(names) < 2:
                 return await inner(call)
-            order = in_turn(names, shared(request.model_name, names, now()), draw())
+            return await flights(call, in_turn(names, shared(request.model_name, names, now()), draw()), inner)
+
+        async def flights(call: Call, order: Sequence[str], fly: Service) -> Reply:
             assert call.deadline is not None, "the expire layer sets a deadline"
             for version in order[:-1]:
                 at = now()
                 try:
-                    return await inner(_of(call, version, at + FIRST_FLIGHT * (call.deadline - at)))
+                    return await fly(_of(call, version, at + FIRST_FLIGHT * (call.deadline - at)))
                 except _ELSEWHERE:
                     if now() >= call.deadline:
                         raise
-            return await inner(_of(call, order[-1], call.deadline))
+            return await fly(_of(call, order[-1], call.deadline))
+
+        async def watched(call: Call) -> Reply:
+            began_at, version = now(), call.request.model_version
+            try:
+                reply = await inner(call)
+            except Exception as error:  # who left says nothing of a version
+                trial.failed(call, version, error, now() - began_at)
+                raise
+            trial.answered(call, version, reply, now() - began_at)
+            return reply
 
         return service
 

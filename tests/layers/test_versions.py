@@ -22,6 +22,22 @@ from tidegate.types import Call, InferRequest, Reply
 SIBLINGS = {"minilm": ("1", "2")}
 
 
+class NothingSet:
+    """No operator has two versions on trial."""
+
+    def turn(self, call: Call) -> tuple[str, ...]:
+        return ()
+
+    def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None:
+        raise AssertionError
+
+    def failed(self, call: Call, version: str, error: BaseException, took_s: float) -> None:
+        raise AssertionError
+
+
+NOTHING_SET = NothingSet()
+
+
 def siblings(name: str) -> tuple[str, ...]:
     return SIBLINGS.get(name, ())
 
@@ -45,7 +61,7 @@ async def test_a_request_gets_a_version_by_the_share_of_devices_and_a_named_one_
         return REPLY
 
     draws = iter([0.49, 0.51])
-    service = versions(siblings, fleet_with(), clock.now, lambda: next(draws))(inner)
+    service = versions(siblings, fleet_with(), clock.now, lambda: next(draws), NOTHING_SET)(inner)
     await service(call(clock.now() + 1.0))
     await service(call(clock.now() + 1.0))
     await service(Call(InferRequest("minilm", (), "1"), "oip-http", clock.now(), clock.now() + 1.0))
@@ -68,7 +84,7 @@ def test_when_the_new_version_fails_the_old_one_answers(error: ServeError) -> No
                 raise error
             return REPLY
 
-        service = versions(siblings, fleet_with("soaking"), clock.now, lambda: 0.99)(inner)
+        service = versions(siblings, fleet_with("soaking"), clock.now, lambda: 0.99, NOTHING_SET)(inner)
         assert await service(call(began_at + 1.0)) is REPLY
         assert asked == [("2", pytest.approx(FIRST_FLIGHT)), ("1", pytest.approx(1.0))]
 
@@ -84,7 +100,7 @@ async def test_what_is_the_callers_fault_is_not_asked_twice() -> None:
         raise InvalidRequest("no such input")
 
     with pytest.raises(InvalidRequest):
-        await versions(siblings, fleet_with(), clock.now, lambda: 0.0)(inner)(call(clock.now() + 1.0))
+        await versions(siblings, fleet_with(), clock.now, lambda: 0.0, NOTHING_SET)(inner)(call(clock.now() + 1.0))
 
     assert asked == ["1"]
 
@@ -94,7 +110,10 @@ async def test_a_model_that_nobody_ships_costs_nothing() -> None:
     def nobody() -> float:
         raise AssertionError("chance was asked")
 
-    assert await versions(lambda _: (), fleet_with(), clock.now, nobody)(answers)(call(clock.now() + 1.0)) is REPLY
+    assert (
+        await versions(lambda _: (), fleet_with(), clock.now, nobody, NOTHING_SET)(answers)(call(clock.now() + 1.0))
+        is REPLY
+    )
 
 
 def test_a_shipped_version_is_known_by_name_and_is_not_the_latest() -> None:

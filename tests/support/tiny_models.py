@@ -7,6 +7,7 @@ classes by summing the features that belong to each, of which it may read only t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -22,9 +23,10 @@ FOREVER = 10**15
 _IR_VERSION, _OPSET = 9, 17  # what the oldest ONNX Runtime that we support reads
 
 
-def tiny_repository(root: Path) -> Path:
-    """A repository with both models, for edges only. Returns `root`."""
-    _add(root, double_manifest(), double_graph())
+def tiny_repository(root: Path, versions: Sequence[str] = ("1",)) -> Path:
+    """A repository with both models, `double` in these versions, for edges only. Returns `root`."""
+    for version in versions:
+        _add(root, replace(double_manifest(), version=version), double_graph())
     _add(root, rounds_manifest(), rounds_graph())
     return root
 

@@ -17,6 +17,7 @@ from tidegate.pin import PINS, Pin, stricter
 from tidegate.types import Call, Parameter, Parameters
 
 VARIANT_KEY: Final = "tidegate-variant"
+VERSION_KEY: Final = "tidegate-version"
 PIN_KEY: Final = "tidegate-pin"
 MIN_QUALITY_KEY: Final = "tidegate-min-quality"
 REQUIRE_KEY: Final = "tidegate-require"
@@ -29,14 +30,21 @@ _SHARE: Final = re.compile(r"[01](\.\d{0,15})?|\.\d{1,15}", re.ASCII)
 
 def variant_of(headers: Mapping[str, str], parameters: Parameters) -> str:
     """The variant that the caller demands; "" takes any. Raises InvalidRequest when header and parameter disagree."""
-    by_header = headers.get(VARIANT_KEY, "") if headers else ""
-    by_parameter = parameters.get(VARIANT_KEY, "")
+    return _name(VARIANT_KEY, "a variant's name", headers, parameters)
+
+
+def version_of(headers: Mapping[str, str], parameters: Parameters) -> str:
+    """The version, or its role in a trial, that the caller asks for; "" for none. Raises InvalidRequest."""
+    return _name(VERSION_KEY, "a version, `candidate` or `standing`", headers, parameters)
+
+
+def _name(key: str, what: str, headers: Mapping[str, str], parameters: Parameters) -> str:
+    by_header = headers.get(key, "").strip() if headers else ""
+    by_parameter = parameters.get(key, "")
     if not isinstance(by_parameter, str):
-        raise InvalidRequest(f"parameter {VARIANT_KEY!r} must be a variant's name, got {shown(by_parameter)}")
+        raise InvalidRequest(f"parameter {key!r} must be {what}, got {shown(by_parameter)}")
     if by_header and by_parameter and by_header != by_parameter:
-        raise InvalidRequest(
-            f"header {VARIANT_KEY} demands {shown(by_header)} but the parameter demands {shown(by_parameter)}"
-        )
+        raise InvalidRequest(f"header {key} demands {shown(by_header)} but the parameter demands {shown(by_parameter)}")
     return by_header or by_parameter
 
 

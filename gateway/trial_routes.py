@@ -1,0 +1,143 @@
+"""Operators put two versions side by side: routes of the admin port, behind whatever guards that.
+
+GET    /v1/versions                every model: its versions with who serves each, what is meant where none is named,
+                                   and the trial with both versions' figures beside each other
+PUT    /v1/versions/MODEL/trial    `{"candidate": "2", "share": 0.05, "tenants": ["acme"], "compare": 0.1}`: begins or
+                                   changes one; `standing` is what is meant now unless it is said
+POST   /v1/versions/MODEL/promote  the candidate is meant from now on
+POST   /v1/versions/MODEL/return   the standing version goes on alone
+
+409: nothing is on trial. 422: it makes no sense, and the text says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.catalog import Catalog
+from gateway.core.fleet import Fleet
+from gateway.core.splits import BadSplit, Split
+from gateway.core.version_figures import Agreement, Figures
+from gateway.layers.versions import standing
+from gateway.trials import Trials, Watched
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.outcome import ModelNotFound
+
+_MAX_BODY_BYTES: Final = 1 << 18
+
+
+class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """What an operator sends."""
+
+    candidate: str
+    standing: str = ""
+    share: float = 0.0
+    tenants: tuple[str, ...] = ()
+    compare: float = 0.0
+
+
+def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.RouteDef]:
+    async def every(_request: web.Request) -> web.Response:
+        names = dict.fromkeys(manifest.name for manifest in catalog.manifests)
+        return web.json_response({"models": [told(trials, catalog, fleet, name) for name in names]})
+
+    async def begin(request: web.Request) -> web.Response:
+        model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
+        try:
+            wanted = msgspec.json.decode(raw, type=Wanted)
+            meant = wanted.standing or _meant(trials, catalog, model)
+            await trials.begin(model, Split(meant, wanted.candidate, wanted.share, wanted.tenants, wanted.compare))
+        except (msgspec.MsgspecError, BadSplit, ModelNotFound) as error:
+            raise web.HTTPUnprocessableEntity(text=str(error)) from error
+        return web.json_response(told(trials, catalog, fleet, model))
+
+    def end(act: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def ended(request: web.Request) -> web.Response:
+            model = request.match_info["model"]
+            try:
+                await act(model)
+            except BadSplit as error:
+                raise web.HTTPConflict(text=str(error)) from error
+            return web.json_response(told(trials, catalog, fleet, model))
+
+        return ended
+
+    return [
+        web.get("/v1/versions", every),
+        web.put("/v1/versions/{model}/trial", begin),
+        web.post("/v1/versions/{model}/promote", end(trials.promote)),
+        web.post("/v1/versions/{model}/return", end(trials.call_back)),
+    ]
+
+
+def told(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str, Any]:
+    now, split = clock.now(), trials.splits.split.get(model)
+    manifests = [one for one in catalog.manifests if one.name == model]
+    found: dict[str, Any] = {
+        "name": model,
+        "meant": _meant(trials, catalog, model),
+        "versions": [
+            {"version": one.version, **standing(fleet, model, one.version, now)._asdict(), "quality": _quality(one)}
+            for one in manifests
+        ],
+        "trial": None,
+    }
+    if split is not None:
+        watched = trials.watched.get(model, Watched())
+        found["trial"] = {
+            **msgspec.to_builtins(split),
+            "began_at_utc": watched.began_at_utc,
+            "figures": {one: _figures(watched.of(one)) for one in (split.standing, split.candidate)},
+            "agreement": _agreement(watched.agreement),
+        }
+    return found
+
+
+def _meant(trials: Trials, catalog: Catalog, model: str) -> str:
+    """The version of a request that names none. Raises ModelNotFound."""
+    split = trials.splits.split.get(model)
+    if split is not None:
+        return split.standing
+    return trials.splits.promoted.get(model) or catalog.manifest(model).version
+
+
+def _quality(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """As measured against the reference when the model was made, by variant."""
+    measured = [(one.name, one.quality) for one in manifest.variants if one.quality is not None]
+    return {name: {"metric": quality.metric, "value": quality.value} for name, quality in measured}
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    quantiles, interval = figures.quantiles_s, figures.in_time_interval
+    return {
+        "asked": figures.asked,
+        "in_time": figures.endings["in_time"],
+        "late": figures.endings["late"],
+        "failed": figures.endings["failed"],
+        "failures": dict(figures.failures),
+        "in_time_ratio": _rounded(figures.in_time_ratio),
+        "in_time_95": [_rounded(value) for value in interval] if interval else None,
+        "ms": {name: round(value * 1e3, 3) for name, value in zip(("p50", "p95", "p99"), quantiles, strict=False)},
+        "provisional": figures.provisional,
+        "escalated": figures.escalated,
+        "degraded": figures.degraded,
+    }
+
+
+def _agreement(seen: Agreement) -> dict[str, Any]:
+    return {
+        "rows": seen.rows,
+        "ratio": _rounded(seen.ratio),
+        "cosine": _rounded(seen.cosine),
+        "cosine_least": _rounded(seen.cosine_least) if seen.rows else None,
+        "unanswered": seen.unanswered,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
