@@ -80,6 +80,9 @@ class Admin:
     def post(self, path: str, body: bytes) -> Any:
         return self._decoded(self.ask(path, method="POST", body=body)[0])
 
+    def put(self, path: str, body: bytes) -> Any:
+        return self._decoded(self.ask(path, method="PUT", body=body)[0])
+
     def _decoded(self, raw: bytes) -> Any:
         try:
             return json.loads(raw)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.support.brokers import MOSQUITTO
 from tests.support.fleet_stack import FleetStack
@@ -88,6 +89,31 @@ def test_a_version_is_tried_by_share_header_and_tenant_promoted_and_kept_over_a_
     assert told(stack, "POST", "/double/promote")[1]["meant"] == "2"
     assert asked(stack) == (200, "2")
     assert told(stack, "POST", "/double/return")[0] == 409
+
+
+def test_the_commands_say_what_the_routes_do(stack: FleetStack) -> None:
+    from tidegate.build.cli import model
+
+    def run(*words: str) -> tuple[int, str]:
+        admin = ("--admin", stack.gateway.addresses["admin"])
+        result = CliRunner().invoke(model, [*words, *admin], env={"COLUMNS": "200"})
+        return result.exit_code, result.output
+
+    code, said = run(
+        "split", "double", "1", "--standing", "2", "--share", "25%", "--tenant", "acme", "--compare", "100%"
+    )
+    assert (code, "25 % and acme, candidate" in said, "75 %, standing" in said) == (0, True, True), said
+    for _ in range(8):
+        asked(stack, headers={"tidegate-version": "standing"})
+    code, said = run("status", "double")
+    assert (code, "75 %, standing" in said, "rounds" in said) == (0, True, False), said
+    code, said = run("status", "--json")
+    (double,) = [one for one in json.loads(said)["versions"] if one["name"] == "double"]
+    assert double["trial"]["figures"]["2"]["asked"] == 8
+    assert run("return", "double")[0] == 0
+    code, said = run("promote", "double")
+    assert (code, "no candidate of 'double' is on trial" in said) == (1, True)
+    assert run("split", "double", "1", "--share", "half")[0] == 2
 
 
 def test_a_trial_that_makes_no_sense_is_refused_with_the_reason(stack: FleetStack) -> None:

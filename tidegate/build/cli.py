@@ -24,6 +24,7 @@ from tidegate.build.errors import BuildError
 from tidegate.build.pack_cli import pack
 from tidegate.build.progress import Progress
 from tidegate.delivery import cli as delivery
+from tidegate.delivery import versions
 from tidegate.events import emit
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
@@ -37,7 +38,7 @@ def model() -> None:
     """Build, quantize, add, calibrate, inspect and ship models."""
 
 
-for _command in (calibrate, pack, *delivery.COMMANDS):
+for _command in (calibrate, pack, *delivery.COMMANDS, *versions.COMMANDS):
     model.add_command(_command)
 
 
