@@ -27,7 +27,6 @@ from cloud_pool.catalogue import check_memory, read_catalogue
 from cloud_pool.config import PoolConfig
 from cloud_pool.core.control import Control
 from cloud_pool.core.places import Place, places_of
-from cloud_pool.core.recycling import Recycling
 from cloud_pool.core.share import Shares
 from cloud_pool.core.standby import Standby
 from cloud_pool.host import PoolHost
@@ -52,6 +51,7 @@ from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.intake import Held
 from tidegate.pki.identity import Identity
 from tidegate.process import StartError
+from tidegate.recycling import Recycling
 from tidegate.tls import tls_of
 from tidegate.workers.process import WorkerProcess
 

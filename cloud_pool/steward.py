@@ -24,13 +24,13 @@ import structlog
 from cloud_pool.core.control import Control, Readings
 from cloud_pool.core.health import CHECK_S, HealthLimits, Vitals, WorkerHealth, common_excess
 from cloud_pool.core.lane import Lane
-from cloud_pool.core.recycling import Candidate, Recycling
 from cloud_pool.scheduler import Scheduler
 from cloud_pool.seats import Seat, Seen
 from cloud_pool.slot import Slot
 from cloud_pool.supervisor import Supervisor
-from cloud_pool.vitals import Process, free_bytes, read_process
 from tidegate import clock
+from tidegate.recycling import Candidate, Recycling
+from tidegate.vitals import Process, free_bytes, read_process
 
 OVERLOAD_RATIO: Final = 0.9  # of the time of those that would be left
 _ROOM_RATIO: Final = 1.2  # of what a worker holds: so much must be free to start its successor beside it

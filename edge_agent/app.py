@@ -33,6 +33,7 @@ from edge_agent.dialling import dialling_of
 from edge_agent.epoch import EpochStore
 from edge_agent.host import EdgeHost
 from edge_agent.local import LocalHost
+from edge_agent.memory import MemoryWatch
 from edge_agent.offline import Offline
 from edge_agent.openai import openai_table
 from edge_agent.priority import worker_starter
@@ -94,6 +95,7 @@ class EdgeApp:
         self._host: EdgeHost | None = None
         self._local: LocalHost | None = None
         self._sensors: Sensors | None = None
+        self._memory = MemoryWatch(lambda: self.deployment.serving.runners, draw, busy=lambda: self.host.busy)
         self._scheduler: Scheduler | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
@@ -173,6 +175,7 @@ class EdgeApp:
         await models.begin()
         assert self._link is not None
         heard = lambda: self._sync.gateways if self._sync else {}  # noqa: E731
+        await self._stack.enter_async_context(self._memory)
         # Ends after the drain: what gateways asked on streams that this device dialled is answered as well.
         dialling = dialling_of(config, self._link, heard, tls=self._tls, draw=self._draw)
         await self._stack.enter_async_context(dialling)
@@ -300,7 +303,7 @@ class EdgeApp:
             admission = "draining"
         elif self._endurance.why_not(seen):
             admission = "closed"
-        conditions = replace(seen, mode=self.offline.mode)
+        conditions = self._memory.told(replace(seen, mode=self.offline.mode))
         rollouts = self.deployment.rollouts
         return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
 

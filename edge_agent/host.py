@@ -137,6 +137,11 @@ class EdgeHost:
         delay_s = scheduler.queue_delay_s()
         return LoadReport(self._epoch(), next(self._sequence), scheduler.queued, scheduler.in_flight, delay_s)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or is computed."""
+        return self._scheduler.queued + self._scheduler.in_flight > 0
+
     def refresh(self, runner: Runner) -> None:
         """A runner's state changed: what waits for a lost worker is refused, and the offers are made anew."""
         if runner.state != "ready":

@@ -61,6 +61,8 @@ class Worker(Protocol):
     async def load(self, spec: EngineSpec) -> Loaded: ...
     async def infer(self, key: str, inputs: Arrays) -> Computed: ...
     async def died(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
 
 
 StartWorker = Callable[[str], AbstractAsyncContextManager[Worker]]
@@ -117,7 +119,8 @@ class Runner:
         self._hang_timeout_s = hang_timeout_s
         self._times: dict[str, ServiceTime] = {}
         self._worker: Worker | None = None
-        self._hung = asyncio.Event()
+        self._unwanted = asyncio.Event()  # the worker is to be ended, ...
+        self._why_unwanted = ""  # ... and why
         self._task: asyncio.Task[None] | None = None
         self._life = 0
         self._ready_once = asyncio.Event()
@@ -198,9 +201,23 @@ class Runner:
             raise Unreachable(f"model {self.name!r}: {error.message}") from error
         except TimeoutError as error:
             if self._worker is worker:
-                self._hung.set()
+                self.recycle(f"hung for {self._hang_timeout_s:g} s")
             message = f"model {self.name!r}: its worker hung for {self._hang_timeout_s:g} s and is restarted"
             raise Unreachable(message) from error
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker that serves; None while there is none."""
+        return self._worker.pid if self._worker is not None else None
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+    def recycle(self, reason: str) -> None:
+        """Have the worker ended and another one started. What is inside it fails, as when it dies."""
+        self._why_unwanted = reason
+        self._unwanted.set()
 
     def unready(self) -> str:
         """Why it does not answer, for a caller to read."""
@@ -244,7 +261,7 @@ class Runner:
         return reason, clock.now() - ready_at if ready_at is not None else 0.0
 
     def _serve(self, worker: Worker) -> None:
-        self._hung.clear()
+        self._unwanted.clear()
         self._worker = worker
         self._become("ready")
         if self._ready_once.is_set():
@@ -277,17 +294,17 @@ class Runner:
                 self._times[variant.name] = ServiceTime(points)
 
     async def _end_of(self, worker: Worker) -> str:
-        """Wait until the worker has died or is given up as hung; leaving its `async with` then ends it."""
+        """Wait until the worker has died or is not wanted any more; leaving its `async with` then ends it."""
         died = asyncio.create_task(worker.died(), name=f"end of {self.name}")
-        hung = asyncio.create_task(self._hung.wait(), name=f"hang of {self.name}")
+        unwanted = asyncio.create_task(self._unwanted.wait(), name=f"replacement of {self.name}")
         try:
-            await asyncio.wait((died, hung), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((died, unwanted), return_when=asyncio.FIRST_COMPLETED)
             self._worker = None
             self._become("loading")  # now and not after the burial, which takes a second where the worker hangs
-            return died.result() if died.done() else f"hung for {self._hang_timeout_s:g} s"
+            return died.result() if died.done() else self._why_unwanted
         finally:
             self._worker = None
-            await _cancelled(died, hung)
+            await _cancelled(died, unwanted)
 
     def _become(self, state: ModelState) -> None:
         if state != self.state:

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from cloud_pool.core.recycling import Candidate, Recycling
+from tidegate.recycling import Candidate, Recycling
 
 WELL = Candidate("0.1", None, 10, inf)
 ILL = Candidate("1.1", "memory: too much", 5, inf)

@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 from cloud_pool.core.control import Control, ControlLimits
 from cloud_pool.core.health import HealthLimits
 from cloud_pool.core.places import Place
-from cloud_pool.core.recycling import Recycling
 from cloud_pool.steward import Steward, cost_ratio
-from cloud_pool.vitals import Process
 from tests.pool.test_supervisor import LOADABLE, Pool, pool, service_s
 from tests.support.loop import on_virtual_time
 from tidegate import clock
+from tidegate.recycling import Recycling
+from tidegate.vitals import Process
 
 GB = 1e9
 

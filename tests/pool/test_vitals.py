@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.vitals import free_bytes, read_process
+from tidegate.vitals import free_bytes, read_process
 
 MEMINFO = "MemTotal:       16000 kB\nMemFree:  1000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n"
 
