@@ -16,6 +16,7 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from cloud_pool.core.places import Place, places_of
 from cloud_pool.core.share import Shares
 from cloud_pool.core.standby import Standby
 from cloud_pool.host import PoolHost
+from cloud_pool.job import Batch
 from cloud_pool.machine import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.scheduler import Scheduler
 from cloud_pool.steward import Steward, cost_ratio
@@ -53,6 +55,10 @@ from tidegate.pki.identity import Identity
 from tidegate.process import StartError
 from tidegate.recycling import Recycling
 from tidegate.tls import tls_of
+from tidegate.trace import Trace
+from tidegate.tracing.collector import Collector, collector_of
+from tidegate.tracing.served import ServedTraces
+from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 
 DOOR_GRACE_S = 0.1  # what calls that are left get when the door closes, after the drain
@@ -145,6 +151,8 @@ class PoolApp:
         self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
         control = Control(config.control.limits)
+        traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
+        self._scheduler.on_traced = partial(_tell, traces)
         self._host = PoolHost(
             config.name,
             loadables,
@@ -154,6 +162,7 @@ class PoolApp:
             lesser=config.control.degrade_to or "",
             spare=config.control.degrade_to not in config.also_precisions,
             degraded=lambda: control.degraded,
+            traces=traces,
         )
         door = await self._stack.enter_async_context(
             grpc_door(
@@ -192,6 +201,10 @@ class PoolApp:
             every_s=recycling.check_s,
             on_turn=self._announce,
         )
+
+    async def _collector(self) -> Collector | None:
+        collector = collector_of(self.config.tracing, "pool", self.config.name)
+        return None if collector is None else await self._stack.enter_async_context(collector)
 
     async def _open_metrics(self) -> None:
         if self.config.metrics_port is None:
@@ -291,3 +304,17 @@ class PoolApp:
 
     def __repr__(self) -> str:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"
+
+
+def _tell(traces: ServedTraces, batch: Batch, members: list[Trace], worker: str) -> None:
+    """A batch with sampled members, as a span of its own."""
+    attributes: dict[str, Value] = {
+        "tidegate.lane": batch.lane.key,
+        "tidegate.worker": worker,
+        "tidegate.rows": batch.rows,
+        "tidegate.requests": len(batch.parts),
+        "tidegate.closed_by": batch.closed_by,
+        "tidegate.work_units": batch.units,
+        "tidegate.padded_units": max(0.0, batch.units - batch.own_units),
+    }
+    traces.computed(members, batch.began_at, clock.now(), attributes)

@@ -18,6 +18,7 @@ from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
 from tidegate.telemetry import Level
 from tidegate.tls import TlsConfig
+from tidegate.tracing.config import TracingConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
@@ -235,5 +236,8 @@ class PoolConfig(ProcessConfig):
     )
     drain_s: float = Field(
         2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."
+    )
+    tracing: TracingConfig | None = Field(
+        None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")

@@ -11,6 +11,7 @@ without a file.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -35,6 +36,8 @@ from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import ModelNotFound, NotSupported, Outcome, Unreachable
+from tidegate.trace import Trace
+from tidegate.tracing.served import ServedTraces
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route
 
 
@@ -60,6 +63,7 @@ class PoolHost:
         lesser: str = "",
         spare: bool = False,
         degraded: Callable[[], bool] = lambda: False,
+        traces: ServedTraces | None = None,
     ) -> None:
         self._lesser = lesser
         self._spare = spare
@@ -75,6 +79,7 @@ class PoolHost:
         self._draining = False
         self.memories = Memories()
         self.served = ServedCounts()
+        self._traces = traces or ServedTraces(self.server_name, random.getrandbits)
         for loadable in loadables:
             name, version = loadable.manifest.name, loadable.manifest.version
             self._models.setdefault((name, version), []).append(loadable)
@@ -138,16 +143,19 @@ class PoolHost:
         """
         check_is_no_gateways(call, self.server_name)
         manifest = self._loadables(call.request.model_name, call.request.model_version)[0].manifest
+        trace = self._traces.begin(call)
         self.served.began(manifest.name, manifest.version)
         try:
-            reply = await self._answer(call)
+            reply = await self._answer(call, trace)
         except (Exception, asyncio.CancelledError) as error:
             self.served.ended(manifest.name, manifest.version, Outcome.of(error))
+            self._traces.ended(trace, call, error)
             raise
         self.served.answered(manifest.name, manifest.version, reply)
+        self._traces.answered(trace, call, reply)
         return reply
 
-    async def _answer(self, call: Call) -> Reply:
+    async def _answer(self, call: Call, trace: Trace | None) -> Reply:
         if self._draining:
             raise Unreachable(f"{self.server_name} is shutting down")
         loadables = self._loadables(call.request.model_name, call.request.model_version)
@@ -156,7 +164,7 @@ class PoolHost:
         deadline = loadable.manifest.default_budget_s + call.arrived_at if call.deadline is None else call.deadline
 
         def run(arrays: dict[str, NDArray[Any]]) -> Awaitable[Answer]:
-            ask = Ask(arrays, work.units, call.arrived_at, deadline, call.priority, call.on_accepted)
+            ask = Ask(arrays, work.units, call.arrived_at, deadline, call.priority, call.on_accepted, trace=trace)
             return self._counted(loadable.key, ask)
 
         arrays = {tensor.name: tensor_to_array(tensor) for tensor in call.request.inputs}

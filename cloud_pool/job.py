@@ -22,6 +22,7 @@ from cloud_pool.core.grouping import Shape
 from cloud_pool.core.lane import Lane, Piece
 from cloud_pool.core.padding import Arrays
 from cloud_pool.core.queued import Queued
+from tidegate.trace import Trace
 from tidegate.types import Accepted
 
 
@@ -39,6 +40,7 @@ class Ask:
     priority: int = 0
     on_accepted: Callable[[Accepted], None] | None = None
     worker: str | None = None
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,11 @@ class Batch:
     def __post_init__(self) -> None:
         for part in self.parts:
             part.batch = self
+
+    def traces(self) -> list[Trace]:
+        """Of its members that are sampled."""
+        asks = {id(part.job): part.job.ask for part in self.parts}
+        return [ask.trace for ask in asks.values() if ask.trace is not None and ask.trace.kept]
 
     def close(self) -> None:
         """It is over: its parts know it no more, but for those that are in another one by now."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from types import TracebackType
@@ -54,6 +54,7 @@ from cloud_pool.seats import Compute, Seat, Seats
 from cloud_pool.waiting import Waiting
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ServeError, Unreachable
+from tidegate.trace import Trace
 from tidegate.types import Accepted
 from tidegate.workers.process import Computed, WorkerDied
 
@@ -72,6 +73,8 @@ class Scheduler:
         self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
         self.queues = Queues()
         self.batches = BatchCounts()
+        # Told of each batch with sampled members, and on which worker it was computed.
+        self.on_traced: Callable[[Batch, list[Trace], str], None] = lambda _batch, _members, _worker: None
         self.allotment = allotment or Allotment()
         self._waiting = Waiting(self.seats)
         self._retries = Retries(self._waiting)
@@ -371,6 +374,8 @@ class Scheduler:
         batch.lane.service.record(batch.shape.units, batch.shape.length, now - batch.began_at)
         batch.parts[0].job.queue.batcher.took(now - batch.began_at)
         self.batches.took(batch)
+        if members := batch.traces():
+            self.on_traced(batch, members, seat.name)
         batch.lane.count(batch.rows, computed.compute_s, utc_s=clock.utc_s())
         seat.saw(batch, now)
         self.allotment.passed(batch, computed.peak_bytes)

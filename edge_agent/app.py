@@ -61,6 +61,8 @@ from tidegate.oip.intake import Held
 from tidegate.pki.identity import Identity
 from tidegate.process import StartError
 from tidegate.tls import Tls, check_encrypted, tls_of
+from tidegate.tracing.collector import Collector, collector_of
+from tidegate.tracing.served import ServedTraces
 from tidegate.workers.warmup import warm
 
 DOOR_GRACE_S = 0.2  # what calls that are left get when a door closes, after the drain
@@ -166,6 +168,7 @@ class EdgeApp:
             epoch=lambda: self._epoch.current,
             exhausted=lambda: self._endurance.why_not(sensors.now),
             on_answered=models.answered,
+            traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
         await self._open_doors()
@@ -241,6 +244,10 @@ class EdgeApp:
         """What `GET /v1/state` tells."""
         links = self._link.roads if self._link else {}
         return {**self.ready_event(), "ready": self.host.ready(), "links": links, **await self.offline.state()}
+
+    async def _collector(self) -> Collector | None:
+        collector = collector_of(self.config.tracing, "edge", self.config.name)
+        return None if collector is None else await self._stack.enter_async_context(collector)
 
     async def _open_metrics(self) -> None:
         config = self.config

@@ -19,6 +19,7 @@ from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
 from tidegate.telemetry import Level
 from tidegate.tls import TlsConfig
+from tidegate.tracing.config import TracingConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 _ADDRESS = re.compile(r"(?:[^\s/@]+@)?[^\s/@]+:\d{1,5}")
@@ -228,6 +229,9 @@ class EdgeConfig(ProcessConfig):
         le=150,
         description="Degrees of the hottest processor zone at which no new work is taken, until it is 5 below; null "
         "leaves it to the kernel's throttling.",
+    )
+    tracing: TracingConfig | None = Field(
+        None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
     metrics_port: Port | None = Field(

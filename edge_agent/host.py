@@ -14,6 +14,7 @@ A caller without a deadline gets the model's default, so that everything in the 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,6 +34,7 @@ from tidegate.models.work import Work, fits, work_of
 from tidegate.oip.demands import check_is_no_gateways
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Overloaded, PeerError, Unreachable
+from tidegate.tracing.served import ServedTraces
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 from tidegate.workers.process import Computed
 
@@ -86,6 +88,7 @@ class EdgeHost:
         epoch: Callable[[], int],
         exhausted: Callable[[], str] = lambda: "",
         on_answered: Callable[[Runner, float | None], None] = lambda runner, compute_s: None,
+        traces: ServedTraces | None = None,
     ) -> None:
         self._name = name
         self._models = {runner.manifest.name: _Model(runner) for runner in runners}
@@ -98,6 +101,7 @@ class EdgeHost:
         self._offers = tuple(model.offer() for model in self._models.values())
         self._draining = False
         self.served = ServedCounts()
+        self._traces = traces or ServedTraces(self.server_name, random.getrandbits)
 
     @property
     def server_name(self) -> str:
@@ -199,12 +203,14 @@ class EdgeHost:
         began_at = clock.now()
         model = self._model(call.request.model_name, call.request.model_version)
         manifest = model.runner.manifest
+        trace = self._traces.begin(call)
         self.served.began(manifest.name, manifest.version)
         model.enter()
         try:
             reply = await self._answer(model, call)
         except (Exception, asyncio.CancelledError) as error:
             self.served.ended(manifest.name, manifest.version, Outcome.of(error))
+            self._traces.ended(trace, call, error)
             if isinstance(error, Exception):
                 model.statistics.fail.add(clock.now() - began_at)
             if isinstance(error, InternalError | PeerError):
@@ -214,6 +220,7 @@ class EdgeHost:
             model.leave()
         model.statistics.success.add(clock.now() - began_at)
         self.served.answered(manifest.name, manifest.version, reply)
+        self._traces.answered(trace, call, reply)
         return reply
 
     async def _answer(self, model: _Model, call: Call) -> Reply:

@@ -135,6 +135,7 @@ class Gateway:
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
         infer = stack(
+            *self.watching.layers,  # traces: whatever is counted or logged further in can name its trace
             observe(clock.now, *self.watching.observers),  # outermost: sees every outcome, also of the layers below
             authenticate(self.admission, clock.now),  # whose call it is, and what that one may
             inner=behind,

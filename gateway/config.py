@@ -25,6 +25,7 @@ from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.pin import Zone
 from tidegate.telemetry import Level
 from tidegate.tls import TlsConfig
+from tidegate.tracing.config import TracingConfig
 
 
 class TargetConfig(Section):
@@ -290,6 +291,9 @@ class GatewayConfig(ProcessConfig):
     )
     access_log: Literal["none", "text", "json"] = Field(
         "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."
+    )
+    tracing: TracingConfig | None = Field(
+        None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )
     log_level: Level = Field("info", description="Least severity of logs on stderr.")
     policy: Literal["cheapest", "value"] = Field(

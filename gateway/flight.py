@@ -35,6 +35,7 @@ from gateway.core.placement import Ask, Placer
 from gateway.core.request import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
 from gateway.core.weighing import weighed
 from gateway.judges import Judges
+from gateway.spans import onward
 from gateway.upstream.target import Target
 from tidegate import clock
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
@@ -268,12 +269,14 @@ class Flight:
         assert call.deadline is not None
         if self._attested:
             self._check_evidence(launch, call.deadline)
+        traceparent, tracestate = onward(call, launch.attempt)
         return target.infer(
             self._request,
             variant=launch.candidate.variant.name,
             budget_s=call.deadline - clock.now(),
             priority=call.priority,
-            traceparent=call.headers.get("traceparent", ""),
+            traceparent=traceparent,
+            tracestate=tracestate,
             on_accepted=partial(self._accepted, launch.attempt),
         )
 

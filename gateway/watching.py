@@ -1,13 +1,14 @@
-"""What watches a gateway: metrics with their scrape, and the access log. Put together here, told by the stack.
+"""What watches a gateway: metrics with their scrape, traces, and the access log. Put together here, told by the stack.
 
     observers   of the stack: each is told of every call
-    taps        of the flight recorder: each is told of every request's record, as it is made
+    watchers    of the flight recorder: each is told of every request's record, as it is made
 
 Where several gateways share one address, `metrics_dir` is where they leave their counts for each other.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -25,13 +26,17 @@ from gateway.core.crossing import Crossing
 from gateway.core.quarantine import Quarantine
 from gateway.core.value import ValuePlacer
 from gateway.layers.observe import Observer
+from gateway.layers.stack import Layer
+from gateway.layers.traced import traced
 from gateway.metrics import Metrics
 from gateway.scaling import ScalingWatch, scaling_families
+from gateway.tracing import Tracing
 from gateway.turned_away import TurnedAway
 from tidegate import events
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.sharing import Sharing
 from tidegate.process import StartError
+from tidegate.tracing.collector import collector_of
 from tidegate.types import InferRequest
 
 log = structlog.get_logger(__name__)
@@ -66,11 +71,18 @@ class Watching:
             self._sharing.own = self.exposition.own
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
+        self.layers: list[Layer] = []  # outside of the observers
         self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask), *more]
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
             self.observers.append(AccessLog(conductor.asking.describe, write))
-        conductor.flown.taps.append(self.metrics.landed)
+        conductor.flown.watchers.append(self.metrics.landed)
+        self._collector = collector_of(config.tracing, "gateway", config.name)
+        if config.tracing is not None and self._collector is not None:
+            tracing = Tracing(config.tracing, self._collector)
+            conductor.flown.watchers.append(tracing.landed)
+            self.metrics.add(tracing.families)
+            self.layers.append(traced(random.getrandbits, config.tracing.ratio))
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -79,6 +91,8 @@ class Watching:
                 await self._stack.enter_async_context(self._sharing)
             except OSError as error:
                 raise StartError(f"key 'metrics_dir': {error}") from error
+        if self._collector is not None:
+            await self._stack.enter_async_context(self._collector)
         await self._stack.enter_async_context(self.scaling)
         return self
 

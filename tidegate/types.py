@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from tidegate.identity import Identity
 from tidegate.pin import Pin
+from tidegate.trace import Trace
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
@@ -159,6 +160,7 @@ class Call(msgspec.Struct, frozen=True):
     identity: Identity | None = None  # who was let in; None where nobody has to say who they are
     attested: bool = False  # only targets whose evidence was verified will do
     defer: bool = False  # a ticket will do where a device has no good answer now; a gateway has no tickets
+    trace: Trace | None = None  # where tracing is on
 
     def budget_s(self, now: float) -> float | None:
         """What is left of the deadline, possibly negative; None without one."""
@@ -181,6 +183,27 @@ class Call(msgspec.Struct, frozen=True):
             self.identity,
             self.attested,
             self.defer,
+            self.trace,
+        )
+
+    def traced(self, trace: Trace) -> Call:
+        """The same call as a part of this trace. Spelled out, as above."""
+        return Call(
+            self.request,
+            self.protocol,
+            self.arrived_at,
+            self.deadline,
+            self.priority,
+            self.variant,
+            self.headers,
+            self.on_accepted,
+            self.pin,
+            self.min_quality,
+            self.tenant,
+            self.identity,
+            self.attested,
+            self.defer,
+            trace,
         )
 
     def by(self, identity: Identity) -> Call:
@@ -215,3 +238,4 @@ class Reply(msgspec.Struct, frozen=True):
     request_id: str = ""  # what the gateway calls the request, for whoever asks about it later
     batch_wait_s: float = 0.0  # of the stage `queue`: beside a free worker, for company in its batch
     link_out_s: float = 0.0  # of the stage `link`: the way there
+    traceparent: str = ""  # its trace, where its caller may find it

@@ -135,6 +135,7 @@ class Memory:
     def __init__(self, most: int, most_bytes: int = 2**25, *, run: str = "0") -> None:
         """Args: run: tells this gateway's numbers from those of another, and of the same one's earlier lives."""
         self.run = run
+        self.watchers: list[Callable[[Flown], None]] = []
         self.taps: list[Callable[[Flown], None]] = []
         self.held_bytes = 0
         self._most = most
@@ -152,6 +153,8 @@ class Memory:
         return f"{self.run}-{number}"
 
     def add(self, flown: Flown) -> None:
+        for watch in self.watchers:
+            watch(flown)
         for tap in self.taps:
             tap(flown)
         size = size_of(flown)
@@ -192,7 +195,7 @@ def size_of(flown: Flown) -> int:
 
 def trace_id_of(call: Call) -> str:
     """W3C's trace-id, which `tidegate.oip.call` has checked; "" where the caller's trace is not known."""
-    return call.headers.get("traceparent", "")[3:35]
+    return call.headers.get("traceparent", "")[3:35] if call.trace is None else call.trace.hex_id
 
 
 def shortened(words: str) -> str:

@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import Metric
 
 from tidegate import clock
 from tidegate.metrics.families import counter, histogram
-from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Histogram
+from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Exemplar, Histogram
 from tidegate.metrics.triton import failure_reason, triton_families
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.outcome import Outcome, ServeError
@@ -52,6 +52,11 @@ class _Served:
         self.duration = Histogram(DURATIONS_S)
         self.slack = Histogram(SIGNED_S)
         self.stages = {stage: Histogram(STAGES_S) for stage in STAGES}
+
+    def exemplify(self, trace_id: str, took_s: float, left_s: float | None, utc_s: float) -> None:
+        self.duration.exemplify(Exemplar(took_s, trace_id, utc_s))
+        if left_s is not None:
+            self.slack.exemplify(Exemplar(left_s, trace_id, utc_s))
 
     def observe_stages(self, reply: Reply) -> None:
         stages, own, took = self.stages, reply.stages, reply.stages.get
@@ -126,6 +131,8 @@ class RequestCounts:
             else:
                 self._met[model] += 1
         served.observe_stages(reply)
+        if (trace := call.trace) is not None and trace.kept:
+            served.exemplify(trace.hex_id, took_s, left_s, clock.utc_s())
         self._observe_overhead(call, reply, took_s)
         self._count_success(call, reply, took_s)
 

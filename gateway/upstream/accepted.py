@@ -90,6 +90,7 @@ class AcceptedLink:
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         """As `Target.infer`."""
         if not self.open:
@@ -102,6 +103,7 @@ class AcceptedLink:
             priority=priority,
             traceparent=traceparent,
             on_accepted=on_accepted,
+            tracestate=tracestate,
         )
 
     def up(self) -> LinkUp:

@@ -19,10 +19,13 @@ async def asked(
     priority: int,
     traceparent: str,
     on_accepted: Callable[[Accepted], None],
+    tracestate: str = "",
 ) -> Reply:
     """The answer with its stage times. Raises what `Asker.ask` does, and BadAnswer."""
     deadline = clock.now() + budget_s
-    answered = await asker.ask(Question(request_bytes(request), deadline, priority, variant, traceparent, on_accepted))
+    answered = await asker.ask(
+        Question(request_bytes(request), deadline, priority, variant, traceparent, on_accepted, tracestate)
+    )
     return Reply(
         response=response_from_bytes(answered.message, request),
         stages={"queue": answered.queue_s, "compute": answered.compute_s},

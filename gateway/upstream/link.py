@@ -126,6 +126,7 @@ class LinkTarget:
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         asker = self._asker
         if asker is None or not asker.open:
@@ -138,6 +139,7 @@ class LinkTarget:
             priority=priority,
             traceparent=traceparent,
             on_accepted=on_accepted,
+            tracestate=tracestate,
         )
 
     # Listener

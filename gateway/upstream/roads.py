@@ -89,6 +89,7 @@ class DeviceTarget:
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         road = self._direct if self._direct_up or self._accepted is None else self._accepted
         if road is None:
@@ -100,6 +101,7 @@ class DeviceTarget:
             priority=priority,
             traceparent=traceparent,
             on_accepted=on_accepted,
+            tracestate=tracestate,
         )
 
     # the road that the device dialled

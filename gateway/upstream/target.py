@@ -32,6 +32,7 @@ class Target(Protocol):
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         """The answer with its stage times (`queue`, `compute`, seconds) and the target's load where it reports one.
 

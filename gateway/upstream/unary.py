@@ -36,6 +36,7 @@ from tidegate.oip.status import CODE_KEY, error_from_grpc
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError, TooLarge, Unreachable
 from tidegate.rpc import oip_pb2
 from tidegate.tls import Dialler, PlainDialler, explained
+from tidegate.trace import PARENT_KEY, STATE_KEY
 from tidegate.types import Accepted, InferRequest, Reply
 
 log = structlog.get_logger(__name__)
@@ -145,13 +146,14 @@ class UnaryTarget:
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         """`on_accepted` is never called: plain OIP has no word for it."""
         assert self._infer is not None, "used outside of its `async with`"
         if budget_s <= 0:
             raise DeadlineExceeded("no time was left to ask")
         message = self._worded(request, budget_s, priority)
-        call = self._infer(message, timeout=budget_s, metadata=self._metadata(variant, traceparent) or None)
+        call = self._infer(message, timeout=budget_s, metadata=self._metadata(variant, traceparent, tracestate) or None)
         try:
             raw = await call
         except grpc.aio.AioRpcError as exc:
@@ -210,8 +212,10 @@ class UnaryTarget:
             message.parameters["priority"].int64_param = priority
         return message.SerializeToString()
 
-    def _metadata(self, variant: str, traceparent: str) -> tuple[tuple[str, str], ...]:
-        trace = (("traceparent", traceparent),) if traceparent else ()
+    def _metadata(self, variant: str, traceparent: str, tracestate: str) -> tuple[tuple[str, str], ...]:
+        trace = ((PARENT_KEY, traceparent),) if traceparent else ()
+        if traceparent and tracestate:
+            trace = (*trace, (STATE_KEY, tracestate))
         if self._foreign:
             return trace
         demand = ((_VARIANT_KEY, variant),) if variant else ()

@@ -52,6 +52,7 @@ class FakeTarget:
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         self.seen.append((request, variant, budget_s))
         if self.promise is not None:

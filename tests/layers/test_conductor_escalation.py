@@ -40,6 +40,7 @@ class Classifier(FakeTarget):
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         reply = await super().infer(
             request, variant=variant, budget_s=budget_s, priority=priority,

@@ -57,6 +57,7 @@ class FickleTarget:
         priority: int,
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
     ) -> Reply:
         assert budget_s > 0.0, "nothing is sent at or after its deadline"
         deed = self._random.choice(["answer", "answer", "answer", "fail", "fail", "crash", "hang", "outlast", "defy"])

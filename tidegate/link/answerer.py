@@ -32,11 +32,18 @@ from tidegate.oip.host import ModelHost
 from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.outcome import InternalError, Overloaded, ServeError
 from tidegate.rpc import link_pb2
+from tidegate.trace import MOST_STATE, PARENT_KEY, STATE_KEY
 from tidegate.types import Call, LoadReport, Reply
 
 log = structlog.get_logger(__name__)
 
 _ANSWER_FRAME_BYTES = 96  # without the message
+
+
+def _trace_of(frame: link_pb2.Request) -> Mapping[str, str]:
+    if not frame.tracestate:
+        return {PARENT_KEY: frame.traceparent}
+    return {PARENT_KEY: frame.traceparent, STATE_KEY: frame.tracestate[:MOST_STATE]}
 
 
 class Answerer:
@@ -200,7 +207,7 @@ class Answerer:
             deadline=arrived_at + frame.budget_us / 1e6 if frame.budget_us else None,
             priority=frame.priority,
             variant=frame.variant,
-            headers={"traceparent": frame.traceparent} if frame.traceparent else {},
+            headers=_trace_of(frame) if frame.traceparent else {},
             on_accepted=lambda word: self.session.send(frames.accepted(id, word)),
         )
         task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")

@@ -60,6 +60,7 @@ class Question(NamedTuple):
     variant: str
     traceparent: str
     on_accepted: Callable[[Accepted], None]
+    tracestate: str = ""
 
 
 class _Pending(msgspec.Struct, eq=False):
@@ -184,6 +185,7 @@ class Asker:
                 priority=question.priority,
                 variant=question.variant,
                 traceparent=question.traceparent,
+                tracestate=question.tracestate,
                 chunked_bytes=len(message) if chunked else 0,
             )
 

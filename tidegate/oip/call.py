@@ -17,13 +17,13 @@ from tidegate.oip.check import checker_of
 from tidegate.oip.demands import PIN_KEY, REQUIRE_KEY, attested_of, defer_of, min_quality_of, pin_of, variant_of
 from tidegate.oip.orca import LOAD_FORMAT_KEY
 from tidegate.oip.tenant import tenant_of
+from tidegate.trace import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest
 
-TRACE_KEY: Final = "traceparent"
 HOP_KEY: Final = "tidegate-hop"  # by whom a call comes that is passed on: a target leaves judging its answers to it
 GATEWAY_HOP: Final = "gateway"
 
-_KEPT: Final = frozenset({TRACE_KEY, "tracestate", OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY})
+_KEPT: Final = frozenset({PARENT_KEY, STATE_KEY, OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY})
 _NEVER_LOST: Final = frozenset({PIN_KEY, REQUIRE_KEY})
 _TRACE: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -39,7 +39,7 @@ def kept_headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     kept: dict[str, str] = {}
     for name, value in items:
         key = name.lower()
-        if (key in _KEPT or key.startswith("tidegate-")) and (key != TRACE_KEY or _TRACE.fullmatch(value)):
+        if (key in _KEPT or key.startswith("tidegate-")) and (key != PARENT_KEY or _TRACE.fullmatch(value)):
             # Of a pin that is said twice nothing may be lost: both words together are none, and are refused. Nor may
             # a requirement be hidden by another.
             kept[key] = f"{kept[key]}, {value}" if key in _NEVER_LOST and key in kept else value

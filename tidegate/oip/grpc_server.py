@@ -32,7 +32,7 @@ from grpc_reflection.v1alpha import reflection
 from tidegate import clock
 from tidegate.oip import intake
 from tidegate.oip.aside import Aside
-from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
+from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
 from tidegate.oip.grpc import message_from_response, parse_request, request_from_message
 from tidegate.oip.grpc_asked import ASKED, HEALTH, Ask
@@ -56,6 +56,7 @@ from tidegate.outcome import (
     Unauthenticated,
 )
 from tidegate.rpc import oip_pb2
+from tidegate.trace import PARENT_KEY
 from tidegate.types import Call, InferRequest, Reply
 
 PROTOCOL: Final = "oip-grpc"
@@ -375,6 +376,6 @@ def _trailers(call: Call, reply: Reply, words: Mapping[str, str]) -> tuple[tuple
     trailers = tuple(words.items())
     if reply.load is not None:
         trailers += ((LOAD_KEY, load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))),)
-    if TRACE_KEY in call.headers:
-        trailers += ((TRACE_KEY, call.headers[TRACE_KEY]),)
+    if PARENT_KEY in call.headers and not reply.traceparent:
+        trailers += ((PARENT_KEY, call.headers[PARENT_KEY]),)
     return trailers

@@ -34,7 +34,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.oip import intake, metadata
 from tidegate.oip.aside import Aside
 from tidegate.oip.body import read_body
-from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
+from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.check import shown
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
 from tidegate.oip.guard import Everybody, Guard
@@ -57,6 +57,7 @@ from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.outcome import Deferred, InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.trace import PARENT_KEY
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "oip-http"
@@ -339,8 +340,8 @@ def _answer_headers(call: Call, reply: Reply, headers: dict[str, str]) -> dict[s
     """`headers`, which begin as the words of `reply_parameters`, with what is for headers only."""
     if reply.load is not None:
         headers[LOAD_KEY] = load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))
-    if TRACE_KEY in call.headers:
-        headers[TRACE_KEY] = call.headers[TRACE_KEY]
+    if PARENT_KEY in call.headers and not reply.traceparent:
+        headers[PARENT_KEY] = call.headers[PARENT_KEY]
     return headers
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from tidegate.trace import PARENT_KEY
 from tidegate.types import Reply, Route
 
 SERVED_BY_KEY: Final = "tidegate-served-by"
@@ -44,6 +45,8 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
         words[BUDGET_LEFT_KEY] = f"{reply.budget_left_s * 1e3:.1f}"
     if reply.request_id:
         words[REQUEST_ID_KEY] = reply.request_id
+    if reply.traceparent:
+        words[PARENT_KEY] = reply.traceparent
     if reply.stages:
         words[TIMING_KEY] = ", ".join([f"{stage};dur={taken_s * 1e3:.3f}" for stage, taken_s in reply.stages.items()])
     return words

@@ -25,7 +25,7 @@ from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip import intake
 from tidegate.oip.body import read_body
-from tidegate.oip.call import TRACE_KEY, call_of, kept_headers
+from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.check import shown
 from tidegate.oip.demands import DEFER_KEY, defer_of
 from tidegate.oip.guard import Everybody, Guard
@@ -41,6 +41,7 @@ from tidegate.openai import embeddings
 from tidegate.openai.embeddings import Asked, Row, WrongParameter
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
+from tidegate.trace import PARENT_KEY
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "openai"
@@ -303,8 +304,8 @@ def _answer(
     truncated = sum(row.truncated for row in rows)
     if truncated:
         headers[TRUNCATED_KEY] = str(truncated)
-    if TRACE_KEY in calls[0].headers:
-        headers[TRACE_KEY] = calls[0].headers[TRACE_KEY]
+    if PARENT_KEY in calls[0].headers:
+        headers.setdefault(PARENT_KEY, calls[0].headers[PARENT_KEY])
     return json_response(embeddings.answer(asked, rows, found, words), headers=headers)
 
 
@@ -316,6 +317,8 @@ def _joined(all_words: Sequence[Mapping[str, str]]) -> dict[str, str]:
     for key, joint in ((SERVED_BY_KEY, ", "), (ROUTE_KEY, " | "), (ATTESTED_KEY, " | ")):
         if said := dict.fromkeys(one[key] for one in all_words if key in one):
             words[key] = joint.join(said)
+    if named := [one[PARENT_KEY] for one in all_words if PARENT_KEY in one]:
+        words[PARENT_KEY] = named[0]
     if left := [one[BUDGET_LEFT_KEY] for one in all_words if BUDGET_LEFT_KEY in one]:
         words[BUDGET_LEFT_KEY] = min(left, key=float)
     slowest = min(all_words, key=lambda one: float(one.get(BUDGET_LEFT_KEY, "inf")))

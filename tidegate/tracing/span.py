@@ -1,0 +1,42 @@
+"""A span as it is made here: after the fact, of instants that were noted anyway.
+
+Nothing is opened while a request runs, and nothing is allocated for requests that are not kept. Instants are of this
+process' monotonic clock; whoever exports them turns them into the world's time (`export.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+Value = str | bool | int | float
+Kind = Literal["internal", "server", "client", "consumer"]
+_NONE: Final[Mapping[str, Value]] = MappingProxyType({})
+
+
+class Link(NamedTuple):
+    """Another span that this one has to do with, in whatever trace."""
+
+    trace_id: int
+    span_id: int
+
+
+class Event(NamedTuple):
+    name: str
+    at: float
+
+
+class Span(NamedTuple):
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int  # 0: it has none
+    began_at: float
+    ended_at: float
+    attributes: Mapping[str, Value] = _NONE
+    kind: Kind = "internal"
+    error: str = ""  # why it failed, in words
+    links: tuple[Link, ...] = ()
+    events: tuple[Event, ...] = ()
+    state: str = ""  # tracestate
