@@ -51,6 +51,7 @@ class Rollouts:
     accepted: tuple[tuple[str, int], ...] = ()
     models: tuple[ModelReport, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    groups: tuple[str, ...] = ()
 
     @property
     def states(self) -> tuple[object, ...]:
@@ -252,6 +253,7 @@ class Reporting:
             accepted=dict(rollouts.accepted),
             models=rollouts.models,
             refused=rollouts.refused,
+            groups=rollouts.groups,
         )
         return _publication(Up.REPORTED, reported)
 

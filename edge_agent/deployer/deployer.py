@@ -106,7 +106,8 @@ class Deployer:
         if self._told is None:
             accepted = tuple(sorted(self._documents.accepted.items()))
             models = tuple(self._report(record) for _, record in sorted(self._journal.records.items()))
-            self._told = Rollouts(accepted, models, tuple(self._documents.refused.values()))
+            groups = tuple(scope.removeprefix("group/") for scope in self._documents.scopes[1:])
+            self._told = Rollouts(accepted, models, tuple(self._documents.refused.values()), groups)
         return self._told
 
     def changed(self) -> None:

@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(MOSQUITTO is None, reason="needs Mosquitto"),
 ]
 EDGES = ("kiosk-1", "kiosk-2", "kiosk-3")
+CANARY = "kiosk-3"
 WITHIN_S = 90.0
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 3.0]}]}).encode()
 _versions = count(2)  # each test ships one of its own, over whatever was there before
@@ -47,14 +48,13 @@ class Ship:
         made_key = CliRunner().invoke(keys, ["signing", "create", "operator", "--dir", str(folder)])
         assert made_key.exit_code == 0, made_key.output
         self.folder = folder
-        edge = {
-            "models": ["double"], "warmup_budget_s": 0.2, "sensors": None, "store": None,
-            "rollout": {"keys": [str(folder / "operator.pub")], "recheck_s": 0.1},
-        }  # fmt: skip
+        edge = {"models": ["double"], "warmup_budget_s": 0.2, "sensors": None, "store": None}
+        taking = {"keys": [str(folder / "operator.pub")], "recheck_s": 0.1}
+        groups = {name: ["canaries" if name == CANARY else "others"] for name in EDGES}
         self.fleet = FleetStack(
             folder / "fleet",
             folder / "models",
-            edges=dict.fromkeys(EDGES, edge),
+            edges={name: {**edge, "rollout": {**taking, "groups": groups[name]}} for name in EDGES},
             gateway={"artifacts": {"folder": str(folder / "artifacts"), "port": 0}},
         )
 
@@ -158,12 +158,13 @@ def errors(outcomes: Counter[Any]) -> list[Any]:
 def test_a_good_model_reaches_all_in_waves_and_goes_back_without_a_key(ship: Ship) -> None:
     before, version = ship.running(), ship.version(factor=4.0)
     with callers(ship) as outcomes:
-        done = ship.rollout(version, "--waves", "30%,100%", "--soak", "1s", "--min-requests", "5")
+        groups = ("--group", "canaries", "--group", "others")
+        done = ship.rollout(version, "--waves", "30%,100%", "--soak", "1s", "--min-requests", "5", *groups)
         assert done.exit_code == 0, done.output + str(done.exception) + ship.fleet.logs
         ship.wait(lambda: outcomes[version, (4.0, 12.0)] > 0, f"an answer of {version}")
         assert set(ship.running().values()) == {version}
         parts = json.loads(done.stdout)["devices"]
-        assert sorted(part["wave"] for part in parts.values()) == [0, 1, 1]
+        assert {name: part["wave"] for name, part in parts.items()} == {"kiosk-1": 1, "kiosk-2": 1, CANARY: 0}
 
         back = ship.run("rollback", "double", "--why", "only a test")
         assert back.exit_code == 0, back.output + ship.fleet.logs

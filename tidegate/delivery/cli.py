@@ -88,6 +88,7 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     "--device", "devices", multiple=True, metavar="GLOB",
     help="Only these; may be repeated, and asks in this order. Default: all that are alive, by name.",
 )  # fmt: skip
+@click.option("--group", "groups", multiple=True, help="Only devices of these groups, one group after another.")
 @click.option("--waves", type=Shares(), default="5%,25%,100%", show_default=True, help="The first are the canaries.")
 @click.option(
     "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
@@ -144,7 +145,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     golden = (golden_of(given["golden"], manifest),) if given["golden"] else ()
     plan = _plan(files, golden, manifest.version, given)
     told = gateway.read("/v1/devices")
-    chosen, there = _chosen(told["devices"], given["devices"], name, plan)
+    chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
     olds: dict[str, tuple[Held, ...]] = {}
 
     def older(wanted: str) -> ModelPlan:
@@ -307,20 +308,26 @@ def _spec(name: str, version: str, devices: int, given: dict[str, Any]) -> dict[
     }
 
 
-def _chosen(told: list[Any], globs: tuple[str, ...], model: str, plan: ModelPlan) -> tuple[list[Device], int]:
+def _chosen(
+    told: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
+) -> tuple[list[Device], int]:
     """The devices to ask, in order, and how many have it already."""
     every = msgspec.convert(told, list[Device], strict=False)
-    if globs:
-        found = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
-        if lost := [glob for glob in globs if not any(fnmatchcase(one.name, glob) for one in every)]:
-            raise click.ClickException(f"no device is called {lost[0]!r}; `tidegate status` lists them")
-    else:
-        found = {one.name: one for one in every if one.freshness != "dead"}
+    takers = [one for one in every if one.reported is not None]
+    named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
+    grouped = {one.name: one for group in groups for one in takers if one.reported and group in one.reported.groups}
+    for glob in globs:
+        if not any(fnmatchcase(one.name, glob) for one in every):
+            raise click.ClickException(f"no device is called {glob!r}; `tidegate status` lists them")
+    if deaf := sorted(one.name for one in named.values() if one.reported is None):
+        raise click.ClickException(f"{deaf[0]} takes no rollouts: set `rollout.keys` in its configuration")
+    alive = {one.name: one for one in takers if one.freshness != "dead"}
+    found = {**grouped, **named} if globs or groups else alive
     chosen = [one for one in found.values() if not one.has_committed(model, plan)]
     if not chosen:
-        raise click.ClickException(
-            f"all {len(found)} devices have {model} {plan.version} already" if found else "no device is alive"
-        )
+        if found:
+            raise click.ClickException(f"all {len(found)} devices have {model} {plan.version} already")
+        raise click.ClickException("no device that takes rollouts (key `rollout` of its configuration) was found")
     return chosen, len(found) - len(chosen)
 
 

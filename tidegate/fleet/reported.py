@@ -88,7 +88,12 @@ class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of a device's rollouts. `accepted`: by scope ("device/NAME", "group/NAME"), the revision that is in force."""
+    """All of a device's rollouts.
+
+    Args:
+        accepted: by scope ("device/NAME", "group/NAME"), the revision that is in force.
+        groups: whose documents it goes by, so that operators can name its like together.
+    """
 
     device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z")] = field(name="dev")
     epoch: Annotated[int, Meta(ge=1, le=2**53 - 1)] = field(name="e")
@@ -97,4 +102,5 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted: Annotated[dict[Annotated[str, Meta(max_length=80)], Number], Meta(max_length=32)] = {}
     models: Annotated[tuple[ModelReport, ...], Meta(max_length=64)] = ()
     refused: Annotated[tuple[Refusal, ...], Meta(max_length=32)] = ()
+    groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=16)] = ()
     v: Literal[1] = field(default_factory=lambda: 1)

@@ -1,0 +1,124 @@
+"""What an operator's terminal shows of a rollout, and that leaving it leaves the rollout alone."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from tidegate import clock
+from tidegate.admin_client import Admin, AdminError
+from tidegate.build.cli import model
+from tidegate.delivery import follow
+from tidegate.delivery.files import LEAST_CHUNK_BYTES, MOST_CHUNKS, chunk_for
+from tidegate.delivery.screen import MOST_ROWS, rollout_view
+from tidegate.rollout.plan import MAX_CHUNK_BYTES
+
+
+def part(step: str, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "wave": 0,
+        "reason": "",
+        "state": "",
+        "running": "1",
+        "done_bytes": 0,
+        "total_bytes": 0,
+        **more,
+    }
+
+
+def rollout(phase: str = "running", **devices: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "digits-2-a", "model": "digits", "version": "2", "phase": phase, "reason": "", "wave": 1,
+        "sizes": [1, 3], "counts": {"working": len(devices)}, "elapsed_s": 12.0, "devices": devices, "notes": [],
+    }  # fmt: skip
+
+
+def printed(one: dict[str, Any]) -> str:
+    screen = Console(file=io.StringIO(), width=140)
+    screen.print(rollout_view(one))
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_screen_shows_who_is_how_far_and_why_not_further_the_failed_first() -> None:
+    loading = part("working", state="downloading", done_bytes=5_000_000, total_bytes=20_000_000)
+    failed = part("failed", state="rolled_back", reason="probe_accuracy: [/] off by 0.3")
+    shown = printed(rollout(a=loading, b=failed, c=part("waiting")))
+
+    assert "25% of 20.0 MB" in shown and "probe_accuracy: [/] off by 0.3" in shown
+    lines = [line.split()[0] for line in shown.splitlines()[3:6]]
+    assert lines == ["b", "a", "c"]
+
+
+def test_a_thousand_devices_do_not_fill_the_screen() -> None:
+    shown = printed(rollout(**{f"edge-{number}": part("waiting") for number in range(1000)}))
+
+    assert f"… and {1000 - MOST_ROWS} more" in shown and len(shown.splitlines()) < MOST_ROWS + 8
+
+
+def test_who_leaves_is_told_that_it_goes_on_and_how_to_come_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "block_until", leave)
+    with pytest.raises(SystemExit) as left:
+        follow.follow(Admin("http://127.0.0.1:1"), rollout(), as_json=False)
+
+    said = capsys.readouterr().err
+    assert left.value.code == 130
+    assert "goes on without you" in said and "tidegate model status digits-2-a --watch" in said
+
+
+@pytest.mark.parametrize(("phase", "code"), [("succeeded", None), ("returned", 1), ("paused", 1)])
+def test_the_exit_code_says_how_it_ended(phase: str, code: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        follow.follow(Admin("http://127.0.0.1:1"), rollout(phase), as_json=True)
+        ended = None
+    except SystemExit as left:
+        ended = left.code
+
+    assert ended == code and '"phase": "' + phase in capsys.readouterr().out
+
+
+def test_a_gateway_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [AdminError("no gateway answers"), rollout("succeeded")]
+
+    def read(_self: Admin, _path: str) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, AdminError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(clock, "block_until", lambda _: None)
+    monkeypatch.setattr(Admin, "read", read)
+    follow.follow(Admin("http://127.0.0.1:1"), rollout(), as_json=False)
+
+    assert answers == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--waves", "5%,50%"], "they must grow from above 0 to 100%"),
+        (["--waves", "all"], "percentages, as in 5%,25%,100%"),
+        (["--deadline", "soon"], "no duration"),
+        (["--success", "0"], "not in the range"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_before_anything_is_sent(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(model, ["rollout", "digits", "--key", "k", "--admin", "http://127.0.0.1:1", *words])
+
+    assert done.exit_code == 2 and said in done.output
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAST_CHUNK_BYTES * MOST_CHUNKS, 10**8, 10**9, 8 * 10**9])
+def test_a_files_chunks_are_few_enough_for_every_devices_document(size: int) -> None:
+    chunk = chunk_for(size)
+
+    assert -(-size // chunk) <= MOST_CHUNKS and LEAST_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES
