@@ -8,7 +8,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -58,11 +58,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click's stubs and 
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write (.tgz)."
 )
+@click.option("--most", type=click.IntRange(1), default=None, help="Stop after so many requests.")
 @click.option("--max-mb", type=click.IntRange(1), default=512, show_default=True, help="Stop at so many MB of lines.")
 @click.option(
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
 )
-def record(for_s: float, output: Path, max_mb: int, admin: str) -> None:
+def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str) -> None:
     """Record what comes to a running gateway, and how its links are, without bodies and ids.
 
     The file says when requests came, how much work each was, what became of them and where the time went, what each
@@ -76,31 +77,47 @@ def record(for_s: float, output: Path, max_mb: int, admin: str) -> None:
         }
         said = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
         lines = stack.enter_context(answer_of(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
-        kept, in_time, end = _sorted(lines, files, max_mb * 10**6)
+        tape = _Written(files, most or sys.maxsize, max_mb * 10**6)
+        with suppress(KeyboardInterrupt):  # what has come until then is kept
+            tape.take(lines)
         said.stop()
         for file in files.values():
             file.close()
-        _pack(output, folder, end)
-    _tell(output, kept, in_time, end)
+        _pack(output, folder, tape.end)
+    _tell(output, tape)
 
 
-def _sorted(lines: Iterable[bytes], files: Mapping[type, IO[bytes]], most_bytes: int) -> tuple[int, int, End | None]:
-    """Each line into the file of its kind. The requests that were written, those of them in time, and the last line."""
-    decode = msgspec.json.Decoder(AnyLine).decode
-    kept = in_time = taken = 0
-    for raw in lines:
-        taken += len(raw)
-        if taken > most_bytes:
-            click.echo(f"stopped at {most_bytes // 10**6} MB (--max-mb)", err=True)
-            break
-        line = decode(raw)
-        if isinstance(line, End):
-            return kept, in_time, line
-        files[type(line)].write(raw)
-        if isinstance(line, Request):
-            kept += 1
-            in_time += line.in_time
-    return kept, in_time, None
+class _Written:
+    """Mutable: each line into the file of its kind, up to as many requests and bytes as are wanted."""
+
+    def __init__(self, files: Mapping[type, IO[bytes]], most: int, most_bytes: int) -> None:
+        self.requests = 0
+        self.in_time = 0
+        self.end: End | None = None
+        self.enough = ""  # why it stopped by itself
+        self._files = files
+        self._most = most
+        self._most_bytes = most_bytes
+
+    def take(self, lines: Iterable[bytes]) -> None:
+        decode = msgspec.json.Decoder(AnyLine).decode
+        taken = 0
+        for raw in lines:
+            taken += len(raw)
+            if taken > self._most_bytes:
+                self.enough = f"stopped at {self._most_bytes // 10**6} MB (--max-mb)"
+                return
+            line = decode(raw)
+            if isinstance(line, End):
+                self.end = line
+                return
+            self._files[type(line)].write(raw)
+            if isinstance(line, Request):
+                self.requests += 1
+                self.in_time += line.in_time
+                if self.requests >= self._most:
+                    self.enough = f"stopped after {self._most} requests (--most)"
+                    return
 
 
 def _pack(output: Path, folder: Path, end: End | None) -> None:
@@ -117,13 +134,15 @@ def _pack(output: Path, folder: Path, end: End | None) -> None:
             tar.addfile(last, io.BytesIO(told))
 
 
-def _tell(output: Path, kept: int, in_time: int, end: End | None) -> None:
-    share = f", {in_time / kept:.1%} in time" if kept else ""
-    click.echo(f"{output}: {kept} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
-    if end is None:
-        click.echo("the gateway went away before the end: what it had told until then is kept", err=True)
-    elif end.lost:
-        click.echo(f"{end.lost} lines were lost because they were not taken fast enough", err=True)
-    if not kept:
+def _tell(output: Path, tape: _Written) -> None:
+    share = f", {tape.in_time / tape.requests:.1%} in time" if tape.requests else ""
+    click.echo(f"{output}: {tape.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
+    if tape.enough:
+        click.echo(tape.enough, err=True)
+    elif tape.end is None:
+        click.echo("it ended early: what had come until then is kept", err=True)
+    elif tape.end.lost:
+        click.echo(f"{tape.end.lost} lines were lost because they were not taken fast enough", err=True)
+    if not tape.requests:
         click.echo("no request came in that time: there is nothing to replay", err=True)
         sys.exit(1)

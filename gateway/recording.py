@@ -34,10 +34,9 @@ _LOST_WITHOUT_ACK: Final = ("unreachable", "deadline_exceeded")
 
 
 class Recordings:
-    """Makes recordings of one gateway's traffic. Mutable: `active` while there is one."""
+    """Makes recordings of one gateway's traffic, one at a time."""
 
     def __init__(self, memory: Memory, fleet: Fleet, *, gateway: str, policy: str) -> None:
-        self.active = False
         self._memory = memory
         self._fleet = fleet
         self._gateway = gateway
@@ -46,12 +45,13 @@ class Recordings:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """The handler of the route."""
         for_s = _duration(request.query.get("for", "60"))
-        if self.active:
+        memory = self._memory
+        if memory.recording:
             raise web.HTTPConflict(text="another recording is being made; one at a time")
-        self.active = True
+        memory.recording = True
         answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
-        tape = _Tape(self._fleet, clock.now(), for_s)
-        self._memory.taps.append(tape.take)
+        tape = Tape(self._fleet, clock.now(), for_s)
+        memory.taps.append(tape.take)
         try:
             await answer.prepare(request)
             tape.write(
@@ -66,23 +66,24 @@ class Recordings:
             tape.write(End(tape.requests, tape.lost, round(min(clock.now(), ends_at) - tape.began_at, 3)))
             await answer.write(tape.read())
         finally:
-            self._memory.taps.remove(tape.take)
-            self.active = False
+            memory.taps.remove(tape.take)
+            memory.recording = False
         await answer.write_eof()
         return answer
 
     def __repr__(self) -> str:
-        return f"<Recordings {'one under way' if self.active else 'none'}>"
+        return f"<Recordings {'one under way' if self._memory.recording else 'none'}>"
 
 
-class _Tape:
+class Tape:
     """Lines that the reader has not taken yet."""
 
-    def __init__(self, fleet: Fleet, began_at: float, for_s: float) -> None:
+    def __init__(self, fleet: Fleet, began_at: float, for_s: float, most_bytes: int = MOST_BYTES) -> None:
         self.began_at = began_at
         self.requests = 0
         self.lost = 0
         self._for_s = for_s
+        self._most_bytes = most_bytes
         self._fleet = fleet
         self._lines: deque[bytes] = deque()
         self._held_bytes = 0
@@ -96,7 +97,7 @@ class _Tape:
 
     def write(self, line: Line) -> None:
         encoded = self._encode(line) + b"\n"
-        if self._held_bytes + len(encoded) > MOST_BYTES and not isinstance(line, Header | End):
+        if self._held_bytes + len(encoded) > self._most_bytes and not isinstance(line, Header | End):
             self.lost += 1
             return
         self._lines.append(encoded)
@@ -144,7 +145,7 @@ class _Tape:
         return blake2b(tenant.encode(), key=self._key, digest_size=6).hexdigest()
 
     def __repr__(self) -> str:
-        return f"<_Tape {self.requests} requests, {self._held_bytes} bytes to be read, {self.lost} lines lost>"
+        return f"<Tape {self.requests} requests, {self._held_bytes} bytes to be read, {self.lost} lines lost>"
 
 
 def _duration(words: str) -> float:

@@ -45,7 +45,7 @@ class TurnedAway:
                 now,
                 now,
                 now,
-                self._work(call, now) if memory.taps else None,
+                self._work(call, now) if memory.recording else None,
                 (),
                 (),
                 shortened(f"{error.code}: {error.message}"),

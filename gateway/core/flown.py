@@ -137,6 +137,7 @@ class Memory:
         self.run = run
         self.watchers: list[Callable[[Flown], None]] = []
         self.taps: list[Callable[[Flown], None]] = []
+        self.recording = False  # whether also the work of those who are turned away is worth reading
         self.held_bytes = 0
         self._most = most
         self._most_bytes = most_bytes
