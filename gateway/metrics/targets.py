@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Final
+from itertools import product
+from typing import Final, get_args
 
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.fleet import Fleet
-from gateway.core.target import TargetView
+from gateway.core.prices import Tier
+from gateway.core.target import TargetState, TargetView
 from tidegate.metrics.bounded import REST, worth_showing
 from tidegate.metrics.families import gauge
 
@@ -64,7 +66,9 @@ def target_families(fleet: Fleet, most: int, now: float) -> Iterator[Metric]:
             rows.append(((REST,), float(worst(read(one, now) for one in others))))
         yield gauge(name, text, ("target",), rows)
     yield gauge("tidegate_edge_state_age_seconds", "Since its last load report.", ("agent",), _ages(shown, others, now))
-    counts = Counter((one.spec.tier, one.state(now)[0]) for one in fleet.targets.values())
+    # Also those that are nobody's: an alert that waits for 0 ready targets never fires on a series that is not there.
+    counts = Counter(dict.fromkeys(product(get_args(Tier), get_args(TargetState)), 0))
+    counts.update((one.spec.tier, one.state(now)[0]) for one in fleet.targets.values())
     yield gauge("tidegate_targets", "Targets that are known, by state.", ("tier", "state"), counts.items())
 
 
