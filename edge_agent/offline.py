@@ -102,8 +102,10 @@ class Offline:
         self.reach.look()
 
     def heard(self, state: GatewayState, *, retained: bool) -> None:
-        if state.online and not retained:
-            self.reach.heard()
+        if not state.online:
+            self.reach.left(state.gateway)
+        elif not retained:
+            self.reach.heard(state.gateway)
             if self.store is not None:
                 self.store.wall.heard(state.utc_ms / 1e3, clock.utc_s())
         if self.forwarder is not None:

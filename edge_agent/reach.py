@@ -68,9 +68,13 @@ class Reach:
         """For how long it has been so."""
         return clock.now() - self._connectivity.since
 
-    def heard(self) -> None:
+    def heard(self, gateway: str = "") -> None:
         """A gateway asked, or beat."""
-        self._connectivity.heard(clock.now())
+        self._connectivity.heard(clock.now(), gateway)
+
+    def left(self, gateway: str) -> None:
+        """A gateway is gone by its own word."""
+        self._connectivity.left(gateway)
 
     def look(self) -> None:
         """Weigh what is known now: also at once when a session ends."""

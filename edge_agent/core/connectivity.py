@@ -11,7 +11,7 @@ Evidence of the broker is a session with it. Evidence of a gateway is anything t
 stream that stands, a request, a heartbeat that is not a retained one. A device without a broker in its configuration
 misses none: for it the first column is always "there".
 
-A lost session is believed at once, and silence after `SILENT_S` (three of a gateway's heartbeats). Coming back takes
+A lost session is believed at once, so is a gateway's goodbye, and silence after `SILENT_S` (three of its heartbeats). Coming back takes
 PROBES good looks in a row and at least HOLD_S, so that a link that flaps is one change of mode and not twenty. Looks
 are the caller's, about once a second; one that comes sooner than PROBE_GAP_S after the last counts as no second probe.
 
@@ -82,15 +82,19 @@ class Connectivity:
     changes: int = 0
     _broker: _Side = field(default_factory=_Side)
     _gateway: _Side = field(default_factory=_Side)
-    _heard_at: float = -inf
+    _heard_at: dict[str, float] = field(default_factory=dict)  # by gateway; "" is one whose request named none
 
     def __post_init__(self) -> None:
         self._broker.there = not self.has_broker
         self.mode = _MODES[(self._broker.there, False)]
 
-    def heard(self, now: float) -> None:
+    def heard(self, now: float, gateway: str = "") -> None:
         """A gateway did something that only a living one does."""
-        self._heard_at = max(self._heard_at, now)
+        self._heard_at[gateway] = now
+
+    def left(self, gateway: str) -> None:
+        """It said goodbye, or the broker said it for it."""
+        self._heard_at.pop(gateway, None)
 
     def look(self, *, session: bool, links: int, now: float) -> Change | None:
         """Weigh what is known now; the change of mode, if this is one.
@@ -102,7 +106,7 @@ class Connectivity:
         self._broker.look(session or not self.has_broker, now)
         if not self.has_broker:
             self._broker.there = True
-        self._gateway.look(links > 0 or now - self._heard_at <= SILENT_S, now)
+        self._gateway.look(links > 0 or now - max(self._heard_at.values(), default=-inf) <= SILENT_S, now)
         mode, before = _MODES[(self._broker.there, self._gateway.there)], self.mode
         if mode == before:
             return None

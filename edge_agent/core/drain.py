@@ -11,8 +11,9 @@ What is learned is only how much a train should hold: bytes that take some TRAIN
 second, so that a live message never waits for long behind one. The number of entries is adaptive too, from 8 to 32: it
 grows by a quarter while trains are quick and halves when one is slow or is not acknowledged.
 
-Entries of one key are sent one after another: while one is under way the next of its key waits. Entries that were not
-taken wait for themselves (`refused`); a gateway that is busy makes all wait.
+Entries of one key are sent in order, and may share a train: a topic of MQTT keeps its order within a session, there is
+one train at a time, and what was lost of it is sent again in order. One that was refused waits for itself and holds up
+what comes behind it under its key, and nothing else; a gateway that is busy makes all wait.
 
 The machine is told of sessions, sendings and receipts, and says how much may be sent now. It begins with the session,
 not with a timer. It can be wrong where receipts are slow for another reason than the link: then it is slower, never
@@ -128,19 +129,20 @@ class Drain:
         return None if now < self._pause_until else Budget(self.window, self.train_bytes)
 
     def choose(self, waiting: Iterable[EntryT], budget: Budget, now: float) -> list[EntryT]:
-        """The next train: of each key one, within the budget, but at least one entry however large it is."""
-        keys = {one.key for one in self._under_way.values() if one.key}
+        """The next train, in this order and within the budget, but at least one entry however large it is."""
+        held = {one.key for one in self._under_way.values() if one.key}
         chosen: list[EntryT] = []
         size = 0
         for entry in waiting:
-            if entry.id in self._under_way or self._not_before.get(entry.id, -inf) > now or entry.key in keys:
+            if entry.key in held or entry.id in self._under_way:
+                continue
+            if self._not_before.get(entry.id, -inf) > now:
+                held.update([entry.key] if entry.key else [])
                 continue
             if chosen and (len(chosen) >= budget.entries or size + entry.size_bytes > budget.size_bytes):
                 break
             chosen.append(entry)
             size += entry.size_bytes
-            if entry.key:
-                keys.add(entry.key)
         return chosen
 
     def sent(self, entry: Sized, now: float) -> None:

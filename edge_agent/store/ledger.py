@@ -176,21 +176,33 @@ class Ledger:
     # out
 
     def waiting(self, db: sqlite3.Connection, now: Moment, limit: int, without: Collection[str] = ()) -> list[Waiting]:
-        """What may be sent next, most important first; of each key the oldest only, unless that one is `without`."""
-        found = [
-            *db.execute(
-                "SELECT * FROM entries WHERE state = 'waiting' AND key = '' ORDER BY priority DESC, seq LIMIT ?",
-                (limit + len(without),),
-            ),
-            *db.execute(
-                "SELECT * FROM entries WHERE seq IN (SELECT MIN(seq) FROM entries WHERE state = 'waiting' AND key <> ''"
-                " GROUP BY key) ORDER BY priority DESC, seq LIMIT ?",
-                (limit + len(without),),
-            ),
-        ]
-        fresh = [row for row in found if row["id"] not in without and not _is_over(row, now)]
-        fresh.sort(key=lambda row: (-row["priority"], row["seq"]))
-        return [Waiting(_item(row), _age_s(row, now), row["attempts"], row["bytes"]) for row in fresh[:limit]]
+        """What may be sent next, the most important first; of one key in order, and behind one that is `without`
+        nothing. A key is as important as the oldest entry under it."""
+        alone = db.execute(
+            "SELECT * FROM entries WHERE state = 'waiting' AND key = '' ORDER BY priority DESC, seq LIMIT ?",
+            (limit + len(without),),
+        ).fetchall()
+        heads = db.execute(
+            "SELECT * FROM entries WHERE seq IN (SELECT MIN(seq) FROM entries WHERE state = 'waiting' AND key <> ''"
+            " GROUP BY key) ORDER BY priority DESC, seq LIMIT ?",
+            (limit + len(without),),
+        ).fetchall()
+        found: list[Waiting] = []
+        for row in sorted([*alone, *heads], key=lambda one: (-one["priority"], one["seq"])):
+            if row["id"] in without:
+                continue
+            run = [row] if not row["key"] else db.execute(
+                "SELECT * FROM entries WHERE state = 'waiting' AND key = ? ORDER BY seq LIMIT ?",
+                (row["key"], limit - len(found)),
+            )  # fmt: skip
+            found += [
+                Waiting(_item(one), _age_s(one, now), one["attempts"], one["bytes"])
+                for one in run
+                if not _is_over(one, now)
+            ]
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
     def took(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: Moment) -> int:
         """A gateway has these on its disk: they are deleted here. How many were still here."""

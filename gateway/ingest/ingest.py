@@ -2,6 +2,9 @@
 
     message → checked → a batch → one transaction → a receipt for each device
 
+Things of one key are taken in the order in which they come. So that this holds where the disk fails in between, a
+device that was told to pause is not listened to for a moment: what is still on its way comes again, in order.
+
 Messages wait in a bounded queue, at most MAX_OF_ONE of one device, so that a device that floods costs its neighbours
 nothing; what finds no place is not taken, gets no receipt, and comes again. While the disk is full or broken devices
 are told to pause (`busy_s`), and keep what they have.
@@ -69,6 +72,7 @@ class Ingest:
         self._gateway = gateway
         self._queue: deque[tuple[str, Forwarded | Inquiry]] = deque()
         self._of_one: Counter[str] = Counter()
+        self._deaf_until: dict[str, float] = {}
         self._news = asyncio.Event()
         self._sweep_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -97,6 +101,9 @@ class Ingest:
         except BadMessage as error:
             self.dropped["bad"] += 1
             log.info("ignored what a device stored", device=device, reason=str(error))
+            return
+        if clock.now() < self._deaf_until.get(device, 0.0):
+            self.dropped["unavailable"] += 1
             return
         if len(self._queue) >= MAX_QUEUED or self._of_one[device] >= MAX_OF_ONE:
             self.dropped["flood"] += 1
@@ -134,7 +141,11 @@ class Ingest:
         by_device: dict[str, list[_Said]] = {}
         for (device, _), said in zip(batch, outcomes, strict=True):
             by_device.setdefault(device, []).append(said)
+        now = clock.now()
+        self._deaf_until = {device: at for device, at in self._deaf_until.items() if at > now}
         for device, all_said in by_device.items():
+            if any(said.busy_s for said in all_said):
+                self._deaf_until[device] = now + BUSY_S / 2
             for receipt in _receipts(self._gateway, all_said):
                 self.send(device, receipt)
         if any(isinstance(message, Forwarded) and message.kind == "request" for _, message in batch):

@@ -86,6 +86,21 @@ def test_a_gateway_that_beats_without_a_link_is_there_until_it_is_silent() -> No
     assert one.mode == "cloud-lost"
 
 
+def test_a_gateway_that_says_goodbye_is_gone_at_once_and_another_is_not() -> None:
+    one = Connectivity()
+    for second in range(7):
+        one.heard(float(second), "a")
+        one.heard(float(second), "b")
+        one.look(session=True, links=0, now=float(second))
+
+    one.left("a")
+    assert one.look(session=True, links=0, now=7.0) is None
+    one.left("b")
+    gone = one.look(session=True, links=0, now=8.0)
+    assert gone is not None
+    assert gone.mode == "cloud-lost"
+
+
 def test_a_device_that_has_no_broker_misses_none() -> None:
     one = Connectivity(has_broker=False)
     now = looked(one, 6, begin=0.0, session=False, links=1)

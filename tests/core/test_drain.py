@@ -106,14 +106,15 @@ def test_the_window_grows_to_its_bound_on_a_quick_link() -> None:
     assert sizes[-1] == MAX_WINDOW
 
 
-def test_of_one_key_one_is_under_way() -> None:
+def test_behind_one_that_was_refused_its_key_waits_and_nobody_else() -> None:
     drain = Drain()
     drain.begin(0.0)
     waiting = [*entries(3, key="a"), Entry("b1", "b"), Entry("free")]
+    assert [one.id for one in send_train(drain, waiting, 0.0)] == ["0000", "0001", "0002", "b1", "free"]
+    drain.refused("0000", 0.1)
+    drain.settled([one.id for one in waiting], 0.1, live=False)
 
-    train = send_train(drain, waiting, 0.0)
-
-    assert [one.id for one in train] == ["0000", "b1", "free"]
+    assert [one.id for one in send_train(drain, waiting, 1.0)] == ["b1", "free"]
 
 
 def test_without_a_receipt_it_is_sent_again_and_with_care() -> None:

@@ -157,7 +157,8 @@ def test_five_refusals_make_a_dead_letter_and_the_next_of_its_key_goes_on(
     ledger.put(db, request(2, key="k"), NOW)
     for _ in range(MOST_REFUSALS - 1):
         assert ledger.refused(db, [Refusal(id_of(1), "I do not like it")], NOW) == []
-    assert waiting(ledger, db) == [id_of(1)]
+    assert waiting(ledger, db) == [id_of(1), id_of(2)]
+    assert ledger.waiting(db, NOW, 10, {id_of(1)}) == []
 
     assert ledger.refused(db, [Refusal(id_of(1), "I do not like it")], NOW) == [id_of(1)]
 
@@ -280,13 +281,12 @@ class Stored(RuleBasedStateMachine):
         assert usage.rows <= 14
 
     @invariant()
-    def of_each_key_the_oldest_is_next(self) -> None:
-        for one in self.ledger.waiting(self.db, Moment(self.now), 50):
-            if one.key:
-                (oldest,) = self.db.execute(
-                    "SELECT MIN(id) FROM entries WHERE state = 'waiting' AND key = ?", (one.key,)
-                ).fetchone()
-                assert one.id == oldest
+    def of_each_key_nothing_is_left_out_and_all_is_in_order(self) -> None:
+        found = self.ledger.waiting(self.db, Moment(self.now), 50)
+        for key in ("a", "b"):
+            of_key = [one.id for one in found if one.key == key]
+            rows = self.db.execute("SELECT id FROM entries WHERE state = 'waiting' AND key = ? ORDER BY seq", (key,))
+            assert of_key == [row["id"] for row in rows][: len(of_key)]
 
 
 TestStored = Stored.TestCase
