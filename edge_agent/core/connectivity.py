@@ -11,9 +11,10 @@ Evidence of the broker is a session with it. Evidence of a gateway is anything t
 stream that stands, a request, a heartbeat that is not a retained one. A device without a broker in its configuration
 misses none: for it the first column is always "there".
 
-A lost session is believed at once, so is a gateway's goodbye, and silence after `SILENT_S` (three of its heartbeats). Coming back takes
-PROBES good looks in a row and at least HOLD_S, so that a link that flaps is one change of mode and not twenty. Looks
-are the caller's, about once a second; one that comes sooner than PROBE_GAP_S after the last counts as no second probe.
+A lost session is believed at once, so is a gateway's goodbye, and silence after `SILENT_S` (three of its heartbeats).
+Coming back takes PROBES good looks in a row and at least HOLD_S, so that a link that flaps is one change of mode and
+not twenty. Looks are the caller's, about once a second; one that comes sooner than PROBE_GAP_S after the last counts
+as no second probe.
 
 The mode is a word for people, callers and the fleet. Nothing that computes is touched by it, in either direction.
 
