@@ -22,13 +22,19 @@ from tidegate.tls import TlsConfig
 from tidegate.tracing.config import TracingConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-_ADDRESS = re.compile(r"(?:[^\s/@]+@)?[^\s/@]+:\d{1,5}")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):(\d{1,5})")
 Name = Annotated[str, AfterValidator(lambda name: checked_name(name, "a name in a fleet"))]
+
+
+def is_gateway_address(text: str) -> bool:
+    """Whether it is HOST:PORT or [IPV6]:PORT, and nothing that a library might take for a scheme or a path."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 0 < int(found[1]) < 65536
 
 
 def gateway_address(text: str) -> str:
     """`text` itself. Raises ValueError for what is no [NAME@]HOST:PORT."""
-    if not _ADDRESS.fullmatch(text):
+    if not is_gateway_address(text.rpartition("@")[2]) or text.startswith("@"):
         raise ValueError(f"{text!r} is no HOST:PORT or NAME@HOST:PORT")
     return text
 

@@ -3,9 +3,10 @@
     Dialling   looks about a second at a time at who is there and who is not (`core/roads.py` decides), and keeps …
     _Road      … one task for each gateway that is to be dialled: dial, answer until the stream ends, dial again
 
-A stream that stood is dialled again at once; further dials keep a full-jitter distance of at most `REDIAL_CAP_S` from
-dial to dial, so that a device is back within a second of its link. A dial that hangs (a NAT that swallows packets) is
-ended by the stream's own heartbeat, as it has no hello to show. Every dial is a new connection.
+A stream that was lost is dialled again once the gateway takes connections (`knock.py`), so that a device is back
+within a second of its link. A gateway that takes connections and ends streams is dialled at a full-jitter distance of
+at most `REDIAL_CAP_S`. A dial that hangs is ended by the stream's own heartbeat, as it has no hello to show. Every dial
+is a new connection.
 
 Which gateways there are is configured (`gateways`), or heard over MQTT, where each says of itself where it may be
 dialled. Over TLS the other side must show the certificate of the gateway that it is said to be; where only an address
@@ -22,8 +23,9 @@ from typing import Final, Self
 
 import structlog
 
-from edge_agent.config import EdgeConfig
+from edge_agent.config import EdgeConfig, is_gateway_address
 from edge_agent.core.roads import Roads
+from edge_agent.knock import opened
 from tidegate import clock
 from tidegate.backoff import Backoff
 from tidegate.fleet.messages import GatewayState
@@ -36,7 +38,7 @@ from tidegate.tls import Dialler, PlainDialler, Tls, explained
 
 LOOK_S: Final = 1.0
 REDIAL_BASE_S: Final = 0.1
-REDIAL_CAP_S: Final = 0.8  # a dial takes its time as well, and a link that is back is used within a second
+REDIAL_CAP_S: Final = 2.0
 STEADY_S: Final = 1.0
 _TOLD_MOST: Final = 200  # characters of a reason that is told to the log
 
@@ -125,7 +127,7 @@ class Dialling:
         for name, state in self._heard().items():
             if state.online:  # its will does not say where it was
                 self._links[name] = state.links
-            for address in self._links.get(name, ()):
+            for address in filter(is_gateway_address, self._links.get(name, ())):
                 if state.online or (address in self._open and self._open[address].peer):
                     found.setdefault(address, f"gateway/{name}")
         return found
@@ -160,6 +162,7 @@ class _Road:
         self._link = link
         self._dialler = dialler
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._draw = draw
         self._backoff = Backoff(draw, REDIAL_BASE_S, REDIAL_CAP_S)
         self._names = names
         self._answerer: Answerer | None = None
@@ -194,6 +197,9 @@ class _Road:
             dialled_at = clock.now()
             peer, reason = await self._exchange()
             self._tell(peer, reason)
+            if self._leaving or self._link.draining:
+                return
+            await opened(self._address, self._draw)
             if peer and clock.now() - dialled_at > STEADY_S:
                 self._backoff.reset()
             else:
@@ -201,7 +207,8 @@ class _Road:
 
     async def _exchange(self) -> tuple[str, str]:
         """Dial once and answer until the stream ends; who it was, if anybody answered, and why it ended."""
-        channel = self._dialler.open(self._address, DIAL_OPTIONS)
+        # With its scheme: gRPC would take "unix:80" for a file.
+        channel = self._dialler.open(f"dns:///{self._address}", DIAL_OPTIONS)
         stream = DialledStream(channel, self._metadata)
         self._answerer = answerer = self._link.answerer(stream, dialled=True)
         try:

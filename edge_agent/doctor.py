@@ -33,7 +33,7 @@ from tidegate.fleet.messages import BadMessage, decode_gateway_state
 from tidegate.fleet.topics import Topics
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.mqtt_link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink
-from tidegate.pki.identity import Identity
+from tidegate.pki.identity import Identity, alternative_names, identity_of
 from tidegate.process import StartError
 from tidegate.tls import Tls, tls_of
 
@@ -48,7 +48,7 @@ _TIMEX_BYTES, _STATUS_AT = 512, 40  # generous, and where `status` lies on 64 bi
 async def examined(config: EdgeConfig) -> list[Finding]:
     """Every finding, in the order in which they matter."""
     tls, certificate = _certificate(config)
-    (broker, heard, skew_s), agent = await asyncio.gather(_broker(config, tls), _agent(config))
+    (broker, heard, skew_s), agent = await asyncio.gather(_broker(config, tls), _agent(config, tls))
     reached = await _reached(config, heard)
     return [
         diagnosis.clock(clock.utc_s(), _synchronized(), skew_s),
@@ -269,11 +269,13 @@ async def _why_not(address: str) -> str:
     return ""
 
 
-async def _agent(config: EdgeConfig) -> dict[str, Any] | None:
+async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
     """What the running agent says of itself; None where none of this name answers."""
-    if not config.http_port or config.tls is not None:
-        return None
     host = "127.0.0.1" if config.host in WILDCARDS else config.host
+    if tls is not None:
+        return await _certified(host, config, tls)
+    if not config.http_port:
+        return None
     try:
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         async with (
@@ -284,6 +286,21 @@ async def _agent(config: EdgeConfig) -> dict[str, Any] | None:
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return None
     return found if isinstance(found, dict) and found.get("name") == config.name else None
+
+
+async def _certified(host: str, config: EdgeConfig, tls: Tls) -> dict[str, Any] | None:
+    """Over TLS a device may not ask itself, as its doors are for gateways and clients; its certificate says enough."""
+    context = tls.client_context()
+    context.check_hostname = False  # it is the name in our own form that counts
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, writer = await asyncio.open_connection(host, config.grpc_port, ssl=context)
+    except (OSError, ValueError):
+        return None
+    whose = identity_of(alternative_names(writer.get_extra_info("peercert")))
+    writer.close()
+    return {"name": config.name} if whose == Identity("edge", config.name) else None
 
 
 def _callers(agent: dict[str, Any] | None) -> list[str]:

@@ -113,6 +113,15 @@ async def test_a_damaged_model_and_a_certificate_that_has_ended_are_found(keys: 
     assert (told["certificate"].verdict, told["certificate"].words) == ("failure", "the certificate has ended")
 
 
+async def test_over_tls_a_running_agent_is_known_by_its_certificate(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys["tls"] = FleetPki(tmp_path / "pki").config("edge/kiosk-1").model_dump(exclude_none=True)
+    async with EdgeApp(load(EdgeConfig, **keys)):
+        told = await found(keys)
+
+    assert {told[key].verdict for key in ("grpc_port", "http_port", "certificate")} == {"ok"}
+    assert "running agent" in told["grpc_port"].words
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["option of the group", "option of the command"])
 def test_the_command_exits_with_1_only_where_something_keeps_the_device_from_serving(
     keys: dict[str, Any], tmp_path: Path, before: bool

@@ -140,13 +140,23 @@ async def test_a_device_that_leaves_is_gone_and_a_gateway_that_stops_lets_it_go(
     await out.__aexit__(None, None, None)
 
 
+async def test_what_a_broker_says_is_dialled_only_if_it_is_an_address() -> None:
+    heard = {"main": GatewayState("main", True, 1, links=("unix:/run/x.sock", "http://169.254.169.254/", "a:b:1", ""))}
+    roads = Roads("always")
+    out = Dialling(service(), roads, {}, lambda: heard, tls=None, draw=lambda: 0.5)
+
+    assert out._gateways() == {}
+
+
 def test_addresses_and_keys_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert configured_gateways(("main@gw.lan:8004", "10.0.0.1:8004")) == {
         "gw.lan:8004": "gateway/main",
         "10.0.0.1:8004": "",
     }
-    with pytest.raises(ConfigError, match="is no HOST:PORT or NAME@HOST:PORT"):
-        load(EdgeConfig, gateways=["http://gw.lan"])
+    for wrong in ("http://gw.lan", "gw.lan", "gw.lan:0", "gw.lan:65536", "unix:/run/x.sock:1", "@gw.lan:1", "a b:1"):
+        with pytest.raises(ConfigError, match="is no HOST:PORT or NAME@HOST:PORT"):
+            load(EdgeConfig, gateways=[wrong])
+    assert load(EdgeConfig, gateways=["main@[fd00::1]:8004"]).gateways == ("main@[fd00::1]:8004",)
     with pytest.raises(StartError, match="dial_key_file"):
         read_key(tmp_path / "nothing")
     (tmp_path / "empty").write_text("\n")
