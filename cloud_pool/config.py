@@ -16,7 +16,7 @@ from tidegate.config import ProcessConfig, Section
 from tidegate.limits import LimitsConfig, default_limits
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
-from tidegate.telemetry import Level
+from tidegate.telemetry import Format, Level
 from tidegate.tls import TlsConfig
 from tidegate.tracing.config import TracingConfig
 
@@ -240,4 +240,7 @@ class PoolConfig(ProcessConfig):
     tracing: TracingConfig | None = Field(
         None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )
-    log_level: Level = Field("info", description="Least severity of logs on stderr.")
+    log_level: Level = Field("info", description="Least severity of logs on stderr; it can be changed at run time.")
+    log_format: Format = Field(
+        "text", description="Logs as `text` (key=value, or colours on a terminal), or as `json`, an object a line."
+    )

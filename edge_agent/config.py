@@ -17,7 +17,7 @@ from tidegate.fleet.topics import checked_name
 from tidegate.limits import LimitsConfig, default_limits
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
-from tidegate.telemetry import Level
+from tidegate.telemetry import Format, Level
 from tidegate.tls import TlsConfig
 from tidegate.tracing.config import TracingConfig
 
@@ -239,7 +239,10 @@ class EdgeConfig(ProcessConfig):
     tracing: TracingConfig | None = Field(
         None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )
-    log_level: Level = Field("info", description="Least severity of logs on stderr.")
+    log_level: Level = Field("info", description="Least severity of logs on stderr; it can be changed at run time.")
+    log_format: Format = Field(
+        "text", description="Logs as `text` (key=value, or colours on a terminal), or as `json`, an object a line."
+    )
     metrics_port: Port | None = Field(
         None,
         description="Port of Prometheus metrics over HTTP (/metrics) on `host`; 0 takes any free one, none: no such "

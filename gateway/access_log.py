@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.asking import Description
+from gateway.core.flown import trace_id_of
 from tidegate.outcome import Outcome
 from tidegate.types import Call, Reply
 
@@ -16,11 +17,25 @@ Write = Callable[..., None]  # an event's name and its fields
 
 
 class AccessLog:
-    """An `Observer`. `describe` prices the call, `write` takes the event `served` and its fields."""
+    """An `Observer`. `describe` prices the call, `write` takes the event `served` and its fields.
 
-    def __init__(self, describe: Callable[[Call], Description], write: Write) -> None:
+    Args:
+        sample: share of the requests that went well which have a line; all others have theirs.
+        draw: chance, uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Call], Description],
+        write: Write,
+        *,
+        sample: float = 1.0,
+        draw: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._describe = describe
         self._write = write
+        self._sample = sample
+        self._draw = draw
 
     def began(self, call: Call) -> None:
         """A line is written at the end."""
@@ -29,6 +44,8 @@ class AccessLog:
         route = reply.route
         left_s = reply.budget_left_s
         late = left_s is not None and left_s < 0
+        if not late and self._sample < 1.0 and not (call.trace and call.trace.kept) and self._draw() >= self._sample:
+            return
         degraded = route is not None and route.degraded
         outcome = Outcome.LATE if late else Outcome.DEGRADED if degraded else Outcome.OK
         self._write(
@@ -69,6 +86,7 @@ class AccessLog:
             "cost_class": work.cost_class,
             "budget_ms": _ms(work.budget_s),
             "latency_ms": _ms(now - call.arrived_at),
+            **({"trace_id": trace_id} if (trace_id := trace_id_of(call)) else {}),
         }
 
 

@@ -23,7 +23,7 @@ from tidegate.doors.address import is_loopback
 from tidegate.limits import LimitsConfig, default_limits
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.pin import Zone
-from tidegate.telemetry import Level
+from tidegate.telemetry import Format, Level
 from tidegate.tls import TlsConfig
 from tidegate.tracing.config import TracingConfig
 
@@ -292,10 +292,20 @@ class GatewayConfig(ProcessConfig):
     access_log: Literal["none", "text", "json"] = Field(
         "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."
     )
+    log_sample: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the requests in time that `access_log` has a line of. Those that were late or failed, "
+        "and those whose trace is kept, have theirs in any case.",
+    )
     tracing: TracingConfig | None = Field(
         None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )
-    log_level: Level = Field("info", description="Least severity of logs on stderr.")
+    log_level: Level = Field("info", description="Least severity of logs on stderr; it can be changed at run time.")
+    log_format: Format = Field(
+        "text", description="Logs as `text` (key=value, or colours on a terminal), or as `json`, an object a line."
+    )
     policy: Literal["cheapest", "value"] = Field(
         "value",
         description="`cheapest` of those sure enough; `value` weighs quality, calibrated chance, cost and harm.",

@@ -25,6 +25,7 @@ from gateway.directory import Directory
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from gateway.identity.operators import OPEN, on_loopback, only_with, own_site
+from gateway.log_levels import log_level_routes
 from gateway.recording import Recordings
 from tidegate.doors.address import is_loopback
 from tidegate.identity import Right
@@ -46,6 +47,7 @@ def operator_routes(
     admin = [
         *admin_routes(fleet, catalog, conductor, directory.refused),
         *device_routes(directory.devices),
+        *log_level_routes(),
         web.get("/debug/recording", recordings.stream),
     ]
     if watch is None:

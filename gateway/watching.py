@@ -75,7 +75,9 @@ class Watching:
         self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask), *more]
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
-            self.observers.append(AccessLog(conductor.asking.describe, write))
+            self.observers.append(
+                AccessLog(conductor.asking.describe, write, sample=config.log_sample, draw=conductor.draw)
+            )
         conductor.flown.watchers.append(self.metrics.landed)
         self._collector = collector_of(config.tracing, "gateway", config.name)
         if config.tracing is not None and self._collector is not None:

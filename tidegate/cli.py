@@ -30,6 +30,7 @@ EXTRAS: Final = {
     "gateway": "gateway",
     "status": "gateway",
     "explain": "gateway",
+    "log-level": "gateway",
     "keys": "gateway",
     "edge": "edge",
     "pool": "cloud",

@@ -5,7 +5,7 @@
 A start that cannot succeed ends with exit code 1, one `failed` event on stdout and the same words on stderr, without a
 traceback: the reasons that a person can mend (`ConfigError`, `RepositoryError`, `StartError`) are told apart from
 defects, which keep theirs. A signal during a long start ends it as well. A second signal changes nothing: it must not
-cut the drain that the first one began.
+cut the drain that the first one began. SIGRTMIN turns debugging logs on, and off again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
+import structlog
 
 from tidegate import events
 from tidegate.config import ConfigError, ProcessConfig, load
 from tidegate.lifeline import die_with_parent
 from tidegate.models.repository import RepositoryError
-from tidegate.telemetry import Level, configure_logging
+from tidegate.telemetry import LEVELS, Format, Level, configure_logging
+
+log = structlog.get_logger(__name__)
 
 
 class StartError(Exception):
@@ -38,6 +41,9 @@ class Named(Protocol):
 
     @property
     def log_level(self) -> Level: ...
+
+    @property
+    def log_format(self) -> Format: ...
 
 
 ConfigT = TypeVar("ConfigT", bound=ProcessConfig)
@@ -100,6 +106,7 @@ async def until_signal(serving: Coroutine[Any, Any, None]) -> None:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop)
+    loop.add_signal_handler(signal.SIGRTMIN, _turn_levels)
     try:
         await task
     except asyncio.CancelledError:
@@ -108,6 +115,10 @@ async def until_signal(serving: Coroutine[Any, Any, None]) -> None:
             raise
 
 
+def _turn_levels() -> None:
+    log.error("log level changed", level=LEVELS.turn(), by="SIGRTMIN")
+
+
 def _set_up_logging(role: str, config: Any) -> None:
     named: Named = config
-    configure_logging(f"{role}/{named.name}", level=named.log_level)
+    configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)
