@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.device_life import DeviceLife
+from tests.support.rollout_seeds import misfortune
 from tests.support.rollouts import made
 from tidegate.fleet.reported import RolloutState
 from tidegate.rollout.plan import Soak
@@ -71,39 +71,9 @@ def test_killed_while_it_goes_back_or_over_and_over_while_it_loads_it_ends_with_
 def test_ten_rollouts_with_kills_at_random_end_in_the_old_or_the_new_generation_with_a_reason(
     device: DeviceLife,
 ) -> None:
-    version, factor = "1", 2.0
+    answers = ("1", 2.0)
     device.start()
     device.wait_ready()
     for seed in SEEDS:
-        draw = random.Random(seed)
-        wrong = draw.choice((0.0, 0.0, 1.0))
-        one = made(str(seed + 2), factor=seed + 3.0, wrong=wrong, padding_bytes=300_000)
-        kill = draw.choice(("agent", "agent", "worker", "broker"))
-        if kill == "agent":  # it dies at some write of the journal, and is started again
-            device.kill()
-            device.ask(seed + 1, one, probe=one.probe(atol=0.1))
-            device.start(die_at=f"write:{draw.randint(1, 9)}")
-            device.until(lambda: not device.alive or _is_settled(device, seed + 1), "neither dead nor settled")  # noqa: B023
-            device.kill()
-            device.start()
-        else:
-            device.ask(seed + 1, one, probe=one.probe(atol=0.1))
-            pieces = device.server.sent_bytes
-            device.until(lambda: device.server.sent_bytes > pieces, "nothing is fetched")  # noqa: B023
-            if kill == "worker":
-                device.kill_a_worker(draw.randrange)
-            else:
-                device.restart_broker()
-        found = device.settled(seed + 1)
-        assert found.state in (RolloutState.COMMITTED, RolloutState.ROLLED_BACK), found
-        assert (found.reason == "") == (found.state is RolloutState.COMMITTED)
-        if found.state is RolloutState.COMMITTED:
-            assert wrong == 0.0
-            version, factor = one.version, seed + 3.0
-        device.wait_ready() if kill == "agent" else None
-        device.until(lambda: device.answer() == (version, 3.0 * factor), "another generation answers")  # noqa: B023
-
-
-def _is_settled(device: DeviceLife, revision: int) -> bool:
-    found = device.report()
-    return found is not None and found.revision == revision and found.state.is_settled
+        ended, answers = misfortune(device, seed, answers)
+        assert ended.wrong == "", ended

@@ -88,7 +88,7 @@ def made(
         bend: `manifest`, a change of the manifest; `model`, the bytes instead of the graph's.
     """
     graph = bend.get("model", _graph(factor + wrong, rounds, padding_bytes).SerializeToString())
-    weights = artefact_of("int8.onnx", graph, CHUNK)
+    weights = artefact_of("int8.onnx", graph, max(CHUNK, len(graph) // 100))
     (variant,) = double_manifest().variants
     variant = replace(variant, sha256=weights.sha256, size_bytes=weights.size_bytes, max_batch=4, max_tokens=16)
     change: Callable[[Manifest], Manifest] = bend.get("manifest", lambda manifest: manifest)
