@@ -3,6 +3,8 @@
 - a cut link or a server that cannot be reached: wait and try again, for as long as the deadline allows; a link that is
   away is nobody's failure
 - 408, 425, 429, 5xx: the server is there and has no time; waits too, and counts as an attempt
+- the same with a Retry-After: the server has a queue, and says when to come back; it is asked again then, and nothing
+  is counted, since a thousand devices behind one server may well be told so for an hour
 - 401, 403, 404, 410 and every other refusal: this server will not change its mind; the next one is asked, and when all
   have refused it is over
 - a chunk with another digest: thrown away and fetched again, BAD_CHUNKS times in a row; then somebody sends other bytes
@@ -59,12 +61,12 @@ class Patience:
     def record_cut(self) -> None:
         self.cuts += 1
 
-    def record_status(self, status: int) -> str:
+    def record_status(self, status: int, *, asked_back: bool = False) -> str:
         self.cuts += 1
         if not is_transient(status):
             self._refused += 1
             return f"http_{status}: every server refused" if self._refused >= self.servers else ""
-        return self._attempt(f"http_{status}")
+        return "" if asked_back else self._attempt(f"http_{status}")
 
     def record_bad_chunk(self, number: int) -> str:
         self.cuts += 1

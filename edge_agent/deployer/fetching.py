@@ -123,8 +123,9 @@ class Fetcher:
             else:
                 status = 416 if response.status == 206 else response.status  # another range than was asked for
                 self.last_trouble = f"{url}: HTTP {status}"
-                _raise(patience.record_status(status))
-                return _retry_after_s(response)
+                retry_after_s = _retry_after_s(response)
+                _raise(patience.record_status(status, asked_back=retry_after_s > 0.0))
+                return retry_after_s
         if not partial.is_whole:  # it ended early, and politely
             patience.record_cut()
         return 0.0

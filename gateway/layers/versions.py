@@ -2,9 +2,9 @@
 
 While a new version is rolled out, some devices have it and some do not (`core/version_shares.py` says who gets what).
 The version is settled here, before placement, so that all attempts of one flight ask for one; and where the flight
-fails for want of a place or of a working target, the request flies again with another version while its time lasts. The
-first flight gets most of the time and not all of it, so that a device that hangs with a new version costs a request
-some of its budget and not its answer.
+fails for want of a place or of a working target, the request flies again with another version that is served, while its
+time lasts. A first flight with a version that nobody has committed yet, or that is on trial, gets most of the time and
+not all of it, so that a device that hangs with it costs a request some of its budget and not its answer.
 
 Where an operator has two versions on trial, the trial says whose turn it is instead (`core/splits.py`), and is told how
 each of them did.
@@ -25,7 +25,7 @@ from gateway.layers.stack import Layer, Service
 from tidegate.outcome import CapacityError, ModelNotFound, NotSupported, PeerError
 from tidegate.types import Call, Reply
 
-FIRST_FLIGHT: Final = 0.6  # of the budget that is left, where there is another version to fall back to
+FIRST_FLIGHT: Final = 0.6  # of the budget that is left, for a version that is not proved yet
 KEEP_S: Final = 0.2  # how old a count of who serves what may be
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 
@@ -52,12 +52,15 @@ def versions(
     """Args:
     siblings: the versions of a model that may stand in for one another, the standing one first; fewer than two: none.
     """
-    counted: dict[str, tuple[float, dict[str, float]]] = {}
+    counts: dict[str, tuple[float, dict[str, Standing]]] = {}
 
-    def shared(model: str, names: Sequence[str], at: float) -> dict[str, float]:
-        known = counted.get(model)
+    def counted(model: str, names: Sequence[str]) -> dict[str, Standing]:
+        """Of the versions that are served now; the latest where none is."""
+        at, known = now(), counts.get(model)
         if known is None or at - known[0] > KEEP_S:
-            known = counted[model] = at, shares({name: standing(fleet, model, name, at) for name in names})
+            found = {name: standing(fleet, model, name, at) for name in names}
+            served = {name: one for name, one in found.items() if any(one)}
+            known = counts[model] = at, served or {names[0]: found[names[0]]}
         return known[1]
 
     def layer(inner: Service) -> Service:
@@ -70,14 +73,17 @@ def versions(
             names = siblings(request.model_name)
             if len(names) < 2:
                 return await inner(call)
-            return await flights(call, in_turn(names, shared(request.model_name, names, now()), draw()), inner)
+            served = counted(request.model_name, names)
+            proved = [name for name, one in served.items() if one.edges or one.pools]
+            return await flights(call, in_turn(list(served), shares(served), draw()), inner, proved)
 
-        async def flights(call: Call, order: Sequence[str], fly: Service) -> Reply:
+        async def flights(call: Call, order: Sequence[str], fly: Service, proved: Sequence[str] = ()) -> Reply:
             assert call.deadline is not None, "the expire layer sets a deadline"
             for version in order[:-1]:
                 at = now()
+                share = 1.0 if version in proved else FIRST_FLIGHT
                 try:
-                    return await fly(_of(call, version, at + FIRST_FLIGHT * (call.deadline - at)))
+                    return await fly(_of(call, version, at + share * (call.deadline - at)))
                 except _ELSEWHERE:
                     if now() >= call.deadline:
                         raise

@@ -30,6 +30,7 @@ from tidegate.broker_cli import CONF, PASSWD, broker, copy_certificate, write
 from tidegate.broker_config import MosquittoPlan, Users, gateway_user, passwd_line, passwd_text
 from tidegate.fleet.freshness import Freshness
 from tidegate.mqtt_link import Connected, LinkEvent, MqttLink
+from tidegate.rollout.signing import MAX_SIGNED_BYTES
 from tidegate.types import LoadReport
 
 pytestmark = [
@@ -108,8 +109,8 @@ class Client:
         self.client.disconnect()
         self.client.loop_stop()
 
-    async def may_write(self, topic: str) -> bool:
-        self.client.publish(topic, b"{}", qos=1)
+    async def may_write(self, topic: str, payload: bytes = b"{}") -> bool:
+        self.client.publish(topic, payload, qos=1)
         return await self._allowed()
 
     async def subscribe(self, topic: str) -> None:
@@ -150,6 +151,17 @@ async def test_a_device_reads_its_own_desired_state_and_what_gateways_say_and_no
                 while f"{ROOT}/down/device-1/desired" not in curious.received:
                     await clock.sleep(0.01)
     assert set(curious.received) == {f"{ROOT}/gw/main/state", f"{ROOT}/down/device-1/desired"}
+
+
+async def test_the_longest_document_there_is_reaches_the_devices_of_a_group(fleet: Fleet) -> None:
+    topic = f"{ROOT}/down/g/kiosks/desired"
+    async with fleet.client("device-1") as device, fleet.client(NAMES[0]) as gateway:
+        await device.subscribe(topic)
+        assert await gateway.may_write(topic, bytes(MAX_SIGNED_BYTES))
+        async with asyncio.timeout(10):
+            while topic not in device.received:
+                await clock.sleep(0.01)
+        assert not await device.may_write(topic)
 
 
 async def test_a_gateway_commands_devices_and_cannot_speak_as_one(fleet: Fleet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from gateway.artifacts.store import ArtifactStore
 from gateway.core.waves import Phase
+from gateway.rollouts.journal import Journal
 from gateway.rollouts.order import BadOrder, Documents, Order, decode_order
 from gateway.rollouts.performer import Conflict, Rollouts
 from tests.support.fleet import offer as fleet_offer
@@ -210,6 +212,28 @@ async def test_a_broker_that_lost_everything_is_told_again_as_fast_as_it_takes(
         await until(lambda: len(road.said) == 3)
         road.room = 10
         await until(lambda: len(road.said) == 4)
+
+
+@pytest.mark.slow
+async def test_what_cannot_be_remembered_is_not_said(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    road, tried = Road(*NAMES), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def full(_self: Journal, _id: str, _state: bytes) -> None:
+        loop.call_soon_threadsafe(tried.set)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with performer(store, road) as rollouts:
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "save", full)
+            await rollouts.begin(decode_order(order_of(models)))
+            await asyncio.wait_for(tried.wait(), 60.0)
+            tried.clear()
+            await asyncio.wait_for(tried.wait(), 60.0)  # a whole turn later
+            assert road.said == {}
+        await until(lambda: set(road.said) == {"edge-1"})
 
 
 @pytest.mark.slow

@@ -92,6 +92,37 @@ def test_when_the_new_version_fails_the_old_one_answers(error: ServeError) -> No
 
 
 @on_virtual_time
+async def test_a_version_that_nobody_serves_is_not_asked_and_costs_no_budget() -> None:
+    asked: list[tuple[str, float]] = []
+
+    async def inner(call: Call) -> Reply:
+        assert call.deadline is not None
+        asked.append((call.request.model_version, call.deadline))
+        raise NothingAlive("nobody")
+
+    at = clock.now() + 1.0
+    for fleet, wanted in ((fleet_with("bad"), ("1", at)), (fleet_of(), ("1", at))):
+        with pytest.raises(NothingAlive):
+            await versions(siblings, fleet, clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
+        assert asked.pop() == wanted and asked == []
+
+
+@on_virtual_time
+async def test_a_version_that_is_committed_somewhere_gets_all_the_time_there_is() -> None:
+    asked: list[tuple[str, float]] = []
+
+    async def inner(call: Call) -> Reply:
+        assert call.deadline is not None
+        asked.append((call.request.model_version, call.deadline))
+        return REPLY
+
+    at = clock.now() + 1.0
+    await versions(siblings, fleet_with("ready"), clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
+
+    assert asked == [("2", at)]
+
+
+@on_virtual_time
 async def test_what_is_the_callers_fault_is_not_asked_twice() -> None:
     asked: list[str] = []
 

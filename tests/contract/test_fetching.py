@@ -1,0 +1,56 @@
+"""A device's fetcher at a gateway's port of artefacts: over TLS, from where a kill left it, and at a busy door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.core.fetching import Patience
+from edge_agent.deployer.fetching import Fetcher, session
+from edge_agent.deployer.store import Store
+from gateway.artifacts.access import admit_by, secured_for_devices
+from gateway.artifacts.door import ArtifactDoor
+from gateway.artifacts.store import ArtifactStore
+from tests.support.certificates import FleetPki
+from tests.support.rollouts import Made, made
+from tidegate.doors.http_door import http_door
+from tidegate.rollout.plan import Net
+
+
+def shelf(root: Path, one: Made) -> ArtifactStore:
+    store = ArtifactStore(root)
+    for digest, content in one.contents.items():
+        store.append(digest, 0, content)
+        store.finish(digest)
+    return store
+
+
+@pytest.mark.slow
+async def test_a_device_fetches_over_tls_with_its_own_certificate_and_no_byte_twice(tmp_path: Path) -> None:
+    pki, one = FleetPki(tmp_path / "pki"), made("2", padding_bytes=1_000_000)
+    plan = one.plan()
+    secured = secured_for_devices(pki.tls("gateway/main"))
+    door = ArtifactDoor(shelf(tmp_path / "shelf", one), admit=admit_by(None, secured))
+    port = http_door(
+        door.routes(), "127.0.0.1", 0, key="artifacts.port", max_body_bytes=1, grace_s=0.1, secured=secured
+    )
+    store = Store(tmp_path / "device")
+    store.prepare()
+    large = max(plan.artefacts, key=lambda artefact: artefact.size_bytes)
+    half = large.chunk_bytes * (len(large.chunks) // 2)  # what an agent that was killed has of it
+    store.partial(large.sha256).write_bytes(one.contents[large.sha256][:half])
+    async with port as url, session(tls=pki.tls("edge/kiosk-1").client_context()) as http:
+        fetcher = Fetcher(http, store, hindrance=lambda: "", draw=lambda: 0.0)
+        await fetcher.fetch(plan, [url], Patience(Net(), plan.max_bytes, 1))
+
+    assert all(store.has(artefact) for artefact in plan.artefacts)
+    assert door.served_bytes == plan.size_bytes - half
+
+
+def test_a_server_that_says_when_to_come_back_is_no_reason_to_give_up() -> None:
+    patience = Patience(Net(max_attempts=2), 1000, 1)
+
+    assert [patience.record_status(503, asked_back=True) for _ in range(50)] == [""] * 50
+    assert patience.record_status(503) == ""
+    assert patience.record_status(503) == "http_503: no progress in 2 attempts"
