@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import grpc
 import structlog
@@ -55,16 +55,19 @@ from tidegate.fleet.messages import Admission
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
 from tidegate.link.service import LinkService, add_link_service
+from tidegate.link.streams import SERVICE as LINK_SERVICE
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import Held
-from tidegate.pki.identity import Identity
+from tidegate.pki.identity import Identity, Role
 from tidegate.process import StartError
 from tidegate.tls import Tls, check_encrypted, tls_of
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.workers.warmup import warm
 
+GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
+LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # who may ask a device for answers
 DOOR_GRACE_S = 0.2  # what calls that are left get when a door closes, after the drain
 WILDCARDS = ("", "0.0.0.0", "::")
 log = structlog.get_logger(__name__)
@@ -198,7 +201,7 @@ class EdgeApp:
                 config.grpc_port,
                 max_message_bytes=limit + ROOM_BYTES,
                 grace_s=DOOR_GRACE_S,
-                secured=Secured(self._tls, frozenset({"gateway"})) if self._tls else None,
+                secured=Secured(self._tls, LOCAL, narrowed={LINK_SERVICE: GATEWAYS}) if self._tls else None,
                 limits=limits.door,
             )
         )
@@ -219,7 +222,7 @@ class EdgeApp:
                 grace_s=DOOR_GRACE_S,
                 middlewares=[error_middleware],
                 ahead=oip.ahead_of,
-                secured=Secured(self._tls, frozenset({"gateway", "client"})) if self._tls else None,
+                secured=Secured(self._tls, LOCAL) if self._tls else None,
                 limits=limits.door,
             )
             self.addresses["http"] = await enter(http)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tidegate.doors.guard import RoleGuard, Secured
 from tidegate.doors.http_door import http_door
 from tidegate.link.service import add_link_service
 from tidegate.link.session import Heartbeat
+from tidegate.link.streams import SERVICE as LINK_SERVICE
 from tidegate.oip.grpc_server import add_oip_service
 from tidegate.pki.identity import Identity, Role
 from tidegate.process import StartError
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.slow
 
 MAX_BYTES = 2**22
 GATEWAYS: frozenset[Role] = frozenset({"gateway"})
+LOCAL: frozenset[Role] = frozenset({"gateway", "client"})
 EDGE_1 = Identity("edge", "edge-1")
 
 
@@ -50,7 +52,9 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> FleetPki:
 
 
 @asynccontextmanager
-async def edge(tls: Tls | None) -> AsyncIterator[str]:
+async def edge(
+    tls: Tls | None, roles: frozenset[Role] = GATEWAYS, narrowed: Mapping[str, frozenset[Role]] | None = None
+) -> AsyncIterator[str]:
     """An edge in miniature, OIP and the link stream on one port; where it listens."""
     far = Far("edge/edge-1")
 
@@ -66,7 +70,7 @@ async def edge(tls: Tls | None) -> AsyncIterator[str]:
             heartbeat=Heartbeat(0.1, 10),
         )
 
-    secured = Secured(tls, GATEWAYS) if tls else None
+    secured = Secured(tls, roles, narrowed=narrowed or {}) if tls else None
     async with grpc_door(
         add_services, "127.0.0.1", 0, max_message_bytes=MAX_BYTES, grace_s=0.1, secured=secured
     ) as door:
@@ -158,6 +162,16 @@ async def test_an_edge_works_for_gateways_only_and_says_so(pki: FleetPki, make: 
     assert isinstance(word, LinkDown)
     assert f"this needs the certificate of a gateway; yours is {caller}'s" in word.reason
     assert any(one["event"] == "refused a caller" for one in logs)
+
+
+async def test_a_device_answers_local_clients_over_grpc_and_opens_its_link_to_gateways_only(pki: FleetPki) -> None:
+    dialler = pki.tls("client/reports").dialler(EDGE_1)
+    async with edge(pki.tls("edge/edge-1"), LOCAL, {LINK_SERVICE: GATEWAYS}) as address:
+        assert isinstance(await first_word(unary, address, dialler), LinkUp)
+        refused = await first_word(link, address, dialler)
+        assert isinstance(refused, LinkDown)
+        assert "this needs the certificate of a gateway; yours is client/reports's" in refused.reason
+        assert isinstance(await first_word(link, address, pki.tls("gateway/main").dialler(EDGE_1)), LinkUp)
 
 
 @both_roads

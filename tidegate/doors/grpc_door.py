@@ -79,7 +79,7 @@ def _bounds(limits: DoorLimits) -> list[tuple[str, int]]:
 def _guards(secured: Secured | None) -> list[RoleGuard]:
     if secured is None or not secured.checks_roles:
         return []  # each call pays for a guard
-    return [RoleGuard(secured.roles, secured.tls.min_version("1.3"))]
+    return [RoleGuard(secured.roles, secured.tls.min_version("1.3"), secured.narrowed)]
 
 
 def _bind(server: grpc.aio.Server, address: str, secured: Secured | None) -> int:
