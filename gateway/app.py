@@ -289,6 +289,7 @@ class Gateway:
                     self.admission,
                     self.watch,
                     config.policy,
+                    lambda: self._shipping.rollouts.all.values() if self._shipping else (),
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
                 *(self.taking.routes() if self.taking is not None and config.mqtt else ()),

@@ -6,7 +6,7 @@ right `admin` is asked for, on all but the console's page itself and `/healthz`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -20,6 +20,7 @@ from gateway.console.view import Sight
 from gateway.console.watch import Watch
 from gateway.core.admission import Admission
 from gateway.core.fleet import Fleet
+from gateway.core.waves import Waves
 from gateway.devices import device_routes
 from gateway.directory import Directory
 from gateway.identity.audit import Audit
@@ -41,6 +42,7 @@ def operator_routes(
     admission: Admission,
     watch: Watch | None,
     policy: str,
+    rollouts: Callable[[], Iterable[Waves]],
 ) -> list[web.RouteDef]:
     """Of the admin port; with the console's where somebody watches for it."""
     recordings = Recordings(conductor.flown, fleet, gateway=name, policy=policy)
@@ -52,7 +54,8 @@ def operator_routes(
     ]
     if watch is None:
         return admin
-    return [*admin, *Console(Sight(name, watch, fleet, admission, catalog, directory.refused)).routes()]
+    sight = Sight(name, watch, fleet, admission, catalog, directory.refused, rollouts)
+    return [*admin, *Console(sight).routes()]
 
 
 def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: Audit) -> list[Middleware]:

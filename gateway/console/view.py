@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 from gateway.admin import target_of
 from gateway.catalog import Catalog
 from gateway.conditions import conditions_of
+from gateway.console.progress import rollout_findings, rollouts_told
 from gateway.console.verdict import NAMED, Finding, Ill, Verdict, verdict
 from gateway.console.watch import Point, Watch
 from gateway.core.admission import Admission
@@ -26,6 +27,7 @@ from gateway.core.fleet import Fleet
 from gateway.core.lately import Recent
 from gateway.core.link_health import LENGTH, SAMPLE_EVERY_S, WORST_FIRST, LinkState, link_state
 from gateway.core.target import TargetView
+from gateway.core.waves import Waves
 
 ROWS: Final = 25
 WITH_TIMELINE: Final = 24  # of the rows
@@ -47,6 +49,7 @@ class Sight:
     admission: Admission
     catalog: Catalog
     refused: Mapping[str, str]
+    rollouts: Callable[[], Iterable[Waves]] = tuple
 
     def history(self) -> dict[str, Any]:
         """The last five minutes of the whole, for charts; columns, oldest first."""
@@ -83,6 +86,7 @@ class Sight:
             ],
             "ways": self._ways(now),
             "conditions": conditions[:CONDITIONS],
+            "rollouts": rollouts_told(self.rollouts()),
         }
 
     def find(self, words: str, now: float) -> list[dict[str, Any]]:
@@ -114,6 +118,9 @@ class Sight:
             "temperature_c": conditions.temperature_c,
             "throttled": conditions.throttled,
             "metered": conditions.metered,
+            "memory_bytes": conditions.memory_bytes,
+            "memory_limit_bytes": conditions.memory_limit_bytes,
+            "mode": conditions.mode,
         }
 
     def _link(self, target: TargetView, now: float) -> LinkState:
@@ -136,7 +143,10 @@ class Sight:
             overloaded=overload.reason if overload.on else "",
             panic=self.fleet.balance.panic,
             refused_devices=sorted(self.refused),
-            others=[Finding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]],
+            others=[
+                *rollout_findings(self.rollouts()),
+                *(Finding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]),
+            ],
         )
 
     def _homeless(self) -> list[str]:

@@ -18,7 +18,7 @@ from gateway.console.view import ROWS
 from gateway.core.events import LinkUp
 from gateway.core.target import TargetSpec
 from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target
-from tests.support.browser import MISSING, PROGRAM, Page, chromium
+from tests.support.browser import MISSING, PROGRAM, SHOTS, Page, chromium
 from tests.support.guarded import guarded
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, VariantOffer
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason=MISSING),
     pytest.mark.timeout(300),
 ]
-SHOTS = Path(".tidegate/screenshots")
 LIVE = "document.body.dataset.stream === 'live' && document.querySelectorAll('#targets tr').length > 0"
 NODES = "document.querySelectorAll('*').length"
 HOSTILE = "edge/<img src=x onerror=alert(1)>"

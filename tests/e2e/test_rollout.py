@@ -3,6 +3,7 @@ are answered all the while."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -21,6 +22,7 @@ from click.testing import CliRunner, Result
 from gateway.identity.cli import keys
 from tests.e2e.stack import eventually
 from tests.support.brokers import MOSQUITTO
+from tests.support.browser import MISSING, PROGRAM, SHOTS, chromium
 from tests.support.fleet_stack import FleetStack
 from tests.support.rollouts import made
 from tests.support.tiny_models import tiny_repository
@@ -208,3 +210,19 @@ def test_a_rollout_goes_on_after_a_kill(ship: Ship, killed: str) -> None:
     assert set(ship.running().values()) == {version}
     with callers(ship) as outcomes:
         ship.wait(lambda: outcomes[version, (3.0, 9.0)] > 0, f"an answer of {version}")
+
+
+@pytest.mark.skipif(PROGRAM is None, reason=MISSING)
+async def test_the_console_shows_a_rollout_until_its_end(ship: Ship) -> None:
+    version, words = ship.version(), ("--waves", "30%,100%", "--soak", "0s", "--min-requests", "0")
+    async with chromium() as browser, browser.page() as page:
+        await page.goto(f"{ship.admin}/")
+        going = asyncio.create_task(asyncio.to_thread(ship.rollout, version, *words))
+        shown = "(document.querySelector('#rollouts li')?.textContent ?? '')"
+        await page.until(f"{shown}.includes('double {version}')", WITHIN_S)
+        await page.until(f"{shown}.includes('double {version}succeeded')", WITHIN_S)
+        assert "3 succeeded" in await page.text("#rollouts li")
+        await page.screenshot(SHOTS / "console-rollout.png")
+        assert page.errors == []
+        done = await going
+    assert done.exit_code == 0, done.output

@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SHOTS = Path(".tidegate/screenshots")  # kept, to be looked at after a change of the page
 MISSING = "needs Chromium on PATH (Debian: apt install chromium)"
 _STARTS_WITHIN_S = 60.0
 _ANSWERS_WITHIN_S = 60.0

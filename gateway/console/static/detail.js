@@ -5,6 +5,7 @@ import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { HEALTH, milliseconds, rate, seconds, share } from "./words.js";
 
 const SAMPLE_S = 2;
+const mebibytes = (bytes) => `${Math.round(bytes / 2 ** 20)} MiB`;
 
 export class Detail {
   // follow(id): have the stream tell of this target; "" of none
@@ -63,7 +64,8 @@ export class Detail {
       ["Battery", battery],
       ["Temperature", one.temperature_c === null ? "" : `${one.temperature_c.toFixed(0)} °C${one.throttled ? ", throttled" : ""}`],
       ["Metered link", one.metered ? "yes" : ""],
-      ["Waiting in its store", one.store_backlog ? `${one.store_backlog} requests` : ""],
+      ["Memory of its agent", one.memory_bytes === null ? "" : `${mebibytes(one.memory_bytes)}${one.memory_limit_bytes === null ? "" : ` of ${mebibytes(one.memory_limit_bytes)}`}`],
+      ["It can reach", { online: "", "control-lost": "the gateway, but not the broker", "cloud-lost": "the broker, but not the gateway", isolated: "nobody" }[one.mode] ?? one.mode],
       ["Evidence", one.admin.attestation ?? ""],
     ].filter(([, value]) => value !== "");
     keyed(byId("detail-facts"), facts, ([name]) => name, ([name]) => {

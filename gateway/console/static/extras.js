@@ -1,7 +1,9 @@
 // What is only there at times: rollouts under way, and named conditions with their evidence.
 
 import { byId, el, keyed, mark, say } from "./dom.js";
-import { seconds } from "./words.js";
+import { seconds, share } from "./words.js";
+
+const GLYPH = { running: "▶", paused: "‖", succeeded: "●", returning: "◀", returned: "✕" };
 
 export class Extras {
   show({ rollouts = [], conditions = [] }) {
@@ -18,11 +20,12 @@ function rollout(first) {
   const bar = el("progress", { max: "1" });
   const node = el("li", {}, title, bar, words);
   const update = (one) => {
-    mark(node, "state", one.state);
-    say(title, `${one.model} ${one.version}`);
-    bar.value = one.share;
-    bar.setAttribute("aria-label", `rollout of ${first.model}`);
-    say(words, `${one.state}: ${one.words}`);
+    const steps = Object.entries(one.steps).map(([step, count]) => `${count} ${step}`).join(", ");
+    mark(node, "phase", one.phase);
+    say(title, `${GLYPH[one.phase] ?? "●"} ${one.model} ${one.version}`);
+    bar.value = one.done_share;
+    bar.setAttribute("aria-label", `rollout of ${first.model} ${first.version}: ${share(one.done_share)} of its devices`);
+    say(words, `${one.phase}, wave ${one.wave} of ${one.waves}, ${one.devices} devices (${steps})${one.reason ? `: ${one.reason}` : ""}`);
   };
   return { node, update };
 }
