@@ -101,10 +101,18 @@ async def measure_all(systems: dict[str, Measured], others: list[Child], timing:
 
 @asynccontextmanager
 async def gateway(
-    transport: str, ports: list[int], scratch: Path, *, core: int | None, profile: Path | None = None
+    transport: str,
+    ports: list[int],
+    scratch: Path,
+    *,
+    core: int | None,
+    profile: Path | None = None,
+    name: str = "",
+    module: str = "gateway",
+    **more: Any,
 ) -> AsyncIterator[tuple[Child, int]]:
-    """A real gateway process with the instant targets behind it."""
-    config = scratch / f"gateway-{transport}{'-profiled' if profile else ''}.yaml"
+    """A real gateway process with the instant targets behind it. `more` is configuration."""
+    config = scratch / f"gateway-{name or transport}{'-profiled' if profile else ''}.yaml"
     foreign = transport == "unary"
     targets = [
         {
@@ -118,11 +126,12 @@ async def gateway(
         for number, port in enumerate(ports)
     ]
     words = {"name": "bench", "http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0, "targets": targets}
-    config.write_text(yaml.safe_dump({**words, "model_repository": str(scratch / "models"), "log_level": "error"}))
-    command = ["-m", "gateway", "--config", str(config)]
+    fixed = {"model_repository": str(scratch / "models"), "log_level": "error"}
+    config.write_text(yaml.safe_dump({**words, **fixed, **more}))
+    command = ["-m", module, "--config", str(config)]
     if profile is not None:
         command = ["-m", "tests.bench.profile", str(profile), "gateway", *command[2:]]
-    async with Child(f"gateway over {transport}", *command, core=core, log=config.with_suffix(".log")) as child:
+    async with Child(name or f"gateway over {transport}", *command, core=core, log=config.with_suffix(".log")) as child:
         yield child, int(child.ready["addresses"]["http"].rpartition(":")[2])
 
 
