@@ -23,6 +23,7 @@ from tidegate.database import Full
 from tidegate.fleet.stored import MAX_WORDS, Answer, Forwarded, Refusal
 
 ROW_BYTES: Final = 256
+MOST_OF_ONE: Final = 0.25  # of the room, for one device's deferred requests: no device keeps the others out
 JOB_S: Final = 86_400.0  # after so long without an answer a deferred request has failed
 _SWEEP: Final = 1000
 
@@ -93,6 +94,9 @@ class Journal:
         size = len(one.body) + ROW_BYTES
         self._make_room(db, size)
         if one.kind == "request":
+            (mine,) = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM jobs WHERE device = ?", (one.device,)).fetchone()
+            if mine + size > MOST_OF_ONE * self.max_bytes:
+                raise Full(f"{mine} bytes are deferred requests of {one.device} alone")
             db.execute(
                 "INSERT INTO jobs (device, id, priority, taken_s, born_s, model, version, variant, body, bytes)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -106,11 +106,19 @@ def test_records_give_way_to_new_ones_and_promises_to_nothing(db: sqlite3.Connec
     for number in range(5):
         journal.take(db, thing(number, size=3000), NOW_S)
     for number in range(10, 16):
-        journal.take(db, thing(number, size=3000, kind="request"), NOW_S)
+        journal.take(db, thing(number, size=3000, kind="request", device=f"d{number}"), NOW_S)
 
     assert taken(db, journal) == []
     with pytest.raises(Full, match="deferred requests and their answers"):
         journal.take(db, thing(20, size=3000), NOW_S)
+
+
+def test_one_device_cannot_keep_the_others_out(db: sqlite3.Connection, journal: Journal) -> None:
+    journal.take(db, thing(1, size=3000, kind="request"), NOW_S)
+
+    with pytest.raises(Full, match="deferred requests of a alone"):
+        journal.take(db, thing(2, size=3000, kind="request"), NOW_S)
+    assert journal.take(db, thing(2, size=3000, kind="request", device="b"), NOW_S) is None
 
 
 def test_a_deferred_request_is_work_until_it_is_answered_and_then_a_record(

@@ -17,7 +17,7 @@ from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from tests.support.brokers import Mosquitto
+from tests.support.brokers import Embedded, Mosquitto
 from tests.support.unsure_model import SURE, UNSURE, better_repository, kinds_repository
 from tidegate import clock
 from tidegate.arrays import array_to_tensor
@@ -31,6 +31,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_mosquitto]
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Mosquitto]:
     with Mosquitto(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture(params=[Mosquitto, Embedded])
+def any_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mosquitto | Embedded]:
+    with request.param(tmp_path) as one:
         yield one
 
 
@@ -72,10 +78,10 @@ async def get(session: aiohttp.ClientSession, url: str) -> Any:
 
 
 async def test_a_deferred_request_is_computed_by_a_better_variant_when_there_is_a_way_and_comes_back_by_its_ticket(
-    tmp_path: Path, broker: Mosquitto
+    tmp_path: Path, any_broker: Mosquitto | Embedded
 ) -> None:
     models, better = kinds_repository(tmp_path / "m"), better_repository(tmp_path / "b")
-    async with edge(models, broker.url, tmp_path / "state") as app, aiohttp.ClientSession() as session:
+    async with edge(models, any_broker.url, tmp_path / "state") as app, aiohttp.ClientSession() as session:
         device = app.addresses["http"]
         sure, unsure = await ask(session, device, SURE), await ask(session, device, UNSURE)
         assert sure[0] == 200
@@ -85,8 +91,8 @@ async def test_a_deferred_request_is_computed_by_a_better_variant_when_there_is_
         assert (await get(session, where))[2]["state"] == "waiting"
 
         async with (
-            edge(better, broker.url, tmp_path / "other", name="server"),
-            gateway(models, broker.url, tmp_path) as g,
+            edge(better, any_broker.url, tmp_path / "other", name="server"),
+            gateway(models, any_broker.url, tmp_path) as g,
         ):
 
             async def answered() -> Any:
