@@ -126,8 +126,9 @@ def in_full(one: dict[str, Any], console: Console) -> None:
 
 def candidates_table(one: dict[str, Any]) -> Table:
     whole = [Column(name, no_wrap=True) for name in ("target", "variant")]
-    numbers = ("link", "wait", "compute", "margin", "finish", "chance", "claimed", "harm", "price", "cost", "value")
-    table = Table(*whole, *(Column(name, justify="right") for name in (*numbers, "trust")))
+    numbers = ("link", "wait", "comp", "margin", "finish", "chance", "claim", "harm", "price", "cost", "value", "trust")
+    right = [Column(name, justify="right", no_wrap=True) for name in numbers]
+    table = Table(*whole, *right, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for candidate in one["candidates"]:
         mark = "[bold green]" if candidate["target"] == one["chosen"] else ""
         times = (f"{candidate[f'{name}_ms']:.1f}" for name in ("link", "wait", "compute", "margin", "finish"))

@@ -11,6 +11,9 @@ Samples count the less, the further away in time they were launched (halved ever
 and the share of their weight that is in time is the chance that we would give now. Somebody's attempt that failed there
 is a sample that never arrives; one that was given up says only that it would have taken longer than that.
 
+What was before the decision says nothing of a path that had just fallen silent by then (its `trust` was low): of such a
+candidate only those count who were sent there from then on.
+
 Two doubts stay, and are told: with little weight nothing is known (`unknown`), and a sample's queue was that of another
 deadline (earliest first), so that a chance between `_UNLIKELY` and `_LIKELY` is called open and not counted as better.
 Nor is it known what the request itself would have done to those behind it there.
@@ -33,6 +36,7 @@ _HALF_S: Final = 0.5
 _ENOUGH: Final = 1.0  # of weight: as good as one attempt at the very same instant, or two half a second off
 _LIKELY: Final = 0.8
 _UNLIKELY: Final = 0.2
+_TRUSTED: Final = 0.5
 _CHEAPER: Final = 0.9  # of the cost: less is no difference
 
 Chance = Literal["in time", "late", "open", "unknown"]
@@ -68,6 +72,7 @@ class Hindsight(NamedTuple):
 
 
 class _Sample(NamedTuple):
+    after_s: float  # launched so long after the decision; negative: before it
     wait_s: float  # queue and link together; inf: no answer came
     ratio: float | None  # of compute to what was predicted
     weight: float
@@ -101,6 +106,8 @@ def _paid(flown: Flown, decision: Weighing) -> float:
 
 def _alternative(one: Weighed, near: dict[str, list[_Sample]], decision: Weighing) -> Alternative:
     samples = near.get(one.target, [])
+    if one.trust < _TRUSTED:
+        samples = [sample for sample in samples if sample.after_s >= 0.0]
     ratios = [sample.ratio for sample in samples if sample.ratio is not None]
     compute_s = one.compute_s * (median(ratios) if ratios else 1.0)
     takes = [(sample.wait_s + compute_s, sample.weight) for sample in samples if sample.at_least_s is None]
@@ -131,26 +138,26 @@ def _near(own: int, at: float, others: Iterable[Flown]) -> dict[str, list[_Sampl
 
 def _met(other: Flown, at: float) -> Iterator[tuple[str, _Sample]]:
     for launched in other.notes:
-        apart_s = abs(launched.at - at)
-        if launched.what == "launched" and apart_s <= _WITHIN_S:
-            sample = _sample(other, launched, 0.5 ** (apart_s / _HALF_S))
+        after_s = launched.at - at
+        if launched.what == "launched" and abs(after_s) <= _WITHIN_S:
+            sample = _sample(other, launched, after_s, 0.5 ** (abs(after_s) / _HALF_S))
             if sample is not None:
                 yield launched.target, sample
 
 
-def _sample(other: Flown, launched: Note, weight: float) -> _Sample | None:
+def _sample(other: Flown, launched: Note, after_s: float, weight: float) -> _Sample | None:
     end = next((note for note in other.notes if note.attempt == launched.attempt and note.what in _ENDS), None)
     if end is None:
         return None
     if end.what == "failed" and not end.words.startswith("deadline_exceeded"):
-        return None if end.words.startswith(_OWN_FAULTS) else _Sample(inf, None, weight)
+        return None if end.words.startswith(_OWN_FAULTS) else _Sample(after_s, inf, None, weight)
     if end.what != "answered":  # given up, by us or for want of time: longer than that it would have taken
-        return _Sample(inf, None, weight, at_least_s=end.at - launched.at)
+        return _Sample(after_s, inf, None, weight, at_least_s=end.at - launched.at)
     stages = end.stages or {}
     compute_s = stages.get("compute")
     if compute_s is None:
         return None  # of a total alone nobody knows how much of it was the other's own work
-    return _Sample(end.seconds + stages.get("queue", 0.0), _ratio(other, launched, compute_s), weight)
+    return _Sample(after_s, end.seconds + stages.get("queue", 0.0), _ratio(other, launched, compute_s), weight)
 
 
 _ENDS: Final = ("answered", "failed", "cancelled")

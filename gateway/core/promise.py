@@ -21,5 +21,12 @@ def within_s(candidate: Candidate) -> float:
 
 def implied_chance(candidate: Candidate, budget_s: float) -> float:
     """The chance of being in time that finish and margin stand for."""
-    spread_s = candidate.margin_s / NORMAL
-    return 0.5 + 0.5 * erf((budget_s - candidate.finish_s) / (spread_s * sqrt(2.0)))
+    return chance_of(candidate.finish_s, candidate.margin_s, budget_s)
+
+
+def chance_of(finish_s: float, margin_s: float, budget_s: float) -> float:
+    """The same of plain numbers."""
+    spread_s = margin_s / NORMAL
+    if spread_s <= 0.0:
+        return float(finish_s <= budget_s)
+    return 0.5 + 0.5 * erf((budget_s - finish_s) / (spread_s * sqrt(2.0)))

@@ -17,17 +17,18 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from gateway.core.coverage import NORMAL, crowding_of
 from gateway.core.offered import Offered
 from gateway.core.placement import Ask, Candidate, Decision, Judged, misfit
 from gateway.core.precision import stands_aside
-from gateway.core.promise import implied_chance, within_s
+from gateway.core.promise import chance_of
 from gateway.core.shortlist import MOST
 from tidegate.pin import INSIDE
 
 MOST_CANDIDATES: Final = MOST
 MOST_PASSED: Final = 8  # of those passed over; the others are counted
 _NUMBERS: Final = 16  # of a candidate
-_UNKNOWN: Final = -1.0  # of what nobody judged; real ones are never negative but for `value`, which goes by `judged`
+_UNJUDGED: Final = (NORMAL, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # the width of 95 %, then what no policy said, and that
 
 # Measured and rounded up, as in `flown.py`.
 _WEIGHING_BYTES: Final = 1100
@@ -103,9 +104,20 @@ class Weighing(NamedTuple):
         return _WEIGHING_BYTES + _CANDIDATE_BYTES * candidates + _PASSED_BYTES * len(self.passed_over)
 
     def _candidate(self, place: int) -> Weighed:
-        numbers = self.numbers[_NUMBERS * place : _NUMBERS * (place + 1)]
+        row = self.numbers[_NUMBERS * place : _NUMBERS * (place + 1)]
         target, variant = self.names[2 * place : 2 * place + 2]
-        return Weighed(target, variant, *numbers)
+        compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price, width = row[:10]
+        chance, claimed, harm, value, rent, judged = row[10:]
+        if not judged:  # the chance is the one that its margin stands for
+            chance = claimed = chance_of(finish_s, margin_s, self.budget_s)
+        # The price as it was then, worked back from the costs that were compared.
+        bytes_cost = byte_price * (self.ask.body_bytes + self.ask.answer_bytes)
+        price = (cost - bytes_cost) / compute_s if compute_s > 0.0 else 0.0
+        within_s = finish_s + width * margin_s / NORMAL
+        return Weighed(
+            target, variant, quality, compute_s, wait_s, link_s, margin_s, finish_s, within_s, cost, price, trust,
+            chance, claimed, judged, harm, value, rent,
+        )  # fmt: skip
 
 
 def weighed(decision: Decision | None) -> Weighing | None:
@@ -114,16 +126,24 @@ def weighed(decision: Decision | None) -> Weighing | None:
         return None
     candidates, judged = _kept(decision)
     chosen, place = decision.chosen, -1
+    own = None if chosen is None else chosen.offered
     names: list[str] = []
     numbers: list[float] = []
-    budget_s = decision.ask.deadline - decision.at
     for index, one in enumerate(candidates):
-        offered = one.offered
-        if chosen is not None and offered is chosen.offered:
-            place = index  # its own times are those at its place in the queue, and not at the queue's end
         verdict = judged[index] if judged else None
+        offered = one.offered
+        if chosen is not None and offered is own:
+            # Its own times are those at its place in the queue, and not at the queue's end.
+            place, one = index, chosen  # noqa: PLW2901
         names += (offered.target.id, offered.variant.name)
-        numbers += _numbers(chosen if index == place and chosen is not None else one, verdict, decision.ask, budget_s)
+        # For every candidate of every request, so slices: `compute_s` to `trust`, and `chance` to `rent`.
+        numbers += one[1:8]
+        if verdict is None and offered is not own:
+            numbers += (offered.quality, offered.target.byte_price, *_UNJUDGED)
+        else:
+            width = offered.target.coverage.widths[crowding_of(one.ahead_s, one.compute_s)]
+            told = _UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)
+            numbers += (offered.quality, offered.target.byte_price, width, *told)
     passed, more = _passed_over(decision)
     return Weighing(
         decision.at,
@@ -150,32 +170,6 @@ def _kept(decision: Decision) -> tuple[Sequence[Candidate], Sequence[Judged | No
         own = [place for place, one in enumerate(candidates) if one.offered is chosen.offered]
         places = sorted({*places[: MOST_CANDIDATES - 1], *own})
     return [candidates[place] for place in places], [judged[place] for place in places] if judged else ()
-
-
-def _numbers(one: Candidate, judged: Judged | None, ask: Ask, budget_s: float) -> tuple[float, ...]:
-    target = one.offered.target
-    # The price as it was then, worked back from the costs that were compared.
-    bytes_cost = target.byte_price * (ask.body_bytes + ask.answer_bytes)
-    price = (one.cost - bytes_cost) / one.compute_s if one.compute_s > 0.0 else target.price
-    if judged is None:
-        # Nobody judged it: the chance is the one that its margin stands for.
-        implied = implied_chance(one, budget_s)
-        verdict = (implied, implied, 0.0, _UNKNOWN, _UNKNOWN, _UNKNOWN)
-    else:
-        verdict = (judged.chance, judged.claimed, 1.0, judged.harm, judged.value, judged.rent)
-    return (
-        one.offered.quality,
-        one.compute_s,
-        one.wait_s,
-        one.link_s,
-        one.margin_s,
-        one.finish_s,
-        within_s(one),
-        one.cost,
-        price,
-        one.trust,
-        *verdict,
-    )
 
 
 def _passed_over(decision: Decision) -> tuple[tuple[Passed, ...], int]:

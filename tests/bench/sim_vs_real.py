@@ -167,7 +167,7 @@ class Real:
             "scenario": scenario, "rate": rate, "seconds": seconds, "seed": seed, "model": self.fleet.model,
             "port": int(self.stack.http.rpartition(":")[2]), "answers": str(path), "tokens": self._tokens,
         }  # fmt: skip
-        words = asyncio.run(_sent(command))
+        words = asyncio.run(sent(command))
         return [Answer(**one) for one in json.loads(path.read_text())], words
 
     def _tables(self) -> dict[str, tuple[tuple[float, float], ...]]:
@@ -203,7 +203,7 @@ class Real:
         return Measured(self.tables_ms, drift, sigma, rtt_s, jitter_s)
 
 
-async def _sent(command: Mapping[str, Any]) -> dict[str, float]:
+async def sent(command: Mapping[str, Any]) -> dict[str, float]:
     async with Child("open loop", "-m", "tests.bench.open_loop") as child:
         await child.command(**command)
         await asyncio.sleep(command["seconds"])  # noqa: TID251 - longer than a child may otherwise be silent

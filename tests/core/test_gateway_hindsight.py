@@ -90,6 +90,21 @@ def test_how_much_longer_others_computed_than_predicted_is_expected_of_this_one_
     assert says(found, "edge/b") == "late", "its 10 ms would have been two seconds there"
 
 
+def test_of_a_path_that_was_silent_by_then_only_what_was_sent_there_since_counts() -> None:
+    one = late()
+    assert one.decision is not None
+    numbers = one.decision.numbers[:]
+    place = one.decision.names[::2].index("edge/b")
+    numbers[16 * place + 6] = 0.02  # its trust
+    doubted = one._replace(decision=one.decision._replace(numbers=numbers))
+    assert doubted.decision is not None and doubted.decision.candidates[place].trust == 0.02
+    before = [other(number, "edge/b", after_s=-0.1) for number in (2, 3, 4)]
+    since = [other(number, "edge/b", after_s=0.1) for number in (5, 6)]
+    assert says(hindsight(one, before), "edge/b") == "in time"
+    assert says(hindsight(doubted, before), "edge/b") == "unknown"
+    assert says(hindsight(doubted, [*before, *since]), "edge/b") == "in time"
+
+
 def test_one_that_was_never_placed_has_nothing_to_compare() -> None:
     turned_away = late()._replace(decision=None, notes=(), reasons=())
     assert hindsight(turned_away, [other(2, "edge/b")]) == Hindsight("unplaced", None, ())
