@@ -22,6 +22,7 @@ from gateway.catalog import Catalog
 from gateway.core.fleet import Fleet
 from gateway.core.splits import BadSplit, Split
 from gateway.core.version_figures import Agreement, Figures
+from gateway.core.version_shares import shares
 from gateway.layers.versions import standing
 from gateway.trials import Trials, Watched
 from tidegate import clock
@@ -78,11 +79,19 @@ def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.Rou
 def told(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str, Any]:
     now, split = clock.now(), trials.splits.split.get(model)
     manifests = [one for one in catalog.manifests if one.name == model]
+    stand = {one.version: standing(fleet, model, one.version, now) for one in manifests}
+    siblings = () if split or model in trials.splits.promoted else catalog.siblings(model)
+    shared = shares({version: stand[version] for version in siblings})
     found: dict[str, Any] = {
         "name": model,
         "meant": _meant(trials, catalog, model),
         "versions": [
-            {"version": one.version, **standing(fleet, model, one.version, now)._asdict(), "quality": _quality(one)}
+            {
+                "version": one.version,
+                **stand[one.version]._asdict(),
+                "quality": _quality(one),
+                "share": round(shared[one.version], 4) if one.version in shared else None,
+            }
             for one in manifests
         ],
         "trial": None,

@@ -111,7 +111,7 @@ def versions_table(models: list[dict[str, Any]]) -> Table:
             table.add_row(
                 model["name"],
                 one["version"],
-                _gets(model, one["version"]),
+                _gets(model, one),
                 str(one["edges"] + one["soaking"]),
                 str(one["pools"]),
                 *(_figures(figures) if figures else [""] * 5),
@@ -120,9 +120,13 @@ def versions_table(models: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _gets(model: dict[str, Any], version: str) -> str:
-    trial = model["trial"]
+def _gets(model: dict[str, Any], one: dict[str, Any]) -> str:
+    trial, version = model["trial"], one["version"]
+    if one["share"] is not None:  # a rollout is under way, or was
+        return f"{100.0 * one['share']:.0f} % of what names none"
     if trial is None or version not in (trial["standing"], trial["candidate"]):
+        if any(other["share"] is not None for other in model["versions"]):
+            return "what names it"
         return "what names none" if version == model["meant"] else "what names it"
     if version == trial["standing"]:
         return f"{100.0 * (1.0 - trial['share']):g} %, standing"
