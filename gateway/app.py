@@ -216,7 +216,7 @@ class Gateway:
     def _fleet_changed(self) -> None:
         self.directory.devices_changed()
         if self._shipping is not None:
-            self._shipping.rollouts.wake()
+            self._shipping.rollouts.fleet_changed()
 
     async def _open_link_port(self) -> None:
         """Before the fleet hears of this gateway: a device that is told where to dial dials at once."""

@@ -1,7 +1,9 @@
 """Performs rollouts: hears what devices report, lets `core/waves.py` decide, remembers, and then publishes.
 
-One task. It wakes when the fleet's register has news, when an operator said something, and once a second while a
-rollout is under way. Each turn goes in this order, and the order is what survives a kill:
+One task. While a rollout is under way it wakes when the fleet's register has news, and once a second; always when an
+operator said something or a session with the broker begins; and else every ten seconds, for reports that come late. It
+rests longer the more devices there are, and looks only at rollouts that are under way or had the last word on a device.
+Each turn goes in this order, and the order is what survives a kill:
 
     hear and decide (core) → journal what changed → publish the newest document of each device
 
@@ -35,7 +37,9 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import RepositoryError
 
 TICK_S: Final = 1.0
+IDLE_S: Final = 10.0
 BREATH_S: Final = 0.1  # between turns, however much is reported
+BREATH_PER_DEVICE_S: Final = 0.0005  # to look at a device costs some 20 µs
 SETTLE_S: Final = 5.0
 SAVE_TIME_S: Final = 15.0  # a kill costs a deadline at most so much
 log = structlog.get_logger(__name__)
@@ -80,7 +84,9 @@ class Rollouts:
         self._on_versions = on_versions
         self._held: dict[str, _Held] = {}
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
-        self._published: dict[str, int] = {}  # in this session: the revision
+        self._source: dict[str, str] = {}  # by device: the rollout that it is of
+        self._unsaid: dict[str, None] = {}  # devices whose newest document was not published in this session
+        self._active = True
         self._session = 0
         self._heard_from = 0.0
         self._turned_at: float | None = None
@@ -90,7 +96,8 @@ class Rollouts:
 
     async def __aenter__(self) -> Rollouts:
         for order, waves in await asyncio.to_thread(self._journal.load):
-            self._held[order.spec.id] = _Held(order, waves, dirty=False, saved_at_s=waves.state.elapsed_s)
+            held = self._held[order.spec.id] = _Held(order, waves, dirty=False, saved_at_s=waves.state.elapsed_s)
+            self._ask(held)
             try:
                 await self._tell_versions(order)
             except BadOrder as error:  # files were taken away; devices that have them still answer by full name
@@ -102,13 +109,14 @@ class Rollouts:
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for id, held in self._held.items():
+        for held in self._held.values():
             if not held.waves.state.phase.is_over:
-                await self._save(id, held)
+                await self._save(held)
 
-    def wake(self) -> None:
-        """Something was reported or ordered: take a turn soon."""
-        self._news.set()
+    def fleet_changed(self) -> None:
+        """Devices have said something, or the session with the broker is another."""
+        if self._active or self._road.session != self._session:
+            self._news.set()
 
     # what operators want
 
@@ -139,7 +147,7 @@ class Rollouts:
             await asyncio.to_thread(self._journal.begin, order)
             self._held[order.spec.id] = _Held(order, Waves(order.spec))
             await self._forget_old()
-        self.wake()
+        self._news.set()
 
     def command(self, id: str, verb: str, why: str) -> Waves:
         """Raises Conflict: there is no such rollout, or it is past that."""
@@ -158,7 +166,7 @@ class Rollouts:
         if held.waves.state.phase is phase:
             raise Conflict(f"rollout {id} is {phase}, so there is nothing to {verb}")
         held.dirty = True
-        self.wake()
+        self._news.set()
         return held.waves
 
     def _check_free(self, order: Order) -> None:
@@ -198,78 +206,80 @@ class Rollouts:
 
     async def _run(self) -> None:
         while True:
+            self._news.clear()
             try:
                 await self._turn()
             except Exception:
                 log.exception("rollouts have a defect; they go on in a moment")
-            await clock.sleep(BREATH_S)
+            await clock.sleep(BREATH_S + BREATH_PER_DEVICE_S * len(self._asked))
             try:
-                async with asyncio.timeout(TICK_S if self._is_active else None):
+                async with asyncio.timeout(TICK_S if self._active else IDLE_S):
                     await self._news.wait()
             except TimeoutError:
                 pass
-            self._news.clear()
-
-    @property
-    def _is_active(self) -> bool:
-        unpublished = any(self._published.get(device) != revision for device, (revision, _) in self._asked.items())
-        return unpublished or any(one.dirty or not one.waves.state.phase.is_over for one in self._held.values())
 
     async def _turn(self) -> None:
         now = clock.now()
         passed_s = self._passed_s(now)
         reports = {view.name: view.reported for view in self._road.devices(now)} if self._session else {}
-        for id, held in list(self._held.items()):  # another may begin meanwhile
-            await self._decide(id, held, reports, passed_s)
-        for held in self._held.values():
-            if not held.dirty:
-                self._ask(held)
+        newest = set(self._source.values())
+        live = [one for id, one in self._held.items() if id in newest or not one.waves.state.phase.is_over]
+        for held in live:  # another may begin meanwhile
+            await self._decide(held, reports, passed_s)
         self._publish()
+        self._active = bool(self._unsaid) or any(
+            held.dirty or not held.waves.state.phase.is_over for held in self._held.values()
+        )
 
     def _passed_s(self, now: float) -> float:
         """Time since the last turn in which devices could be heard; notices a new session."""
         if self._session != self._road.session:
             self._session, self._heard_from, self._turned_at = self._road.session, now + SETTLE_S, None
-            self._published.clear()
+            self._unsaid = dict.fromkeys(self._asked)
         if not self._session or now < self._heard_from:
             return 0.0
         passed_s = 0.0 if self._turned_at is None else now - self._turned_at
         self._turned_at = now
         return passed_s
 
-    async def _decide(self, id: str, held: _Held, reports: Mapping[str, Reported | None], passed_s: float) -> None:
+    async def _decide(self, held: _Held, reports: Mapping[str, Reported | None], passed_s: float) -> None:
         phase = held.waves.state.phase
         held.dirty |= held.waves.hear(reports)
         held.dirty |= bool(self._session) and held.waves.advance(passed_s)
         if held.waves.state.phase is not phase:
             say = log.warning if held.waves.state.phase in ("returning", "paused") else log.info
-            say(f"rollout is {held.waves.state.phase}", rollout=id, reason=held.waves.state.reason)
+            say(f"rollout is {held.waves.state.phase}", rollout=held.order.spec.id, reason=held.waves.state.reason)
         if held.dirty or held.waves.state.elapsed_s - held.saved_at_s > SAVE_TIME_S:
-            await self._save(id, held)
+            await self._save(held)
 
-    async def _save(self, id: str, held: _Held) -> None:
+    async def _save(self, held: _Held) -> None:
+        """Remember how far it is, and only then ask for it."""
+        id, asks = held.order.spec.id, held.waves.asks
         raw, elapsed_s = msgspec.json.encode(held.waves.state), held.waves.state.elapsed_s
         held.dirty = False  # before the wait: what changes meanwhile is saved in the next turn
         try:
             await asyncio.to_thread(self._journal.save, id, raw)
             held.saved_at_s = elapsed_s
+            self._ask(held, asks)
         except OSError as error:
             held.dirty = True
             log.error("a rollout cannot be remembered and stands still", rollout=id, reason=str(error))
 
-    def _ask(self, held: _Held) -> None:
-        for device, back in held.waves.asks.items():
+    def _ask(self, held: _Held, asks: Mapping[str, bool] | None = None) -> None:
+        """Args: asks: what was remembered; None: all that it asks now was."""
+        for device, back in (held.waves.asks if asks is None else asks).items():
             revisions = held.order.spec.revisions[device]
             revision = revisions.back if back else revisions.forward
             if revision > self._asked.get(device, (0, b""))[0]:
                 self._asked[device] = revision, held.order.documents[device].message(back=back)
+                self._source[device] = held.order.spec.id
+                self._unsaid[device] = None
 
     def _publish(self) -> None:
-        for device, (revision, message) in self._asked.items():
-            if self._session and self._published.get(device) != revision:
-                if not self._road.publish_desired(device, message):
-                    return  # the outbox is full, or the session is over: the next turn goes on here
-                self._published[device] = revision
+        for device in list(self._unsaid) if self._session else ():
+            if not self._road.publish_desired(device, self._asked[device][1]):
+                return  # the outbox is full, or the session is over: the next turn goes on here
+            del self._unsaid[device]
 
     # what is known and what is forgotten
 
@@ -283,13 +293,11 @@ class Rollouts:
             raise BadOrder(str(error)) from error
 
     async def _forget_old(self) -> None:
-        over = [id for id, held in self._held.items() if held.waves.state.phase.is_over]
-        newest = {device: revision for device, (revision, _) in self._asked.items()}
+        newest = set(self._source.values())
+        over = [id for id, held in self._held.items() if held.waves.state.phase.is_over and id not in newest]
         for id in over[: max(0, len(over) - KEPT)]:
-            revisions = self._held[id].order.spec.revisions
-            if not any(newest.get(device) in (one.forward, one.back) for device, one in revisions.items()):
-                del self._held[id]
-                await asyncio.to_thread(self._journal.forget, id)
+            del self._held[id]
+            await asyncio.to_thread(self._journal.forget, id)
 
     def __repr__(self) -> str:
         return f"<Rollouts {len(self._held)} known, {len(self._asked)} devices asked, session {self._session}>"

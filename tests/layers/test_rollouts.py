@@ -144,10 +144,10 @@ async def test_a_rollout_asks_its_canary_then_the_rest_and_the_version_is_known(
         assert {(one.name, one.version) for one in shipped} == {("double", "1"), ("double", "2")}
 
         road.report("committed", "edge-1")
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: set(road.said) == set(NAMES))
         road.report("committed", *NAMES)
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
 
 
@@ -161,13 +161,13 @@ async def test_what_fails_comes_back_by_itself_with_documents_that_the_operator_
         await until(lambda: len(road.said) == 2)
         road.report("committed", "edge-1")
         road.report("rolled_back", "edge-2", reason="probe_accuracy: 0.1")
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: [one.revision for one in road.said.values()] == [2, 2])
 
         assert [one.models["double"].version for one in road.said.values()] == ["1", "1"]
         assert "probe_accuracy" in rollouts.all["double-2-a"].state.reason
         road.report("committed", "edge-1", "edge-2")
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.RETURNED)
         assert set(road.said) == {"edge-1", "edge-2"}
 
@@ -181,7 +181,7 @@ async def test_a_gateway_that_comes_back_goes_on_where_it_was_and_says_everythin
         await rollouts.begin(decode_order(order_of(models)))
         await until(lambda: "edge-1" in road.said)
         road.report("committed", "edge-1")
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: len(road.said) == 4)
         raw = (store.root / "rollouts" / "double-2-a" / "state.json").read_bytes()
     (store.root / "rollouts" / "double-2-a" / "state.json").write_bytes(raw)  # as a kill leaves it, without a goodbye
@@ -193,7 +193,7 @@ async def test_a_gateway_that_comes_back_goes_on_where_it_was_and_says_everythin
         assert {one.revision for one in again.said.values()} == {1}
         assert {one.version for one in shipped} == {"1", "2"}
         again.report("committed", *NAMES)
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
 
 
@@ -206,9 +206,9 @@ async def test_a_broker_that_lost_everything_is_told_again_as_fast_as_it_takes(
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
         await until(lambda: len(road.said) == 4)
         road.session = 0
-        rollouts.wake()
+        rollouts.fleet_changed()
         road.said, road.room, road.session = {}, 3, 2
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: len(road.said) == 3)
         road.room = 10
         await until(lambda: len(road.said) == 4)
@@ -243,7 +243,7 @@ async def test_a_rollback_after_success_needs_no_key(store: ArtifactStore, model
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
         await until(lambda: len(road.said) == 4)
         road.report("committed", *NAMES)
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
         rollouts.command("double-2-a", "abort", "operator: it says odd things")
         await until(lambda: {one.revision for one in road.said.values()} == {2})
@@ -282,7 +282,7 @@ async def test_an_order_of_yesterday_is_refused_once_a_device_has_had_a_newer_do
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
         await until(lambda: len(road.said) == 4)
         road.report("committed", *NAMES)
-        rollouts.wake()
+        rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
 
         with pytest.raises(Conflict, match="has had revision 2 meanwhile"):
