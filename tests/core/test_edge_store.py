@@ -290,7 +290,7 @@ class Stored(RuleBasedStateMachine):
 
 
 TestStored = Stored.TestCase
-TestStored.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStored.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_a_row_costs_what_it_is_counted_for(ledger: Ledger, db: sqlite3.Connection) -> None:
