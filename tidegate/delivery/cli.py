@@ -115,6 +115,9 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option(
     "--max-bytes", type=click.IntRange(0), default=0, help="For fetching, with retries. Default: twice its size."
 )
+@click.option(
+    "--ram-mb", type=click.IntRange(0), default=0, help="What it takes loaded; a handover waits for 1.3 times."
+)
 @click.option("--activate", type=click.Choice(["handover", "stop_start"]), default="handover", show_default=True)
 @click.option(
     "--key", "keys", multiple=True, required=True, type=click.Path(path_type=Path, dir_okay=False),
@@ -285,7 +288,14 @@ def _plan(files: tuple[Held, ...], golden: tuple[Held, ...], version: str, given
         raise click.UsageError("say how near answers must be to --golden: --atol, --cosine-min or --top1-min")
     soak = Soak(given["soak"], given["min_requests"], given["err_max"], given["slower_max"])
     net = Net(metered=given["metered"], max_bytes=given["max_bytes"], deadline_s=given["deadline"])
-    rules = {"activate": given["activate"], "probe": probe, "soak": soak, "net": net, "window": given["window"]}
+    rules = {
+        "activate": given["activate"],
+        "probe": probe,
+        "soak": soak,
+        "net": net,
+        "window": given["window"],
+        "ram_bytes": given["ram_mb"] * 2**20,
+    }
     plan = plan_of(files, version, **rules)
     try:  # through its own decoder once: what a device would refuse is refused here
         return msgspec.json.decode(msgspec.json.encode(plan), type=ModelPlan)
