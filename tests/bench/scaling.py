@@ -19,6 +19,7 @@ more late requests than it. What a threshold saves by being late is in the table
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -260,7 +261,7 @@ def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--only", default="", help="only arrivals of this kind")
     chosen = options.parse_args()
-    seconds = chosen.seconds or (420.0 if chosen.quick else 1800.0)
+    seconds = chosen.seconds or (240.0 if chosen.quick else 1800.0)
     seeds = chosen.repeats or (1 if chosen.quick else 3)
     kinds = [kind for kind in ("cycle", "bursty", "long-tailed") if chosen.only in kind]
     scalers = [name for name in SCALERS if not chosen.quick or name in ("signal", "cpu-70", "queue-8")]
@@ -268,7 +269,10 @@ def main() -> None:
     for seed in range(1, seeds + 1):
         for kind in kinds:
             for name in scalers:
-                found.setdefault((kind, name), []).append(run(kind, name, seconds, seed))
+                one = run(kind, name, seconds, seed)
+                found.setdefault((kind, name), []).append(one)
+                told = f"{100.0 * one.late:.2f} % late, {one.replica_hours:.2f} replicas"
+                print(f"seed {seed} {kind} {name}: {told}", file=sys.stderr, flush=True)
     late = {key: Spread.of(100.0 * one.late for one in runs) for key, runs in found.items()}
     hours = {key: Spread.of(one.replica_hours for one in runs) for key, runs in found.items()}
     table(
