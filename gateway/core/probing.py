@@ -114,9 +114,11 @@ def _is_due(target: TargetView, now: float, may_wait: bool, anybody: bool) -> bo
 
 
 def _instead(decision: Decision, probe: Candidate) -> Decision:
-    known = any(one.target is probe.target and one.variant is probe.variant for one in decision.candidates)
-    candidates = decision.candidates if known else (*decision.candidates, probe)
-    return decision._replace(candidates=candidates, chosen=probe, reason=REASON, refusal=None)
+    candidates, judged = decision.candidates, decision.judged
+    if not any(one.target is probe.target and one.variant is probe.variant for one in candidates):
+        candidates = (*candidates, probe)
+        judged = (*judged, None) if judged else judged  # they go one by one: nobody judged the probe
+    return decision._replace(candidates=candidates, judged=judged, chosen=probe, reason=REASON, refusal=None)
 
 
 def _finish(candidate: Candidate) -> float:

@@ -11,6 +11,7 @@ from gateway.core.herd import prefers_second
 from gateway.core.placement import Ask, Decision, Placer
 from gateway.core.probing import LONG_S, PATIENCE_S, SHARE, Probing
 from gateway.core.value import ValuePlacer
+from gateway.core.weighing import weighed
 from tests.support.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import BadAnswer, NothingAlive
 
@@ -69,6 +70,19 @@ def test_a_target_on_trial_gets_a_request_that_can_bear_it(
     decision = placed(fleet, prioritized(priority, at=now), now)
     assert where(decision) == expected
     assert {one.target.id for one in decision.candidates} >= {"edge/b", "pool/main"}, "others stay for the fallback"
+
+
+def test_what_was_judged_goes_with_the_candidates_one_by_one_also_where_a_probe_is_added() -> None:
+    fleet = three()
+    broken(fleet, "edge/a")
+    placer = ValuePlacer(fleet)
+    placer.probes = Probing(fleet, lambda: 0.999)
+    now = NOW + 0.51
+    decision = placer.decide(prioritized(LOW, at=now), now)
+    assert where(decision) == ("edge/a", "probe")
+    assert len(decision.judged) == len(decision.candidates)
+    kept = weighed(decision)
+    assert kept is not None, "a probe is remembered as any other request"
 
 
 def test_one_probe_at_a_time() -> None:
