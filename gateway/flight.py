@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -42,6 +42,8 @@ from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachabl
 from tidegate.types import Accepted, Call, InferRequest, Reply, Route
 
 log = structlog.get_logger(__name__)
+
+_ALWAYS_NOTED: Final = ("launched", "answered", "failed", "cancelled")  # two of each attempt, and those are few
 
 
 class Witness(Protocol):
@@ -342,8 +344,8 @@ class Flight:
         return link_s / 2 if acked_at is None else min(link_s, (acked_at - sent_at) / 2)
 
     def _note(self, note: Note) -> None:
-        """For explanations. A target may say more than is worth remembering."""
-        if len(self._notes) < MOST_NOTES:
+        """For explanations. A target may acknowledge more often than is worth remembering."""
+        if len(self._notes) < MOST_NOTES or note.what in _ALWAYS_NOTED:
             self._notes.append(note)
 
     def _remember(self, end: Given | str, now: float) -> str:

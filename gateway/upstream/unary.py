@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
@@ -44,6 +45,8 @@ log = structlog.get_logger(__name__)
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _PROBE_TIMEOUT_S: Final = 2.0
 _VARIANT_KEY: Final = "tidegate-variant"
+_STAGES: Final = ("queue", "compute")
+_LONGEST_S: Final = 1e6  # a claim beyond is none
 _NO_STAGES: Final[Mapping[str, float]] = MappingProxyType({})
 
 Raw = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -165,7 +168,7 @@ class UnaryTarget:
         load = trailers.get(LOAD_KEY)
         return Reply(
             response,
-            stages=_stages(trailers.get(TIMING_KEY, "")),
+            stages=stages_of(trailers.get(TIMING_KEY, "")),
             variant=variant,
             load=load_from_text(load) if load else None,
         )
@@ -283,15 +286,15 @@ def _texts(metadata: Iterable[Any] | None) -> dict[str, str]:
     return {name: value for name, value in metadata or () if isinstance(value, str)}
 
 
-def _stages(timing: str) -> Mapping[str, float]:
-    """Queue and compute of a Server-Timing text, in seconds; what cannot be read is left out."""
+def stages_of(timing: str) -> Mapping[str, float]:
+    """Queue and compute of a Server-Timing text, in seconds; anything else, and what cannot be read, is left out."""
     if not timing:
         return _NO_STAGES
     stages: dict[str, float] = {}
     for entry in timing.split(","):
         name, _, duration_ms = entry.strip().partition(";dur=")
-        try:
-            stages[name] = max(0.0, float(duration_ms) / 1e3)
-        except ValueError:
-            continue
+        if name in _STAGES:
+            with suppress(ValueError):
+                took_s = float(duration_ms) / 1e3
+                stages[name] = took_s if 0.0 <= took_s <= _LONGEST_S else 0.0
     return stages
