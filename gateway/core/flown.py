@@ -122,7 +122,8 @@ class Flown(NamedTuple):
 
     @property
     def hedged(self) -> bool:
-        return "hedge" in self.reasons
+        """Whether a second attempt was launched beside a silent one; given up as hopeless it was a fallback."""
+        return "hedge" in self.reasons or "last-resort" in self.reasons
 
     def tried(self) -> tuple[str, ...]:
         """The targets of its attempts, in order of launch."""

@@ -35,7 +35,15 @@ from tidegate.oip.http_server import RefusalObserver, close_if_broken, json_resp
 from tidegate.oip.intake import BodyLimits, Held, Share
 from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.oip.nesting import check_json
-from tidegate.oip.reply import ATTESTED_KEY, BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY, reply_parameters
+from tidegate.oip.reply import (
+    ATTESTED_KEY,
+    BUDGET_LEFT_KEY,
+    REQUEST_ID_KEY,
+    ROUTE_KEY,
+    SERVED_BY_KEY,
+    TIMING_KEY,
+    reply_parameters,
+)
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.openai import embeddings
 from tidegate.openai.embeddings import Asked, Row, WrongParameter
@@ -314,7 +322,7 @@ def _joined(all_words: Sequence[Mapping[str, str]]) -> dict[str, str]:
     if len(all_words) == 1:
         return dict(all_words[0])
     words = {}
-    for key, joint in ((SERVED_BY_KEY, ", "), (ROUTE_KEY, " | "), (ATTESTED_KEY, " | ")):
+    for key, joint in ((SERVED_BY_KEY, ", "), (ROUTE_KEY, " | "), (ATTESTED_KEY, " | "), (REQUEST_ID_KEY, ", ")):
         if said := dict.fromkeys(one[key] for one in all_words if key in one):
             words[key] = joint.join(said)
     if named := [one[PARENT_KEY] for one in all_words if PARENT_KEY in one]:
