@@ -99,8 +99,8 @@ def is_still_wanted(rollout: Rollout, wishes: Mapping[str, Wish]) -> bool:
 
 
 def adopted(rollout: Rollout, wishes: Mapping[str, Wish]) -> Rollout:
-    """A rollout under way, by the newest rules for the same content."""
+    """A rollout under way, by the newest rules for the same content; a wish for any other is not its business."""
     wish = wishes.get(rollout.model)
-    if wish is None or wish.plan is None:
+    if wish is None or wish.plan is None or wish.plan.content != rollout.content:
         return rollout
     return replace(rollout, plan=wish.plan, scope=wish.scope, revision=wish.revision, urls=wish.urls)

@@ -210,6 +210,11 @@ class Deployer:
     async def _until_done(self, work: asyncio.Task[tuple[Event, str]], began_at: float) -> tuple[Event, str]:
         while not work.done():
             assert self._rollout is not None
+            # Asked anew each time: a document may have come between two states' works, too.
+            may_end = (self._rollout.state, Event.SUPERSEDED) in TRANSITIONS  # a rollback is let finish
+            if may_end and not is_still_wanted(self._rollout, self._documents.wishes()):
+                return Event.SUPERSEDED, ""
+            await self._note()
             left_s = timeout_s(self._rollout) - (clock.now() - began_at)
             if left_s <= 0:
                 return Event.TIMED_OUT, self._works.last_trouble
@@ -218,12 +223,8 @@ class Deployer:
                 await asyncio.wait((work, news), timeout=min(left_s, NOTE_GAP_S), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await _cancelled(news)
-            if not work.done() and self._news.is_set():
+            if self._news.is_set():
                 await self._take_documents()
-                if not is_still_wanted(self._rollout, self._documents.wishes()):
-                    return Event.SUPERSEDED, ""
-            if not work.done():
-                await self._note()
         return work.result()
 
     async def _note(self) -> None:
@@ -263,7 +264,7 @@ class Deployer:
     async def _outcome(self, rollout: Rollout) -> tuple[Event, str]:
         """What became of the state's work."""
         try:
-            return await self._works.do(rollout, self._advance), ""
+            return await self._works.do(rollout, self._advance, lambda: self._rollout or rollout), ""
         except NotNow as error:
             return Event.DEFERRED, str(error)
         except WorkerGone as error:

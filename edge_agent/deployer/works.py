@@ -36,6 +36,7 @@ from tidegate.rollout.golden import decode_golden
 T = TypeVar("T")
 SOAK_TICK_S: Final = 0.5
 Advance = Callable[[Event, str], Awaitable[Rollout]]
+Live = Callable[[], Rollout]
 
 
 class Works:
@@ -86,16 +87,17 @@ class Works:
         self._parked = False  # the old one was stopped to make room
         self._times: dict[str, Times] = {}  # of real requests to the generation that is committed, by model
         self._works: dict[Work, Callable[[Rollout], Awaitable[None]]] = {
-            Work.PLAN: self._plan, Work.FETCH: self._fetch, Work.STAGE: self._stage, Work.GATE: self._gate,
+            Work.PLAN: self._plan, Work.STAGE: self._stage, Work.GATE: self._gate,
             Work.LOAD: self._load, Work.PROBE: self._probe, Work.ACTIVATE: self._activate,
             Work.ROLL_BACK: self._roll_back,
         }  # fmt: skip
 
-    async def do(self, rollout: Rollout, advance: Advance) -> Event:
+    async def do(self, rollout: Rollout, advance: Advance, live: Live) -> Event:
         """Do the work of the rollout's state; what has happened then.
 
         Args:
             advance: notes what happens meanwhile, and gives the rollout as it is then.
+            live: the rollout as it is now: a document may change its rules while this lasts.
 
         Raises:
             WorkFailed, WorkerGone, NotNow: as they say.
@@ -103,10 +105,12 @@ class Works:
             OSError: the disk.
         """
         if rollout.state is S.DEFERRED:
-            await self._wait_for_better_times(rollout, advance)
+            await self._wait_for_better_times(advance, live)
             return Event.RESUMED
-        if rollout.state is S.ACTIVE:
-            await self._soak(rollout, advance)
+        if rollout.state is S.DOWNLOADING:
+            await self._fetch(rollout, live)
+        elif rollout.state is S.ACTIVE:
+            await self._soak(advance, live)
         else:
             await self._works[WORK[rollout.state]](rollout)
         return Event.DONE
@@ -136,14 +140,14 @@ class Works:
             raise WorkFailed("no_server: neither the document nor the key 'rollout.servers' names one")
         _not_now(self._to_fetch(rollout))
 
-    async def _fetch(self, rollout: Rollout) -> None:
+    async def _fetch(self, rollout: Rollout, live: Live) -> None:
         plan, servers = rollout.plan, self._servers_of(rollout)
         self._patience = Patience(plan.net, plan.max_bytes, len(servers), rollout.fetched_bytes)
         async with session(tls=self._tls() if self._tls else None) as http:
             self._fetcher = Fetcher(
                 http,
                 self._store,
-                hindrance=lambda: self._to_fetch(rollout),
+                hindrance=lambda: self._to_fetch(live()),
                 draw=self._draw,
                 on_progress=self._on_change,
             )
@@ -158,10 +162,10 @@ class Works:
         _not_now(hindrance.to_load(rollout.plan, device, beside=beside))
         self._parked = beside and not hindrance.fits_beside(rollout.plan, device)
 
-    async def _wait_for_better_times(self, rollout: Rollout, advance: Advance) -> None:
-        while why := self._hindrance(rollout):
-            if why.partition(":")[0] != rollout.reason.partition(":")[0]:
-                rollout = await advance(Event.DEFERRED, why)
+    async def _wait_for_better_times(self, advance: Advance, live: Live) -> None:
+        while why := self._hindrance(live()):
+            if why.partition(":")[0] != live().reason.partition(":")[0]:
+                await advance(Event.DEFERRED, why)
             await clock.sleep(self._recheck_s)
 
     def _hindrance(self, rollout: Rollout) -> str:
@@ -203,8 +207,9 @@ class Works:
         assert self._new is not None
         self._serving.route(self._new, soaking=True)
 
-    async def _soak(self, rollout: Rollout, advance: Advance) -> None:
+    async def _soak(self, advance: Advance, live: Live) -> None:
         """Judge the new generation by real requests; then the commit on disk."""
+        rollout = live()
         new, before = self._new, self._times.get(rollout.model)
         assert new is not None
         trial = self.trial = SoakTrial(rollout.plan.soak, before.p95_s if before else None)
@@ -215,6 +220,8 @@ class Works:
                 if rollout.exits + 1 >= rollout.plan.soak.max_exits:
                     raise WorkerGone(new.last_exit)
                 rollout = await advance(Event.WORKER_EXITED, new.last_exit)
+            rollout = live()
+            trial.rules = rollout.plan.soak
             trial.tick(clock.now(), linked=self._linked())
             if why := trial.failure():
                 raise WorkFailed(why)

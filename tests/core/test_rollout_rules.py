@@ -72,7 +72,8 @@ def test_a_rollout_goes_on_under_new_rules_and_ends_for_other_content() -> None:
     assert not is_still_wanted(under_way, {"digits": wish("3")})
     assert not is_still_wanted(under_way, {"digits": wish(None)})
     assert is_still_wanted(under_way, {})
-    assert adopted(under_way, {}) is under_way
+    for others in ({}, {"digits": wish(None)}, {"digits": wish("3")}):
+        assert adopted(under_way, others) is under_way
 
 
 # --- soak ------------------------------------------------------------------------------------------------------------

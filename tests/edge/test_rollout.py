@@ -41,10 +41,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def edge(folder: Path, **rollout: Any) -> AsyncIterator[EdgeApp]:
+async def edge(folder: Path, *, models: tuple[str, ...] | None = ("double",), **rollout: Any) -> AsyncIterator[EdgeApp]:
     keys: dict[str, Any] = {
         "name": "kiosk-1", "grpc_port": 0, "http_port": None, "model_repository": folder / "models",
-        "models": ["double"], "state_dir": folder / "state", "warmup_budget_s": 0.2, "store": None, "sensors": None,
+        "models": models, "state_dir": folder / "state", "warmup_budget_s": 0.2, "store": None, "sensors": None,
         "rollout": {"keys": [folder / "trusted"], "recheck_s": 0.02, **rollout},
     }  # fmt: skip
     async with EdgeApp(load(EdgeConfig, **keys), draw=lambda: 0.01) as app:

@@ -50,13 +50,19 @@ class Author:
         return path
 
     def message(
-        self, revision: int, *plans: ModelPlan, device: str = "kiosk-1", urls: Sequence[str] = (), **keys: Any
+        self,
+        revision: int,
+        *plans: ModelPlan,
+        device: str = "kiosk-1",
+        urls: Sequence[str] = (),
+        signers: Sequence[Ed25519PrivateKey] = (),
+        **keys: Any,
     ) -> bytes:
-        """A signed document that asks for these versions of `double`."""
+        """A document that asks for this version of `double`, signed by this author, or by these signers."""
         models = dict(zip(("double",), plans, strict=False))
         target = {} if "group" in keys else {"device": device}
         desired = Desired(revision, 1_763_775_000, models=models, urls=tuple(urls), **target, **keys)
-        return signed(desired, [self.key])
+        return signed(desired, signers or [self.key])
 
 
 @dataclass(frozen=True, slots=True)
