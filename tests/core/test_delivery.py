@@ -117,6 +117,19 @@ def test_an_order_that_makes_no_sense_is_refused_before_anything_is_sent(words: 
     assert done.exit_code == 2 and said in done.output
 
 
+@pytest.mark.parametrize("words", [["abort", "digits"], ["rollback", "digits"]])
+def test_a_gateway_that_ships_nothing_is_told_apart_from_one_without_such_a_rollout(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(_self: Admin, _path: str) -> Any:
+        raise AdminError("404: Not Found", 404)
+
+    monkeypatch.setattr(Admin, "read", nothing)
+    done = CliRunner().invoke(model, words)
+
+    assert done.exit_code == 1 and "no section `artifacts`" in done.output
+
+
 @pytest.mark.parametrize("size", [0, 1, LEAST_CHUNK_BYTES * MOST_CHUNKS, 10**8, 10**9, 8 * 10**9])
 def test_a_files_chunks_are_few_enough_for_every_devices_document(size: int) -> None:
     chunk = chunk_for(size)

@@ -22,7 +22,7 @@ from tidegate import clock, trail
 from tidegate.admin_client import Admin, AdminError, admin_option
 from tidegate.attest.keys import read_key
 from tidegate.delivery.files import Held
-from tidegate.delivery.follow import console, follow, newest, show
+from tidegate.delivery.follow import console, follow, newest, shipping, show
 from tidegate.delivery.order import Device, OrderError, Signing, Terms, make_order
 from tidegate.delivery.plan import golden_of, plan_of, version_files
 from tidegate.delivery.screen import devices_table, rollouts_table
@@ -73,7 +73,9 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
       tidegate model push minilm --admin http://10.0.0.2:8003
     """
     manifest, files = _version(repository, name, version)
-    sent = _push(Admin(admin, within_s=60.0), files, quiet=as_json)
+    gateway = Admin(admin, within_s=60.0)
+    shipping(gateway)
+    sent = _push(gateway, files, quiet=as_json)
     size = sum(one.artefact.size_bytes for one in files)
     if as_json:
         click.echo(json.dumps({"model": name, "version": manifest.version, "bytes": size, "sent_bytes": sent}))
@@ -147,7 +149,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     manifest, files = _version(repository, name, version)
     golden = (golden_of(given["golden"], manifest),) if given["golden"] else ()
     plan = _plan(files, golden, manifest.version, given)
-    told = gateway.read("/v1/devices")
+    told = shipping(gateway)
     chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
     olds: dict[str, tuple[Held, ...]] = {}
 

@@ -49,8 +49,22 @@ def show(one: dict[str, Any], as_json: bool) -> None:
         console().print(rollout_view(one))
 
 
+def shipping(gateway: Admin) -> dict[str, Any]:
+    """What orders are made from: devices, and where they fetch. Raises ClickException: this gateway ships nothing."""
+    try:
+        found: dict[str, Any] = gateway.read("/v1/devices")
+        return found
+    except AdminError as error:
+        if error.status != 404:
+            raise
+        raise click.ClickException(
+            f"the gateway at {gateway.address} ships no models: its configuration has no section `artifacts`"
+        ) from error
+
+
 def newest(gateway: Admin, name: str) -> str:
     """The id of the rollout that is meant by a model's name or by its own."""
+    shipping(gateway)
     every = gateway.read("/v1/rollouts")["rollouts"]
     found = [one["id"] for one in every if name in (one["id"], one["model"])]
     if not found:
