@@ -22,7 +22,7 @@ CHECKS_READY := $(CHECKS)/.set-up
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
 BENCHES ?= gateway_overhead decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
-	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay
+	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
 RUN_FLAGS ?=
 
 # The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).

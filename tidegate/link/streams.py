@@ -26,7 +26,9 @@ DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 250),
-    ("grpc.min_reconnect_backoff_ms", 250),
+    # Despite its name, what one attempt may take, with TCP's, TLS's and HTTP/2's greetings: 250 ms of it kept every
+    # link of more than 125 ms round trip (a satellite, a busy cell) from ever coming up.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, never a share in a half-open one
     ("grpc.enable_retries", 0),  # the request machine decides about second attempts
