@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any, Final
 
 import grpc
@@ -32,6 +33,7 @@ from tidegate.pki.identity import identity_of
 
 GREET_WITHIN_S: Final = 5.0
 MAX_UNGREETED: Final = 256
+COMPLAIN_EVERY_S: Final = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[Context], Awaitable[str]]  # → "edge/NAME"; ServeError where it may not, "" where nobody asks
@@ -71,6 +73,7 @@ class DialledIn:
         self._heartbeat = heartbeat
         self._max_message_bytes = max_message_bytes
         self._ungreeted = 0
+        self._quiet_until, self._unsaid = -inf, 0
         self._closed = ""
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -118,9 +121,9 @@ class DialledIn:
 
     async def _part(self, link: AcceptedLink, reason: str, context: Context) -> None:
         if link.greeting is None:
-            log.warning("refused a stream", peer=link.peer, reason=reason)
+            self._complain(link.peer, reason)
         elif link.refused:
-            log.warning("refused a device that dialled", peer=link.peer, reason=link.refused)
+            self._complain(link.peer, link.refused)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, link.refused)
         else:
             log.info("a device's stream ended", target=link.id, peer=link.peer, reason=reason)
@@ -138,7 +141,7 @@ class DialledIn:
         try:
             return await self._identify(context)
         except ServeError as error:
-            log.warning("refused a device that dialled", peer=context.peer(), reason=error.message)
+            self._complain(context.peer() or "", error.message)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
             raise
 
@@ -165,6 +168,15 @@ class DialledIn:
             del self.links[link.id]
             self._reception.leave(link.id)
             self.on_left(link)
+
+    def _complain(self, peer: str, reason: str) -> None:
+        """A line a second at most: whoever may dial may be refused as often as it likes."""
+        now = clock.now()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        log.warning("refused a device that dialled", peer=peer, reason=reason, unsaid=self._unsaid)
+        self._quiet_until, self._unsaid = now + COMPLAIN_EVERY_S, 0
 
     def __repr__(self) -> str:
         return f"<DialledIn {self._reception!r}, {self._ungreeted} ungreeted>"

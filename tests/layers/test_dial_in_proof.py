@@ -15,6 +15,8 @@ from edge_agent.config import EdgeConfig
 from edge_agent.core.roads import Roads
 from edge_agent.dialling import Dialling, configured_gateways, read_key
 from gateway.app import Gateway
+from gateway.config import GatewayConfig
+from gateway.link_port import told_to_devices
 from gateway.upstream.accepted import UNBOUND
 from tests.layers.test_gateway_app import Far, configured, until
 from tests.support.certificates import FleetPki
@@ -138,6 +140,15 @@ async def test_a_device_that_leaves_is_gone_and_a_gateway_that_stops_lets_it_go(
     async with asyncio.timeout(30.0):
         await until(lambda: link.streams == 0, 30.0)
     await out.__aexit__(None, None, None)
+
+
+def test_devices_are_told_where_to_dial_unless_only_they_can_know() -> None:
+    def told(**keys: Any) -> tuple[str, ...]:
+        return told_to_devices(load(GatewayConfig, link_port=8004, **keys), "10.0.0.1:8004")
+
+    assert told(host="10.0.0.1") == ("10.0.0.1:8004",)
+    assert told(host="0.0.0.0") == ()
+    assert told(host="0.0.0.0", link_advertise="gw.example.com:443") == ("gw.example.com:443",)
 
 
 async def test_what_a_broker_says_is_dialled_only_if_it_is_an_address() -> None:

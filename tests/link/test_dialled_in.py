@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from edge_agent.core.roads import Roads
 from edge_agent.dialling import Dialling
@@ -296,6 +297,17 @@ async def test_streams_that_say_nothing_are_bounded_and_ended(monkeypatch: pytes
         await until(lambda: main.dialled_in._ungreeted == 0)
         talking.cancel()
         await asyncio.gather(talking, return_exceptions=True)
+
+
+async def test_those_who_are_refused_do_not_fill_the_log() -> None:
+    async with gateway(known=lambda _id: False) as main:
+        with capture_logs() as logs:
+            for _ in range(20):
+                async with dialled(main.port) as stream:
+                    await stream.write(frames.hello(Greeting("edge/a", 1, "")))
+                    assert "not known to this fleet" in await ended(stream)
+        said = [one for one in logs if one["event"] == "refused a device that dialled"]
+        assert len(said) + sum(one["unsaid"] for one in said) + main.dialled_in._unsaid == 20
 
 
 async def test_devices_beyond_the_most_are_refused_and_come_in_when_one_has_left() -> None:
