@@ -85,7 +85,7 @@ def _models_of(plan: Plan, process: ProcessPlan, models: Mapping[Any, str]) -> s
 
 def _addresses(plan: Plan, process: ProcessPlan) -> str:
     if process.role == "gateway":
-        return f"HTTP {plan.http}\ngRPC {plan.grpc}\nmetrics {plan.metrics}\nadmin {plan.admin}"
+        return f"HTTP {plan.http}\ngRPC {plan.grpc}\nmetrics {plan.metrics}\nconsole {plan.admin}"
     if process.role == "link":
         return f"{process.address} → {process.leads_to}\ncontrol {process.control}"
     return process.address
@@ -112,6 +112,11 @@ def commands(plan: Plan, python: str, state: Json) -> list[tuple[str, str]]:
         ("tensors in, tensors out", _curl(plan, "/v2/models/minilm/infer", _infer_body())),
         ("the OpenAI SDK", f"{_trust(plan)}{_key(plan)}{shlex.quote(python)} -c {shlex.quote(_sdk_program(plan))}"),
     ]
+
+
+def console(plan: Plan) -> str:
+    """Where to look on."""
+    return f"console, in a browser: {plan.admin}/"
 
 
 def admission(plan: Plan) -> str:
