@@ -10,8 +10,8 @@ operators, one guard. The page itself is no secret, and is open: a browser canno
 for it. Data asks like everything else of that port; the page sends the key that its reader typed, and keeps it for the
 tab's life.
 
-A snapshot is encoded once a second however many watch. A stream ends after `LASTS_S` and the page asks anew, so a
-revoked key sees no more than that; whoever does not read for `STUCK_S` is let go.
+A snapshot is made once a second however many watch, with breaths for requests in between. A stream ends after `LASTS_S`
+and the page asks anew, so a revoked key sees no more than that; whoever does not read for `STUCK_S` is let go.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Console:
         self._watching = 0
         self._made_at = float("-inf")
         self._snapshot = b""
+        self._making = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
         page = [web.get(path, _file(file)) for path, file in page_files().items()]
@@ -90,18 +91,20 @@ class Console:
         ends_at = clock.now() + LASTS_S
         await _write(response, _event("history", self._sight.history()))
         while (now := clock.now()) < ends_at:
-            await _write(response, self._current(now))
+            await _write(response, await self._current(now))
             if target_id:
                 detail = self._sight.detail(target_id, now)
                 await _write(response, _event("target", {"id": target_id, "detail": detail}))
             await clock.sleep(EVERY_S)
         return response
 
-    def _current(self, now: float) -> bytes:
-        if now - self._made_at >= EVERY_S / 2:
-            self._made_at = now
-            self._snapshot = _event("snapshot", self._sight.snapshot(now, clock.utc_s()))
-        return self._snapshot
+    async def _current(self, now: float) -> bytes:
+        async with self._making:
+            if now - self._made_at >= EVERY_S / 2:
+                states = await self._sight.states(lambda: clock.sleep(0.0))
+                self._snapshot = _event("snapshot", self._sight.snapshot(clock.now(), clock.utc_s(), states))
+                self._made_at = now
+            return self._snapshot
 
     async def _find(self, request: web.Request) -> web.Response:
         words = request.query.get("q", "")[:_LONGEST_NAME]

@@ -11,8 +11,9 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import isnan
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from gateway.core.lately import Recent
 from gateway.core.link_health import LENGTH, SAMPLE_EVERY_S, WORST_FIRST, LinkState, link_state
 from gateway.core.target import TargetView
 from gateway.core.waves import Waves
+from tidegate import clock
 
 ROWS: Final = 25
 WITH_TIMELINE: Final = 24  # of the rows
@@ -37,6 +39,9 @@ WAYS: Final = 24
 FOUND: Final = 50
 CONDITIONS: Final = 20
 _MODELS_NAMED: Final = 6
+_AT_ONCE: Final = 200  # targets between two breaths: a millisecond or two
+
+States = dict[str, LinkState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +61,24 @@ class Sight:
         points = [_point(point) for point in self.watch.points]
         return {"points": points, "sample_every_s": SAMPLE_EVERY_S}
 
-    def snapshot(self, now: float, utc_s: float) -> dict[str, Any]:
-        states = {target.id: self._link(target, now) for target in self.fleet.targets.values()}
-        recent = dict(self.watch.targets.items(now))
+    async def states(self, breathe: Callable[[], Awaitable[None]]) -> States:
+        """How the link to each target is. A walk over all, with a breath for requests in between."""
+        found: States = {}
+        for place, target in enumerate(list(self.fleet.targets.values()), start=1):
+            found[target.id] = self._link(target, clock.now())
+            if place % _AT_ONCE == 0:
+                await breathe()
+        return found
+
+    def snapshot(self, now: float, utc_s: float, states: States) -> dict[str, Any]:
+        """Args: states: of `states`, just now."""
+        here = [target for target in self.fleet.targets.values() if target.id in states]
+        rates, recent = self.watch.targets.rates(now), self.watch.targets
         classes = sorted(self.watch.classes.items(now), key=lambda one: -one[1].per_s)
         total = self.watch.classes.total(now)
         conditions = conditions_of(self.fleet, now)
         said = self._verdict(states, classes, total, conditions)
-        rows = sorted(self.fleet.targets.values(), key=lambda one: _first(one, states[one.id], recent.get(one.id)))
+        rows = nsmallest(ROWS, here, key=lambda one: _first(one, states[one.id], rates.get(one.id, 0.0)))
         return {
             "at": utc_s,
             "gateway": self.name,
@@ -75,12 +90,12 @@ class Sight:
             "total": _recent(total),
             "point": _point(self.watch.points[-1]) if self.watch.points else None,
             "door": self._door(),
-            "health": self._counts(states),
+            "health": _counts(here, states),
             "targets": [
-                self._row(target, states[target.id], recent.get(target.id), now, timeline=place < WITH_TIMELINE)
-                for place, target in enumerate(rows[:ROWS])
+                self._row(target, states[target.id], recent.read(target.id, now), now, timeline=place < WITH_TIMELINE)
+                for place, target in enumerate(rows)
             ],
-            "more_targets": max(0, len(rows) - ROWS),
+            "more_targets": len(here) - len(rows),
             "classes": [
                 {"model": model, "priority": priority, **_recent(one)} for (model, priority), one in classes[:CLASSES]
             ],
@@ -92,18 +107,16 @@ class Sight:
     def find(self, words: str, now: float) -> list[dict[str, Any]]:
         """The targets whose id holds `words`, ready or not, in the order of the screen."""
         wanted = words.lower()
-        found = [target for target in self.fleet.targets.values() if wanted in target.id.lower()]
-        recent = self.watch.targets
-        rows = [(target, self._link(target, now), recent.read(target.id, now)) for target in found]
-        rows.sort(key=lambda row: _first(*row))
-        return [self._row(*row, now, timeline=False) for row in rows[:FOUND]]
+        named = sorted(target.id for target in self.fleet.targets.values() if wanted in target.id.lower())
+        found = [self.fleet.targets[target_id] for target_id in named[:FOUND]]
+        return [self._now(target, now) for target in found]
 
     def detail(self, target_id: str, now: float) -> dict[str, Any] | None:
         """Everything of one target; None where there is none of this id."""
         target = self.fleet.targets.get(target_id)
         if target is None:
             return None
-        row = self._row(target, self._link(target, now), self.watch.targets.read(target_id, now), now, timeline=False)
+        row = self._now(target, now)
         timeline = self.watch.timelines.get(target_id)
         conditions = target.conditions
         return row | {
@@ -123,6 +136,9 @@ class Sight:
             "mode": conditions.mode,
         }
 
+    def _now(self, target: TargetView, now: float) -> dict[str, Any]:
+        return self._row(target, self._link(target, now), self.watch.targets.read(target.id, now), now, timeline=False)
+
     def _link(self, target: TargetView, now: float) -> LinkState:
         return link_state(target, self.watch.timelines.get(target.id), now)
 
@@ -139,7 +155,7 @@ class Sight:
             ill=[Ill(name, *state) for name, state in states.items() if state.health != "well"],
             total=total,
             by_class=[(model, recent) for (model, _), recent in classes],
-            homeless=self._homeless(),
+            homeless=self._homeless({model for (model, _), _ in classes}),
             overloaded=overload.reason if overload.on else "",
             panic=self.fleet.balance.panic,
             refused_devices=sorted(self.refused),
@@ -149,11 +165,12 @@ class Sight:
             ],
         )
 
-    def _homeless(self) -> list[str]:
-        """Models of which nobody offers any version."""
+    def _homeless(self, asked: set[str]) -> list[str]:
+        """Models of which nobody offers any version, of those that somebody wants: a repository may hold more."""
         manifests = self.catalog.manifests
         served = {one.name for one in manifests if self.fleet.offered(one.name, one.version)}
-        return sorted({one.name for one in manifests} - served)
+        wanted = self.watch.answered_models | asked
+        return sorted(({one.name for one in manifests} & wanted) - served)
 
     def _door(self) -> dict[str, Any]:
         door = self.admission
@@ -164,15 +181,8 @@ class Sight:
             "shed": sum(door.refused.values()),
         }
 
-    def _counts(self, states: Mapping[str, LinkState]) -> dict[str, dict[str, int]]:
-        """How many targets of each tier are in each health."""
-        counts: dict[str, Counter[str]] = {"edge": Counter(), "pool": Counter()}
-        for target in self.fleet.targets.values():
-            counts[target.spec.tier][states[target.id].health] += 1
-        return {tier: {health: count[health] for health in WORST_FIRST} for tier, count in counts.items()}
-
     def _row(
-        self, target: TargetView, state: LinkState, recent: Recent | None, now: float, *, timeline: bool
+        self, target: TargetView, state: LinkState, recent: Recent, now: float, *, timeline: bool
     ) -> dict[str, Any]:
         load, link = target.ledger.load, target.link
         kept = self.watch.timelines.get(target.id)
@@ -192,7 +202,7 @@ class Sight:
             "wait_ms": _ms(target.wait_s(now)),
             "models": _models(target),
             "heard_s": round(now - target.ledger.reported_at, 1) if load else None,
-            **(_recent(recent) if recent else _NOTHING),
+            **_recent(recent),
         }
         if timeline and kept is not None:
             row["timeline_ms"] = _timeline(kept.last(TIMELINE))
@@ -203,10 +213,17 @@ class Sight:
         return [{"to": to, "why": why, **_recent(recent)} for (to, why), recent in ways[:WAYS]]
 
 
-def _first(target: TargetView, state: LinkState, recent: Recent | None) -> tuple[bool, int, float, str]:
+def _first(target: TargetView, state: LinkState, per_s: float) -> tuple[bool, int, float, str]:
     """Pools are few and matter to all; then whoever is ill, the worst first; then whoever does most."""
-    busy = recent.per_s if recent else 0.0
-    return target.spec.tier != "pool", WORST_FIRST.index(state.health), -busy, target.id
+    return target.spec.tier != "pool", WORST_FIRST.index(state.health), -per_s, target.id
+
+
+def _counts(targets: Iterable[TargetView], states: States) -> dict[str, dict[str, int]]:
+    """How many targets of each tier are in each health."""
+    counts: dict[str, Counter[str]] = {"edge": Counter(), "pool": Counter()}
+    for target in targets:
+        counts[target.spec.tier][states[target.id].health] += 1
+    return {tier: {health: count[health] for health in WORST_FIRST} for tier, count in counts.items()}
 
 
 def _condition(one: Mapping[str, Any]) -> str:
@@ -247,6 +264,3 @@ def _timeline(rtts_s: Iterable[float | None]) -> list[float | None]:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 2)
-
-
-_NOTHING: Final = _recent(Recent(0, 0, 0, 0.0, 0.0, 0, 0.0, ()))

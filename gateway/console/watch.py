@@ -57,6 +57,7 @@ class Watch:
         self.ways: Lately[WayKey] = Lately()
         self.points: deque[Point] = deque(maxlen=POINTS)
         self.timelines: dict[str, Timeline] = {}
+        self.answered_models: set[str] = set()  # since the start; of the repository, so they are few
         self._fleet = fleet
         self._in_flight = in_flight
         self._second: Lately[None] = Lately()
@@ -80,6 +81,7 @@ class Watch:
         """What counts is how it ends."""
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
+        self.answered_models.add(call.request.model_name)
         left_s, route = reply.budget_left_s, reply.route
         ending: Ending = "late" if left_s is not None and left_s < 0 else "in_time"
         if route is None:

@@ -68,6 +68,7 @@ class Lately(Generic[K]):
         self._slot_s = slot_s
         self._kept: dict[K, deque[_Slot]] = {}
         self._began_at: float | None = None
+        self._full_at = -1  # the slot in which there was no room, although whoever could be forgotten was
 
     def record(self, key: K, ending: Ending, took_s: float, now: float) -> None:
         """A request came to its end. Its duration counts where it was answered."""
@@ -91,6 +92,20 @@ class Lately(Generic[K]):
     def read(self, key: K, now: float) -> Recent:
         return self._sum([self._kept.get(key, ())], now)
 
+    def rates(self, now: float) -> dict[K, float]:
+        """How many a second of every key that was lately asked for: a fraction of what `items` costs."""
+        first, window_s = int(now / self._slot_s) - RATE_SLOTS + 1, self._window_s(now)
+        found = {}
+        for key, slots in self._kept.items():
+            asked = 0
+            for slot in reversed(slots):
+                if slot.number < first:
+                    break
+                asked += slot.in_time + slot.late + slot.failed
+            if asked:
+                found[key] = asked / window_s
+        return found
+
     def total(self, now: float) -> Recent:
         """All keys together."""
         return self._sum(self._kept.values(), now)
@@ -110,9 +125,10 @@ class Lately(Generic[K]):
     def _new(self, key: K, now: float) -> deque[_Slot]:
         if self._began_at is None:
             self._began_at = now
-        if len(self._kept) >= MOST_KEYS:
+        if len(self._kept) >= MOST_KEYS and self._full_at != int(now / self._slot_s):
             self.forget(now)
-        if len(self._kept) >= MOST_KEYS and key not in self._kept:
+            self._full_at = int(now / self._slot_s)
+        if len(self._kept) >= MOST_KEYS:
             key = cast(K, OTHERS)
         return self._kept.setdefault(key, deque(maxlen=SLOTS))
 

@@ -77,3 +77,12 @@ def test_a_quantile_is_within_five_percent_of_a_value_that_was_recorded_in_its_r
     for share, got in zip((0.5, 0.95, 0.99), seen.read("x", NOW).quantiles_s, strict=True):
         rank = next(i for i in range(len(ordered)) if i + 1 >= share * len(ordered))
         assert got == pytest.approx(ordered[rank], rel=0.05)
+
+
+def test_rates_alone_are_those_that_reading_says() -> None:
+    seen: Lately[str] = Lately()
+    for tick in range(1000):
+        seen.record("busy" if tick % 4 else "less", "in_time", 0.01, NOW + tick / 50)
+    seen.record("long-ago", "in_time", 0.01, NOW - 40.0)
+    now = NOW + 20.0
+    assert seen.rates(now) == {name: pytest.approx(seen.read(name, now).per_s) for name in ("busy", "less")}

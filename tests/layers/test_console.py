@@ -52,7 +52,11 @@ def reply(served_by: str = "edge/a", left_s: float = 1.0) -> Reply:
     return Reply(InferResponse("minilm", "1", ()), route=Route(served_by, "cheapest", "int8"), budget_left_s=left_s)
 
 
-def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
+async def seen(sight: Sight) -> dict[str, Any]:
+    return sight.snapshot(NOW + 1.0, NOW, await sight.states(lambda: asyncio.sleep(0.0)))  # noqa: TID251
+
+
+async def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
     few, many = (sight_of(fleet_of_many(count)) for count in (50, 1000))
     for one in (few, many):
         for _ in range(POINTS + 50):
@@ -60,7 +64,7 @@ def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
         for name in one.fleet.targets:
             one.watch.answered(call(), reply(name), NOW + 0.010)
 
-    shown = [one.snapshot(NOW + 1.0, NOW) for one in (few, many)]
+    shown = [await seen(one) for one in (few, many)]
 
     assert [len(one["targets"]) for one in shown] == [ROWS, ROWS]
     assert shown[1]["health"]["edge"]["well"] == 1000
@@ -72,13 +76,13 @@ def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
     assert [one["id"] for one in many.find("KIOSK-00777", NOW)] == ["edge/kiosk-00777"]
 
 
-def test_whoever_is_ill_comes_before_whoever_is_busy() -> None:
+async def test_whoever_is_ill_comes_before_whoever_is_busy() -> None:
     sight = sight_of(fleet_of_many(100))
     for _ in range(50):
         sight.watch.answered(call(), reply("edge/kiosk-00001"), NOW + 0.010)
     sight.fleet.heard("edge/kiosk-00099", load=None, doubt="stale", now=NOW)
 
-    shown = [one["id"] for one in sight.snapshot(NOW + 1.0, NOW)["targets"]]
+    shown = [one["id"] for one in (await seen(sight))["targets"]]
 
     assert shown[:3] == ["pool/main", "edge/kiosk-00099", "edge/kiosk-00001"]
 
@@ -104,6 +108,27 @@ def test_timelines_of_targets_that_are_gone_go() -> None:
     sight.watch.tick(NOW + 5.0, NOW)
     assert len(sight.watch.timelines) == 3
     assert sight.detail("edge/kiosk-00001", NOW) is None
+
+
+async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
+    breaths = 0
+
+    async def breathe() -> None:
+        nonlocal breaths
+        breaths += 1
+
+    sight = sight_of(fleet_of_many(5000))
+    assert len(await sight.states(breathe)) == 5001
+    assert breaths == 25
+
+
+async def test_a_target_that_leaves_while_a_large_fleet_is_looked_at_is_not_shown() -> None:
+    sight = sight_of(fleet_of_many(300))
+    states = await sight.states(lambda: asyncio.sleep(0.0))  # noqa: TID251
+    sight.fleet.remove("edge/kiosk-00000")
+    shown = sight.snapshot(NOW + 1.0, NOW, states)
+    assert "edge/kiosk-00000" not in [one["id"] for one in shown["targets"]]
+    assert shown["health"]["edge"]["well"] == 299
 
 
 # over HTTP

@@ -36,7 +36,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     default=8000,
     show_default=True,
     metavar="N",
-    help="First port. HTTP N, gRPC N+1, metrics N+2, console and admin N+3, broker N+4, pool N+5, edges from N+6 (gRPC, HTTP).",
+    help="First port. HTTP N, gRPC N+1, metrics N+2, console N+3, broker N+4, pool N+5, edges from N+6 (gRPC, HTTP).",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where the gateway listens; the rest stays local.")
 @click.option(
