@@ -31,8 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
 from types import TracebackType
 from typing import Final, Self
@@ -261,7 +260,7 @@ class Scheduler:
         batch = self._next_batch(seat, now, early=early)
         if batch is None:
             return
-        with self._nobody_lost(batch.parts):
+        with self._waiting.nobody_lost(batch.parts):
             patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
             batch.stuck_at = now + patience
             seat.give(batch, now)
@@ -276,7 +275,7 @@ class Scheduler:
                 return None  # it is this one's turn next, and nothing may be settled before it
             if batch is None:
                 continue
-            with self._nobody_lost(batch.parts):
+            with self._waiting.nobody_lost(batch.parts):
                 if self.allotment.begin(seat.name, batch):
                     return batch
                 self._retries.put_back(batch)
@@ -286,18 +285,9 @@ class Scheduler:
 
     def _release(self, queue: Queue, now: float, *, early: bool) -> Batch | None:
         parts = self._waiting.leave(queue.batcher.release(now, early=early))
-        with self._nobody_lost(parts):
+        with self._waiting.nobody_lost(parts):
             shape = padded([part.piece.shape for part in parts]) if parts else None
             return Batch(queue.lane, parts, shape, queue.batcher.closed_by) if shape else None
-
-    @contextmanager
-    def _nobody_lost(self, parts: Sequence[Part]) -> Iterator[None]:
-        """Who has left the queue and is in no running batch yet is told of a defect of ours, rather than forgotten."""
-        try:
-            yield
-        except Exception as error:
-            self._waiting.fail_all(parts, InternalError(f"its batch could not be formed: {type(error).__name__}"))
-            raise
 
     def _expire(self, now: float) -> None:
         for queue in self.queues:

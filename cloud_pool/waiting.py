@@ -13,14 +13,15 @@ Invariants: a part is here as long as its number is in its queue, and a job that
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from cloud_pool.core.batching import DOOM_RATIO
 from cloud_pool.core.queued import Queued
 from cloud_pool.job import Job, Part
 from cloud_pool.seats import Seats
 from tidegate import clock
-from tidegate.outcome import ServeError
+from tidegate.outcome import InternalError, ServeError
 from tidegate.workers.process import WorkerDied
 
 
@@ -90,6 +91,15 @@ class Waiting:
     def fail_all(self, parts: Iterable[Part], error: ServeError) -> None:
         for part in parts:
             self.fail(part.job, error)
+
+    @contextmanager
+    def nobody_lost(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Who has left a queue and is in no running batch yet is told of a defect of ours, rather than forgotten."""
+        try:
+            yield
+        except Exception as error:
+            self.fail_all(parts, InternalError(f"its batch could not be formed: {type(error).__name__}"))
+            raise
 
     def fail_items(self, items: Iterable[Queued], error: ServeError) -> None:
         """The same for those of a queue that is no more."""
