@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.core.reporting import AgentState, Publication, Reporting
+from edge_agent.core.reporting import PROGRESS_GAP_S, AgentState, Publication, Reporting, Rollouts
 from tests.support.fleet import TOPICS, offer, register
 from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.freshness import Freshness
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, decode_up, inventory_hash
+from tidegate.fleet.reported import ModelReport, RolloutState
 from tidegate.fleet.topics import Up
 from tidegate.types import LoadReport
 
@@ -184,3 +185,32 @@ def test_a_battery_that_crosses_a_tenth_or_begins_to_charge_is_told_at_once() ->
         assert machine.next_wake(state(conditions=conditions)) == pytest.approx(last + 0.1)
         (beat,) = map(read, machine.due(state(conditions=conditions), last + 0.2, UTC))
         assert beat.conditions == conditions
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+def rolling(state_is: RolloutState, done_bytes: int = 0) -> AgentState:
+    return state(rollouts=Rollouts(models=(ModelReport("digits", state_is, done_bytes=done_bytes),)))
+
+
+def test_rollouts_are_told_when_a_session_begins_and_their_states_at_once() -> None:
+    machine = reporting()
+    began = machine.connected(7, rolling(RolloutState.PLANNED), 100.0, UTC)
+    assert kinds(began) == ["birth", "inv", "reported", "hb"]
+    assert read(began[2]).models[0].state is RolloutState.PLANNED
+    after = rolling(RolloutState.DOWNLOADING)
+    assert machine.next_wake(after) == pytest.approx(100.1)
+    told = machine.due(after, 100.1, UTC)
+    assert kinds(told)[0] == "reported"
+    assert read(told[0]).sequence == 2
+
+
+def test_progress_alone_is_told_every_five_seconds() -> None:
+    machine = reporting()
+    machine.connected(7, rolling(RolloutState.DOWNLOADING), 100.0, UTC)
+    more = rolling(RolloutState.DOWNLOADING, done_bytes=5)
+    early = [kind for second in range(1, 5) for kind in kinds(machine.due(more, 100.0 + second, UTC))]
+    assert set(early) == {"hb"}
+    assert "reported" in kinds(machine.due(more, 100.0 + PROGRESS_GAP_S, UTC))
+    assert "reported" not in kinds(machine.due(more, 100.0 + 3 * PROGRESS_GAP_S, UTC))
