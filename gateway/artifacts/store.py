@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from tidegate.durable import sync_folder
 from tidegate.models.digest import sha256_of
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
@@ -131,12 +132,3 @@ def _checked(digest: str) -> str:
     if not DIGEST.match(digest):
         raise ValueError(f"{digest[:80]!r} is no sha256: 64 digits of 0-9 and a-f")
     return digest
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in it outlive a power cut. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.core.api_key import SECRET_BYTES, KeyRecord, Lock
 from tidegate.config import ConfigError
+from tidegate.durable import sync_folder
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 64 * 2**20
@@ -93,14 +94,6 @@ def _write(path: Path, text: bytes) -> None:
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"cannot write the keys file {path}: {error.strerror}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,8 +4,8 @@
     rollouts/ID/state.json     replaced whole at each change, before that change is published
 
 Write first, publish then: after a kill at any instant the gateway publishes again what it may have published already,
-which a device takes as the same document. Each file is beside its place until it is whole and synced; the rename is
-synced with its folder. A folder without a whole order is one whose operator was never told that it began.
+which a device takes as the same document. A folder without a whole order is one whose operator was never told that it
+began.
 
 Blocks on the disk: call it in a thread.
 """
@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import structlog
 
-from gateway.artifacts.store import sync_folder
 from gateway.core.waves import State, Waves
 from gateway.rollouts.order import BadOrder, Order, decode_order
-from tidegate.pki.store import write_atomically
+from tidegate.durable import sync_folder, write_durably
 
 KEPT: Final = 200  # finished rollouts; older ones that no device's newest document is from are forgotten
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 
 class Journal:
@@ -39,12 +37,12 @@ class Journal:
         """Remember a new rollout. Raises OSError."""
         folder = self.folder / order.spec.id
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "order.json", msgspec.json.encode(order))
+        write_durably(folder / "order.json", msgspec.json.encode(order))
         sync_folder(self.folder)
 
     def save(self, id: str, state: bytes) -> None:
         """Remember how far it is. Raises OSError."""
-        _write(self.folder / id / "state.json", state)
+        write_durably(self.folder / id / "state.json", state)
 
     def forget(self, id: str) -> None:
         shutil.rmtree(self.folder / id, ignore_errors=True)
@@ -66,8 +64,3 @@ class Journal:
 
     def __repr__(self) -> str:
         return f"<Journal {self.folder}>"
-
-
-def _write(path: Path, raw: bytes) -> None:
-    write_atomically(path, raw, mode=0o600)
-    sync_folder(path.parent)
