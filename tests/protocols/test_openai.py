@@ -121,18 +121,18 @@ async def test_several_answers_say_together_where_they_were_made(servers: Server
     computed = servers.host.computed
 
     def by_size(call: Call) -> Reply:
-        reply = computed(call)
+        reply = replace(computed(call), request_id="3fa09c-1")
         assert reply.route is not None
         if call.request.inputs[0].shape[1] < 10:
             return reply
-        return replace(
-            reply, route=replace(reply.route, served_by="pool/east"), budget_left_s=0.5, stages={"link": 1.0}
-        )
+        there = replace(reply.route, served_by="pool/east")
+        return replace(reply, route=there, budget_left_s=0.5, stages={"link": 1.0}, request_id="3fa09c-2")
 
     servers.host.answer = by_size
     raw = await client.embeddings.with_raw_response.create(model="minilm", input=["hello", "word " * 200])
     assert raw.headers["tidegate-served-by"] == "edge/attic, pool/east"
     assert raw.headers["tidegate-budget-left-ms"] == "500.0"
+    assert raw.headers["tidegate-request-id"] == "3fa09c-1, 3fa09c-2"
     assert raw.headers["server-timing"] == "link;dur=1000.000"
 
 
