@@ -63,6 +63,13 @@ class Page:
         result: dict[str, Any] = said["result"]
         return result
 
+    async def seen_on(self, width: int, height: int, *, dark: bool = False) -> None:
+        """From now on it is on a screen of this size and taste."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self.call("Emulation.setDeviceMetricsOverride", **metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
     async def goto(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
 
@@ -135,12 +142,7 @@ class Browser:
         try:
             for domain in ("Page", "Runtime", "Log"):
                 await page.call(f"{domain}.enable")
-            mobile = width < 600
-            await page.call(
-                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-            )
-            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-            await page.call("Emulation.setEmulatedMedia", features=[scheme])
+            await page.seen_on(width, height, dark=dark)
             yield page
         finally:
             await page.close()

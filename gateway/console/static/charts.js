@@ -67,16 +67,17 @@ export class Chart {
   }
 }
 
-// A line of round trips as an SVG path's `d`, within width × height; gaps where there was no link.
-export function sparkline(values, width, height) {
+// A line of round trips as an SVG path's `d`, within width × height, the newest at the right; gaps where there was no link.
+export function sparkline(values, width, height, most) {
   const seen = values.filter((one) => one !== null);
   if (!seen.length) return "";
   const top = Math.max(...seen, 1) * 1.1;
-  const step = values.length > 1 ? width / (values.length - 1) : 0;
+  const step = width / (most - 1);
+  const left = width - (values.length - 1) * step;
   let path = "";
   let drawing = false;
   values.forEach((value, place) => {
-    if (value !== null) path += `${drawing ? "L" : "M"}${(place * step).toFixed(1)} ${(height - 1 - (value / top) * (height - 2)).toFixed(1)}`;
+    if (value !== null) path += `${drawing ? "L" : "M"}${(left + place * step).toFixed(1)} ${(height - 1 - (value / top) * (height - 2)).toFixed(1)}`;
     drawing = value !== null;
   });
   return path;

@@ -8,6 +8,7 @@ const BRANCHES = 14;
 const FIND_AFTER_MS = 250;
 const WIDTH = 120;
 const HEIGHT = 24;
+const SAMPLES = 60;
 
 const roundTrip = (one) => (one.rtt_ms === null ? "–" : `${milliseconds(one.rtt_ms)} ±${one.jitter_ms < 10 ? one.jitter_ms.toFixed(1) : Math.round(one.jitter_ms)}`);
 const name = (one) => one.id.slice(one.id.indexOf("/") + 1);
@@ -119,7 +120,7 @@ function health(node, one) {
 function spark(node, one) {
   const values = one.timeline_ms ?? [];
   const seen = values.filter((value) => value !== null);
-  node.firstChild.setAttribute("d", sparkline(values, WIDTH, HEIGHT));
+  node.firstChild.setAttribute("d", sparkline(values, WIDTH, HEIGHT, SAMPLES));
   mark(node, "health", one.health);
   const gaps = values.length - seen.length;
   const words = seen.length ? `round trips of two minutes: ${milliseconds(Math.min(...seen))} to ${milliseconds(Math.max(...seen))}${gaps ? `, ${gaps * 2} s without a link` : ""}` : "no round trips";
