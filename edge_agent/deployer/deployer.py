@@ -37,7 +37,7 @@ from tidegate.process import StartError
 from tidegate.rollout.desired import Wish
 
 NOTE_GAP_S: Final = 60.0  # bytes and time that were spent are noted this often; a power cut forgets no more
-DISK_GAP_S: Final = 5.0  # until the journal is tried again, when it could not be written
+REST_S: Final = 5.0  # until it is tried again, when the journal could not be written
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REASON: Final = 300
 log = structlog.get_logger(__name__)
@@ -138,8 +138,15 @@ class Deployer:
             except OSError as error:  # the journal could not be written: nothing has changed, and the old model serves
                 self._trouble = f"disk: {error.strerror or error}"
                 log.warning("the rollout journal cannot be written", reason=self._trouble)
-                self.changed()
-                await clock.sleep(DISK_GAP_S)
+                await self._rest()
+            except Exception as error:  # a defect of ours: what serves goes on serving, and it is told
+                self._trouble = f"internal: {error!r}"
+                log.exception("the deployer has a defect")
+                await self._rest()
+
+    async def _rest(self) -> None:
+        self.changed()
+        await clock.sleep(REST_S)
 
     async def _turn(self) -> None:
         await self._take_documents()

@@ -38,7 +38,7 @@ class _Trust(msgspec.Struct, frozen=True):
 
 
 class Documents:
-    """Blocks on the disk.
+    """Blocks on the disk, so `take` runs in a thread; what others read meanwhile is replaced and never changed.
 
     Args:
         scopes: of this device: "device/NAME", then "group/NAME" in the order in which they count.
@@ -88,7 +88,7 @@ class Documents:
         held = self._held.get(scope)
         if why := refusal(desired, digest_of(raw), held, scope=scope) or _too_new(desired):
             return self._refuse(scope, why, desired.revision)
-        self.refused.pop(scope, None)
+        self.refused = {one: refused for one, refused in self.refused.items() if one != scope}
         if held is not None and held.revision == desired.revision:
             return False
         self._write_trust(desired)
@@ -98,14 +98,14 @@ class Documents:
         return True
 
     def _keep(self, scope: str, desired: Desired, raw: bytes) -> None:
-        self._documents[scope] = desired
-        self._held[scope] = Held(desired.revision, digest_of(raw))
+        self._documents = {**self._documents, scope: desired}
+        self._held = {**self._held, scope: Held(desired.revision, digest_of(raw))}
 
     def _refuse(self, scope: str, reason: str, revision: int = 0) -> bool:
         refused = Refusal(scope, reason[:_MAX_WORDS], revision)
         if self.refused.get(scope) != refused:
             log.warning("a document was refused", scope=scope, reason=reason)
-        self.refused[scope] = refused
+        self.refused = {**self.refused, scope: refused}
         return False
 
     def _path(self, scope: str) -> Path:

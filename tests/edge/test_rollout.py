@@ -235,3 +235,20 @@ async def test_a_failed_content_stays_failed_over_a_restart_and_is_tried_again_u
         assert (found.state, found.running) == (RolloutState.ROLLED_BACK, "1")
         ask(app, server, 2, one, probe=one.probe(atol=10.0))
         assert (await settled(app, 2)).state is RolloutState.COMMITTED
+
+
+async def test_a_groups_document_is_gone_by_until_the_devices_own_says_otherwise(
+    folder: Path, server: ArtefactServer
+) -> None:
+    common, own = made("2", factor=5.0), made("3", factor=7.0)
+    server.add(common, own)
+    async with edge(folder, groups=["kiosks"]) as app:
+        for_all = AUTHOR.message(8, common.plan(), urls=[server.url], group="kiosks")
+        app.deployment.take("group/kiosks", for_all)
+        app.deployment.take("group/strangers", for_all)
+        assert (await settled(app, 8)).scope == "group/kiosks"
+        app.deployment.take(SCOPE, AUTHOR.message(1, own.plan(), urls=[server.url]))
+        assert (await settled(app, 1)).scope == SCOPE
+        assert await answer(app) == ("3", 21.0)
+        assert app.deployment.rollouts is not None
+        assert app.deployment.rollouts.accepted == ((SCOPE, 1), ("group/kiosks", 8))

@@ -96,12 +96,15 @@ async def test_requests_are_answered_all_the_while_and_real_ones_make_the_soak(
         await eventually(lambda: [one.state for one in app.host.offers()] == ["ready"])
 
 
-async def test_without_a_link_it_neither_commits_nor_goes_back(
+async def test_without_a_link_it_neither_commits_nor_goes_back_not_even_over_orderly_restarts(
     folder: Path, server: ArtefactServer, linked: list[bool]
 ) -> None:
     linked[0] = False
+    soak = Soak(0.001, timeout_s=0.001, min_requests=1, max_exits=1)
     async with edge(folder) as app:
-        ask(app, server, 1, made("2", factor=5.0), soak=Soak(0.001, timeout_s=0.001, min_requests=1))
+        ask(app, server, 1, made("2", factor=5.0), soak=soak)
+        await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+    async with edge(folder) as app:
         await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
         assert await answer(app) == ("2", 15.0)
         assert in_state(app, RolloutState.ACTIVE)()
