@@ -53,6 +53,11 @@ SICK: dict[str, tuple[str, list[Series], str]] = {
     "TidegateShedding": ("1m", [(f'tidegate_shed_total{{{G},reason="shed"}}', "0+30x120")], "20m"),
     "TidegateQueueBuildup": ("15s", [(f'tidegate_queue_wait_seconds{{{G},target="edge/a"}}', "0 0.8x40")], "6m"),
     "TidegatePoolQueueOld": ("15s", [(f'tidegate_pool_queue_oldest_age_seconds{{{P},lane="a"}}', "0 3x40")], "5m"),
+    "TidegatePoolTooSmall": (
+        "15s",
+        [(f"tidegate_pool_replicas_needed{{{G}}}", "2x100"), (f"up{{{P}}}", "1x100")],
+        "20m",
+    ),
     "TidegateInFlightAtLimit": (
         "15s",
         [(f"tidegate_in_flight{{{G}}}", "99x60"), (f"tidegate_in_flight_limit{{{G}}}", "100x60")],
@@ -111,6 +116,7 @@ HEALTHY: list[Series] = [
     (f'tidegate_shed_total{{{G},reason="shed"}}', "5x480"),
     (f'tidegate_queue_wait_seconds{{{G},target="edge/a"}}', "0x240 2 0x240"),
     (f'tidegate_pool_queue_oldest_age_seconds{{{P},lane="a"}}', "0.1x480"),
+    (f"tidegate_pool_replicas_needed{{{G}}}", "1x240 2 1x240"),
     (f"tidegate_in_flight{{{G}}}", "10x480"),
     (f"tidegate_in_flight_limit{{{G}}}", "100x480"),
     (f'tidegate_prediction_promises_total{{{G},tier="edge",result="kept"}}', "0+380x480"),
