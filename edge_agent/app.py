@@ -313,7 +313,7 @@ class EdgeApp:
             admission = "draining"
         elif self._endurance.why_not(seen):
             admission = "closed"
-        conditions = self._memory.told(replace(seen, mode=self.offline.mode))
+        conditions = self._memory.told(replace(seen, mode=self.offline.mode, kept=self.offline.backlog))
         rollouts = self.deployment.rollouts
         return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
 

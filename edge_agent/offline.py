@@ -115,6 +115,11 @@ class Offline:
         if self.forwarder is not None:
             self.forwarder.receipt(receipt)
 
+    @property
+    def backlog(self) -> int:
+        """Things that wait to be sent to a gateway."""
+        return 0 if self.store is None else self.store.backlog
+
     def why_not(self) -> str:
         """Why nothing can be deferred on this device; "" where it can."""
         if self._config.mqtt is None:

@@ -104,6 +104,7 @@ def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
         "models": [_offer(offer, target, fleet) for offer in target.offers],
         "conditions": target.conditions.in_words(),
         "mode": target.conditions.mode,
+        "kept": target.conditions.kept,
         "ails": sorted(target.degradation.active),
         "price": round(target.price, 6),
         "rtt_ms": _ms(target.link.rtt_s),

@@ -47,7 +47,7 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
     seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
     table = Table(*whole, "over", *seldom, "models", "rtt", "queued", "in flight")
     for one in targets:
-        words = [word for word in (one["reason"], _mode(one)) if word]
+        words = [word for word in (one["reason"], _mode(one), _kept(one)) if word]
         reason = f" ({'; '.join(words)})" if words else ""
         table.add_row(
             one["id"],
@@ -73,6 +73,12 @@ def _mode(target: dict[str, Any]) -> str:
     """Whom a device misses, in its own view; an older gateway does not tell."""
     mode = target.get("mode", "online")
     return "" if mode == "online" else str(mode).replace("-", " ")
+
+
+def _kept(target: dict[str, Any]) -> str:
+    """What a device has still to bring in."""
+    kept = target.get("kept", 0)
+    return f"{kept} kept for a gateway" if kept else ""
 
 
 def _evidence(target: dict[str, Any]) -> str:

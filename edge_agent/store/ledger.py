@@ -54,6 +54,17 @@ SCHEMA: Final = (
         since_s REAL NOT NULL, keep_s REAL NOT NULL, code TEXT NOT NULL DEFAULT '', why TEXT NOT NULL DEFAULT '',
         bytes INTEGER NOT NULL, answer BLOB) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS asking ON tickets (state, gateway)",
+    "CREATE TABLE IF NOT EXISTS backlog (one INTEGER PRIMARY KEY CHECK (one = 1), waiting INTEGER)",
+    "INSERT OR IGNORE INTO backlog SELECT 1, COUNT(*) FROM entries WHERE state = 'waiting'",
+    *[
+        f"CREATE TRIGGER IF NOT EXISTS backlog_{event.split()[0]} AFTER {event} ON entries BEGIN"
+        f" UPDATE backlog SET waiting = waiting + ({change}); END"
+        for event, change in (
+            ("insert", "NEW.state = 'waiting'"),
+            ("delete", "- (OLD.state = 'waiting')"),
+            ("update OF state", "(NEW.state = 'waiting') - (OLD.state = 'waiting')"),
+        )
+    ],
     *[
         f"CREATE TRIGGER IF NOT EXISTS {table}_{event} AFTER {event} ON {table} BEGIN UPDATE usage SET {change}; END"
         for table in ("entries", "tickets")
@@ -332,12 +343,17 @@ class Ledger:
                 db.execute(statement, (id,))
         return len(chosen)
 
+    def backlog(self, db: sqlite3.Connection) -> int:
+        """How many things wait to be sent. O(1), however many."""
+        (waiting,) = db.execute("SELECT waiting FROM backlog").fetchone()
+        return int(waiting)
+
     def usage(self, db: sqlite3.Connection) -> Usage:
         rows, size = db.execute("SELECT rows, bytes FROM usage").fetchone()
-        states = dict(db.execute("SELECT state, COUNT(*) FROM entries GROUP BY state").fetchall())
+        (dead,) = db.execute("SELECT COUNT(*) FROM entries WHERE state = 'dead'").fetchone()
         tickets = dict(db.execute("SELECT state, COUNT(*) FROM tickets GROUP BY state").fetchall())
         counters = dict(db.execute("SELECT reason, n FROM counters").fetchall())
-        return Usage(rows, size, states.get("waiting", 0), states.get("dead", 0), tickets, counters)
+        return Usage(rows, size, self.backlog(db), dead, tickets, counters)
 
     def __repr__(self) -> str:
         return f"<Ledger of at most {self.max_bytes} bytes and {self.max_rows} rows>"

@@ -44,6 +44,7 @@ class Store:
         self.wall = WallClock()
         self.ledger = Ledger(max_bytes=max_bytes, max_rows=max_rows)
         self.refused: Counter[str] = Counter()  # what could not be stored since the start, by reason
+        self.backlog = 0  # things that waited to be sent when the store was last used
         self._on_lost = on_lost
         self._former_s: float | None = None  # powered in former lives; None: not read yet
         self._started_at = clock.now()
@@ -110,7 +111,12 @@ class Store:
         return await self._run(lambda db, _: self.ledger.usage(db))
 
     async def _run(self, work: Callable[[sqlite3.Connection, Moment], T]) -> T:
-        return await self._database.run(lambda db: work(db, self._moment(db)))
+        def noted(db: sqlite3.Connection) -> T:
+            done = work(db, self._moment(db))
+            self.backlog = self.ledger.backlog(db)
+            return done
+
+        return await self._database.run(noted)
 
     def _moment(self, db: sqlite3.Connection) -> Moment:
         # In the thread, and at the time of the work: an open file's own word for how long its device was on.

@@ -277,6 +277,8 @@ class Stored(RuleBasedStateMachine):
             " (SELECT COALESCE(SUM(bytes), 0) FROM entries) + (SELECT COALESCE(SUM(bytes), 0) FROM tickets) AS bytes"
         ).fetchone()
         assert (usage.rows, usage.bytes) == (rows["rows"], rows["bytes"])
+        (waiting,) = self.db.execute("SELECT COUNT(*) FROM entries WHERE state = 'waiting'").fetchone()
+        assert usage.waiting == self.ledger.backlog(self.db) == waiting
         assert usage.bytes <= 6000
         assert usage.rows <= 14
 

@@ -244,3 +244,16 @@ async def test_results_of_hours_alone_reach_the_gateways_records_in_order_and_th
 async def _nothing_waits(app: EdgeApp) -> bool:
     assert app.offline.store is not None
     return not await app.offline.store.waiting(10)
+
+
+async def test_what_a_device_keeps_is_told_with_its_heartbeat(tmp_path: Path, broker: Mosquitto) -> None:
+    models = kinds_repository(tmp_path / "m")
+    async with edge(models, broker.url, tmp_path / "s") as app, aiohttp.ClientSession() as session:
+        assert (await ask(session, app.addresses["http"], UNSURE))[0] == 202
+        async with gateway(models, broker.url, tmp_path, ingest=None) as g:  # which takes nothing
+
+            async def shown() -> Any:
+                _, _, state = await get(session, f"{g.addresses['admin']}/v1/state")
+                return [one["kept"] for one in state["targets"] if one["kept"] >= 1]
+
+            assert await eventually(shown)

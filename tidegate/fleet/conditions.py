@@ -31,6 +31,7 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_bytes: Bytes | None = field(name="mem", default=None)  # resident, of its agent with all its workers
     memory_limit_bytes: Bytes | None = field(name="lim", default=None)  # what that may grow to
     mode: Mode = "online"  # whom it can reach, in its own view
+    kept: Annotated[int, Meta(ge=0, le=2**31 - 1)] = field(name="sf", default=0)  # things stored for a gateway
 
     @property
     def on_battery(self) -> bool:
@@ -47,6 +48,8 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append("metered link")
         if self.mode != "online":
             words.append(self.mode.replace("-", " "))
+        if self.kept:
+            words.append(f"{self.kept} things kept for a gateway")
         return "; ".join(words)
 
 
