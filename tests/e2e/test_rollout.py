@@ -159,6 +159,9 @@ def errors(outcomes: Counter[Any]) -> list[Any]:
 
 def test_a_good_model_reaches_all_in_waves_and_goes_back_without_a_key(ship: Ship) -> None:
     before, version = ship.running(), ship.version(factor=4.0)
+    push = ("push", "double", "--version", version, "--repository", str(ship.folder / "own"))
+    first, again = (json.loads(ship.run(*push).stdout) for _ in range(2))
+    assert (first["sent_bytes"], again["sent_bytes"]) == (first["bytes"], 0)
     with callers(ship) as outcomes:
         groups = ("--group", "canaries", "--group", "others")
         done = ship.rollout(version, "--waves", "30%,100%", "--soak", "1s", "--min-requests", "5", *groups)
