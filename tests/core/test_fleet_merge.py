@@ -15,6 +15,7 @@ from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.merge import EpochHint, FleetRegister, Resync
 from tidegate.fleet.messages import MAX_EPOCH
+from tidegate.fleet.reported import ModelReport, RolloutState
 from tidegate.fleet.topics import Up
 from tidegate.types import LoadReport
 
@@ -583,12 +584,15 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[float, Spoken]], Device, floa
     for session in range(draw(st.integers(1, 4))):
         device.epoch += draw(st.integers(1, 3)) if session else 0
         said.append((now, device.birth(now)))
-        for what in draw(st.lists(st.sampled_from(["beat", "beat", "inventory", "move"]), max_size=6)):
+        for what in draw(st.lists(st.sampled_from(["beat", "beat", "inventory", "move", "report"]), max_size=6)):
             now += 1.0
             if what == "beat":
                 said.append((now, device.heartbeat(now, queued=draw(st.integers(0, 9)))))
             elif what == "inventory":
                 said.append((now, device.inventory(now, offer(version=str(draw(st.integers(1, 3)))))))
+            elif what == "report":
+                report = ModelReport("digits", draw(st.sampled_from(RolloutState)), done_bytes=draw(st.integers(0, 9)))
+                said.append((now, device.reported(now, report)))
             else:
                 device.urls = (f"10.0.0.{draw(st.integers(1, 9))}:1",)
                 said.append((now, device.birth(now)))

@@ -56,7 +56,7 @@ def _one_life(device: DeviceLife, seed: int, draw: random.Random, *, at_write: b
     if at_write:
         device.until(lambda: not device.alive or is_settled(device, seed + 1), "neither dead nor settled")
     else:
-        time.sleep(4.0 * draw.random())
+        time.sleep(2.5 * draw.random())
     device.kill()
 
 
