@@ -14,9 +14,12 @@ bound to loopback unless the configuration says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
 from gateway.catalog import Catalog
@@ -25,13 +28,14 @@ from gateway.conductor import Conductor
 from gateway.core.attested import UNASKED
 from gateway.core.cost import VariantCost
 from gateway.core.fleet import Fleet
+from gateway.core.flown import Flown
 from gateway.core.sought import Sought, found
 from gateway.core.target import TargetView
 from gateway.explanation import explained, wanted
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 
-MOST_AT_ONCE: Final = 500  # requests in one answer: rendering one takes a tenth of a millisecond of the serving loop
+MOST_AT_ONCE: Final = 500  # requests in one answer
 MOST_OF_ONE_ID: Final = 10  # each looks through all that is remembered
 
 
@@ -42,14 +46,10 @@ def admin_routes(
         return web.json_response(state_of(fleet, catalog, clock.now(), refused))
 
     async def decisions(request: web.Request) -> web.Response:
-        memory, query = conductor.flown, request.query
-        if request_id := query.get("id"):
-            newest_first = wanted(memory, request_id, memory.run)[: -MOST_OF_ONE_ID - 1 : -1]
-            others = tuple(memory)
-            told = [explained(flown, others, memory.run) for flown in newest_first]
-        else:
-            told = [explained(flown, run=memory.run) for flown in found(reversed(memory), *_sought(query))]
-        return web.json_response({"decisions": told})
+        sought, most = _sought(request.query)
+        # What is remembered never changes, so a thread may read it: all of it takes longer than a request may wait.
+        render = partial(_rendered, tuple(conductor.flown), conductor.flown.run, request.query.get("id"), sought, most)
+        return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
         return web.json_response({"conditions": conditions_of(fleet, clock.now())})
@@ -63,6 +63,15 @@ def admin_routes(
         web.get("/debug/conditions", conditions),
         web.get("/healthz", healthz),
     ]
+
+
+def _rendered(memory: Sequence[Flown], run: str, request_id: str | None, sought: Sought, most: int) -> bytes:
+    if request_id:
+        newest_first = wanted(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
+        told = [explained(flown, memory, run) for flown in newest_first]
+    else:
+        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most)]
+    return msgspec.json.encode({"decisions": told})
 
 
 def _sought(query: Mapping[str, str]) -> tuple[Sought, int]:

@@ -165,9 +165,5 @@ _OWN_FAULTS: Final = ("invalid_request", "too_large", "not_supported", "model_no
 
 
 def _ratio(other: Flown, launched: Note, compute_s: float) -> float | None:
-    if other.decision is None:
-        return None
-    for one in other.decision.candidates:
-        if (one.target, one.variant) == (launched.target, launched.variant) and one.compute_s > 0.0:
-            return compute_s / one.compute_s
-    return None
+    predicted_s = other.decision.compute_s_of(launched.target, launched.variant) if other.decision else None
+    return compute_s / predicted_s if predicted_s else None

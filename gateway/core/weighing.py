@@ -98,6 +98,14 @@ class Weighing(NamedTuple):
         """The choice's `within_s`, without unpacking the rest. There must be one."""
         return self.numbers[_NUMBERS * self.chosen + _WITHIN]
 
+    def compute_s_of(self, target: str, variant: str) -> float | None:
+        """What was predicted of its compute; None for who was no candidate."""
+        names = self.names
+        for place in range(0, len(names), 2):
+            if names[place] == target and names[place + 1] == variant:
+                return self.numbers[_NUMBERS * (place // 2)]
+        return None
+
     @property
     def size_bytes(self) -> int:
         candidates = len(self.names) // 2
