@@ -231,14 +231,18 @@ async def test_results_of_hours_alone_reach_the_gateways_records_in_order_and_th
             assert kept[0]["response"]["outputs"][0]["name"] == "scores"
             await eventually(lambda: app.offline.mode == "online")
 
-            async def shown() -> Any:
-                _, _, state = await get(session, f"{g.addresses['admin']}/v1/state")
-                return [one["mode"] for one in state["targets"]] == ["online"]
+            assert await eventually(lambda: _nothing_waits(app))
+            await eventually(lambda: _modes(session, g, ["online"]))
 
-            await eventually(shown)
-            empty = await eventually(lambda: _nothing_waits(app))
-            assert empty
-        await eventually(lambda: app.offline.mode == "cloud-lost")
+            broker.kill()
+            await eventually(lambda: app.offline.mode == "control-lost")
+            await eventually(lambda: _modes(session, g, ["control-lost"]))
+            assert (await ask(session, g.addresses["http"], SURE))[0] == 200  # over the link, as if nothing were
+
+
+async def _modes(session: aiohttp.ClientSession, g: Gateway, wanted: list[str]) -> bool:
+    _, _, state = await get(session, f"{g.addresses['admin']}/v1/state")
+    return [one["mode"] for one in state["targets"]] == wanted
 
 
 async def _nothing_waits(app: EdgeApp) -> bool:
