@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.up.plan import Options, plan
 from tidegate.up.screen import LineBudget
-from tidegate.up.words import commands, process_rows, ready_line, request_line
+from tidegate.up.words import commands, console, process_rows, ready_line, request_line
 
 PLAN = plan(Options(Path("/data"), Path("/data/models"), edges=1))
 SERVED: dict[str, Any] = {
@@ -101,3 +101,8 @@ def test_lines_beyond_the_budget_of_a_second_are_counted_and_the_next_second_sta
     assert budget.take_hidden() == 2
     assert budget.take_hidden() == 0
     assert budget.allows(11.0)
+
+
+def test_it_is_said_where_the_console_is() -> None:
+    assert console(PLAN) == "console, in a browser: http://127.0.0.1:8003/"
+    assert "console http://127.0.0.1:8003" in process_rows(PLAN, {}, {})[0][1]

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from gateway.app import Gateway
 from gateway.console.page import page_files
 from gateway.console.view import FOUND, ROWS, Sight
 from gateway.console.watch import POINTS, REFUSED, Watch
+from gateway.core.degradation import Condition
 from gateway.core.events import LinkUp
 from gateway.core.fleet import Fleet
 from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target, until
@@ -28,12 +30,13 @@ Event = tuple[str, Any]
 MARKUP = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
 
 
-class NoModels:
-    manifests = ()
+class Models:
+    def __init__(self) -> None:
+        self.manifests: tuple[Any, ...] = ()
 
 
 def sight_of(fleet: Fleet) -> Sight:
-    return Sight("main", Watch(fleet, lambda: 0), fleet, admission_of(), NoModels(), {})  # type: ignore[arg-type]
+    return Sight("main", Watch(fleet, lambda: 0), fleet, admission_of(), Models(), {})  # type: ignore[arg-type]
 
 
 def fleet_of_many(edges: int) -> Fleet:
@@ -108,6 +111,28 @@ def test_timelines_of_targets_that_are_gone_go() -> None:
     sight.watch.tick(NOW + 5.0, NOW)
     assert len(sight.watch.timelines) == 3
     assert sight.detail("edge/kiosk-00001", NOW) is None
+
+
+async def test_what_ails_a_target_is_shown_and_found() -> None:
+    sight = sight_of(fleet_of_many(3))
+    ailing = sight.fleet.targets["edge/kiosk-00001"].degradation.active
+    ailing["slow_drift"] = Condition("slow_drift", NOW, "answers take 1.6 times what they took")
+
+    shown = await seen(sight)
+
+    assert shown["verdict"]["state"] == "attention"
+    assert shown["verdict"]["sentence"] == "edge/kiosk-00001 has slow_drift: answers take 1.6 times what they took"
+    assert [(one["target"], one["condition"]) for one in shown["conditions"]] == [("edge/kiosk-00001", "slow_drift")]
+
+
+async def test_a_model_that_nobody_offers_any_more_is_trouble_once_somebody_wants_it() -> None:
+    sight = sight_of(fleet_of_many(1))
+    sight.catalog.manifests = (SimpleNamespace(name="minilm", version="1"), SimpleNamespace(name="spare", version="1"))
+    sight.watch.answered(call(), reply(), NOW)
+    assert (await seen(sight))["verdict"]["state"] == "well"
+    for name in list(sight.fleet.targets):
+        sight.fleet.fold(LinkUp(name, name, 1, ()), NOW)
+    assert (await seen(sight))["verdict"]["sentence"] == "Nobody offers minilm just now"
 
 
 async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
