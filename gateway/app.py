@@ -53,7 +53,7 @@ from gateway.taking import Taking
 from gateway.trial_routes import trial_routes
 from gateway.trials import Trials
 from gateway.upstream.appraiser import Appraiser
-from gateway.watching import Watching
+from gateway.watching import Watching, soon
 from tidegate import clock, events
 from tidegate.doors.address import is_loopback
 from tidegate.doors.grpc_door import grpc_door
@@ -114,7 +114,7 @@ class Gateway:
             self.directory.targets,
             self.catalog.manifest,
             draw=draw,
-            memory=Memory(config.remember_decisions, config.remember_bytes, run=token_hex(3)),
+            memory=Memory(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=soon),
             hedges=hedges,
             overloaded=strained,
             places=Guarded(Gate(placer, self.admission), self.fleet, on_change=say_prediction),
@@ -124,6 +124,8 @@ class Gateway:
         self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
         more = [self.watch] if self.watch is not None else []
         self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, more)
+        if self.watch is not None:
+            self.watch.before_reading = self.watching.settle
         self.metrics = self.watching.metrics
         self.trials = Trials(config.trials_file, self.catalog, draw, strained)
         self.trials.ask = self.conductor.infer

@@ -33,7 +33,6 @@ from gateway.core.flown import MOST_NOTES, Flown, Given, Memory, Note, shortened
 from gateway.core.hedging import Hedges
 from gateway.core.placement import Ask, Placer
 from gateway.core.request import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
-from gateway.core.weighing import weighed
 from gateway.judges import Judges
 from gateway.spans import onward
 from gateway.upstream.target import Target
@@ -364,13 +363,14 @@ class Flight:
                 self._taken_at,
                 self._started_at,
                 self._placed_at,
-                weighed(machine.decision),
+                None,
                 tuple(machine.reasons),
                 tuple(self._notes),
                 end if isinstance(end, Given) else shortened(end),
                 now - call.arrived_at,
                 call.deadline,
-            )
+            ),
+            machine.decision,
         )
         return memory.name_of(number)
 

@@ -2,12 +2,14 @@
 
     observers   of the stack: each is told of every call
     watchers    of the flight recorder: each is told of every request's record, as it is made
+    taps        the same, when it is kept, a moment later
 
 Where several gateways share one address, `metrics_dir` is where they leave their counts for each other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -25,6 +27,7 @@ from gateway.core.admission import Admission
 from gateway.core.crossing import Crossing
 from gateway.core.quarantine import Quarantine
 from gateway.core.value import ValuePlacer
+from gateway.layers.later import WITHIN_S, Later
 from gateway.layers.observe import Observer
 from gateway.layers.stack import Layer
 from gateway.layers.traced import traced
@@ -40,6 +43,11 @@ from tidegate.tracing.collector import collector_of
 from tidegate.types import InferRequest
 
 log = structlog.get_logger(__name__)
+
+
+def soon(do: Callable[[], None]) -> None:
+    """What many requests leave to be done is done for all of them at once (`layers/later.py`)."""
+    asyncio.get_running_loop().call_later(WITHIN_S, do)
 
 
 class Watching:
@@ -72,13 +80,16 @@ class Watching:
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
-        self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask), *more]
+        counting = Later([self.metrics, *more], soon)
+        self._conductor, self._counting = conductor, counting
+        self.metrics.before_reading = self.settle
+        self.observers: list[Observer] = [counting, TurnedAway(conductor.flown, conductor.asking.ask)]
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
             self.observers.append(
                 AccessLog(conductor.asking.describe, write, sample=config.log_sample, draw=conductor.draw)
             )
-        conductor.flown.watchers.append(self.metrics.landed)
+        conductor.flown.taps.append(self.metrics.landed)
         self._collector = collector_of(config.tracing, "gateway", config.name)
         if config.tracing is not None and self._collector is not None:
             tracing = Tracing(config.tracing, self._collector)
@@ -102,6 +113,11 @@ class Watching:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    def settle(self) -> None:
+        """Have all counted that is still to be counted: whoever reads counts calls this first."""
+        self._counting.settle()
+        self._conductor.flown.pack()
 
     def routes(self) -> list[web.RouteDef]:
         """Of the metrics port."""

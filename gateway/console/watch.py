@@ -52,9 +52,10 @@ class Watch:
     """An `Observer`. `async with` samples once a second until it ends."""
 
     def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
-        self.classes: Lately[ClassKey] = Lately()
-        self.targets: Lately[str] = Lately()
-        self.ways: Lately[WayKey] = Lately()
+        self.before_reading: Callable[[], None] = lambda: None  # has all told that is still to be told
+        self._classes: Lately[ClassKey] = Lately()
+        self._targets: Lately[str] = Lately()
+        self._ways: Lately[WayKey] = Lately()
         self.points: deque[Point] = deque(maxlen=POINTS)
         self.timelines: dict[str, Timeline] = {}
         self.answered_models: set[str] = set()  # since the start; of the repository, so they are few
@@ -74,6 +75,21 @@ class Watch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def classes(self) -> Lately[ClassKey]:
+        self.before_reading()
+        return self._classes
+
+    @property
+    def targets(self) -> Lately[str]:
+        self.before_reading()
+        return self._targets
+
+    @property
+    def ways(self) -> Lately[WayKey]:
+        self.before_reading()
+        return self._ways
 
     # an observer's part
 
@@ -95,10 +111,10 @@ class Watch:
 
     def _count(self, call: Call, ending: Ending, served_by: str, why: str, now: float) -> None:
         took_s = now - call.arrived_at
-        self.classes.record((call.request.model_name, call.priority), ending, took_s, now)
-        self.ways.record((served_by.partition("/")[0], why), ending, took_s, now)
+        self._classes.record((call.request.model_name, call.priority), ending, took_s, now)
+        self._ways.record((served_by.partition("/")[0], why), ending, took_s, now)
         if served_by is not REFUSED:
-            self.targets.record(served_by, ending, took_s, now)
+            self._targets.record(served_by, ending, took_s, now)
         self._second.record(None, ending, took_s, now)
 
     # sampling
@@ -113,6 +129,7 @@ class Watch:
 
     def tick(self, now: float, utc_s: float) -> None:
         """A second is over."""
+        self.before_reading()
         second, self._second = self._second.total(now), Lately()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(

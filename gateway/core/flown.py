@@ -2,6 +2,7 @@
 
 Whoever performs a request notes what happens as it happens (`Note`): one small tuple an event, no text. At its end the
 request's decision is packed (`weighing.py`) and all of it becomes one `Flown` in the `Memory`, which is always on.
+Packing may be put off for a moment, to do many in one go; until then a few decisions are held as they are.
 Formatting belongs to `gateway/explanation.py`, which runs when an operator looks.
 
 Memory is bounded twice: by a count of requests, and by bytes, whichever is less. Bytes are reckoned at each request's
@@ -23,10 +24,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.weighing import Weighing
+from gateway.core.placement import Decision
+from gateway.core.weighing import Weighing, weighed
 from tidegate.types import Call
 
 MOST_NOTES: Final = 64
+MOST_RAW: Final = 64  # whose decisions are still to be packed
 MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
 What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"]
@@ -130,16 +133,34 @@ class Flown(NamedTuple):
         return tuple([note.target for note in self.notes if note.what == "launched"])
 
 
-class Memory:
-    """Mutable: `add` each request at its end; oldest first when iterated. `taps` are told of each, at once."""
+_DECISION: Final = Flown._fields.index("decision")
 
-    def __init__(self, most: int, most_bytes: int = 2**25, *, run: str = "0") -> None:
-        """Args: run: tells this gateway's numbers from those of another, and of the same one's earlier lives."""
+
+class Memory:
+    """Mutable: `add` each request at its end; oldest first when iterated.
+
+    `watchers` are told of each at once, without its decision, and `taps` when it is kept.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        most_bytes: int = 2**25,
+        *,
+        run: str = "0",
+        defer: Callable[[Callable[[], None]], None] = lambda do: do(),
+    ) -> None:
+        """Args:
+        run: tells this gateway's numbers from those of another, and of the same one's earlier lives.
+        defer: has decisions packed a moment later, many in one go, for a third of the cost each (`layers/later.py`).
+        """
         self.run = run
         self.watchers: list[Callable[[Flown], None]] = []
         self.taps: list[Callable[[Flown], None]] = []
         self.recording = False  # whether also the work of those who are turned away is worth reading
-        self.held_bytes = 0
+        self._defer = defer
+        self._raw: list[tuple[Flown, Decision]] = []  # to be packed
+        self._held_bytes = 0
         self._most = most
         self._most_bytes = most_bytes
         self._kept: deque[Flown] = deque()
@@ -154,9 +175,32 @@ class Memory:
         """What answers call a request: unique among gateways and their restarts, as far as `run` is."""
         return f"{self.run}-{number}"
 
-    def add(self, flown: Flown) -> None:
+    @property
+    def held_bytes(self) -> int:
+        self.pack()
+        return self._held_bytes
+
+    def add(self, flown: Flown, decision: Decision | None = None) -> None:
+        """Args: decision: its first one, where `flown` does not have it packed yet."""
         for watch in self.watchers:
             watch(flown)
+        if decision is None:
+            self.pack()  # numbers rise
+            self._keep(flown)
+            return
+        self._raw.append((flown, decision))
+        if len(self._raw) == 1:
+            self._defer(self.pack)
+        elif len(self._raw) >= MOST_RAW:
+            self.pack()
+
+    def pack(self) -> None:
+        """Keep what was added meanwhile."""
+        raw, self._raw = self._raw, []
+        for flown, decision in raw:
+            self._keep(Flown._make((*flown[:_DECISION], weighed(decision), *flown[_DECISION + 1 :])))
+
+    def _keep(self, flown: Flown) -> None:
         for tap in self.taps:
             tap(flown)
         size = size_of(flown)
@@ -165,23 +209,26 @@ class Memory:
         kept, sizes = self._kept, self._sizes
         kept.append(flown)
         sizes.append(size)
-        held = self.held_bytes + size
+        held = self._held_bytes + size
         while held > self._most_bytes or len(kept) > self._most:
             kept.popleft()
             held -= sizes.popleft()
-        self.held_bytes = held
+        self._held_bytes = held
 
     def __iter__(self) -> Iterator[Flown]:
+        self.pack()
         return iter(self._kept)
 
     def __reversed__(self) -> Iterator[Flown]:
+        self.pack()
         return reversed(self._kept)
 
     def __len__(self) -> int:
+        self.pack()
         return len(self._kept)
 
     def __repr__(self) -> str:
-        return f"<Memory of {len(self._kept)} requests in {self.held_bytes / 2**20:.1f} MiB>"
+        return f"<Memory of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
 
 
 def size_of(flown: Flown) -> int:

@@ -61,6 +61,7 @@ class Metrics:
         self._quarantine = quarantine or Quarantine()
         self._most_targets = most_targets
         self._calibration_error = calibration_error
+        self.before_reading: Callable[[], None] = lambda: None  # has all told that is still to be told
         self._sources: list[Callable[[], Iterable[Metric]]] = []
         # Bound here: each request calls them.
         self.began = self.requests.began
@@ -73,10 +74,12 @@ class Metrics:
 
     def refused(self, protocol: str, model: str, error: ServeError) -> None:
         """A request that a protocol refused before it became a call."""
+        self.before_reading()  # which names are models' is known from those that were served
         self.requests.refused(protocol, model, error)
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """The statistics of one model version, from zero if it never served."""
+        self.before_reading()
         return self.requests.statistics(name, version)
 
     def add(self, source: Callable[[], Iterable[Metric]]) -> None:
@@ -84,6 +87,7 @@ class Metrics:
         self._sources.append(source)
 
     def collect(self) -> Iterator[Metric]:
+        self.before_reading()
         yield from self.requests.families()
         yield from self.attempts.families(self._fleet.targets.keys())
         if self._calibration_error is not None:
