@@ -328,7 +328,7 @@ class GatewayConfig(ProcessConfig):
         4096, ge=0, description="Finished requests that the flight recorder keeps, for `tidegate explain` and traces."
     )
     remember_bytes: int = Field(
-        2**25, ge=0, description="Bytes that they may take; a request with few targets takes some 3 kB, with many 10."
+        2**25, ge=0, description="Bytes that they may take; a request with few targets takes some 800, with many 5 kB."
     )
 
     @model_validator(mode="after")

@@ -5,11 +5,14 @@ request's decision is packed (`weighing.py`) and all of it becomes one `Flown` i
 Packing may be put off for a moment, to do many in one go; until then a few decisions are held as they are.
 Formatting belongs to `gateway/explanation.py`, which runs when an operator looks.
 
-Memory is bounded twice: by a count of requests, and by bytes, whichever is less. Bytes are reckoned at each request's
-end from what it holds (`size_of`), which is a little more than the interpreter says it takes; so the bound holds
-whatever callers put into their ids and however many candidates a large fleet has. Nothing here may hold on to what a
-request came with or went through: its tensors, an error that was raised (an exception keeps every frame that it passed
-through), or a target that has left since.
+Each is kept as one piece of bytes. As the objects that it is made of, some fifty, every new one is written where the
+processor's caches hold nothing and every old one read back to be given up: with 4096 of them kept that took an eighth
+of a gateway's CPU, measured, and hardly any with 32. Whoever reads has them made again.
+
+Memory is bounded twice: by a count of requests, and by bytes, whichever is less; so the bound holds whatever callers
+put into their ids and however many candidates a large fleet has. Nothing here may hold on to what a request came with
+or went through: its tensors, an error that was raised (an exception keeps every frame that it passed through), or a
+target that has left since.
 
 A request that was turned away before it was placed (shed, expired, no right to it) is remembered as well, as a line
 without decision: what a gateway refuses belongs to the traffic that it had.
@@ -19,13 +22,16 @@ Invariants: `held_bytes <= most_bytes` after every `add`; numbers rise by one; n
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from gateway.core.placement import Decision
-from gateway.core.weighing import Weighing, weighed
+import msgspec
+
+from gateway.core.placement import Ask, Decision
+from gateway.core.weighing import Passed, Weighing, weighed
 from tidegate.types import Call
 
 MOST_NOTES: Final = 64
@@ -34,9 +40,7 @@ MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
 What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"]
 
-# Measured on CPython 3.11 to 3.13 and rounded up (`tests/core/test_gateway_flown.py` holds them against tracemalloc).
-_FLOWN_BYTES: Final = 1400  # a request without its decision, with its Ask, its end and its strings
-_NOTE_BYTES: Final = 370
+_PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 
 
 class Note(NamedTuple):
@@ -163,8 +167,7 @@ class Memory:
         self._held_bytes = 0
         self._most = most
         self._most_bytes = most_bytes
-        self._kept: deque[Flown] = deque()
-        self._sizes: deque[int] = deque()
+        self._kept: deque[bytes] = deque()
         self._numbers = count(1)
 
     def next_number(self) -> int:
@@ -203,25 +206,26 @@ class Memory:
     def _keep(self, flown: Flown) -> None:
         for tap in self.taps:
             tap(flown)
-        size = size_of(flown)
-        if self._most <= 0 or size > self._most_bytes:
+        if self._most <= 0:
             return
-        kept, sizes = self._kept, self._sizes
-        kept.append(flown)
-        sizes.append(size)
+        raw = stored(flown)
+        size = len(raw) + _PIECE_BYTES
+        if size > self._most_bytes:
+            return
+        kept = self._kept
+        kept.append(raw)
         held = self._held_bytes + size
         while held > self._most_bytes or len(kept) > self._most:
-            kept.popleft()
-            held -= sizes.popleft()
+            held -= len(kept.popleft()) + _PIECE_BYTES
         self._held_bytes = held
 
     def __iter__(self) -> Iterator[Flown]:
         self.pack()
-        return iter(self._kept)
+        return map(restored, list(self._kept))
 
     def __reversed__(self) -> Iterator[Flown]:
         self.pack()
-        return reversed(self._kept)
+        return map(restored, list(reversed(self._kept)))
 
     def __len__(self) -> int:
         self.pack()
@@ -231,15 +235,59 @@ class Memory:
         return f"<Memory of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
 
 
+class _Weighing(NamedTuple):
+    """A `Weighing` as it is stored: an array is none of msgpack's types."""
+
+    at: float
+    ask: Ask
+    reason: str
+    chosen: int
+    names: tuple[str, ...]
+    numbers: bytes
+    passed_over: tuple[Passed, ...]
+    more_passed_over: int
+    scarcity: float
+
+
+_Stored = tuple[
+    int, str, str, str, str, str, float, float, float, float,
+    _Weighing | None, tuple[str, ...], tuple[Note, ...], Given | str, float, float | None,
+]  # fmt: skip  # a `Flown`
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=float)  # numpy's numbers
+_DECODER: Final = msgspec.msgpack.Decoder(_Stored)
+
+
+def stored(flown: Flown) -> bytes:
+    """All of it in one piece: some 800 bytes, which a garbage collector need not look at."""
+    weighing = flown.decision
+    decision = None if weighing is None else (*weighing[:5], weighing.numbers.tobytes(), *weighing[6:])
+    parts = (*flown[:_DECISION], decision, *flown[_DECISION + 1 :])
+    buffer = bytearray()  # what `encode` returns keeps the room that it was written in
+    try:
+        _ENCODER.encode_into(parts, buffer)
+    except UnicodeEncodeError:  # a stranger's half of a surrogate pair
+        _ENCODER.encode_into(_readable(parts), buffer)
+    return bytes(buffer)
+
+
+def restored(raw: bytes) -> Flown:
+    parts = _DECODER.decode(raw)
+    weighing = parts[_DECISION]
+    decision = None
+    if weighing is not None:
+        decision = Weighing._make((*weighing[:5], array("d", weighing.numbers), *weighing[6:]))
+    return Flown._make((*parts[:_DECISION], decision, *parts[_DECISION + 1 :]))
+
+
 def size_of(flown: Flown) -> int:
-    """Bytes that it holds, rather too many than too few."""
-    size = _FLOWN_BYTES + _NOTE_BYTES * len(flown.notes) + 4 * len(flown.request_id)
-    for note in flown.notes:
-        if note.words:
-            size += 4 * len(note.words)  # as wide as a character may be
-    if isinstance(flown.end, str):
-        size += 4 * len(flown.end)
-    return size if flown.decision is None else size + flown.decision.size_bytes
+    """Bytes that it holds when it is kept."""
+    return len(stored(flown)) + _PIECE_BYTES
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return tuple([_readable(one) for one in value]) if isinstance(value, tuple) else value
 
 
 def trace_id_of(call: Call) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from gateway.core.flown import MOST_NOTES, Flown, Memory, Note, size_of
+from gateway.core.flown import MOST_NOTES, Flown, Memory, Note, restored, size_of, stored
 from gateway.core.placement import Decision, Placer
 from gateway.core.sought import Sought, found
 from gateway.core.value import ValuePlacer
@@ -98,6 +98,23 @@ def test_memory_never_holds_more_bytes_than_it_may(id_lengths: list[int], most_b
         assert len(memory) <= 20
 
 
+@pytest.mark.parametrize("make", ["_alone", "_in_a_crowd", "_long_winded"])
+def test_what_is_kept_comes_back_as_it_was(make: str) -> None:
+    before = globals()[make]()
+    after = restored(stored(before))
+    assert after == before
+    assert before.decision is not None and after.decision is not None
+    assert after.decision.choice == before.decision.choice
+    ended = before._replace(end="unreachable: gone", decision=None, deadline=None, notes=())
+    assert restored(stored(ended)) == ended
+
+
+def test_half_of_a_surrogate_pair_in_a_strangers_id_costs_nothing_but_itself() -> None:
+    memory = Memory(2)
+    memory.add(flown(request_id="a\ud800b"))
+    assert [one.request_id for one in memory] == ["a\\ud800b"]
+
+
 def test_a_memory_of_nothing_remembers_nothing() -> None:
     memory = Memory(0)
     memory.add(flown())
@@ -121,26 +138,22 @@ def _long_winded() -> Flown:
 
 @pytest.mark.parametrize("make", [_alone, _in_a_crowd, _long_winded])
 def test_no_request_takes_more_than_is_reckoned_for_it(make: Callable[[], Flown]) -> None:
-    make()  # whatever is made once is made
+    one = make()  # whatever is made once is made
     count = 50
+    memory = Memory(count)
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        kept = [_on_its_own(make()) for _ in range(count)]
+        for _ in range(count):
+            memory.add(one)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     taken = (after - before) / count
-    assert taken <= size_of(kept[0])
-    assert size_of(kept[0]) <= 6 * taken + 2000, "and it is not reckoned as far too much either"
-
-
-def _on_its_own(one: Flown) -> Flown:
-    """With strings and stage times of its own, as those that came over a network are."""
-    notes = [note._replace(target=note.target + "é", stages=note.stages and dict(note.stages)) for note in one.notes]
-    return one._replace(request_id=one.request_id + "é", notes=tuple(notes))
+    assert taken <= size_of(one)
+    assert size_of(one) <= 2 * taken, "and it is not reckoned as far too much either"
 
 
 def test_requests_are_found_by_their_callers_id_the_answered_one_their_trace_and_their_number() -> None:
