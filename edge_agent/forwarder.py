@@ -34,6 +34,7 @@ from tidegate.fleet.topics import Stored
 ASK_S: Final = 20.0
 SWEEP_S: Final = 60.0
 THERE_S: Final = 20.0  # four of a gateway's heartbeats
+NO_ROOM_S: Final = 0.5  # the session takes nothing just now
 RETRY_S: Final = 5.0  # after a defect or a disk that fails
 MAX_RECEIPTS: Final = 256
 
@@ -192,7 +193,10 @@ class Forwarder:
         for entry in self.drain.choose(waiting, budget, clock.now()):
             kind = Stored.EVENT if entry.item.kind == "event" else Stored.RESULT
             if not self.uplink.send_stored(kind, self.gateway, encode_stored(forwarded(self._device, entry))):
-                break  # no session any more, or no room beside what is live: the next turn knows
+                # No session any more, or no room beside what is live. What has left is waited for; else again soon.
+                if not self.drain.under_way:
+                    self.drain.busy(NO_ROOM_S, clock.now())
+                return
             self.drain.sent(entry, clock.now())
 
     def __repr__(self) -> str:

@@ -96,6 +96,19 @@ async def test_it_stays_with_one_gateway_while_that_is_there_and_begins_anew_wit
         assert {gateway for _, gateway, _ in uplink.sent} == {"b"}
 
 
+async def test_a_session_without_room_is_tried_again_soon(tmp_path: Path) -> None:
+    async with device(tmp_path) as (store, forwarder, uplink):
+        uplink.up = False
+        await store.put(item(1))
+        there(forwarder, "main")
+        await eventually(lambda: forwarder.drain.next_wake(clock.now()) is not None)
+        uplink.up = True
+
+        async with asyncio.timeout(15):  # and not after the next sweep
+            while uplink.ids() != [id_of(1)]:
+                await clock.sleep(0.01)
+
+
 async def test_a_final_refusal_is_a_dead_letter_and_the_rest_goes_on(tmp_path: Path) -> None:
     async with device(tmp_path) as (store, forwarder, uplink):
         for number in (1, 2):
