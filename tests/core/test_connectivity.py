@@ -137,3 +137,8 @@ def test_the_wall_clock_is_believed_when_a_gateways_says_the_same(theirs: float,
     clock = WallClock()
     clock.heard(theirs, ours)
     assert clock.right is right
+
+
+def test_it_says_how_it_is() -> None:
+    one, _ = online()
+    assert repr(one) == "<Connectivity online since 5.0, 1 changes>"

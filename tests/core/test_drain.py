@@ -185,3 +185,16 @@ def test_whatever_receipts_do_everything_is_taken_in_order_within_its_key(data: 
     for key in ("a", "b"):
         of_key = [order[id] for id in taken if keys[id] == key]
         assert of_key == sorted(of_key)
+
+
+def test_a_refusal_of_something_that_is_not_under_way_changes_nothing_and_it_says_how_it_is() -> None:
+    drain = Drain()
+    drain.refused("unknown", 0.0)
+    assert drain.held_back(0.0) == frozenset()
+    assert "no session" in repr(drain)
+    assert drain.next_wake(0.0) is None
+
+    drain.begin(0.0)
+    send_train(drain, entries(3), 0.0)
+    assert drain.under_way == {"0000", "0001", "0002"}
+    assert repr(drain) == "<Drain 3 under way, window 8, 32768 bytes a train, 0 trains>"
