@@ -13,6 +13,7 @@ Source: OpenTelemetry specification, "Trace SDK" and "OTLP/HTTP".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -92,7 +93,7 @@ class SpanExport:
 
         def flush() -> None:
             processor.shutdown()  # type: ignore[no-untyped-call]
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
                 loop.call_soon_threadsafe(done.set)
 
         threading.Thread(target=flush, name="last spans", daemon=True).start()
@@ -156,7 +157,7 @@ class _Telling(SpanExporter):
             result = SpanExportResult.FAILURE
         failed = result is not SpanExportResult.SUCCESS
         self._counts["failed" if failed else "exported"] += len(spans)
-        if failed != self._failing:
+        if failed != self._failing and not self._given_up:
             self._failing = failed
             words = "the collector takes no spans" if failed else "the collector takes spans again"
             (log.warning if failed else log.info)(words, endpoint=self._endpoint)
