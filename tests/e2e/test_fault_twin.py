@@ -87,7 +87,7 @@ def answers_are_right(matrix: Matrix, models: Path) -> Right:
 def played(matrix: Matrix, number: str, during_s: float, *, after_s: float = 1.5) -> Seen:
     row = replace(ROWS[number], before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0)
     seen = matrix.run(row)
-    eventually(lambda: idle(matrix), 5.0, "nothing is under way")
+    eventually(lambda: idle(matrix), 30.0, "nothing is under way")
     return seen
 
 
@@ -188,9 +188,7 @@ def test_a_hung_worker_of_the_pool_is_given_up_and_replaced(matrix: Matrix, answ
 
 def serves_long(matrix: Matrix) -> bool:
     """Whether a request that only the pool may take is answered by now."""
-    row = replace(ROWS["4a"], acts=lambda _matrix: (), end=lambda _matrix: None)
-    seen = matrix.run(replace(row, before_s=0.2, during_s=0.0, after_s=0.8, load=1.0))
-    return any(one.units == LONG and one.status == 200 for one in seen.answers)
+    return any(one.units == LONG and one.status == 200 for one in matrix.calm().answers)
 
 
 def test_a_gateway_that_is_told_to_stop_answers_whoever_is_under_way_and_rightly(
@@ -199,7 +197,7 @@ def test_a_gateway_that_is_told_to_stop_answers_whoever_is_under_way_and_rightly
     seen = played(matrix, "23a", 3.0)
     answers_are_right(seen)
     assert set(lives.under_way(seen)) <= {200}
-    assert seen.after.statuses()[200] > 0, "its successor serves"
+    eventually(lambda: any(one.status == 200 for one in matrix.calm().answers), 60.0, "its successor serves")
 
 
 def test_a_killed_gateway_leaves_no_work_behind(matrix: Matrix) -> None:

@@ -160,6 +160,14 @@ class Matrix:
         self.run(nothing, seed=0)
         self.baseline.clear()
 
+    def calm(self, *, before_s: float = 0.2, after_s: float = 0.8, load: float = 1.0) -> Seen:
+        """Send requests while nothing is broken, and say what came of them."""
+        return self.run(
+            Row(
+                "", "nothing is broken", lambda _matrix: (), before_s=before_s, during_s=0.0, after_s=after_s, load=load
+            )
+        )
+
     def mend(self) -> None:
         """Every link whole and as it was, every part there, and the gateway sees them all ready."""
         for name, link in self.links.items():
