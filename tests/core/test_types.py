@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import fields, replace
 
 from tidegate.identity import Grant, Identity
+from tidegate.trace import Trace
 from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, Tensor
 
 REQUEST = InferRequest(
@@ -23,9 +24,9 @@ def test_a_pinned_request_differs_in_its_version_only() -> None:
 
 def test_a_call_that_is_due_differs_in_its_deadline_only() -> None:
     words = {"a": "b"}
-    call = Call(
-        REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, lambda accepted: None, "edge", 0.9, "acme", SOMEBODY, True
-    )
+    trace = Trace(1, 2, sampled=True)
+    who = ("edge", 0.9, "acme", SOMEBODY)
+    call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, lambda accepted: None, *who, True, True, trace)
     assert call.due(9.0) == replace(call, deadline=9.0)
     defaults = Call(InferRequest("", ()), "", 0.0)
     changed = [one.name for one in fields(call) if getattr(call, one.name) == getattr(defaults, one.name)]
