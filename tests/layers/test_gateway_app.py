@@ -16,7 +16,8 @@ import yaml
 from structlog.testing import capture_logs
 
 from gateway.app import Gateway
-from gateway.config import GatewayConfig, TargetConfig
+from gateway.config import GatewayConfig
+from gateway.config_sections import TargetConfig
 from tests.support.hosts import ECHO, EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.freshness import DeviceView, Freshness
