@@ -22,7 +22,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from gateway.core.fleet import Fleet
 from gateway.core.networks import Networks, grpc_address, host_and_port, is_address
 from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec, TargetView, Transport
+from gateway.register import Register
 from gateway.upstream.accepted import AcceptedLink
 from gateway.upstream.address import allowed_address, same_address
 from gateway.upstream.appraiser import Appraiser
@@ -51,7 +52,6 @@ from tidegate.models.manifest import Manifest
 from tidegate.oip.check import shown
 from tidegate.outcome import ServeError
 from tidegate.tls import Dialler, PlainDialler
-from tidegate.types import LoadReport
 
 log = structlog.get_logger(__name__)
 
@@ -61,20 +61,6 @@ UNARY: Final = Attestation(
 UNDIALLED: Final = "-"  # the address of a device that only dials
 ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
 _REDIAL_STATIC_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
-
-
-class Register(Protocol):
-    """Where evidence from the data plane goes: `tidegate.fleet.merge.FleetRegister`."""
-
-    def devices(self, now: float) -> tuple[DeviceView, ...]: ...
-
-    def knows(self, name: str) -> bool: ...
-
-    def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool: ...
-
-    def data_plane_alive(self, name: str, now: float) -> bool: ...
-
-    def data_plane_lost(self, name: str, now: float) -> bool: ...
 
 
 @dataclass(slots=True)

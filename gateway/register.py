@@ -1,0 +1,22 @@
+"""Where evidence from the data plane goes: the fleet's register, `tidegate.fleet.merge.FleetRegister`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tidegate.fleet.freshness import DeviceView
+from tidegate.types import LoadReport
+
+
+class Register(Protocol):
+    """The fleet's register, as far as the directory of targets needs it."""
+
+    def devices(self, now: float) -> tuple[DeviceView, ...]: ...
+
+    def knows(self, name: str) -> bool: ...
+
+    def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool: ...
+
+    def data_plane_alive(self, name: str, now: float) -> bool: ...
+
+    def data_plane_lost(self, name: str, now: float) -> bool: ...
