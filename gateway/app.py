@@ -122,10 +122,7 @@ class Gateway:
             witness=Witness(held, clock.now),
         )
         self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        more = [self.watch] if self.watch is not None else []
-        self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, more)
-        if self.watch is not None:
-            self.watch.before_reading = self.watching.settle
+        self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, self.watch)
         self.metrics = self.watching.metrics
         self.trials = Trials(config.trials_file, self.catalog, draw, strained)
         self.trials.ask = self.conductor.infer

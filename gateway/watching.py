@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -23,6 +23,7 @@ from gateway.access_log import AccessLog
 from gateway.conditions import condition_family
 from gateway.conductor import Conductor
 from gateway.config import GatewayConfig
+from gateway.console.watch import Watch
 from gateway.core.admission import Admission
 from gateway.core.crossing import Crossing
 from gateway.core.quarantine import Quarantine
@@ -60,9 +61,9 @@ class Watching:
         admission: Admission,
         quarantine: Quarantine,
         version_of: Callable[[InferRequest], str],
-        more: Iterable[Observer] = (),
+        console: Watch | None = None,
     ) -> None:
-        """Args: more: observers besides its own."""
+        """Args: console: told with the metrics, and what knows the links' timelines."""
         placer, hedges = conductor.placer, conductor.hedges
         self.metrics = Metrics(
             placer.fleet,
@@ -80,9 +81,12 @@ class Watching:
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
-        counting = Later([self.metrics, *more], soon)
+        counting = Later([self.metrics, *([console] if console is not None else [])], soon)
         self._conductor, self._counting = conductor, counting
         self.metrics.before_reading = self.settle
+        if console is not None:
+            console.before_reading = self.settle
+            self.metrics.timeline_of = console.timelines.get
         self.observers: list[Observer] = [counting, TurnedAway(conductor.flown, conductor.asking.ask)]
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info

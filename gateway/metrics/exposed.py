@@ -23,7 +23,7 @@ from gateway.metrics.attempts import AttemptCounts
 from gateway.metrics.doors import admission_families
 from gateway.metrics.generative import GenerativeCounts
 from gateway.metrics.requests import RequestCounts
-from gateway.metrics.targets import target_families
+from gateway.metrics.targets import TimelineOf, target_families
 from tidegate import clock
 from tidegate.metrics.families import single
 from tidegate.oip.host import ModelStatistics
@@ -62,6 +62,7 @@ class Metrics:
         self._most_targets = most_targets
         self._calibration_error = calibration_error
         self.before_reading: Callable[[], None] = lambda: None  # has all told that is still to be told
+        self.timeline_of: TimelineOf = lambda _target_id: None  # the console's, where there is one
         self._sources: list[Callable[[], Iterable[Metric]]] = []
         # Bound here: each request calls them.
         self.began = self.requests.began
@@ -93,7 +94,7 @@ class Metrics:
         if self._calibration_error is not None:
             words = "Mean gap between the chances that were claimed and what came, 0 to 1."
             yield single("tidegate_chance_calibration_error_ratio", words, self._calibration_error())
-        yield from target_families(self._fleet, self._most_targets, clock.now())
+        yield from target_families(self._fleet, self.timeline_of, self._most_targets, clock.now())
         yield from admission_families(self._admission, self._quarantine)
         yield from self.generative.families()
         for source in self._sources:

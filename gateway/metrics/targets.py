@@ -4,6 +4,10 @@ So many targets have series of their own, the troubled first and then those that
 value among all others, so that an alert on it fires for any of ten thousand (`tidegate/metrics/bounded.py`). How many
 there are in each state is counted over all of them.
 
+`tidegate_link_state` is the console's and `tidegate top`'s word for a link (`core/link_health.py`) as a number, 0 well
+and worse with each step, so that whoever looks anywhere finds the same link sick. "Usually" needs the timelines that
+the console keeps: without a console a link is slow only while its estimate says so, some ten seconds.
+
 `tidegate_link_loss_ratio` is what can be seen of loss above TCP: the share of round trips lately that took longer than
 the calm link by TCP's least retransmission timeout (`core/link.py`).
 """
@@ -12,37 +16,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from itertools import product
 from typing import Final, get_args
 
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.fleet import Fleet
+from gateway.core.link_health import WORST_FIRST, Health, Timeline, link_state
 from gateway.core.prices import Tier
 from gateway.core.target import TargetState, TargetView
 from tidegate.metrics.bounded import REST, worth_showing
 from tidegate.metrics.families import gauge
 
-
-class LinkState(IntEnum):
-    """How the link to a target is, worse with each step."""
-
-    CLEAR = 0
-    FOUL = 1  # round trips far above the calm ones
-    SILENT = 2  # an acknowledgement is due, and nothing comes for longer than is usual there
-    DOWN = 3
-
-
-def link_state(target: TargetView, now: float) -> LinkState:
-    if not target.up:
-        return LinkState.DOWN
-    if target.link.trust(now) < 1.0:
-        return LinkState.SILENT
-    return LinkState.FOUL if target.link.foul else LinkState.CLEAR
-
-
+TimelineOf = Callable[[str], Timeline | None]
 Read = Callable[[TargetView, float], float]
+SEVERITY: Final[dict[Health, int]] = {health: place for place, health in enumerate(reversed(WORST_FIRST))}
 _TABLE: Final[tuple[tuple[str, str, Read, Callable[..., float]], ...]] = (
     ("tidegate_target_up", "Whether requests can be sent there.", lambda one, _: one.up, min),
     ("tidegate_target_in_flight", "Attempts under way there.", lambda one, _: one.ledger.in_flight, max),
@@ -50,17 +38,21 @@ _TABLE: Final[tuple[tuple[str, str, Read, Callable[..., float]], ...]] = (
     ("tidegate_queue_wait_seconds", "Predicted wait there now.", lambda one, now: one.wait_s(now), max),
     ("tidegate_breaker_state", "0 closed, 1 open, 2 half open.", lambda one, _: one.breaker.state, max),
     ("tidegate_path_breaker_state", "The same of the way to it.", lambda one, _: one.path.state, max),
-    ("tidegate_link_state", "0 clear, 1 foul, 2 silent, 3 down.", link_state, max),
     ("tidegate_link_rtt_seconds", "Smoothed round trip.", lambda one, _: one.link.rtt_s, max),
     ("tidegate_link_jitter_seconds", "Mean deviation of it.", lambda one, _: one.link.jitter_s, max),
     ("tidegate_link_loss_ratio", "Share of late round trips, as loss shows.", lambda one, _: one.link.loss_ratio, max),
 )
 
 
-def target_families(fleet: Fleet, most: int, now: float) -> Iterator[Metric]:
+def target_families(fleet: Fleet, timeline_of: TimelineOf, most: int, now: float) -> Iterator[Metric]:
     """Args: most: targets that have series of their own."""
-    shown, others = worth_showing(fleet.targets.values(), most, lambda one: _rank(one, now))
-    for name, text, read, worst in _TABLE:
+    severity = {one.id: _severity(one, timeline_of(one.id), now) for one in fleet.targets.values()}
+    rank = lambda one: _rank(one, severity[one.id])  # noqa: E731
+    shown, others = worth_showing(fleet.targets.values(), most, rank)
+    link: tuple[str, str, Read, Callable[..., float]] = (
+        "tidegate_link_state", "0 well, 1 slow, 2 silent, 3 suspect, 4 down.", lambda one, _: severity[one.id], max
+    )  # fmt: skip
+    for name, text, read, worst in (link, *_TABLE):
         rows = [((one.id,), float(read(one, now))) for one in shown]
         if others:
             rows.append(((REST,), float(worst(read(one, now) for one in others))))
@@ -72,10 +64,13 @@ def target_families(fleet: Fleet, most: int, now: float) -> Iterator[Metric]:
     yield gauge("tidegate_targets", "Targets that are known, by state.", ("tier", "state"), counts.items())
 
 
-def _rank(target: TargetView, now: float) -> tuple[float, ...]:
+def _severity(target: TargetView, timeline: Timeline | None, now: float) -> int:
+    return SEVERITY[link_state(target, timeline, now).health]
+
+
+def _rank(target: TargetView, severity: int) -> tuple[float, ...]:
     """The troubled among those in use first: one that has been down for long is no news."""
-    troubled = target.up and (target.ejected or target.link.foul or target.link.trust(now) < 1.0)
-    return (troubled, target.asked_at, target.since)
+    return (target.up and severity > 0, target.asked_at, target.since)
 
 
 def _ages(shown: list[TargetView], others: list[TargetView], now: float) -> list[tuple[tuple[str], float]]:

@@ -136,6 +136,10 @@ class Stack:
         return str(self._ready["admin"])
 
     @property
+    def metrics(self) -> str:
+        return str(self._ready["metrics"])
+
+    @property
     def pids(self) -> dict[str, int]:
         """Of each part, for faults of processes: `os.kill(stack.pids["edge-1"], signal.SIGSTOP)`."""
         return {one["name"]: one["pid"] for one in self._ready["processes"]}

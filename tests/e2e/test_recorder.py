@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.explain import explain
 from gateway.record import record
-from gateway.top import top
+from gateway.top import snapshots_of, top
 from simulator.replay import replay
 from simulator.testing.stack import MODEL, Stack
 from simulator.world import simulate
@@ -90,6 +91,17 @@ def sick(stack: Stack) -> list[str]:
     return [one["target"] for one in json.loads(result.stdout)["sick"]]
 
 
+def seen_sick(stack: Stack) -> tuple[list[str], list[str], list[str]]:
+    """Whom the console's snapshot, `top` and a scrape each name."""
+    with urllib.request.urlopen(f"{stack.admin}/console/live", timeout=30) as lines:
+        console = [row["id"] for row in next(snapshots_of(lines))["targets"] if row["health"] != "well"]
+    named = sick(stack)
+    with urllib.request.urlopen(f"{stack.metrics}/metrics", timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    (states,) = [family.samples for family in families if family.name == "tidegate_link_state"]
+    return console, named, [one.labels["target"] for one in states if one.value != 0]
+
+
 def assert_adds_up(one: dict[str, Any]) -> None:
     falls, elapsed_ms = one["waterfall"], one["elapsed_ms"]
     total_ms = sum(stage["took_ms"] for stage in falls["path"])
@@ -104,6 +116,7 @@ def test_a_link_that_gets_sick_under_load_is_named_by_top_and_no_other(stack: St
         eventually(lambda: sick(stack) == [], 60, "every link is well")
         stack.links[part].toxic("slow", "to", delay_ms=150, jitter={"dist": "uniform", "ms": 100})
         took_s = eventually(lambda: sick(stack) == [name], 60, f"{name} is named, and nobody else")
+        eventually(lambda: seen_sick(stack) == ([name], [name], [name]), 60, "page, terminal and scrape agree")
         picture = CliRunner(env={"COLUMNS": "80"}).invoke(top, ["--once", "--admin", stack.admin]).stdout
         stack.links[part].remove("slow")
     print(f"{name} was named after {took_s:.1f} s")

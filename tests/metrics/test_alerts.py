@@ -109,7 +109,7 @@ HEALTHY: list[Series] = [
     (f'tidegate_breaker_state{{{G},target="edge/a"}}', "0x240 1 2 0x240"),
     (f'tidegate_path_breaker_state{{{G},target="edge/a"}}', "0x240 1 2 0x240"),
     (f'tidegate_edge_state_age_seconds{{{G},agent="a"}}', "1x480"),
-    (f'tidegate_link_state{{{G},target="edge/a"}}', "0x240 1 3 0x240"),
+    (f'tidegate_link_state{{{G},target="edge/a"}}', "0x240 1 4 0x240"),
     (f'tidegate_link_loss_ratio{{{G},target="edge/a"}}', "0.01x480"),
     (f'tidegate_link_rtt_seconds{{{G},target="edge/a"}}', "0.005x240 0.1 0.005x240"),
     (f"tidegate_overloaded{{{G}}}", "0x240 1 0x240"),

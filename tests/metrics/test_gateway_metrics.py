@@ -9,8 +9,9 @@ from gateway.app import Gateway
 from gateway.conditions import condition_family
 from gateway.config import GatewayConfig
 from gateway.core.crossing import Crossing
-from gateway.core.events import LinkUp
+from gateway.core.events import LinkDown, LinkUp
 from gateway.core.flown import Flown, Note
+from gateway.core.link_health import Timeline, link_state
 from gateway.core.scaling import Scaling, ScalingSpec
 from gateway.metrics import Metrics
 from gateway.scaling import scaling_families
@@ -18,6 +19,7 @@ from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, offer, spec, variant
 from tests.support.flowns import answered, flown, given, went
 from tests.support.metric_tables import check
+from tidegate import clock
 from tidegate.config import load
 from tidegate.metrics.exposition import Exposition
 from tidegate.outcome import InvalidRequest, Outcome, Overloaded, ServeError, error_from_code
@@ -256,6 +258,25 @@ def test_the_troubled_have_series_of_their_own_and_the_rest_shows_the_worst() ->
     assert value(counted, "tidegate_target_up", target="edge/00000") == 1
     assert value(counted, "tidegate_link_rtt_seconds", target="rest") == 3.0
     assert value(counted, "tidegate_target_up", target="edge/00001") == 0, "it is one of the rest"
+
+
+def test_a_link_is_as_sick_on_the_scrape_as_it_is_on_the_page() -> None:
+    counted = metrics()
+    fleet = counted._fleet
+    timelines = {name: Timeline() for name in fleet.targets}
+    counted.timeline_of = timelines.get
+    for target in fleet.targets.values():
+        target.link.record(0.002, NOW)
+        for _ in range(20):
+            timelines[target.id].sample(target)
+    fleet.targets["edge/a"].link.rtt_s = 0.150  # several times the usual
+    fleet.fold(LinkDown("edge/b", "connection refused"), NOW)
+
+    found = {name: value(counted, "tidegate_link_state", target=name) for name in fleet.targets}
+
+    assert found == {"edge/a": 1, "edge/b": 4, "pool/main": 0}
+    shown = {one.id: link_state(one, timelines[one.id], clock.now()).health for one in fleet.targets.values()}
+    assert shown == {"edge/a": "slow", "edge/b": "down", "pool/main": "well"}
 
 
 def test_series_of_a_target_end_when_it_leaves_and_others_get_its_place() -> None:
