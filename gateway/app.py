@@ -51,6 +51,7 @@ from gateway.shipping import Shipping
 from gateway.sync import FleetSync
 from gateway.taking import Taking
 from gateway.trial_routes import trial_routes
+from gateway.trial_told import trial_families
 from gateway.trials import Trials
 from gateway.upstream.appraiser import Appraiser
 from gateway.watching import Watching, soon
@@ -126,6 +127,7 @@ class Gateway:
         self.metrics = self.watching.metrics
         self.trials = Trials(config.trials_file, self.catalog, draw, strained)
         self.trials.ask = self.conductor.infer
+        self.metrics.add(lambda: trial_families(self.trials))
         behind = stack(  # also for what devices deferred, which is no live traffic, and comes with no caller
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
@@ -267,13 +269,8 @@ class Gateway:
             ahead=oip.ahead_of,
         )
         asked = asking(self.guard, self.audit, "metrics") if config.metrics_credentials else []
-        await self._open_http_door(
-            "metrics",
-            config.metrics_host or config.host,
-            config.metrics_port,
-            self.watching.routes(),
-            middlewares=asked,
-        )
+        host, port = config.metrics_host or config.host, config.metrics_port
+        await self._open_http_door("metrics", host, port, self.watching.routes(), middlewares=asked)
         await self._open_http_door(
             "admin",
             config.admin_host,
@@ -289,6 +286,7 @@ class Gateway:
                     self.watch,
                     config.policy,
                     lambda: self._shipping.rollouts.all.values() if self._shipping else (),
+                    self.trials,
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
                 *(self.taking.routes() if self.taking is not None and config.mqtt else ()),

@@ -28,6 +28,8 @@ from gateway.identity.guard import GatewayGuard
 from gateway.identity.operators import OPEN, on_loopback, only_with, own_site
 from gateway.log_levels import log_level_routes
 from gateway.recording import Recordings
+from gateway.trial_told import trials_shown
+from gateway.trials import Trials
 from tidegate.doors.address import is_loopback
 from tidegate.identity import Right
 from tidegate.oip.http_server import error_middleware
@@ -43,6 +45,7 @@ def operator_routes(
     watch: Watch | None,
     policy: str,
     rollouts: Callable[[], Iterable[Waves]],
+    trials: Trials,
 ) -> list[web.RouteDef]:
     """Of the admin port; with the console's where somebody watches for it."""
     recordings = Recordings(conductor.flown, fleet, gateway=name, policy=policy)
@@ -54,7 +57,7 @@ def operator_routes(
     ]
     if watch is None:
         return admin
-    sight = Sight(name, watch, fleet, admission, catalog, directory.refused, rollouts)
+    sight = Sight(name, watch, fleet, admission, catalog, directory.refused, rollouts, lambda: trials_shown(trials))
     return [*admin, *Console(sight).routes()]
 
 

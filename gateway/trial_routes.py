@@ -21,10 +21,10 @@ from aiohttp import web
 from gateway.catalog import Catalog
 from gateway.core.fleet import Fleet
 from gateway.core.splits import BadSplit, Split
-from gateway.core.version_figures import Agreement, Figures
 from gateway.core.version_shares import shares
 from gateway.layers.versions import standing
-from gateway.trials import Trials, Watched
+from gateway.trial_told import trial_told
+from gateway.trials import Trials
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import ModelNotFound
@@ -94,16 +94,8 @@ def told(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str
             }
             for one in manifests
         ],
-        "trial": None,
+        "trial": trial_told(trials, model) if split is not None else None,
     }
-    if split is not None:
-        watched = trials.watched.get(model, Watched())
-        found["trial"] = {
-            **msgspec.to_builtins(split),
-            "began_at_utc": watched.began_at_utc,
-            "figures": {one: _figures(watched.of(one)) for one in (split.standing, split.candidate)},
-            "agreement": _agreement(watched.agreement),
-        }
     return found
 
 
@@ -119,34 +111,3 @@ def _quality(manifest: Manifest) -> dict[str, dict[str, Any]]:
     """As measured against the reference when the model was made, by variant."""
     measured = [(one.name, one.quality) for one in manifest.variants if one.quality is not None]
     return {name: {"metric": quality.metric, "value": quality.value} for name, quality in measured}
-
-
-def _figures(figures: Figures) -> dict[str, Any]:
-    quantiles, interval = figures.quantiles_s, figures.in_time_interval
-    return {
-        "asked": figures.asked,
-        "in_time": figures.endings["in_time"],
-        "late": figures.endings["late"],
-        "failed": figures.endings["failed"],
-        "failures": dict(figures.failures),
-        "in_time_ratio": _rounded(figures.in_time_ratio),
-        "in_time_95": [_rounded(value) for value in interval] if interval else None,
-        "ms": {name: round(value * 1e3, 3) for name, value in zip(("p50", "p95", "p99"), quantiles, strict=False)},
-        "provisional": figures.provisional,
-        "escalated": figures.escalated,
-        "degraded": figures.degraded,
-    }
-
-
-def _agreement(seen: Agreement) -> dict[str, Any]:
-    return {
-        "rows": seen.rows,
-        "ratio": _rounded(seen.ratio),
-        "cosine": _rounded(seen.cosine),
-        "cosine_least": _rounded(seen.cosine_least) if seen.rows else None,
-        "unanswered": seen.unanswered,
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)

@@ -55,6 +55,7 @@ class Sight:
     catalog: Catalog
     refused: Mapping[str, str]
     rollouts: Callable[[], Iterable[Waves]] = tuple
+    trials: Callable[[], list[dict[str, Any]]] = list
 
     def history(self) -> dict[str, Any]:
         """The last five minutes of the whole, for charts; columns, oldest first."""
@@ -102,6 +103,7 @@ class Sight:
             "ways": self._ways(now),
             "conditions": conditions[:CONDITIONS],
             "rollouts": rollouts_told(self.rollouts()),
+            "trials": self.trials(),
         }
 
     def find(self, words: str, now: float) -> list[dict[str, Any]]:
@@ -134,6 +136,7 @@ class Sight:
             "memory_bytes": conditions.memory_bytes,
             "memory_limit_bytes": conditions.memory_limit_bytes,
             "mode": conditions.mode,
+            "kept": conditions.kept,
         }
 
     def _now(self, target: TargetView, now: float) -> dict[str, Any]:

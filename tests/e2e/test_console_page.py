@@ -16,11 +16,14 @@ import pytest
 from gateway.app import Gateway
 from gateway.console.view import ROWS
 from gateway.core.events import LinkUp
+from gateway.core.splits import Split, Splits
 from gateway.core.target import TargetSpec
+from gateway.trials import Watched
 from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target
 from tests.support.browser import MISSING, PROGRAM, SHOTS, Page, chromium
 from tests.support.guarded import guarded
 from tidegate import clock
+from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 
 pytestmark = [
@@ -116,6 +119,38 @@ async def test_a_target_that_stops_is_named_on_top_and_in_its_row_and_forgotten_
 
         await edge.start()
         await page.until("!document.querySelector('.said').textContent.includes('edge/attic is down')")
+        assert page.errors == []
+
+
+async def test_two_versions_on_trial_stand_side_by_side_and_what_a_device_keeps_in_its_detail(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        gateway, _, _ = await stack.enter_async_context(system(tmp_path))
+        gateway.fleet.add(TargetSpec("edge/ferry", "edge", "127.0.0.1:1", static=False), clock.now())
+        gateway.fleet.targets["edge/ferry"].conditions = Conditions(kept=17)
+        browser = await stack.enter_async_context(chromium())
+        page = await stack.enter_async_context(browser.page())
+        await looked_at(page, gateway)
+        assert await page.value("document.querySelector('#trials-card').hidden")
+
+        gateway.trials.splits = Splits({"echo": Split("3", "4", share=0.25, tenants=("acme",))})
+        watched = gateway.trials.watched["echo"] = Watched()
+        for _ in range(8):
+            watched.of("3").record("in_time", 0.010)
+        watched.of("4").record("failed", 0.010, "unreachable")
+        watched.agreement.record([0.99, 0.5], [True, False], classes=False)
+
+        cells = "[...document.querySelectorAll('#trials tr')].map(row => [...row.children].map(one => one.textContent))"
+        await page.until("document.querySelectorAll('#trials tr').length === 2")
+        standing, candidate = await page.value(cells)
+        assert standing[:5] == ["echo 3", "standing", "75 %", "8", "100 %"] and standing[5].endswith(" ms")
+        assert candidate == ["echo 4", "candidate", "25 % and 1 tenant", "1", "0 %", "–", "–", "1", "50 % of 2"]
+        await page.screenshot(SHOTS / "console-trial.png")
+
+        button = "[...document.querySelectorAll('#targets th button')].find(one => one.textContent === 'edge/ferry')"
+        await page.value(f"{button}.click()")
+        await page.until("document.querySelector('#detail-facts').textContent.includes('17 to be brought in')")
+        gateway.trials.splits = Splits()
+        await page.until("document.querySelector('#trials-card').hidden")
         assert page.errors == []
 
 

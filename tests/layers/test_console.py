@@ -23,6 +23,7 @@ from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, run
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, offer, spec
 from tests.support.guarded import guarded
+from tidegate.fleet.conditions import Conditions
 from tidegate.outcome import InvalidRequest, NothingAlive
 from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
 
@@ -111,6 +112,18 @@ def test_timelines_of_targets_that_are_gone_go() -> None:
     sight.watch.tick(NOW + 5.0, NOW)
     assert len(sight.watch.timelines) == 3
     assert sight.detail("edge/kiosk-00001", NOW) is None
+
+
+async def test_what_a_device_keeps_for_a_gateway_stands_in_its_row_and_its_detail() -> None:
+    sight = sight_of(fleet_of_many(2))
+    sight.fleet.targets["edge/kiosk-00001"].conditions = Conditions(kept=17)
+
+    rows = {one["id"]: one["conditions"] for one in (await seen(sight))["targets"]}
+    details = [sight.detail(name, NOW) or {} for name in ("edge/kiosk-00000", "edge/kiosk-00001")]
+
+    assert rows["edge/kiosk-00001"] == "17 things kept for a gateway"
+    assert rows["edge/kiosk-00000"] == ""
+    assert [one["kept"] for one in details] == [0, 17]
 
 
 async def test_what_ails_a_target_is_shown_and_found() -> None:

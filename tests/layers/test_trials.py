@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gateway.catalog import Catalog
 from gateway.core.splits import BadSplit, Split, Splits
 from gateway.layers.versions import FIRST_FLIGHT, versions
+from gateway.trial_told import trial_families, trials_shown
 from gateway.trials import COMPARED_AT_ONCE, Trials, compared
 from tests.support.fleets import fleet_of
 from tests.support.loop import on_virtual_time, settle
@@ -60,6 +61,30 @@ class Answers:
 
 async def served(subject: Trials, inner: Answers, one: Call) -> Reply:
     return await versions(lambda _: (), fleet_of(), clock.now, lambda: 0.5, subject)(inner)(one)
+
+
+def series(subject: Trials) -> dict[tuple[str, ...], float]:
+    """Those above zero: model, version, role and ending."""
+    requests, _ = trial_families(subject)
+    return {tuple(one.labels.values()): one.value for one in requests.samples if one.value}
+
+
+@on_virtual_time
+async def test_a_scrape_and_a_screen_set_both_versions_beside_each_other_for_as_long_as_the_trial_is_on() -> None:
+    subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
+    async with subject:
+        assert series(subject) == {} and trials_shown(subject) == []
+        await subject.begin("double", Split("1", "2", share=0.05, tenants=("acme", "umbrella")))
+        for _ in range(3):
+            await served(subject, inner, call())
+
+        assert series(subject) == {("double", "2", "candidate", "failed"): 3, ("double", "1", "standing", "in_time"): 3}
+        (shown,) = trials_shown(subject)
+        assert (shown["model"], shown["standing"], shown["candidate"], shown["tenants"]) == ("double", "1", "2", 2)
+        assert (shown["figures"]["2"]["failed"], shown["figures"]["1"]["in_time"]) == (3, 3)
+
+        await subject.call_back("double")
+        assert series(subject) == {} and trials_shown(subject) == []
 
 
 @on_virtual_time

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
+from gateway.catalog import Catalog
 from gateway.conditions import condition_family
 from gateway.config import GatewayConfig
 from gateway.core.crossing import Crossing
@@ -13,8 +14,11 @@ from gateway.core.events import LinkDown, LinkUp
 from gateway.core.flown import Flown, Note
 from gateway.core.link_health import Timeline, link_state
 from gateway.core.scaling import Scaling, ScalingSpec
+from gateway.core.splits import Split, Splits
 from gateway.metrics import Metrics
 from gateway.scaling import scaling_families
+from gateway.trial_told import trial_families
+from gateway.trials import Trials, Watched
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, offer, spec, variant
 from tests.support.flowns import answered, flown, given, went
@@ -79,10 +83,18 @@ def busy_pool() -> Scaling:
     return scaling
 
 
+def on_trial() -> Trials:
+    trials = Trials(None, Catalog(()), lambda: 0.5, lambda: False)
+    trials.splits = Splits({"minilm": Split("1", "2", share=0.1)})
+    trials.watched["minilm"] = Watched()
+    trials.watched["minilm"].agreement.record([0.99, 0.5], [True, False], classes=False)
+    return trials
+
+
 def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels() -> None:
     fleet = fleet_of(edge_a=variant(), pool_main=variant())
     counted = Metrics(fleet, admission_of(4), version_of=lambda request: "1", calibration_error=lambda: 0.1)
-    counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool())])
+    counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool()), *trial_families(on_trial())])
     counted.began(call())
     counted.answered(call(), reply(), NOW + 0.07)
     counted.answered(call(), reply(left_s=-0.1, fallback=True), NOW + 0.07)

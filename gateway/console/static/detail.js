@@ -66,6 +66,7 @@ export class Detail {
       ["Metered link", one.metered ? "yes" : ""],
       ["Memory of its agent", one.memory_bytes === null ? "" : `${mebibytes(one.memory_bytes)}${one.memory_limit_bytes === null ? "" : ` of ${mebibytes(one.memory_limit_bytes)}`}`],
       ["It can reach", { online: "", "control-lost": "the gateway, but not the broker", "cloud-lost": "the broker, but not the gateway", isolated: "nobody" }[one.mode] ?? one.mode],
+      ["Kept for a gateway", one.kept ? `${one.kept} to be brought in` : ""],
       ["Evidence", one.admin.attestation ?? ""],
     ].filter(([, value]) => value !== "");
     keyed(byId("detail-facts"), facts, ([name]) => name, ([name]) => {

@@ -1,15 +1,17 @@
-// What is only there at times: rollouts under way, and named conditions with their evidence.
+// What is only there at times: rollouts under way, versions on trial, and named conditions with their evidence.
 
-import { byId, el, keyed, mark, say } from "./dom.js";
-import { seconds, share } from "./words.js";
+import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
+import { milliseconds, seconds, share } from "./words.js";
 
 const GLYPH = { running: "▶", paused: "‖", succeeded: "●", returning: "◀", returned: "✕" };
 
 export class Extras {
-  show({ rollouts = [], conditions = [] }) {
+  show({ rollouts = [], conditions = [], trials = [] }) {
     byId("rollouts-card").hidden = rollouts.length === 0;
+    byId("trials-card").hidden = trials.length === 0;
     byId("conditions-card").hidden = conditions.length === 0;
     keyed(byId("rollouts"), rollouts, (one) => one.id, rollout);
+    keyed(byId("trials"), trials.flatMap(sides), (one) => `${one.model} ${one.role}`, side);
     keyed(byId("conditions"), conditions, (one) => `${one.target} ${one.condition}`, condition);
   }
 }
@@ -29,6 +31,30 @@ function rollout(first) {
   };
   return { node, update };
 }
+
+// Both versions of a trial, one row each. Agreement is about both, so it stands with the one that is on trial.
+const sides = (trial) =>
+  ["standing", "candidate"].map((role) => ({
+    ...trial.figures[trial[role]],
+    model: trial.model,
+    version: trial[role],
+    role,
+    tenants: role === "candidate" ? trial.tenants : 0,
+    share: role === "candidate" ? trial.share : 1 - trial.share,
+    agreement: role === "candidate" ? trial.agreement : null,
+  }));
+
+const side = tableRow([
+  { text: (one) => `${one.model} ${one.version}`, head: true },
+  { text: (one) => one.role },
+  { text: (one) => `${share(one.share)}${one.tenants ? ` and ${one.tenants} tenant${one.tenants === 1 ? "" : "s"}` : ""}`, class: "n" },
+  { text: (one) => String(one.asked), class: "n" },
+  { text: (one) => (one.in_time_ratio === null ? "–" : share(one.in_time_ratio)), class: "n", title: (one) => (one.in_time_95 ? `with 95 % confidence from ${share(one.in_time_95[0])} to ${share(one.in_time_95[1])}` : "") },
+  { text: (one) => milliseconds(one.ms.p50), class: "n" },
+  { text: (one) => milliseconds(one.ms.p95), class: "n" },
+  { text: (one) => String(one.failed), class: "n", title: (one) => Object.entries(one.failures).map(([code, count]) => `${count} ${code}`).join(", ") },
+  { text: (one) => (one.agreement && one.agreement.ratio !== null ? `${share(one.agreement.ratio)} of ${one.agreement.rows}` : "–"), class: "n" },
+]);
 
 function condition() {
   const title = el("strong");
