@@ -1,10 +1,11 @@
 """What the console remembers: the last minute of requests by class, target and way, and five minutes of links.
 
-An `Observer` of the stack: each request's end is three counts (`Lately`). Once a second one point of the whole is
-kept, and every other second a sample of each link. Everything is read when somebody looks; with nobody looking a
-second costs a walk over the targets, some two microseconds each.
+An `Observer` of the stack. A request's end is one count, of all that ended alike: the same class, target and way, and
+nearly the same time taken. These are handed on into what is shown (`Lately`) once a second, or sooner where somebody
+looks: there are far fewer of them than requests. Once a second one point of the whole is kept as well, and every other
+second a sample of each link; with nobody looking a second costs a walk over the targets, some two microseconds each.
 
-Invariants: memory is bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own
+Invariants: ends that are counted together lie in one slot of `Lately`, so it cannot tell that they came late; memory is bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own
 mistakes are no one's lateness: they are not counted.
 """
 
@@ -19,7 +20,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from gateway.core.fleet import Fleet
-from gateway.core.lately import Ending, Lately
+from gateway.core.lately import SLOT_S, Ending, Lately, bucket_of
 from gateway.core.link_health import SAMPLE_EVERY_S, Timeline
 from tidegate import clock
 from tidegate.outcome import CallerError, Outcome
@@ -29,10 +30,14 @@ log = structlog.get_logger(__name__)
 
 POINTS: Final = 300  # one a second
 TICK_S: Final = 1.0
+MOST_ALIKE: Final = 2048  # kinds of ends, until they are handed on
 REFUSED: Final = "refused"  # in a target's place: nobody answered
 
 ClassKey = tuple[str, int]  # model, priority; 0 is the default
 WayKey = tuple[str, str]  # the tier that answered, or REFUSED; and the reason, or how it ended
+
+
+_Alike = tuple[str, int, str, str, Ending, int]  # model, priority, who answered, why, how it ended, and its bucket
 
 
 class Point(NamedTuple):
@@ -56,6 +61,9 @@ class Watch:
         self._classes: Lately[ClassKey] = Lately()
         self._targets: Lately[str] = Lately()
         self._ways: Lately[WayKey] = Lately()
+        self._ends: dict[_Alike, int] = {}  # since `_ends_since`, all of one slot
+        self._ends_since = 0.0
+        self._slot = -1
         self.points: deque[Point] = deque(maxlen=POINTS)
         self.timelines: dict[str, Timeline] = {}
         self.answered_models: set[str] = set()  # since the start; of the repository, so they are few
@@ -78,17 +86,17 @@ class Watch:
 
     @property
     def classes(self) -> Lately[ClassKey]:
-        self.before_reading()
+        self._settle()
         return self._classes
 
     @property
     def targets(self) -> Lately[str]:
-        self.before_reading()
+        self._settle()
         return self._targets
 
     @property
     def ways(self) -> Lately[WayKey]:
-        self.before_reading()
+        self._settle()
         return self._ways
 
     # an observer's part
@@ -110,12 +118,30 @@ class Watch:
             self._count(call, "failed", REFUSED, Outcome.of(error).value, now)
 
     def _count(self, call: Call, ending: Ending, served_by: str, why: str, now: float) -> None:
-        took_s = now - call.arrived_at
-        self._classes.record((call.request.model_name, call.priority), ending, took_s, now)
-        self._ways.record((served_by.partition("/")[0], why), ending, took_s, now)
-        if served_by is not REFUSED:
-            self._targets.record(served_by, ending, took_s, now)
-        self._second.record(None, ending, took_s, now)
+        slot = int(now / SLOT_S)
+        if slot != self._slot or len(self._ends) >= MOST_ALIKE:
+            self._hand_on()
+            self._slot = slot
+        ends = self._ends
+        if not ends:
+            self._ends_since = now
+        alike = call.request.model_name, call.priority, served_by, why, ending, bucket_of(now - call.arrived_at)
+        ends[alike] = ends.get(alike, 0) + 1
+
+    def _hand_on(self) -> None:
+        ends, self._ends = self._ends, {}
+        at = self._ends_since
+        for (model, priority, served_by, why, ending, bucket), times in ends.items():
+            self._classes.count((model, priority), ending, bucket, at, times)
+            self._ways.count((served_by.partition("/")[0], why), ending, bucket, at, times)
+            if served_by != REFUSED:
+                self._targets.count(served_by, ending, bucket, at, times)
+            self._second.count(None, ending, bucket, at, times)
+
+    def _settle(self) -> None:
+        """Whoever reads counts calls this first."""
+        self.before_reading()
+        self._hand_on()
 
     # sampling
 
@@ -129,7 +155,7 @@ class Watch:
 
     def tick(self, now: float, utc_s: float) -> None:
         """A second is over."""
-        self.before_reading()
+        self._settle()
         second, self._second = self._second.total(now), Lately()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(

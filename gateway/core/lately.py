@@ -15,6 +15,7 @@ O(1); instants come in order.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import ceil, log
@@ -30,6 +31,7 @@ _LEAST_S: Final = 1e-4
 _GROWTH: Final = 1.1
 _STEP: Final = log(_GROWTH)
 _LAST_BUCKET: Final = ceil(log(600.0 / _LEAST_S) / _STEP)  # ten minutes, and whatever takes longer
+_BOUNDS_S: Final = tuple(_LEAST_S * _GROWTH**bucket for bucket in range(_LAST_BUCKET))
 
 Ending = Literal["in_time", "late", "failed"]
 K = TypeVar("K", bound=Hashable)
@@ -72,6 +74,10 @@ class Lately(Generic[K]):
 
     def record(self, key: K, ending: Ending, took_s: float, now: float) -> None:
         """A request came to its end. Its duration counts where it was answered."""
+        self.count(key, ending, bucket_of(took_s), now)
+
+    def count(self, key: K, ending: Ending, bucket: int, now: float, times: int = 1) -> None:
+        """So many requests came to the same end within the slot of `now`. Args: bucket: of how long they took."""
         number = int(now / self._slot_s)
         slots = self._kept.get(key)
         if slots is None:
@@ -80,14 +86,13 @@ class Lately(Generic[K]):
             slots.append(_Slot(number))
         slot = slots[-1]
         if ending == "failed":
-            slot.failed += 1
+            slot.failed += times
             return
         if ending == "in_time":
-            slot.in_time += 1
+            slot.in_time += times
         else:
-            slot.late += 1
-        bucket = bucket_of(took_s)
-        slot.buckets[bucket] = slot.buckets.get(bucket, 0) + 1
+            slot.late += times
+        slot.buckets[bucket] = slot.buckets.get(bucket, 0) + times
 
     def read(self, key: K, now: float) -> Recent:
         return self._sum([self._kept.get(key, ())], now)
@@ -186,7 +191,7 @@ def quantiles(buckets: Mapping[int, int], shares: tuple[float, ...] = QUANTILES)
 
 def bucket_of(took_s: float) -> int:
     """0 holds what took up to a tenth of a millisecond; bucket i, what took up to _LEAST_S * 1.1^i."""
-    return 0 if took_s <= _LEAST_S else min(_LAST_BUCKET, ceil(log(took_s / _LEAST_S) / _STEP))
+    return bisect_left(_BOUNDS_S, took_s)
 
 
 def _add(sum_: _Slot, slot: _Slot) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.app import Gateway
 from gateway.console.page import page_files
@@ -19,6 +21,7 @@ from gateway.console.watch import POINTS, REFUSED, Watch
 from gateway.core.degradation import Condition
 from gateway.core.events import LinkUp
 from gateway.core.fleet import Fleet
+from gateway.core.lately import Lately
 from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target, until
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, offer, spec
@@ -102,6 +105,23 @@ def test_callers_own_mistakes_and_cancelled_requests_are_no_lateness() -> None:
         ("edge", "cheapest"): (0, 1),
     }
     assert [name for name, _ in watch.targets.items(NOW + 1.0)] == ["edge/a"]
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0), st.sampled_from([-1.0, 1.0]))), st.booleans())
+def test_ends_that_are_counted_together_read_as_if_each_had_been_counted(
+    ends: list[tuple[float, float, float]], looked: bool
+) -> None:
+    watch, each = sight_of(fleet_of_many(1)).watch, Lately[str]()
+    now = NOW
+    for after_s, took_s, left_s in ends:
+        now += after_s
+        watch.answered(Call(InferRequest("minilm", ()), "oip-http", now - took_s), reply(left_s=left_s), now)
+        each.record("edge/a", "late" if left_s < 0 else "in_time", now - (now - took_s), now)
+        if looked:
+            assert watch.targets.read("edge/a", now) == each.read("edge/a", now)
+
+    assert watch.targets.read("edge/a", now + 1.0) == each.read("edge/a", now + 1.0)
+    assert watch.classes.total(now + 1.0).asked == each.total(now + 1.0).asked
 
 
 def test_timelines_of_targets_that_are_gone_go() -> None:
