@@ -5,8 +5,9 @@ nearly the same time taken. These are handed on into what is shown (`Lately`) on
 looks: there are far fewer of them than requests. Once a second one point of the whole is kept as well, and every other
 second a sample of each link; with nobody looking a second costs a walk over the targets, some two microseconds each.
 
-Invariants: ends that are counted together lie in one slot of `Lately`, so it cannot tell that they came late; memory is bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own
-mistakes are no one's lateness: they are not counted.
+Invariants: ends that are counted together lie in one slot of `Lately`, so it cannot tell that they came late; memory is
+bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own mistakes are no one's
+lateness: they are not counted.
 """
 
 from __future__ import annotations
