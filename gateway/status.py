@@ -1,9 +1,15 @@
-"""`tidegate status`: the targets and models of a running gateway, read from its admin port."""
+"""`tidegate status`: the targets and models of a running gateway, read from its admin port.
+
+Of a large fleet a screenful: whoever is not ready first, the others counted by state. `--all` and `--json` leave nobody
+out.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -12,11 +18,16 @@ from rich.table import Column, Table
 
 from gateway.admin_client import read_admin
 
+MOST_ROWS: Final = 40
+NAMED: Final = 4
+MOST_REFUSED: Final = 10
+_WORST_FIRST: Final = ("down", "suspect", "ready")
 _COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
 _EXAMPLES = """
 \b
 Examples:
   tidegate status
+  tidegate status --all | less
   tidegate status --json | jq '.targets[] | select(.state != "ready")'
   tidegate status --admin http://10.0.0.2:8003
 """
@@ -24,20 +35,34 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON.")
+@click.option("--all", "whole", is_flag=True, help="Every target of a large fleet, and all their names.")
 @click.option(
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
 )
-def status(as_json: bool, admin: str) -> None:
+def status(as_json: bool, whole: bool, admin: str) -> None:
     """Show what a running gateway can use: targets with their state and load, models with who offers them."""
     state = read_admin(admin, "/v1/state")
     if as_json:
         click.echo(json.dumps(state))
         return
     console = Console()
-    console.print(targets_table(state["targets"]))
-    console.print(models_table(state["models"]))
-    for one in state.get("refused", ()):  # an older gateway does not tell
+    targets = sorted(state["targets"], key=lambda one: _WORST_FIRST.index(one["state"]))  # those alike as they came
+    shown = targets if whole else targets[:MOST_ROWS]
+    console.print(targets_table(shown))
+    if rest := targets[len(shown) :]:
+        console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
+    console.print(models_table(state["models"], named=None if whole else NAMED))
+    refused = state.get("refused", ())  # an older gateway does not tell
+    for one in refused if whole else refused[:MOST_REFUSED]:
         console.print(f"[yellow]not dialled[/]: {escape(one['device'])}, {escape(one['reason'])}", highlight=False)
+    if not whole and len(refused) > MOST_REFUSED:
+        more = len(refused) - MOST_REFUSED
+        console.print(f"[yellow]not dialled[/]: and {more} more (--all shows them)", highlight=False)
+
+
+def _states(targets: Sequence[dict[str, Any]]) -> str:
+    counts = Counter(one["state"] for one in targets)
+    return ", ".join(f"{counts[state]} {state}" for state in _WORST_FIRST if counts[state])
 
 
 def targets_table(targets: list[dict[str, Any]]) -> Table:
@@ -91,9 +116,13 @@ def _offered(model: dict[str, Any]) -> str:
     return f"{model['name']} {'/'.join(model['variants'])}{paced}"
 
 
-def models_table(models: list[dict[str, Any]]) -> Table:
+def models_table(models: list[dict[str, Any]], *, named: int | None = None) -> Table:
+    """Args: named: of those who offer a model, so many by name; None: all."""
     table = Table("model", "version", "ready", "offered by")
     for one in models:
         ready = "[green]yes[/]" if one["ready"] else "[red]no[/]"
-        table.add_row(one["name"], one["version"], ready, ", ".join(one["targets"]))
+        names = one["targets"][:named]
+        more = len(one["targets"]) - len(names)
+        offered = ", ".join(names) + (f" and {more} more" if more else "")
+        table.add_row(one["name"], one["version"], ready, offered)
     return table

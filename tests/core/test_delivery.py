@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from tidegate import clock
 from tidegate.admin_client import Admin, AdminError
 from tidegate.build.cli import model
 from tidegate.delivery import follow
 from tidegate.delivery.files import LEAST_CHUNK_BYTES, MOST_CHUNKS, chunk_for
-from tidegate.delivery.screen import MOST_ROWS, rollout_view
+from tidegate.delivery.screen import MOST_ROWS, devices_view, rollout_view
 from tidegate.rollout.plan import MAX_CHUNK_BYTES
 
 
@@ -39,8 +39,12 @@ def rollout(phase: str = "running", **devices: dict[str, Any]) -> dict[str, Any]
 
 
 def printed(one: dict[str, Any]) -> str:
+    return on_paper(rollout_view(one))
+
+
+def on_paper(view: RenderableType) -> str:
     screen = Console(file=io.StringIO(), width=140)
-    screen.print(rollout_view(one))
+    screen.print(view)
     return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -135,3 +139,17 @@ def test_a_files_chunks_are_few_enough_for_every_devices_document(size: int) -> 
     chunk = chunk_for(size)
 
     assert -(-size // chunk) <= MOST_CHUNKS and LEAST_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES
+
+
+def test_the_devices_of_a_large_fleet_are_a_screenful_those_with_a_reason_first_and_all_where_asked() -> None:
+    told = {"model": "digits", "running": "1", "wanted": "2", "reported_revision": 1, "desired_revision": 2}
+    rows = [{"device": f"kiosk-{n:04}", "state": "ready", "reason": "", **told} for n in range(1000)]
+    rows[900] |= {"state": "downloading"}
+    rows[950] |= {"state": "rolled_back", "reason": "golden cases differ"}
+
+    short, long = (on_paper(devices_view(rows, whole=whole)).splitlines() for whole in (False, True))
+
+    devices = [line for line in short if "kiosk-" in line]
+    assert ["kiosk-0950" in devices[0], "kiosk-0900" in devices[1], len(devices)] == [True, True, MOST_ROWS]
+    assert short[-1].startswith(f"… and {1000 - MOST_ROWS} more, {1000 - MOST_ROWS} ready (--all")
+    assert len([line for line in long if "kiosk-" in line]) == 1000 and "more" not in long[-1]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from gateway.catalog import Catalog
 from gateway.cli import gateway
 from gateway.config import GatewayConfig
-from gateway.status import models_table, status, targets_table
+from gateway.status import MOST_ROWS, models_table, status, targets_table
 from tests.support.host import digits, minilm
 from tidegate.config import ConfigError, load
 from tidegate.outcome import ModelNotFound
@@ -101,6 +101,29 @@ def test_the_tables_show_targets_and_models() -> None:
     assert list(targets_table([target]).columns[1].cells) == ["[red]down[/] (refused)"]
     model = {"name": "minilm", "version": "1", "ready": True, "targets": ["edge/a"]}
     assert list(models_table([model]).columns[3].cells) == ["edge/a"]
+
+
+def test_status_of_a_large_fleet_is_a_screenful_with_the_ill_first_and_all_where_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"edge/{number:04}" for number in range(1000)]
+    told = {"reason": "", "address": "h:1", "transport": "link", "models": [], "rtt_ms": 1.0, "queued": 0}
+    targets = [{"id": name, "state": "ready", "in_flight": 0, **told} for name in names]
+    targets[777] |= {"state": "down", "reason": "no route"}
+    models = [{"name": "minilm", "version": "1", "ready": True, "targets": names}]
+    refused = [{"device": f"d-{number:03}", "reason": "no network"} for number in range(300)]
+    whole = {"targets": targets, "models": models, "refused": refused}
+    monkeypatch.setattr("gateway.status.read_admin", lambda *_: whole)
+
+    short, long = (CliRunner().invoke(status, words, env={"COLUMNS": "120"}).output for words in ([], ["--all"]))
+
+    rows = [line for line in short.splitlines() if line.startswith("│ edge/")]
+    assert "edge/0777" in rows[0] and len(rows) == MOST_ROWS
+    assert f"and {1000 - MOST_ROWS} more, {1000 - MOST_ROWS} ready (--all shows them)" in short
+    assert "edge/0003 and 996 more" in short
+    assert "not dialled: and 290 more (--all shows them)" in short
+    assert len(short.splitlines()) < 70
+    assert all(name in long for name in names) and "d-299" in long and "--all" not in long
 
 
 @pytest.mark.slow

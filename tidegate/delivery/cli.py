@@ -25,7 +25,7 @@ from tidegate.delivery.files import Held
 from tidegate.delivery.follow import console, follow, newest, shipping, show
 from tidegate.delivery.order import Device, OrderError, Signing, Terms, make_order
 from tidegate.delivery.plan import golden_of, plan_of, version_files
-from tidegate.delivery.screen import devices_table, rollouts_table
+from tidegate.delivery.screen import devices_view, rollouts_table
 from tidegate.delivery.upload import push as push_files
 from tidegate.delivery.versions import versions_table
 from tidegate.duration import Duration
@@ -187,9 +187,10 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
 @click.command()
 @click.argument("name", default="")
 @click.option("--watch", is_flag=True, help="Stay, while the newest rollout is under way.")
+@click.option("--all", "all_devices", is_flag=True, help="Every device of a large fleet.")
 @admin_option
 @_json
-def status(name: str, watch: bool, admin: str, as_json: bool) -> None:
+def status(name: str, watch: bool, all_devices: bool, admin: str, as_json: bool) -> None:
     """Show versions with their figures, rollouts, and what each device runs. NAME: a model, or a rollout's id.
 
     \b
@@ -217,7 +218,7 @@ def status(name: str, watch: bool, admin: str, as_json: bool) -> None:
     if wanted:
         screen.print(rollouts_table(wanted))
     if rows:
-        screen.print(devices_table(rows))
+        screen.print(devices_view(rows, whole=all_devices))
     for note in whole[-1]["notes"][-8:] if whole else ():
         screen.print(f"[dim]{note['at_s']:9.1f} s[/]  {escape(note['words'])}", highlight=False, soft_wrap=True)
 

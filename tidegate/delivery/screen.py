@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -63,6 +64,17 @@ def rollouts_table(rollouts: list[dict[str, Any]]) -> Table:
             one["id"], one["model"], one["version"], coloured(one["phase"]), wave, counts, escape(one["reason"])
         )
     return table
+
+
+def devices_view(rows: list[dict[str, Any]], *, whole: bool = False) -> RenderableType:
+    """A screenful: those with a reason first, then those on their way; the others are counted. Args: whole: all."""
+    first = sorted(rows, key=lambda row: (not row["reason"], row["state"] == "ready"))  # those alike as they came
+    shown = first if whole else first[:MOST_ROWS]
+    rest = Counter(row["state"] or "unknown" for row in first[len(shown) :])
+    if not rest:
+        return devices_table(shown)
+    words = ", ".join(f"{count} {state}" for state, count in rest.most_common())
+    return Group(devices_table(shown), Text(f"… and {rest.total()} more, {words} (--all shows them)", style="dim"))
 
 
 def devices_table(rows: list[dict[str, Any]]) -> Table:
