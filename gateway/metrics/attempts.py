@@ -45,9 +45,13 @@ class AttemptCounts:
         self._targets: Counter[tuple[str, str]] = Counter()  # (target, result)
 
     def landed(self, flown: Flown) -> None:
+        notes = flown.notes
+        if len(flown.reasons) == 1 and notes[-1].what == "answered" and notes[0].what == "launched":
+            self._ended(flown, notes[0], notes[-1], "")  # nearly all: the walk would find these two, and no other
+            return
         launched: dict[int, Note] = {}
         cause = ""
-        for note in flown.notes:
+        for note in notes:
             what = note.what
             if what == "launched":
                 launched[note.attempt] = note
