@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tidegate.models.alike import interchangeable
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.repository import version_key
 from tidegate.outcome import ModelNotFound
@@ -80,9 +81,3 @@ class Catalog:
 
     def __repr__(self) -> str:
         return f"<Catalog {len(self._own)} own, {len(self._foreign)} foreign, {len(self._shipped)} shipped>"
-
-
-def interchangeable(one: Manifest, other: Manifest) -> bool:
-    """Whether a caller of either may be answered by the other: same tensors, text and work, and nothing remembered."""
-    alike = [(m.inputs, m.outputs, m.axes, m.text, m.cost, m.pin, m.require) for m in (one, other)]
-    return alike[0] == alike[1] and one.sequence is other.sequence is None

@@ -54,7 +54,9 @@ def _apply(asked: Change, levels: Levels) -> None:
     elif asked.module:
         levels.clear(asked.module)
     else:
-        raise ValueError("level null is for a module: all others have a level")
+        raise ValueError(
+            "`default` (null) is for a module with a level of its own: for all, debug, info, warning or error"
+        )
 
 
 def _told(levels: Levels) -> dict[str, Any]:

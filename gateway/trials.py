@@ -20,13 +20,14 @@ import msgspec
 import numpy as np
 import structlog
 
-from gateway.catalog import Catalog, interchangeable
+from gateway.catalog import Catalog
 from gateway.core.splits import BadSplit, Split, Splits
 from gateway.core.version_figures import Agreement, Figures
 from gateway.layers.stack import Service
 from tidegate import clock
 from tidegate.arrays import tensor_to_array
 from tidegate.config import ConfigError
+from tidegate.models.alike import differences
 from tidegate.oip.demands import version_of
 from tidegate.outcome import ModelNotFound, ServeError
 from tidegate.pki.store import write_atomically
@@ -93,10 +94,10 @@ class Trials:
             standing, candidate = (self._catalog.manifest(model, one) for one in (split.standing, split.candidate))
         except ModelNotFound as error:
             raise BadSplit(error.message) from error
-        if not interchangeable(standing, candidate):
+        if apart := differences(standing, candidate):
             raise BadSplit(
-                f"{model}: versions {split.standing} and {split.candidate} differ in inputs, outputs, text or cost "
-                "feature, so that a caller of one could not use the other"
+                f"{model}: the manifests of versions {split.standing} and {split.candidate} differ in "
+                f"{', '.join(apart)}, so that a caller of one could not use the other"
             )
         before = self.splits.split.get(model)
         await self._keep(self.splits.begun(model, split))

@@ -72,7 +72,10 @@ class Admin:
         except HTTPError as error:
             raise AdminError(self._words(error), error.code, dict(error.headers)) from error
         except (URLError, OSError, ValueError, HTTPException) as error:
-            raise AdminError(f"no gateway answers at {self.address}: {error}") from error
+            reason = error.reason if isinstance(error, URLError) else error
+            raise AdminError(
+                f"no gateway answers at {self.address}: {reason}; --admin says where one is (its `admin_port`)"
+            ) from error
 
     def read(self, path: str) -> Any:
         return self._decoded(self.ask(path)[0])

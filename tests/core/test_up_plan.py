@@ -193,3 +193,20 @@ def test_a_link_option_that_cannot_be_is_refused_in_words(word: str, words: str)
 def test_a_broker_that_runs_elsewhere_has_no_link_of_ours() -> None:
     with pytest.raises(PlanError, match="no part 'broker'"):
         linked("broker=flap_fast", broker="mqtt://elsewhere:1883")
+
+
+def test_with_a_key_to_ship_by_the_gateway_has_a_port_of_files_and_every_edge_the_key() -> None:
+    # given a link too, whose ports come before
+    planned = plan(Options(DATA, DATA / "models", links=("pool=good_wifi",), ship=Path("/keys/operator.pub")))
+    numbers = [port.number for port in planned.ports]
+    artifacts = process_config(planned, "gateway")["artifacts"]
+    assert artifacts == {"folder": "/data/artifacts", "host": "127.0.0.1", "port": max(numbers)}
+    assert len(set(numbers)) == len(numbers)
+    for edge in ("edge-1", "edge-2"):
+        assert process_config(planned, edge)["rollout"] == {"keys": ["/keys/operator.pub"]}
+
+
+def test_the_port_of_files_is_among_those_that_must_exist() -> None:
+    assert plan(options(ports_from=65526))
+    with pytest.raises(PlanError, match="65526 to 65536"):
+        plan(Options(DATA, DATA / "models", ports_from=65526, ship=Path("operator.pub")))

@@ -189,7 +189,7 @@ async def test_what_is_set_outlives_the_gateway_and_promotion_is_what_is_meant_t
 @on_virtual_time
 async def test_versions_that_take_or_give_something_else_are_no_trial() -> None:
     async with trials() as subject:
-        with pytest.raises(BadSplit, match="differ in inputs, outputs"):
+        with pytest.raises(BadSplit, match="differ in "):
             await subject.begin("double", Split("1", "3"))
         with pytest.raises(BadSplit, match="no version '9'"):
             await subject.begin("double", Split("1", "9"))

@@ -50,6 +50,8 @@ def read_key(path: Path, what: str = "attestation key", maker: str = "tidegate a
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                if file.peek(len(_ALGORITHM)).startswith(_ALGORITHM.encode()):
+                    raise ConfigError(f"{path} is no {what}: it is the public half of one")
                 raise ConfigError(f"others than its owner may use the {what} {path}: chmod 600 {path}")
             pem = file.read(MOST_BYTES)
     except OSError as error:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import click
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.markup import escape
 
 from tidegate import clock, trail
@@ -29,6 +30,7 @@ from tidegate.delivery.screen import devices_view, rollouts_table
 from tidegate.delivery.upload import push as push_files
 from tidegate.delivery.versions import versions_table
 from tidegate.duration import Duration
+from tidegate.models.alike import differences
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.outcome import ModelNotFound
 from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
@@ -40,6 +42,7 @@ _repository = click.option(
     show_default=True,
     help="Folder of the model repository.",
 )
+_WINDOW: Final = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 _json = click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON.")
 
 
@@ -152,19 +155,20 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     told = shipping(gateway)
     chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
     olds: dict[str, tuple[Held, ...]] = {}
+    apart: dict[str, tuple[str, ...]] = {}
 
     def older(wanted: str) -> ModelPlan:
         if wanted not in olds:
             try:
-                olds[wanted] = version_files(Repository(repository), name, wanted)[1]
+                before, olds[wanted] = version_files(Repository(repository), name, wanted)
+                apart[wanted] = differences(before, manifest)
             except (RepositoryError, ModelNotFound) as error:
                 raise OrderError(
                     f"devices run {name} {wanted}, and to be able to go back its files are needed: {error}"
                 ) from error
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
-    maker = "tidegate keys signing create"
-    signing = Signing([read_key(path, "signing key", maker) for path in given["keys"]], given["rotate"])
+    signing = Signing([_signing_key(path) for path in given["keys"]], given["rotate"])
     terms = Terms(name, plan, tuple(told["urls"]), int(clock.utc_s()), given["replace_unsigned"])
     if not terms.urls:
         raise click.ClickException("the gateway serves no artefacts: set `artifacts.port`, or `artifacts.advertise`")
@@ -173,6 +177,13 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
         order = make_order(spec, chosen, terms, older, signing)
     except OrderError as error:
         raise click.ClickException(str(error)) from error
+    for wanted, keys in apart.items():
+        if keys:
+            click.echo(
+                f"note: requests that name no version stay with {name} {wanted}: the manifest of {manifest.version} "
+                f"differs in {', '.join(keys)}, so it is not taken for it",
+                err=True,
+            )
     _push(gateway, (*files, *golden, *(one for each in olds.values() for one in each)), quiet=as_json)
     begun = gateway.post("/v1/rollouts", order)
     trail.note(
@@ -274,6 +285,13 @@ def _version(repository: Path, name: str, version: str) -> Any:
         raise click.ClickException(str(error)) from error
 
 
+def _signing_key(path: Path) -> Ed25519PrivateKey:
+    maker = "tidegate keys signing create"
+    if not path.exists():  # that command takes a name, and writes NAME.key
+        raise click.ClickException(f"there is no signing key {path}; `{maker} {path.stem}` makes one")
+    return read_key(path, "signing key", maker)
+
+
 def _plan(files: tuple[Held, ...], golden: tuple[Held, ...], version: str, given: dict[str, Any]) -> ModelPlan:
     p95_ms = given["p95_max_ms"]
     probe = Probe(
@@ -299,6 +317,8 @@ def _plan(files: tuple[Held, ...], golden: tuple[Held, ...], version: str, given
         "window": given["window"],
         "ram_bytes": given["ram_mb"] * 2**20,
     }
+    if given["window"] and not _WINDOW.fullmatch(given["window"]):
+        raise click.UsageError(f"--window {given['window']}: HH:MM-HH:MM is meant, in UTC, as in 02:00-05:00")
     plan = plan_of(files, version, **rules)
     try:  # through its own decoder once: what a device would refuse is refused here
         return msgspec.json.decode(msgspec.json.encode(plan), type=ModelPlan)

@@ -58,7 +58,8 @@ def shipping(gateway: Admin) -> dict[str, Any]:
         if error.status != 404:
             raise
         raise click.ClickException(
-            f"the gateway at {gateway.address} ships no models: its configuration has no section `artifacts`"
+            f"the gateway at {gateway.address} ships no models: its configuration has no section `artifacts` "
+            "(docs/rollout.md; to try it out: `tidegate up --ship operator.pub`)"
         ) from error
 
 

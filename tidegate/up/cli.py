@@ -69,6 +69,13 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     is_flag=True,
     help="TLS everywhere, certificates for each part, Mosquitto with an ACL, and API keys for callers.",
 )
+@click.option(
+    "--ship",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Public key (`tidegate keys signing create`) whose rollouts the edges follow; the gateway ships model files.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the chance of all simulated links.")
 @click.option("--no-restart", is_flag=True, help="Leave a child that died dead (else it is back after 2 s).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout when all is ready; words go to stderr.")
@@ -84,6 +91,7 @@ def up(
     broker: str | None,
     links: tuple[str, ...],
     is_secure: bool,
+    ship: Path | None,
     seed: int,
     no_restart: bool,
     as_json: bool,
@@ -99,6 +107,7 @@ def up(
       tidegate up --edges 3 --ports-from 9000
       tidegate up --broker mqtt://localhost:1883
       tidegate up --secure
+      tidegate keys signing create operator && tidegate up --ship operator.pub
       tidegate up --link pool=lte_driving --link edge-1=flap_fast
       tidegate up --json --data-dir /tmp/tidegate | head -1
     """
@@ -112,6 +121,7 @@ def up(
         broker=broker,
         links=links,
         seed=seed,
+        ship=ship.resolve() if ship else None,
         requests=not as_json if requests is None else requests,
         cores=len(os.sched_getaffinity(0)),
     )

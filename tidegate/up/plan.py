@@ -3,7 +3,8 @@
 One number decides every port, so that two systems side by side need one flag: gateway HTTP, gRPC, metrics, admin,
 broker and pool from N up, then gRPC and HTTP of each edge. With N = 8000 the first three are Triton's.
 
-Simulated links (`links.py`) come after all of these; the parts behind them are reached through them.
+Simulated links (`links.py`) come after all of these; the parts behind them are reached through them. The last port is
+the one where edges fetch model files, with `--ship`.
 
 Only the gateway listens where `--host` says; broker, pool and edges stay on loopback, since nothing outside this
 machine talks to them directly.
@@ -75,6 +76,7 @@ class Options:
     links: tuple[str, ...] = ()  # PART=SCENARIO, each
     seed: int = 1  # of the links' chance
     secure: Secure | None = None  # with encryption, identities and API keys
+    ship: Path | None = None  # the public key of rollouts to the edges
     own_models: bool = False  # the user named the repository: what it holds is served, and no demo is added
 
 
@@ -170,6 +172,11 @@ def _links(options: Options) -> dict[str, LinkPlan]:
         raise PlanError(str(error)) from error
 
 
+def _artifacts_port(options: Options) -> int:
+    edges = PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges
+    return options.ports_from + edges + links.PORTS_PER_LINK * len(options.links)
+
+
 def _port(ahead: Mapping[str, LinkPlan], part: str, own: int) -> int:
     """Where this part is reached."""
     return ahead[part].port if part in ahead else own
@@ -193,8 +200,7 @@ def _link(options: Options, link: LinkPlan, part: ProcessPlan) -> ProcessPlan:
 def _check(options: Options) -> None:
     if options.edges < 0:
         raise PlanError(f"--edges {options.edges}: there cannot be fewer than none")
-    last = options.ports_from + PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges - 1
-    last += links.PORTS_PER_LINK * len(options.links)
+    last = _artifacts_port(options) - (options.ship is None)
     if options.ports_from < 1 or last > PORT_MAX:
         raise PlanError(f"{PORTS_FLAG} {options.ports_from}: the ports {options.ports_from} to {last} do not all exist")
 
@@ -271,6 +277,7 @@ def _edge(options: Options, number: int, broker: str, ahead: Mapping[str, LinkPl
             "fleet": FLEET,
             "state_dir": str(options.data_dir / name),
             **({"advertise": f"{LOOPBACK}:{ahead[name].port}"} if name in ahead else {}),
+            **({"rollout": {"keys": [str(options.ship)]}} if options.ship else {}),
             **_tls(options, "edge", name),
         },
         config_path=_config_path(options, name),
@@ -291,6 +298,7 @@ def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> Pr
             Port(host, first + 1, "gateway gRPC (OIP)"),
             Port(host, first + 2, "gateway metrics"),
             Port(LOOPBACK, first + 3, "gateway admin"),
+            *((Port(LOOPBACK, _artifacts_port(options), "gateway model files"),) if options.ship else ()),
         ),
         log_path=_log_path(options, "gateway"),
         config={
@@ -308,12 +316,17 @@ def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> Pr
             ],
             "access_log": "json" if options.requests else "none",
             "ingest": {"path": str(options.data_dir / "run" / "ingest.db")},
+            **({"artifacts": _artifacts(options)} if options.ship else {}),
             **_tls(options, "gateway", "gateway"),
             **({"auth": {"keys_file": str(options.secure.keys_file)}} if options.secure else {}),
         },
         config_path=_config_path(options, "gateway"),
         env_prefix="TIDEGATE_GATEWAY_",
     )
+
+
+def _artifacts(options: Options) -> dict[str, Any]:
+    return {"folder": str(options.data_dir / "artifacts"), "host": LOOPBACK, "port": _artifacts_port(options)}
 
 
 def _tls(options: Options, role: str, name: str) -> dict[str, Any]:
