@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException
+from ssl import SSLCertVerificationError
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -73,6 +74,9 @@ class Admin:
             raise AdminError(self._words(error), error.code, dict(error.headers)) from error
         except (URLError, OSError, ValueError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
+            if isinstance(reason, SSLCertVerificationError):
+                words = f"{reason.verify_message}: SSL_CERT_FILE names the CA's certificate to believe"
+                raise AdminError(f"the certificate of {self.address} is not trusted: {words}") from error
             raise AdminError(
                 f"no gateway answers at {self.address}: {reason}; --admin says where one is (its `admin_port`)"
             ) from error

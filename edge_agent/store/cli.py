@@ -127,8 +127,11 @@ def _ledger(ctx: click.Context) -> Ledger:
 
 @contextmanager
 def _opened(ctx: click.Context) -> Iterator[sqlite3.Connection]:
-    path = _config(ctx).state_dir / FILE_NAME
+    config = _config(ctx)
+    path = config.state_dir / FILE_NAME
     if not path.exists():
+        if config.mqtt is None:
+            raise click.ClickException(f"there is no {path}: a device without a broker (key 'mqtt') keeps nothing")
         raise click.ClickException(f"there is no {path}; name the agent's configuration: tidegate edge --config FILE")
     try:
         db = connect(path, SCHEMA)
