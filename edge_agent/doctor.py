@@ -106,7 +106,7 @@ def _models(config: EdgeConfig) -> list[Finding]:
     try:
         entries = read_catalogue(Repository(config.model_repository), config.models, config.allowed_engines)
     except (StartError, RepositoryError) as error:
-        return [Finding("models", "failure", str(error), "copy the model again, or `tidegate model demo`")]
+        return [Finding("models", "failure", str(error), "copy the model again, or `tidegate model build`")]
     names = ", ".join(f"{one.manifest.name}:{one.manifest.version}" for one in entries)
     sizes = [sum(loadable.artefact.stat().st_size for loadable in one.loadables) for one in entries]
     return [Finding("models", "ok", f"whole by their digests: {names}"), diagnosis.memory(_available_bytes(), sizes)]
