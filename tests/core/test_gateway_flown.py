@@ -151,9 +151,9 @@ def test_no_request_takes_more_than_is_reckoned_for_it(make: Callable[[], Flown]
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    taken = (after - before) / count
-    assert taken <= size_of(one)
-    assert size_of(one) <= 2 * taken, "and it is not reckoned as far too much either"
+    taken = after - before
+    assert taken <= count * size_of(one) + 4096, "and what the interpreter allocates meanwhile for itself"
+    assert count * size_of(one) <= 2 * taken, "and it is not reckoned as far too much either"
 
 
 def test_requests_are_found_by_their_callers_id_the_answered_one_their_trace_and_their_number() -> None:
