@@ -55,7 +55,7 @@ async def examined(config: EdgeConfig) -> list[Finding]:
         await asyncio.to_thread(_disk, config.state_dir),
         *await asyncio.to_thread(_models, config),
         _processor(),
-        *_ports(config, ours=agent is not None),
+        *_ports(config, (agent or {}).get("addresses")),
         certificate,
         *broker,
         diagnosis.gateways(
@@ -129,11 +129,18 @@ def _processor() -> Finding:
     return diagnosis.processor(platform.machine(), next((set(words.split()) for _, _, words in lines), set()))
 
 
-def _ports(config: EdgeConfig, *, ours: bool) -> list[Finding]:
-    keys = {"grpc_port": config.grpc_port, "http_port": config.http_port}
+def _ports(config: EdgeConfig, agents: Any) -> list[Finding]:
+    """Args: agents: where the running agent says that it listens, by door; None where none runs."""
+    keys = {"grpc": config.grpc_port, "http": config.http_port}
+    listens = agents if isinstance(agents, dict) else {}
     return [
-        diagnosis.port(key, joined(config.host, port), free=_is_free(config.host, port), ours=ours)
-        for key, port in keys.items()
+        diagnosis.port(
+            f"{door}_port",
+            joined(config.host, port),
+            free=_is_free(config.host, port),
+            ours=str(listens.get(door, "")).endswith(f":{port}"),
+        )
+        for door, port in keys.items()
         if port
     ]
 
@@ -290,17 +297,25 @@ async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
 
 async def _certified(host: str, config: EdgeConfig, tls: Tls) -> dict[str, Any] | None:
     """Over TLS a device may not ask itself, as its doors are for gateways and clients; its certificate says enough."""
+    doors = {door: port for door, port in (("grpc", config.grpc_port), ("http", config.http_port)) if port}
+    own = await asyncio.gather(*(_shows(Identity("edge", config.name), host, port, tls) for port in doors.values()))
+    found = {door: joined(host, port) for (door, port), ours in zip(doors.items(), own, strict=True) if ours}
+    return {"name": config.name, "addresses": found} if found else None
+
+
+async def _shows(identity: Identity, host: str, port: int, tls: Tls) -> bool:
+    """Whether who listens there shows a certificate of this name."""
     context = tls.client_context()
     context.check_hostname = False  # it is the name in our own form that counts
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         async with asyncio.timeout(PATIENCE_S):
-            _, writer = await asyncio.open_connection(host, config.grpc_port, ssl=context)
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
     except (OSError, ValueError):
-        return None
+        return False
     whose = identity_of(alternative_names(writer.get_extra_info("peercert")))
     writer.close()
-    return {"name": config.name} if whose == Identity("edge", config.name) else None
+    return whose == identity
 
 
 def _callers(agent: dict[str, Any] | None) -> list[str]:

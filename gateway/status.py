@@ -20,8 +20,10 @@ from gateway.admin_client import read_admin
 
 MOST_ROWS: Final = 40
 NAMED: Final = 4
+NARROW: Final = 100  # columns of a terminal
 MOST_REFUSED: Final = 10
 _WORST_FIRST: Final = ("down", "suspect", "ready")
+_COPIED: Final = ("target", "state", "address")  # by people, so they stay whole
 _COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
 _EXAMPLES = """
 \b
@@ -48,7 +50,7 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
     console = Console()
     targets = sorted(state["targets"], key=lambda one: _WORST_FIRST.index(one["state"]))  # those alike as they came
     shown = targets if whole else targets[:MOST_ROWS]
-    console.print(targets_table(shown))
+    console.print(targets_table(shown, narrow=console.width < NARROW))
     if rest := targets[len(shown) :]:
         console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
@@ -65,12 +67,14 @@ def _states(targets: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in _WORST_FIRST if counts[state])
 
 
-def targets_table(targets: list[dict[str, Any]]) -> Table:
-    whole = (Column(name, no_wrap=True) for name in ("target", "state", "address"))  # what people copy stays whole
+def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Table:
+    """Args: narrow: without the models, whose own table says who offers them."""
+    target, state, address = (Column(name, no_wrap=not narrow or name != "state") for name in _COPIED)
+    load = (Column(name, no_wrap=narrow) for name in ("rtt", "queued", "in flight"))
     asked = any(one.get("attestation") for one in targets)  # a column that would say nothing is left out
     ailing = any(one.get("ails") for one in targets)
     seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
-    table = Table(*whole, "over", *seldom, "models", "rtt", "queued", "in flight")
+    table = Table(target, state, address, "over", *seldom, *([] if narrow else ["models"]), *load)
     for one in targets:
         words = [word for word in (one["reason"], _mode(one), _kept(one)) if word]
         reason = f" ({'; '.join(words)})" if words else ""
@@ -81,7 +85,7 @@ def targets_table(targets: list[dict[str, Any]]) -> Table:
             _over(one),
             *([_evidence(one)] if asked else []),
             *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if ailing else []),
-            ", ".join(map(_offered, one["models"])),
+            *([] if narrow else [", ".join(map(_offered, one["models"]))]),
             f"{one['rtt_ms']:.1f} ms",
             str(one["queued"]),
             str(one["in_flight"]),

@@ -28,7 +28,13 @@ CONF, ACL, PASSWD = "mosquitto.conf", "tidegate.acl", "tidegate.passwd"
 
 @click.group()
 def broker() -> None:
-    """Configure the MQTT broker of a fleet."""
+    """Configure the MQTT broker of a fleet.
+
+    \b
+    Examples:
+      tidegate broker config --for mosquitto --gateway main --pki pki
+      tidegate broker config --for mosquitto --gateway main --users passwords --device edge-1 --pki pki
+    """
 
 
 @broker.command()

@@ -157,9 +157,11 @@ class EdgeQueue:
     def _too_late(self, ticket: Ticket, now: float) -> str:
         ahead = self.queue_ahead(ticket.deadline, ticket.priority)
         finish_ms = self._finish_in_s(ticket, now, OPTIMISM) * 1e3
+        left_ms = (ticket.deadline - now) * 1e3
+        left = f"{left_ms:.0f} ms are left" if left_ms >= 0.5 else "no time is left"
         return (
             f"cannot be done in time: {ahead} requests go first and the earliest finish is in {finish_ms:.0f} ms, "
-            f"but {(ticket.deadline - now) * 1e3:.0f} ms are left"
+            f"but {left}"
         )
 
     def _finish_in_s(self, ticket: Ticket, now: float, factor: float) -> float:

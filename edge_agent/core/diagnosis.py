@@ -127,7 +127,7 @@ def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> Findin
 
 
 def port(key: str, address: str, *, free: bool, ours: bool) -> Finding:
-    """Args: ours: whether an agent of this name answers there."""
+    """Args: ours: whether the running agent of this name says that it listens there."""
     if free:
         return Finding(key, "ok", f"{address} is free")
     if ours:

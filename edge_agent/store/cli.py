@@ -44,7 +44,13 @@ def store() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with the counters.")
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """How full the store is, and its dead letters: what gateways refused five times, or for good."""
+    """How full the store is, and its dead letters: what gateways refused five times, or for good.
+
+    \b
+    Examples:
+      tidegate edge --config edge.yaml store list
+      tidegate edge --config edge.yaml store list --json | jq .dead_letters
+    """
     with _opened(ctx) as db:
         ledger = _ledger(ctx)
         usage, dead = ledger.usage(db), [_letter(row) for row in ledger.dead(db)]

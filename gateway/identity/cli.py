@@ -76,7 +76,13 @@ keys.add_command(signing)
 @click.option("--max-in-flight", type=click.IntRange(1), help="Its requests inside at once.")
 @click.option("--note", default="", help="For whom it is; shown in lists.")
 def create(path: Path, tenant: str, expires: float | None, note: str, **given: Any) -> None:
-    """Make a key for a client and print it, once."""
+    """Make a key for a client and print it, once.
+
+    \b
+    Examples:
+      tidegate keys create --tenant clinic --models 'minilm*' --expires 90d
+      tidegate keys create --tenant ops --right admin --right metrics
+    """
     if not is_tenant(tenant):
         raise click.BadParameter(f"{tenant!r} is no tenant's name: {RULE}", param_hint="--tenant")
     limits = Limits(**{name: given[name] for name in Limits.__struct_fields__})

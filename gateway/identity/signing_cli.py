@@ -40,7 +40,13 @@ def signing() -> None:
     help="Where NAME.key and NAME.pub are written.",
 )  # fmt: skip
 def create(name: str, folder: Path) -> None:
-    """Make a key: NAME.key for the operator, NAME.pub for the devices."""
+    """Make a key: NAME.key for the operator, NAME.pub for the devices.
+
+    \b
+    Examples:
+      tidegate keys signing create operator
+      tidegate keys signing create operator-2027 --dir /media/safe
+    """
     if Path(name).name != name or name.startswith("."):
         raise click.BadParameter(f"{name!r} is no file's name; --dir says where", param_hint="NAME")
     private, public = folder / f"{name}.key", folder / f"{name}.pub"

@@ -134,6 +134,24 @@ def test_a_gateway_that_ships_nothing_is_told_apart_from_one_without_such_a_roll
     assert done.exit_code == 1 and "no section `artifacts`" in done.output
 
 
+@pytest.mark.parametrize(("name", "status"), [("digits", 0), ("digits-2-a", 0), ("", 0), ("digist", 1)])
+def test_a_name_that_no_model_and_no_rollout_has_is_said_rather_than_an_empty_table(
+    name: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = {"version": "2", "edges": 1, "soaking": 0, "pools": 1, "share": None, "quality": {}}
+    told: dict[str, dict[str, Any]] = {
+        "/v1/rollouts": {"rollouts": [rollout()]},
+        "/v1/rollouts/digits-2-a": rollout(),
+        "/v1/devices": {"devices": []},
+        "/v1/versions": {"models": [{"name": "digits", "meant": "2", "trial": None, "versions": [version]}]},
+    }
+    monkeypatch.setattr(Admin, "read", lambda _self, path: told[path])
+    done = CliRunner().invoke(model, ["status", name])
+
+    assert done.exit_code == status, done.output
+    assert ("no model and no rollout is called 'digist'" in done.output) == bool(status)
+
+
 @pytest.mark.parametrize("size", [0, 1, LEAST_CHUNK_BYTES * MOST_CHUNKS, 10**8, 10**9, 8 * 10**9])
 def test_a_files_chunks_are_few_enough_for_every_devices_document(size: int) -> None:
     chunk = chunk_for(size)

@@ -140,6 +140,12 @@ def test_work_ahead_makes_a_request_provably_late_and_the_refusal_tells_how() ->
         queue.admit(ticket(deadline=2.1, cost_s=1.0), 0.0)
 
 
+@pytest.mark.parametrize("deadline", [4.0, 3.9999, 1.0])
+def test_a_refusal_after_the_deadline_says_that_no_time_is_left(deadline: float) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"0 requests go first .*, but no time is left$"):
+        queue_with().admit(ticket(deadline=deadline, cost_s=0.1), 4.0)
+
+
 def test_what_is_being_computed_counts_only_for_what_is_left_of_it() -> None:
     queue = queue_with(ticket(deadline=9.0, cost_s=1.0))
     queue.take(0.0)

@@ -76,6 +76,21 @@ async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
         assert (app._sync.connected, app._sync.epoch) == (True, epoch)
 
 
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+async def test_a_port_of_another_program_is_not_taken_for_the_running_agents(
+    keys: dict[str, Any], tmp_path: Path, secure: bool
+) -> None:
+    if secure:
+        keys["tls"] = FleetPki(tmp_path / "pki").config("edge/kiosk-1").model_dump(exclude_none=True)
+    async with EdgeApp(load(EdgeConfig, **keys)):
+        with socket.create_server(("127.0.0.1", 0)) as others:
+            others.listen()
+            told = await found(keys, grpc_port=others.getsockname()[1])
+
+    assert told["grpc_port"].verdict == "failure"
+    assert "running agent" in told["http_port"].words
+
+
 async def test_before_it_runs_it_is_told_which_gateways_it_could_dial(
     keys: dict[str, Any], broker: Embedded, tmp_path: Path
 ) -> None:

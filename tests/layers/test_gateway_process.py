@@ -126,6 +126,23 @@ def test_status_of_a_large_fleet_is_a_screenful_with_the_ill_first_and_all_where
     assert all(name in long for name in names) and "d-299" in long and "--all" not in long
 
 
+def test_status_on_80_columns_breaks_no_word_and_leaves_the_models_to_their_own_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = [{"name": "minilm", "variants": ["int8"]}, {"name": "digits", "variants": ["int8"]}]
+    told = {"address": "127.0.0.1:9000", "transport": "link", "rtt_ms": 1.9, "queued": 0, "in_flight": 0}
+    well = {"id": "edge/edge-1", "state": "ready", "reason": "", "models": models, **told}
+    ill = {"id": "edge/edge-2", "state": "down", "reason": "nobody answers at its address", "models": models, **told}
+    offered = [{"name": one["name"], "version": "1", "ready": True, "targets": ["edge/edge-1"]} for one in models]
+    monkeypatch.setattr("gateway.status.read_admin", lambda *_: {"targets": [well, ill], "models": offered})
+
+    narrow, wide = (CliRunner().invoke(status, env={"COLUMNS": columns}).output for columns in ("80", "140"))
+
+    words = ("target", "state", "address", "queued", "in flight", "edge/edge-2", "127.0.0.1:9000", "1.9 ms")
+    assert all(word in narrow for word in words) and "…" not in narrow
+    assert "minilm int8" in wide and "minilm int8" not in narrow and "minilm" in narrow
+
+
 @pytest.mark.slow
 def test_a_process_says_it_is_ready_answers_status_and_stops_on_sigterm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gateway", "--config", str(config_file(tmp_path))]

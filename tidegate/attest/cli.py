@@ -33,6 +33,11 @@ def init(key: Path, words: str) -> None:
 
     KEY is the file for `attestation.key` of an edge or a pool: make it on that machine, and leave it there. The line
     goes into the file that a gateway's `attestation.allowed` names; taking it out ends the trust within seconds.
+
+    \b
+    Examples:
+      tidegate attest init edge-1.attest.key
+      tidegate attest init edge-1.attest.key --words 'kiosk, ground floor' >> attested.keys
     """
     try:
         made = make_key(key)
@@ -46,7 +51,12 @@ def init(key: Path, words: str) -> None:
 @_key
 @click.option("--words", default="", help="What the line says to people. Default: the file's name.")
 def show(key: Path, words: str) -> None:
-    """Print the line that allows a key, and its id."""
+    """Print the line that allows a key, and its id.
+
+    \b
+    Example:
+      tidegate attest show edge-1.attest.key
+    """
     try:
         found = read_key(key)
     except ConfigError as error:
@@ -58,7 +68,12 @@ def show(key: Path, words: str) -> None:
 @attest.command(name="list")
 @click.argument("allowed", type=click.Path(path_type=Path, dir_okay=False))
 def list_(allowed: Path) -> None:
-    """Print the ids of the keys in a list, which answers and `tidegate status` name."""
+    """Print the ids of the keys in a list, which answers and `tidegate status` name.
+
+    \b
+    Example:
+      tidegate attest list attested.keys
+    """
     try:
         for name in read_allowed(allowed):
             click.echo(name)

@@ -221,6 +221,10 @@ def status(name: str, watch: bool, all_devices: bool, admin: str, as_json: bool)
     rows = _rows(_shipped(gateway, "/v1/devices", "devices"), whole, models)
     every_model = gateway.read("/v1/versions")["models"]
     versions = [one for one in every_model if not name or one["name"] in models]
+    if name and not (wanted or rows or versions):
+        raise click.ClickException(
+            f"no model and no rollout is called {name!r}; `tidegate model status` without a name shows all"
+        )
     if as_json:
         click.echo(json.dumps({"rollouts": whole, "devices": rows, "versions": versions}))
         return
@@ -245,8 +249,8 @@ def _shipped(gateway: Admin, path: str, key: str) -> list[dict[str, Any]]:
     return found
 
 
-def _steering(verb: str, words: str, note: str) -> click.Command:
-    @click.command(verb, help=words)
+def _steering(verb: str, words: str, note: str, *examples: str) -> click.Command:
+    @click.command(verb, help=words, epilog="\n".join(["\b\nExamples:", *(f"  {one}" for one in examples)]))
     @click.argument("name")
     @click.option("--why", default="", help="Goes into the rollout's notes.")
     @click.option("--detach", is_flag=True, help="Do not wait for what comes of it.")
@@ -267,13 +271,33 @@ def _steering(verb: str, words: str, note: str) -> click.Command:
 
 
 _NAME = "NAME: a model, whose newest rollout is meant, or a rollout's id."
-pause = _steering("pause", f"Begin no further wave. {_NAME}", "rollout {id} begins no further wave")
-resume = _steering("resume", f"Go on with a rollout that was paused or has stalled. {_NAME}", "rollout {id} goes on")
-abort = _steering("abort", f"Call back every device that a rollout has asked. {_NAME}", "rollout {id} is called back")
+pause = _steering(
+    "pause",
+    f"Begin no further wave. {_NAME}",
+    "rollout {id} begins no further wave",
+    "tidegate model pause minilm",
+    "tidegate model pause minilm --why 'until the fair is over'",
+)
+resume = _steering(
+    "resume",
+    f"Go on with a rollout that was paused or has stalled. {_NAME}",
+    "rollout {id} goes on",
+    "tidegate model resume minilm",
+    "tidegate model resume minilm --detach",
+)
+abort = _steering(
+    "abort",
+    f"Call back every device that a rollout has asked. {_NAME}",
+    "rollout {id} is called back",
+    "tidegate model abort minilm",
+    "tidegate model abort minilm --why 'p95 doubled on the kiosks' --admin http://10.0.0.2:8003",
+)
 rollback = _steering(
     "rollback",
     f"Bring devices back to what they ran before a rollout, also after it succeeded. Needs no key. {_NAME}",
     "the devices of rollout {id} go back to what they ran before",
+    "tidegate model rollback minilm",
+    "tidegate model rollback minilm --detach --admin http://10.0.0.2:8003",
 )
 COMMANDS: Final = (push, rollout, status, pause, resume, abort, rollback)
 

@@ -77,7 +77,12 @@ def split(
 @admin_option
 @_json
 def promote(model: str, admin: str, as_json: bool) -> None:
-    """MODEL's candidate is what is meant from now on; the trial is over."""
+    """MODEL's candidate is what is meant from now on; the trial is over.
+
+    \b
+    Example:
+      tidegate model promote minilm
+    """
     _show(Admin(admin).post(f"/v1/versions/{quote(model, safe='')}/promote", b""), as_json)
 
 
@@ -86,7 +91,12 @@ def promote(model: str, admin: str, as_json: bool) -> None:
 @admin_option
 @_json
 def call_back(model: str, admin: str, as_json: bool) -> None:
-    """MODEL's standing version goes on alone; the trial is over."""
+    """MODEL's standing version goes on alone; the trial is over.
+
+    \b
+    Example:
+      tidegate model return minilm
+    """
     _show(Admin(admin).post(f"/v1/versions/{quote(model, safe='')}/return", b""), as_json)
 
 
