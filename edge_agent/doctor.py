@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import platform
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -94,10 +96,13 @@ def _disk(folder: Path) -> Finding:
                 out.flush()
                 os.fsync(out.fileno())
             took.append(clock.now() - began_at)
-        file.unlink()
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        return diagnosis.disk(str(folder), error=error.strerror or str(error), free_bytes=0, fsync_s=0.0)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return diagnosis.disk(str(folder), error=error.strerror or str(error), full=full, free_bytes=0, fsync_s=0.0)
+    finally:
+        with suppress(OSError):  # a full disk leaves an empty file
+            file.unlink()
     return diagnosis.disk(str(folder), error="", free_bytes=free_bytes, fsync_s=median(took))
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
+import structlog
 
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import Finding
@@ -37,7 +41,8 @@ def doctor(context: click.Context, path: Path | None, as_json: bool) -> None:
         config = load(EdgeConfig, path or context.obj)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
-    findings = asyncio.run(examined(config))
+    with _errors_to_stderr():
+        findings = asyncio.run(examined(config))
     healthy = all(one.verdict != "failure" for one in findings)
     if as_json:
         plain = [_plain(one) for one in findings]
@@ -46,6 +51,20 @@ def doctor(context: click.Context, path: Path | None, as_json: bool) -> None:
         for one in findings:
             _say(one)
     sys.exit(0 if healthy else 1)
+
+
+@contextmanager
+def _errors_to_stderr() -> Iterator[None]:
+    """What the parts log goes elsewhere than the findings, which say the rest."""
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _say(finding: Finding) -> None:

@@ -58,12 +58,11 @@ def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> Find
     return Finding("clock", "ok", how)
 
 
-def disk(folder: str, *, error: str, free_bytes: int, fsync_s: float) -> Finding:
-    """Args: error: why nothing can be written there, "" if it can."""
+def disk(folder: str, *, error: str, full: bool = False, free_bytes: int, fsync_s: float) -> Finding:
+    """Args: error: why nothing can be written there, "" if it can; full: it is for want of room."""
     if error:
-        return Finding(
-            "disk", "failure", f"{folder} cannot be written: {error}", "give the agent's user the folder of `state_dir`"
-        )
+        advice = "make room there" if full else "give the agent's user the folder of `state_dir`"
+        return Finding("disk", "failure", f"{folder} cannot be written: {error}", advice)
     free = f"{free_bytes / 1e6:.0f} MB free in {folder}"
     if free_bytes < _NO_DISK_BYTES:
         return Finding("disk", "failure", f"only {free}", "make room: the session's number must be written at a start")

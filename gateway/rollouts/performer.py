@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Protocol
 
 import msgspec
@@ -68,6 +69,7 @@ class _Held:
     waves: Waves
     dirty: bool = True
     saved_at_s: float = 0.0
+    begun_at: float = -inf  # the turn before may have been long before
 
 
 class Rollouts:
@@ -145,7 +147,7 @@ class Rollouts:
             self._check_free(order)
             await self._tell_versions(order)
             await asyncio.to_thread(self._journal.begin, order)
-            self._held[order.spec.id] = _Held(order, Waves(order.spec))
+            self._held[order.spec.id] = _Held(order, Waves(order.spec), begun_at=clock.now())
             await self._forget_old()
         self._news.set()
 
@@ -225,7 +227,7 @@ class Rollouts:
         newest = set(self._source.values())
         live = [one for id, one in self._held.items() if id in newest or not one.waves.state.phase.is_over]
         for held in live:  # another may begin meanwhile
-            await self._decide(held, reports, passed_s)
+            await self._decide(held, reports, min(passed_s, now - held.begun_at))
         self._publish()
         self._active = bool(self._unsaid) or any(
             held.dirty or not held.waves.state.phase.is_over for held in self._held.values()

@@ -116,7 +116,7 @@ def _show(crowd: Crowd, seen: Seen, before: Seen, live: Live, as_json: bool) -> 
         sys.stdout.write(json.dumps({"connected": seen.connected, "heartbeats_per_s": beats, **seen.counts}) + "\n")
         sys.stdout.flush()
         return
-    table = Table("devices", "connected", "heartbeats/s", "births", "goodbyes", "power cuts", "asked to resync")
+    table = Table("devices", "connected", "beats/s", "births", "goodbyes", "power cuts", "asked to resync")
     table.add_row(
         str(crowd.agents),
         str(seen.connected),

@@ -21,6 +21,7 @@ ROWS: list[Row] = [
     (diagnosis.clock(NOW, True, 0.2), "ok", "synchronized"),
     (diagnosis.clock(NOW, None, None), "ok", "cannot be told"),
     (diagnosis.disk("/s", error="Read-only file system", free_bytes=0, fsync_s=0.0), "failure", "Read-only"),
+    (diagnosis.disk("/s", error="No space left", full=True, free_bytes=0, fsync_s=0.0), "failure", "No space left"),
     (diagnosis.disk("/s", error="", free_bytes=MB, fsync_s=0.0), "failure", "only 1 MB free"),
     (diagnosis.disk("/s", error="", free_bytes=100 * MB, fsync_s=0.0), "warning", "only 100 MB free"),
     (diagnosis.disk("/s", error="", free_bytes=9000 * MB, fsync_s=0.4), "warning", "safe after 400.0 ms"),

@@ -137,6 +137,17 @@ async def test_over_tls_a_running_agent_is_known_by_its_certificate(keys: dict[s
     assert "running agent" in told["grpc_port"].words
 
 
+def test_with_a_broker_too_nothing_but_the_findings_is_on_stdout(
+    keys: dict[str, Any], broker: Embedded, tmp_path: Path
+) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text(yaml.safe_dump({**keys, "mqtt": broker.url}))
+
+    ran = CliRunner().invoke(edge, ["--config", str(file), "doctor", "--json"])
+
+    assert "broker" in {one["check"] for one in json.loads(ran.stdout)["findings"]}
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["option of the group", "option of the command"])
 def test_the_command_exits_with_1_only_where_something_keeps_the_device_from_serving(
     keys: dict[str, Any], tmp_path: Path, before: bool

@@ -152,6 +152,18 @@ async def test_a_rollout_asks_its_canary_then_the_rest_and_the_version_is_known(
 
 
 @pytest.mark.slow
+async def test_the_rest_before_a_rollout_began_is_no_time_of_it(store: ArtifactStore, models: Repository) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        await until(lambda: rollouts._turned_at is not None)
+        rollouts._turned_at = clock.now() - 7200.0
+        await rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(road.said) == {"edge-1"})
+
+        assert rollouts.all["double-2-a"].state.elapsed_s < 3600.0
+
+
+@pytest.mark.slow
 async def test_what_fails_comes_back_by_itself_with_documents_that_the_operator_signed_before(
     store: ArtifactStore, models: Repository
 ) -> None:
