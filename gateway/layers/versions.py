@@ -14,7 +14,7 @@ Models of which no version was shipped and none is on trial are passed on at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -22,11 +22,12 @@ from msgspec.structs import replace
 from gateway.core.fleet import SERVING, Fleet
 from gateway.core.version_shares import Standing, in_turn, shares
 from gateway.layers.stack import Layer, Service
-from tidegate.outcome import CapacityError, ModelNotFound, NotSupported, PeerError
+from tidegate.outcome import CapacityError, ModelNotFound, NothingAlive, NotSupported, PeerError
 from tidegate.types import Call, Reply
 
 FIRST_FLIGHT: Final = 0.6  # of the budget that is left, for a version that is not proved yet
 KEEP_S: Final = 0.2  # how old a count of who serves what may be
+_NOWHERE: Final = (NothingAlive, ModelNotFound)
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 
 
@@ -74,6 +75,16 @@ def versions(
             if len(names) < 2:
                 return await inner(call)
             served = counted(request.model_name, names)
+            try:
+                return await by_share(call, served)
+            except _NOWHERE:  # all devices may have changed their version since they were counted
+                counts.pop(request.model_name, None)
+                anew = counted(request.model_name, names)
+                if anew.keys() <= served.keys():
+                    raise
+            return await by_share(call, anew)
+
+        async def by_share(call: Call, served: Mapping[str, Standing]) -> Reply:
             proved = [name for name, one in served.items() if one.edges or one.pools]
             return await flights(call, in_turn(list(served), shares(served), draw()), inner, proved)
 

@@ -108,6 +108,36 @@ async def test_a_version_that_nobody_serves_is_not_asked_and_costs_no_budget() -
 
 
 @on_virtual_time
+async def test_devices_that_all_change_their_version_in_one_instant_are_asked_for_what_they_have_now() -> None:
+    fleet, asked = fleet_of(), []
+
+    def offers(version: str) -> None:
+        fleet.fold(LinkUp("edge/a", "edge/a", 1, (replace(offer(), version=version),)), clock.now())
+
+    async def inner(call: Call) -> Reply:
+        asked.append(call.request.model_version)
+        if call.request.model_version == "2":
+            offers("1")  # in the moment in which the request was on its way
+            raise NothingAlive("edge/a does not offer it")
+        return REPLY
+
+    fleet.add(spec("edge/a"), clock.now())
+    offers("2")
+    service = versions(siblings, fleet, clock.now, lambda: 0.0, NOTHING_SET)(inner)
+    assert await service(call(clock.now() + 1.0)) is REPLY
+    assert asked == ["2", "1"]
+
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, ()), clock.now())
+    await clock.sleep(1.0)
+    with pytest.raises(NothingAlive):
+        await versions(siblings, fleet, clock.now, lambda: 0.0, NOTHING_SET)(nobody_serves)(call(clock.now() + 1.0))
+
+
+async def nobody_serves(call: Call) -> Reply:
+    raise NothingAlive("nobody offers it")
+
+
+@on_virtual_time
 async def test_a_version_that_is_committed_somewhere_gets_all_the_time_there_is() -> None:
     asked: list[tuple[str, float]] = []
 
