@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from tidegate.build.cli import model
@@ -99,7 +100,9 @@ def test_bf16_is_half_the_size_and_close(folder: Path, tmp_path: Path) -> None:
     assert sizes[0] < 0.6 * sizes[1]
 
 
-def test_a_packed_model_is_added_by_its_suffix_and_described_by_its_tables(folder: Path, tmp_path: Path) -> None:
+def test_a_packed_model_is_added_by_its_suffix_described_by_its_tables_and_measured(
+    folder: Path, tmp_path: Path
+) -> None:
     run = CliRunner().invoke
     packed, models = str(tmp_path / "m.safetensors"), str(tmp_path / "models")
     done = run(model, ["pack", str(folder), packed, "--precision", "bf16"])
@@ -116,6 +119,9 @@ def test_a_packed_model_is_added_by_its_suffix_and_described_by_its_tables(folde
     assert {spec.name: spec.bounds for spec in manifest.inputs} == {
         "input_ids": Bounds(0, 39), "attention_mask": Bounds(0, 1),
     }  # fmt: skip
+    done = run(model, ["measure", "mine", "--seconds", "0.2", "--repository", models])
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.stdout)["models"]["mine"]["pool_ms"]
 
 
 @pytest.mark.parametrize("suffix", [".engine", ".plan"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,16 @@ from simulator.scenario_file import Loaded, ScenarioError
 from simulator.what_if import with_link, with_more_devices
 from simulator.world import simulate
 from tests.simulator.worlds import SMALL, edited
+
+
+def test_the_folder_that_the_manual_copies_a_scenario_from_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    found = re.search(r"python -c '([^']+)'\)/(\w+\.yaml)", manual)
+    assert found is not None
+
+    exec(found[1], {})
+
+    assert (Path(capsys.readouterr().out.strip()) / found[2]).is_file()
 
 
 def test_more_devices_join_a_group() -> None:

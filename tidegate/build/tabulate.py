@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from tidegate.models.manifest import Manifest, Variant, Where
+from tidegate.models.packing import packing_of
 from tidegate.models.repository import Repository
 from tidegate.workers.process import EngineSpec, WorkerProcess
 from tidegate.workers.warmup import CostPoints, measure
@@ -56,7 +57,12 @@ async def _measured(
     outputs = tuple(spec.name for spec in manifest.outputs)
     async with WorkerProcess(f"measure/{variant.name}") as worker:
         artefact = models.artefact(manifest, variant)
-        await worker.load(EngineSpec(variant.name, variant.engine, artefact, outputs, threads))
+        packing = packing_of(manifest, variant.packed)
+        await worker.load(
+            EngineSpec(
+                variant.name, variant.engine, artefact, outputs, threads, packing=packing, compile=variant.compile
+            )
+        )
         return await measure(
             worker, variant.name, manifest, variant,
             budget_s=budget_s, on_point=lambda units, seconds: on_point(variant.name, units, seconds),
