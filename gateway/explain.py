@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import click
@@ -15,6 +15,8 @@ from rich.table import Column, Table
 from gateway.admin_client import read_admin
 from gateway.waterfall_view import show
 
+NARROW: Final = 100  # columns of a terminal
+_FIRST_TO_GO: Final = ("margin", "claim", "harm", "price")
 _COLOURS = {"ok": "green", "late": "yellow"}
 _EXAMPLES = """\b
 Examples:
@@ -109,7 +111,10 @@ def in_full(one: dict[str, Any], console: Console) -> None:
         console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
     console.print(escape(one["sentence"]), highlight=False)
     if one.get("candidates"):
-        console.print(candidates_table(one))
+        narrow = console.width < NARROW
+        console.print(candidates_table(one, narrow=narrow))
+        if narrow:
+            console.print(f"[dim](on {NARROW} columns also {', '.join(_FIRST_TO_GO)})[/]", highlight=False)
     for passed in one.get("passed_over", []):
         console.print(f"not {passed['target']} in {passed['variant']}: {escape(passed['why_not'])}", highlight=False)
     if more := one.get("more_passed_over", 0):
@@ -124,17 +129,16 @@ def in_full(one: dict[str, Any], console: Console) -> None:
         console.print(f"in hindsight: {escape(hindsight['sentence'])}", highlight=False)
 
 
-def candidates_table(one: dict[str, Any]) -> Table:
+def candidates_table(one: dict[str, Any], *, narrow: bool = False) -> Table:
     whole = [Column(name, no_wrap=True) for name in ("target", "variant")]
     numbers = ("link", "wait", "comp", "margin", "finish", "chance", "claim", "harm", "price", "cost", "value", "trust")
-    right = [Column(name, justify="right", no_wrap=True) for name in numbers]
+    shown = [name for name in numbers if not (narrow and name in _FIRST_TO_GO)]
+    right = [Column(name, justify="right", no_wrap=True) for name in shown]
     table = Table(*whole, *right, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for candidate in one["candidates"]:
         mark = "[bold green]" if candidate["target"] == one["chosen"] else ""
         times = (f"{candidate[f'{name}_ms']:.1f}" for name in ("link", "wait", "compute", "margin", "finish"))
-        table.add_row(
-            f"{mark}{candidate['target']}",
-            candidate["variant"],
+        cells = (
             *times,
             f"{candidate['chance']:.1%}",
             _number(candidate.get("calibrated"), ".1%"),
@@ -144,6 +148,8 @@ def candidates_table(one: dict[str, Any]) -> Table:
             _number(candidate.get("value"), ".3f"),
             f"{candidate['trust']:g}",
         )
+        told = dict(zip(numbers, cells, strict=True))
+        table.add_row(f"{mark}{candidate['target']}", candidate["variant"], *(told[name] for name in shown))
     return table
 
 

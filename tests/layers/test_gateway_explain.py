@@ -6,14 +6,17 @@ import asyncio
 import json
 import re
 from contextlib import AsyncExitStack
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from gateway.app import Gateway
 from gateway.explain import explain
+from gateway.explain import in_full as show_in_full
 from tests.layers.test_gateway_app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
 from tidegate.outcome import Overloaded
 
@@ -49,6 +52,14 @@ async def test_a_request_is_found_by_its_callers_id_and_told_in_full(tmp_path: P
     assert "attempt 1 accepted, promised in 250 ms" in in_full
     assert "attempt 1 answered: queue 2.0 ms, compute 5.0 ms, link" in in_full
     assert "ok from edge/attic (cheapest)" in in_full
+    assert "margin" in in_full
+
+    screen = Console(width=80, file=StringIO())
+    show_in_full(told, screen)
+    narrow = screen.file.getvalue()  # type: ignore[attr-defined]  # it is the one above
+    head = next(line for line in narrow.splitlines() if line.startswith("target"))
+    assert head.split() == ["target", "variant", "link", "wait", "comp", "finish", "chance", "cost", "value", "trust"]
+    assert "…" not in narrow and "(on 100 columns also margin, claim, harm, price)" in narrow
 
     numbers = {one["target"]: one for one in told["candidates"]}
     assert set(numbers) == {"edge/attic", "pool/main"}
