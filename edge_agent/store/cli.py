@@ -74,7 +74,12 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.argument("id")
 @click.pass_context
 def show(ctx: click.Context, id: str) -> None:
-    """Everything that is known of one dead letter or ticket, as JSON."""
+    """Everything that is known of one dead letter or ticket, as JSON.
+
+    \b
+    Example:
+      tidegate edge --config edge.yaml store show 3f9a0c11d2e4a8b70c11d2e43f9a0c11
+    """
     with _opened(ctx) as db:
         row = db.execute("SELECT * FROM entries WHERE id = ?", (id,)).fetchone()
         ticket = _ledger(ctx).ticket(db, id)
@@ -91,7 +96,12 @@ def show(ctx: click.Context, id: str) -> None:
 @click.option("--all", "every", is_flag=True, help="All dead letters.")
 @click.pass_context
 def retry(ctx: click.Context, ids: tuple[str, ...], every: bool) -> None:
-    """Send dead letters again, with five tries each; their tickets are open again."""
+    """Send dead letters again, with five tries each; their tickets are open again.
+
+    \b
+    Example:
+      tidegate edge --config edge.yaml store retry --all
+    """
     _each(ctx, ids, every, "to be sent again", lambda ledger, db, chosen: ledger.retry(db, chosen))
 
 
@@ -100,7 +110,12 @@ def retry(ctx: click.Context, ids: tuple[str, ...], every: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="All dead letters.")
 @click.pass_context
 def drop(ctx: click.Context, ids: tuple[str, ...], every: bool) -> None:
-    """Delete dead letters for good; their tickets keep saying why they failed."""
+    """Delete dead letters for good; their tickets keep saying why they failed.
+
+    \b
+    Example:
+      tidegate edge --config edge.yaml store drop 3f9a0c11d2e4a8b70c11d2e43f9a0c11
+    """
     _each(ctx, ids, every, "dropped", lambda ledger, db, chosen: ledger.drop(db, chosen))
 
 

@@ -109,7 +109,13 @@ def create(path: Path, tenant: str, expires: float | None, note: str, **given: A
 @_file
 @click.option("--json", "as_json", is_flag=True, help="As JSON, without hashes.")
 def list_(path: Path, as_json: bool) -> None:
-    """List the keys, with what they may and whether they are good."""
+    """List the keys, with what they may and whether they are good.
+
+    \b
+    Examples:
+      tidegate keys list
+      tidegate keys list --json | jq '.[] | select(.tenant == "clinic")'
+    """
     now = clock.utc_s()
     rows = [_row(one, now) for one in read_keys(path)]
     if as_json:
@@ -131,7 +137,12 @@ def list_(path: Path, as_json: bool) -> None:
     "--overlap", type=Duration(), default="24h", show_default=True, help="How long the old secret stays good beside it."
 )
 def rotate(path: Path, id: str, overlap: float) -> None:
-    """Give key ID a new secret and print it; the old one stays good for a while."""
+    """Give key ID a new secret and print it; the old one stays good for a while.
+
+    \b
+    Example:
+      tidegate keys rotate 3f9a0c11d2e4 --overlap 24h
+    """
     now = clock.utc_s()
     with changing(path) as records:
         record = _good(records, id, path, now)
@@ -147,7 +158,12 @@ def rotate(path: Path, id: str, overlap: float) -> None:
 @_file
 @click.argument("id")
 def revoke(path: Path, id: str) -> None:
-    """Make key ID worthless, within a second at every gateway that reads the file."""
+    """Make key ID worthless, within a second at every gateway that reads the file.
+
+    \b
+    Example:
+      tidegate keys revoke 3f9a0c11d2e4
+    """
     now = clock.utc_s()
     with changing(path) as records:
         record = _known(records, id, path)

@@ -63,5 +63,10 @@ def create(name: str, folder: Path) -> None:
 @signing.command()
 @click.argument("path", metavar="KEY", type=click.Path(path_type=Path, dir_okay=False))
 def show(path: Path) -> None:
-    """Print a key's line for the devices' lists of trusted keys."""
+    """Print a key's line for the devices' lists of trusted keys.
+
+    \b
+    Example:
+      tidegate keys signing show operator.key >> devices/signing.pub
+    """
     click.echo(line_of(read_key(path, "signing key", MAKER), path.stem))

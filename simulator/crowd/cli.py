@@ -23,7 +23,12 @@ LOOK_EVERY_S = 1.0
 
 @click.group()
 def fleet() -> None:
-    """Whole fleets, for trying out brokers and gateways."""
+    """Whole fleets, for trying out brokers and gateways.
+
+    \b
+    Example:
+      tidegate fleet simulate --agents 1000 --broker mqtt://127.0.0.1:1883
+    """
 
 
 @fleet.command(

@@ -35,7 +35,14 @@ POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt
 
 @click.group()
 def model() -> None:
-    """Build, quantize, add, calibrate, inspect and ship models."""
+    """Build, quantize, add, calibrate, inspect and ship models.
+
+    \b
+    Examples:
+      tidegate model list
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --cost tokens:input_ids
+      tidegate model rollout encoder --key operator.key
+    """
 
 
 for _command in (calibrate, pack, *delivery.COMMANDS, *versions.COMMANDS):
