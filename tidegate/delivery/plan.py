@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from tidegate.delivery.files import Held, files_of, held
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
-from tidegate.rollout.golden import BadGolden, decode_golden, encode_golden
 from tidegate.rollout.plan import MANIFEST_PATH, ModelPlan
 
 GOLDEN_NAME: Final = "golden.msgpack"
@@ -36,6 +33,8 @@ def golden_of(path: Path, manifest: Manifest) -> Held:
     Raises:
         RepositoryError: it holds none that fit the model.
     """
+    from tidegate.rollout.golden import BadGolden, decode_golden  # it takes numpy, which no help needs
+
     try:
         raw = path.read_bytes() if path.suffix != ".npz" else _from_arrays(path, manifest)
         decode_golden(raw)
@@ -47,6 +46,10 @@ def golden_of(path: Path, manifest: Manifest) -> Held:
 
 
 def _from_arrays(path: Path, manifest: Manifest) -> bytes:
+    import numpy as np
+
+    from tidegate.rollout.golden import encode_golden
+
     with np.load(path, allow_pickle=False) as file:
         arrays: Mapping[str, Any] = {name: file[name] for name in file.files}
     datatypes = {spec.name: spec.datatype for spec in (*manifest.inputs, *manifest.outputs)}
