@@ -104,7 +104,7 @@ class FleetRegister:
         topics: Topics,
         *,
         draw: Callable[[], float],
-        max_devices: int = 4096,
+        max_devices: int = 16384,
         effects_per_s: float = 5.0,
         will_grace_s: float = 2.0,
         reconnect_grace_s: float = 30.0,
