@@ -34,6 +34,7 @@ from tidegate import clock
 CORE_AIM, STALENESS_AIM, BACK_AIM_S, ASKED_AIM = 0.15, 1.5, 30.0, 0.05
 LOOK_EVERY_S: Final = 0.5
 SETTLE_S: Final = 5.0
+LOOK_PER_DEVICE_S: Final = 0.0003  # to look at all is work for the gateway, which is measured
 ALL_THERE_WITHIN_S: Final = 300.0
 
 
@@ -50,8 +51,9 @@ class Crowded(Mosquitto):
 class Stage:
     """A broker and a gateway, in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, agents: int) -> None:
         (folder / "models").mkdir(parents=True)
+        self.agents = agents
         self.fleet = FleetStack(folder, folder / "models", edges={})
         self.fleet.broker = Crowded(folder)
 
@@ -70,7 +72,7 @@ class Stage:
         while not holds(await asyncio.to_thread(self.summary)):
             if clock.now() > began_at + within_s:
                 raise TimeoutError(f"after {within_s:g} s: {self.summary()}")
-            await clock.sleep(LOOK_EVERY_S / 2)
+            await clock.sleep(max(LOOK_EVERY_S / 2, LOOK_PER_DEVICE_S * self.agents))
         return clock.now() - began_at
 
 
@@ -145,14 +147,15 @@ async def restarted(stage: Stage, agents: int, interval_s: float) -> dict[str, f
 async def measured(agents: int, many: int, seconds: float) -> dict[str, dict[str, float]]:
     found = {}
     with tempfile.TemporaryDirectory(prefix="tidegate-fleet-") as folder:
-        for name, run in (
-            ("steady", lambda stage: steady(stage, agents, seconds)),
-            ("churning", lambda stage: churning(stage, agents, seconds)),
-            ("restarted", lambda stage: restarted(stage, many, 10.0 if many > 2000 else 1.0)),
+        for name, there, run in (
+            ("steady", agents, lambda stage: steady(stage, agents, seconds)),
+            ("churning", agents, lambda stage: churning(stage, agents, seconds)),
+            ("restarted", many, lambda stage: restarted(stage, many, 10.0 if many > 2000 else 1.0)),
         ):
-            stage = Stage(Path(folder) / name)
+            stage = Stage(Path(folder) / name, there)
             with stage.fleet:
                 found[name] = await run(stage)
+                print(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in found[name].items()), flush=True)
     return found
 
 
