@@ -71,7 +71,9 @@ class Admin:
             with build_opener(_StayHere).open(request, timeout=self._within_s) as response:
                 yield response
         except HTTPError as error:
-            raise AdminError(self._words(error), error.code, dict(error.headers)) from error
+            with error:  # its connection is open until then, and nobody else would close it
+                words = self._words(error)
+            raise AdminError(words, error.code, dict(error.headers)) from error
         except (URLError, OSError, ValueError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
             if isinstance(reason, SSLCertVerificationError):

@@ -35,7 +35,8 @@ def call(url: str, body: Any = None) -> tuple[int, Any]:
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=20) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        with error:
+            return error.code, json.load(error)
 
 
 def ask(fleet: FleetStack, x: list[list[float]]) -> tuple[int, Any]:

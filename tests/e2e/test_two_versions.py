@@ -47,8 +47,8 @@ def asked(stack: FleetStack, *, headers: dict[str, str] | None = None) -> tuple[
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.load(answer)["model_version"]
     except urllib.error.HTTPError as error:
-        error.read()
-        return error.code, ""
+        with error:
+            return error.code, ""
 
 
 def told(stack: FleetStack, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
@@ -62,7 +62,8 @@ def told(stack: FleetStack, method: str, path: str, body: dict[str, Any] | None 
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def test_a_version_is_tried_by_share_header_and_tenant_promoted_and_kept_over_a_kill(stack: FleetStack) -> None:

@@ -31,8 +31,9 @@ async def test_a_scrape_is_answered_as_http() -> None:
     async with ScrapeDoor(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
         body = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{door.address}/metrics").read())
         assert body == b"up 1\n"
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             await asyncio.to_thread(urllib.request.urlopen, f"http://{door.address}/")
+        refused.value.close()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def _answer(device: DeviceLife) -> tuple[str, float] | None:
     try:
         return device.answer()
     except urllib.error.HTTPError as error:
-        if error.code != 503:
-            raise
-        return None
+        with error:
+            if error.code != 503:
+                raise
+            return None
