@@ -27,8 +27,8 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -38,7 +38,7 @@ import yaml
 from simulator.testing.links import LinkThread, SimLink
 from tests.bench.open_loop import Answer
 from tests.support.casts import Cast, paced
-from tests.support.fleet_stack import FleetStack
+from tests.support.fleet_stack import WHOLE_WITHIN_S, FleetStack, PartFailed
 from tests.support.matrix_seen import Flight, Look, Seen, outcomes_of
 from tidegate import clock
 
@@ -79,6 +79,9 @@ class Row:
     retries: int = 0
     leaving: float = 0.0
     changes: int = 1
+
+
+_NOTHING: Final = Row("", "nothing is broken", lambda _matrix: (), during_s=0.0, after_s=0.0)
 
 
 class Matrix:
@@ -123,6 +126,12 @@ class Matrix:
 
     def run(self, row: Row, *, seed: int = 1) -> Seen:
         """Send the row's requests, let its fault happen and end, and mend what is left; what was seen."""
+        seen = self._play(row, seed)
+        self.baseline += seen.before.answers
+        self.mend()
+        return seen
+
+    def _play(self, row: Row, seed: int) -> Seen:
         acts = [*row.acts(self), (row.during_s, lambda: row.end(self))]
         seconds = row.before_s + row.during_s + row.after_s
         logs = {name: len(part.log) for name, part in self.fleet.parts.items()}
@@ -138,7 +147,7 @@ class Matrix:
             instants = [self._at(began_at + row.before_s + at_s, act) - began_at for at_s, act in acts]
             late = self._load.line(within_s=seconds + _GRACE_S)
         answers = [Answer(**one) for one in json.loads((self._folder / "answers.json").read_text())]
-        seen = Seen(
+        return Seen(
             row=row.title,
             answers=answers,
             phases=(1.0, instants[0], instants[-1], instants[-1] + row.recover_s),
@@ -150,23 +159,15 @@ class Matrix:
             sent_late_p99_s=late["late_p99_s"],
             baseline=self.baseline,
         )
-        self.baseline += seen.before.answers
-        self.mend()
-        return seen
 
     def warm_up(self, seconds: float = 8.0) -> None:
         """Let a new gateway learn what it does not know yet; what is seen meanwhile is no row's baseline."""
-        nothing = Row("", "nothing is broken", lambda _matrix: (), before_s=seconds, during_s=0.0, after_s=0.0)
-        self.run(nothing, seed=0)
+        self.run(replace(_NOTHING, before_s=seconds), seed=0)
         self.baseline.clear()
 
     def calm(self, *, before_s: float = 0.2, after_s: float = 0.8, load: float = 1.0) -> Seen:
         """Send requests while nothing is broken, and say what came of them."""
-        return self.run(
-            Row(
-                "", "nothing is broken", lambda _matrix: (), before_s=before_s, during_s=0.0, after_s=after_s, load=load
-            )
-        )
+        return self.run(replace(_NOTHING, before_s=before_s, after_s=after_s, load=load))
 
     def mend(self) -> None:
         """Every link whole and as it was, every part there, and the gateway sees them all ready."""
@@ -179,7 +180,7 @@ class Matrix:
             if not part.alive:
                 part.start()
                 part.wait_ready()
-        self.fleet.wait_whole()
+        self._wait_whole()
 
     def usual(self, name: str) -> None:
         """Make a link what it is without a fault."""
@@ -203,6 +204,16 @@ class Matrix:
         path = self._folder / f"fleet-{row.number}.yaml"
         path.write_text(yaml.safe_dump(raw))
         return path
+
+    def _wait_whole(self) -> None:
+        """Ask while there is somebody to wait for: a target whose breaker is open is tried by requests alone."""
+        give_up_at = clock.now() + WHOLE_WITHIN_S
+        while clock.now() < give_up_at:
+            with suppress(PartFailed):
+                self.fleet.wait_whole(within_s=1.0)
+                return
+            self._play(replace(_NOTHING, before_s=1.0), seed=0)
+        self.fleet.wait_whole()
 
     @property
     def _port(self) -> int:
