@@ -14,11 +14,11 @@ from gateway.core.fleet import Fleet
 from gateway.core.placement import Placer
 from tests.fuzz.hostile import TEXTS, as_json, bent, damaged
 from tests.fuzz.target import Target
-from tests.link.test_session import Heard, asker_on, question
 from tests.support.duplex import stream_pair
 from tests.support.fleet import TOPICS, Device, register
 from tests.support.fleets import NOW, ask, spec
 from tests.support.hosts import EchoHost, echo_request
+from tests.support.link_pair import Heard, asker_on, question
 from tidegate import clock
 from tidegate.fleet.merge import FleetRegister
 from tidegate.fleet.messages import (

@@ -1,4 +1,8 @@
-"""Both ends of a link under test: an upstream that does one thing with what it gets, and plain clients."""
+"""Both ends of a link under test: an upstream that does one thing with what it gets, and plain clients.
+
+Most tests drive them on virtual time: the kernel hands loopback bytes on within the call that sends them, so nothing
+real is waited for, and an outage of an hour takes no time.
+"""
 
 from __future__ import annotations
 
@@ -152,3 +156,20 @@ class Client:
         except ConnectionError:
             return "reset"
         return "eof"
+
+
+async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(pattern(10_001))
+        await writer.drain()
+
+
+async def newcomer(link: Link) -> str:
+    """How a link meets a new connection."""
+    try:
+        async with Client(link) as client:
+            return await client.end()
+    except ConnectionRefusedError:
+        return "refused"
+    except ConnectionResetError:
+        return "reset"
