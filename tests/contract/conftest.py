@@ -1,12 +1,14 @@
-"""The brokers that the contract holds on, one process each for the whole run."""
+"""What the contracts hold on: each kind of broker, one process for the whole run, and each kind of target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
 from tests.support.brokers import MOSQUITTO, BrokerProcess, Embedded, Mosquitto, running
+from tests.support.targets import Bench, connected
 
 KINDS = [
     pytest.param(Mosquitto, marks=[pytest.mark.needs_mosquitto, pytest.mark.slow], id="mosquitto"),
@@ -33,3 +35,15 @@ def own_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     _needs(request.param)
     with running(request.param, tmp_path_factory.mktemp("broker")) as started:
         yield started
+
+
+@pytest_asyncio.fixture(params=["link", "dialled", "unary", "foreign"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    async with connected(request.param) as bench:
+        yield bench
+
+
+@pytest_asyncio.fixture(params=["link", "dialled"])
+async def link(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    async with connected(request.param) as bench:
+        yield bench

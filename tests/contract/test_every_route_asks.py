@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gateway.app import Gateway
-from tests.layers.test_gateway_app import BODY, Far, until
+from tests.support.gateway_app import BODY, Far, until
 from tests.support.guarded import REFUSED, Keys, guarded
 from tests.support.hosts import echo_request
 from tidegate.identity import Grant

@@ -23,7 +23,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.layers.test_gateway_app import BODY, Far, repository, running
+from tests.support.gateway_app import BODY, Far, repository, running
 from tidegate import clock
 
 pytestmark = pytest.mark.slow

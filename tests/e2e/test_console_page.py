@@ -19,8 +19,8 @@ from gateway.core.events import LinkUp
 from gateway.core.splits import Split, Splits
 from gateway.core.target import TargetSpec
 from gateway.trials import Watched
-from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target
 from tests.support.browser import MISSING, PROGRAM, SHOTS, Page, chromium
+from tests.support.gateway_app import Far, ask, configured, gateway_for, running, target
 from tests.support.guarded import guarded
 from tidegate import clock
 from tidegate.fleet.conditions import Conditions

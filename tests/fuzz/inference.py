@@ -23,10 +23,10 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from gateway.app import Gateway
 from tests.fuzz.hostile import TEXTS, as_json, bent, damaged, values
 from tests.fuzz.target import Target
-from tests.layers.test_gateway_app import BODY, Far, configured, running
-from tests.layers.test_gateway_app import target as far_target
-from tests.oip.test_malformed import ENTRIES, GOOD, ONES, PLAIN, framed
+from tests.support.gateway_app import BODY, Far, configured, running
+from tests.support.gateway_app import target as far_target
 from tests.support.host import FakeHost
+from tests.support.oip_requests import ENTRIES, GOOD, ONES, PLAIN, framed
 from tests.support.oip_servers import MAX_BYTES, Servers, serving
 from tidegate.oip.grpc import message_from_request
 from tidegate.rpc import oip_pb2

@@ -26,7 +26,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from tests.layers.test_gateway_app import Far, running, target
+from tests.support.gateway_app import Far, running, target
 from tests.support.host import FakeHost
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 

@@ -24,8 +24,8 @@ from gateway.app import Gateway
 from gateway.identity.certificates import Certificates
 from gateway.identity.config import MtlsConfig
 from gateway.identity.proof import Unproved
-from tests.layers.test_gateway_app import configured
 from tests.support.certificates import FleetPki
+from tests.support.gateway_app import configured
 from tests.support.guarded import keys_in
 
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.status import status
-from tests.layers.test_gateway_app import BODY, INFER
+from tests.support.gateway_app import BODY, INFER
 from tests.support.guarded import guarded
 from tests.support.hosts import echo_request
 from tidegate.identity import Grant, Limits

@@ -22,9 +22,9 @@ from gateway.core.degradation import Condition
 from gateway.core.events import LinkUp
 from gateway.core.fleet import Fleet
 from gateway.core.lately import Lately
-from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target, until
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, offer, spec
+from tests.support.gateway_app import Far, ask, configured, gateway_for, running, target, until
 from tests.support.guarded import guarded
 from tidegate.fleet.conditions import Conditions
 from tidegate.outcome import InvalidRequest, NothingAlive

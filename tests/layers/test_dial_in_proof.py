@@ -18,8 +18,8 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.link_port import told_to_devices
 from gateway.upstream.accepted import UNBOUND
-from tests.layers.test_gateway_app import Far, configured, until
 from tests.support.certificates import FleetPki
+from tests.support.gateway_app import Far, configured, until
 from tests.support.guarded import keys_in
 from tidegate.config import ConfigError, load
 from tidegate.fleet.messages import GatewayState

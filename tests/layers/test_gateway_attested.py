@@ -19,9 +19,9 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.explain import in_full
 from gateway.status import targets_table
-from tests.layers.test_gateway_app import BODY, INFER, MAX_BYTES, Far, running, target
 from tests.layers.test_gateway_demands import configured
 from tests.support.certificates import FleetPki
+from tests.support.gateway_app import BODY, INFER, MAX_BYTES, Far, running, target
 from tests.support.hosts import echo_request
 from tidegate import clock
 from tidegate.attest.attester import AttestationConfig, Attester

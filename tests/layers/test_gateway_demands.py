@@ -16,7 +16,7 @@ import yaml
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.config_sections import TargetConfig
-from tests.layers.test_gateway_app import BODY, INFER, TWO_VARIANTS, Far, ask, gateway_for, running, target
+from tests.support.gateway_app import BODY, INFER, TWO_VARIANTS, Far, ask, gateway_for, running, target
 from tests.support.hosts import echo_request
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.oip.grpc import message_from_request

@@ -13,8 +13,8 @@ from edge_agent.core.reporting import AgentState
 from edge_agent.epoch import EpochStore
 from edge_agent.sync import EdgeSync
 from gateway.app import Gateway
-from tests.layers.test_gateway_app import Far, ask, configured, running, until
 from tests.support.brokers import Embedded
+from tests.support.gateway_app import Far, ask, configured, running, until
 from tidegate import clock
 from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.messages import Admission

@@ -17,7 +17,7 @@ from rich.console import Console
 from gateway.app import Gateway
 from gateway.explain import explain
 from gateway.explain import in_full as show_in_full
-from tests.layers.test_gateway_app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
+from tests.support.gateway_app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
 from tidegate.outcome import Overloaded
 
 pytestmark = pytest.mark.slow

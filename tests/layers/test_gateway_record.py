@@ -18,9 +18,9 @@ from gateway.core.recorded import End, Request, request_line
 from gateway.record import record
 from gateway.recording import Tape
 from simulator.recording import Recording, read
-from tests.layers.test_gateway_app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
 from tests.support.fleets import NOW, fleet_of, variant
 from tests.support.flowns import answered, flown, given, went
+from tests.support.gateway_app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
 from tidegate.outcome import Overloaded
 
 SECRETS = ("photo-7", "4bf92f3577b34da6a3ce929d0e0e4736", "acme-corp")

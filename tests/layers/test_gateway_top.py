@@ -16,7 +16,7 @@ from rich.console import Console
 from gateway.app import Gateway
 from gateway.top import snapshots_of, top
 from gateway.top_view import SORTS, by, screen, sick_links
-from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target, until
+from tests.support.gateway_app import Far, ask, configured, gateway_for, running, target, until
 from tidegate import clock
 
 

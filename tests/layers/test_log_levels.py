@@ -14,7 +14,7 @@ from gateway.access_log import AccessLog
 from gateway.asking import Description
 from gateway.log_level import log_level
 from gateway.log_levels import log_level_routes
-from tests.layers.test_gateway_app import configured, gateway_for
+from tests.support.gateway_app import configured, gateway_for
 from tidegate.doors.http_door import http_door
 from tidegate.outcome import Overloaded
 from tidegate.telemetry import Levels

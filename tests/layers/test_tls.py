@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from gateway.core.events import LinkDown, LinkEvent, LinkUp
 from gateway.upstream.link import LinkTarget
 from gateway.upstream.unary import UnaryTarget
-from tests.layers.test_gateway_app import Far, configured, until
 from tests.support.certificates import FleetPki, serial_shown
+from tests.support.gateway_app import Far, configured, until
 from tests.support.hosts import echo_request
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import RoleGuard, Secured

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from tests.oip.test_malformed import GOOD, ids, mask
 from tests.support.host import FakeHost
+from tests.support.oip_requests import GOOD, ids, mask
 from tests.support.oip_servers import Servers, serving
 from tidegate.oip.grpc import message_from_request
 from tidegate.oip.intake import BodyLimits

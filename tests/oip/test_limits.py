@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.oip.test_malformed import PLAIN, by_grpc_bytes, got_by_http
 from tests.support.host import FakeHost
+from tests.support.oip_requests import PLAIN, by_grpc_bytes, got_by_http
 from tests.support.oip_servers import MAX_BYTES, Servers, serving
 from tidegate import clock
 from tidegate.oip.grpc import request_from_bytes, response_from_bytes

@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import grpc
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.support.oip_requests import (
+    ENTRIES,
+    GOOD,
+    ONES,
+    PLAIN,
+    Got,
+    by_grpc_bytes,
+    framed,
+    got_by_http,
+    http_body,
+    ids,
+    mask,
+)
 from tests.support.oip_servers import MAX_BYTES, Servers
 from tidegate.oip.grpc import message_from_request
 from tidegate.rpc import oip_pb2
 from tidegate.types import Datatype, InferRequest, Parameter, RequestedOutput, Tensor
-
-
-def ids(*shape: int, fill: int = 7) -> Tensor:
-    return Tensor("input_ids", Datatype.INT64, shape, np.full(shape, fill, "<i8").tobytes())
-
-
-def mask(*shape: int, fill: int = 1) -> Tensor:
-    return replace(ids(*shape, fill=fill), name="attention_mask")
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,6 @@ class Sent:
 
     request: InferRequest
     headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Got:
-    """What came back, by either protocol's own status."""
-
-    status: int | str
-    message: str
-    code: str
-
-
-GOOD = InferRequest("minilm", (ids(1, 3), mask(1, 3)))
 
 
 def asks(*inputs: Tensor, **changes: Any) -> Sent:
@@ -100,7 +90,6 @@ BAD: dict[str, tuple[Sent, str]] = {
     "a name of a megabyte": (asks(replace(ids(1, 3), name="x" * 700_000), mask(1, 3)), "unknown input 'xxx"),
     "an id of a megabyte": (asks(id="x" * 700_000), "id has 700000 characters"),
 }  # fmt: skip
-
 Send = Callable[[Servers, Sent], Awaitable[Got | None]]
 
 
@@ -116,47 +105,10 @@ async def by_http(servers: Servers, sent: Sent) -> Got | None:
         return await got_by_http(response)
 
 
-async def got_by_http(response: aiohttp.ClientResponse) -> Got | None:
-    if response.status == 200:
-        return None
-    assert response.headers["Content-Type"] == "application/json"  # exactly: kserve reads no other
-    told = await response.json()
-    return Got(response.status, told["error"], told["code"])
-
-
-def http_body(request: InferRequest) -> tuple[bytes, int]:
-    header = json.dumps({
-        "id": request.id,
-        "parameters": dict(request.parameters),
-        "inputs": [
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype.value,
-                "shape": tensor.shape,
-                "parameters": {"binary_data_size": len(tensor.raw)},
-            }
-            for tensor in request.inputs
-        ],
-        "outputs": [{"name": o.name, "parameters": dict(o.parameters)} for o in request.outputs],
-    }).encode()  # fmt: skip
-    return b"".join((header, *(bytes(tensor.raw) for tensor in request.inputs))), len(header)
-
-
 async def by_grpc(servers: Servers, sent: Sent) -> Got | None:
     return await by_grpc_bytes(
         servers, message_from_request(sent.request).SerializeToString(), tuple(sent.headers.items())
     )
-
-
-async def by_grpc_bytes(servers: Servers, raw: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> Got | None:
-    async with grpc.aio.insecure_channel(servers.grpc) as channel:
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        try:
-            await infer(raw, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            trailers = dict(error.trailing_metadata() or ())
-            return Got(error.code().name, error.details() or "", str(trailers.get("tidegate-code", "")))
-    return None
 
 
 STATUS: dict[Send, dict[str, int | str]] = {
@@ -213,23 +165,6 @@ async def test_a_mask_of_nothing_is_no_fault(servers: Servers, send: Send) -> No
 
 # HTTP alone
 
-
-def framed(header: dict[str, Any] | bytes, *blobs: bytes, **headers: str) -> tuple[bytes, dict[str, str]]:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return b"".join((text, *blobs)), {"Inference-Header-Content-Length": str(len(text)), **headers}
-
-
-ENTRIES = [
-    {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "parameters": {"binary_data_size": 24}},
-    {"name": "attention_mask", "datatype": "INT64", "shape": [1, 3], "parameters": {"binary_data_size": 24}},
-]
-ONES = np.ones(3, "<i8").tobytes()
-PLAIN = json.dumps({
-    "inputs": [
-        {"name": name, "datatype": "INT64", "shape": [1, 3], "data": [1, 1, 1]}
-        for name in ("input_ids", "attention_mask")
-    ]
-}).encode()  # fmt: skip
 
 BAD_BODIES: dict[str, tuple[bytes, dict[str, str], str]] = {
     "truncated binary": (*framed({"inputs": ENTRIES}, ONES, ONES[:-1]), "cut short"),

@@ -13,9 +13,9 @@ import pytest
 from cloud_pool.coalescing import Coalescer
 from cloud_pool.job import Answer, Ask
 from tests.pool.models import manifest_of
-from tests.pool.test_scheduler import KEY, Pool, pool, total
 from tests.pool.workers import Arrays, text
 from tests.support.fake_worker import BAD_ID
+from tests.support.lane_pool import KEY, Pool, pool, total
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.models.manifest import Batching

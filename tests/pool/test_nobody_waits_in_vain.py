@@ -29,9 +29,9 @@ from cloud_pool.job import Answer, Ask
 from cloud_pool.scheduler import Scheduler
 from cloud_pool.worker import DeviceWorker
 from tests.pool.models import TEXT, manifest_of
-from tests.pool.test_scheduler import COST, service_s, total
 from tests.pool.workers import text
 from tests.support.fake_worker import BAD_ID, FakeWorker
+from tests.support.lane_pool import COST, service_s, total
 from tests.support.loop import run, settle
 from tidegate import clock
 from tidegate.models.manifest import Batching, Manifest

@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from cloud_pool.core.watchdog import FLOOR_S
 from cloud_pool.job import Answer
 from cloud_pool.scheduler import Scheduler
-from tests.pool.test_scheduler import WORKER, by, pool, total
 from tests.pool.test_several_workers import pool as several
 from tests.pool.workers import Arrays, text
 from tests.support.fake_worker import BAD_ID
+from tests.support.lane_pool import WORKER, by, pool, total
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.workers.process import Computed, WorkerDied

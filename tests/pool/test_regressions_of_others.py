@@ -14,8 +14,8 @@ import pytest
 
 from gateway.core.breaker import Breaker, State, Verdict, blame
 from tests.pool.models import manifest_of
-from tests.pool.test_scheduler import pool, total
 from tests.pool.workers import text
+from tests.support.lane_pool import pool, total
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.models.manifest import Batching

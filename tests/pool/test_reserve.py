@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from cloud_pool.core.slow_start import WARM_S
 from cloud_pool.core.standby import Standby
 from tests.pool.models import TEXT, manifest_of
-from tests.pool.test_scheduler import RESTART_S, by
 from tests.pool.test_several_workers import Pool, pool
 from tests.pool.workers import text
 from tests.support.fake_worker import FakeWorker
+from tests.support.lane_pool import RESTART_S, by
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.workers.process import EngineSpec

@@ -6,81 +6,24 @@ Several of these are other servers' production bugs (`reference/batching.md` D.2
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from cloud_pool.core.lane import Lane
-from cloud_pool.job import Answer, Ask
-from cloud_pool.scheduler import Scheduler
-from cloud_pool.seats import Compute
+from cloud_pool.job import Answer
 from tests.pool.models import TEXT, manifest_of
-from tests.pool.workers import Arrays, text
-from tests.support.fake_worker import BAD_ID, FakeWorker
+from tests.pool.workers import text
+from tests.support.fake_worker import BAD_ID
+from tests.support.lane_pool import COST, RESTART_S, WORKER, pool, service_s, total
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tidegate import clock
-from tidegate.models.manifest import Batching, Manifest
-from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded, Poisonous, Unreachable
+from tidegate.models.manifest import Batching
+from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded, Unreachable
 from tidegate.types import Accepted
-from tidegate.workers.process import Computed, EngineSpec, WorkerDied
-
-KEY = "text:1/fp32"
-WORKER = "0.1"
-RESTART_S = 3.0
-
-
-def service_s(inputs: Arrays) -> float:
-    """Seconds of a call: a tenth, and a hundredth for each token, padding included."""
-    return 0.1 + 0.01 * inputs["ids"].size
-
-
-COST = [(1.0, 0.11), (1000.0, 10.1)]
-
-
-class Pool:
-    """A scheduler with one lane over a fake worker."""
-
-    def __init__(self, scheduler: Scheduler, worker: FakeWorker, lane: Lane) -> None:
-        self.scheduler, self.worker, self.lane = scheduler, worker, lane
-
-    def ask(self, arrays: Arrays, *, budget_s: float = 100.0, key: str = KEY, **more: Any) -> asyncio.Task[Answer]:
-        """A caller in a task of its own."""
-        now = clock.now()
-        ask = Ask(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
-        return asyncio.create_task(self.scheduler.submit(key, ask))
-
-    @property
-    def batches(self) -> list[int]:
-        """The rows of each batch that has begun."""
-        return [len(inputs["ids"]) for inputs in self.worker.begun]
-
-
-@asynccontextmanager
-async def pool(manifest: Manifest = TEXT) -> AsyncIterator[Pool]:
-    async with FakeWorker(service_s=service_s) as worker, Scheduler() as scheduler:
-        await worker.load(EngineSpec(KEY, "onnx", Path(__file__), ()))
-        lane = Lane(KEY, manifest, manifest.variants[0], COST)
-        scheduler.open(lane)
-        scheduler.attach(WORKER, by(worker), restart_s=RESTART_S)
-        yield Pool(scheduler, worker, lane)
-
-
-def by(worker: FakeWorker) -> Compute:
-    """What `DeviceWorker` adds is tested with the supervisor."""
-
-    async def compute(key: str, inputs: Arrays, patience_s: float) -> Computed:
-        return await worker.infer(key, inputs)
-
-    return compute
-
-
-def total(answer: Answer) -> float:
-    return float(answer.outputs["sum"][0, 0])
+from tidegate.workers.process import Computed, EngineSpec
 
 
 @on_virtual_time
@@ -144,99 +87,6 @@ async def test_a_caller_who_leaves_during_its_batch_does_not_disturb_its_batch_m
         leaving.cancel()
         assert total(await staying) == 80.0
         assert total(await subject.ask(text(10, fill=9))) == 90.0
-
-
-@on_virtual_time
-async def test_one_bad_request_does_not_fail_its_batch_mates() -> None:
-    async with pool() as subject:
-        first = subject.ask(text(10))
-        await settle()
-        bad, good, fine = subject.ask(text(10, fill=BAD_ID)), subject.ask(text(10, fill=2)), subject.ask(text(9))
-        with capture_logs() as logs:
-            results = await asyncio.gather(first, bad, good, fine, return_exceptions=True)
-        assert isinstance(results[1], InternalError)
-        assert [total(result) for result in results if isinstance(result, Answer)] == [10.0, 20.0, 9.0]
-        assert subject.batches == [1, 3, 2, 1, 1, 1]
-        assert [entry["event"] for entry in logs] == ["a batch failed; its members are tried in smaller ones"]
-
-
-@on_virtual_time
-async def test_a_bad_request_among_many_is_found_by_halving() -> None:
-    async with pool() as subject:
-        first = subject.ask(text(10))
-        await settle()
-        callers = [subject.ask(text(10, fill=BAD_ID if n == 5 else n)) for n in range(8)]
-        with capture_logs() as logs:
-            results = await asyncio.gather(first, *callers, return_exceptions=True)
-        assert [type(result) for result in results] == [Answer] * 6 + [Poisonous] + [Answer] * 2
-        assert subject.batches == [1, 8, 4, 4, 2, 2, 1, 1]
-        assert len(logs) == 1
-
-
-@on_virtual_time
-async def test_who_comes_during_a_search_takes_no_part_in_it() -> None:
-    async with pool() as subject:
-        first = subject.ask(text(10))
-        await settle()
-        callers = [subject.ask(text(10, fill=BAD_ID)), subject.ask(text(10, fill=2))]
-        await first
-        await settle()
-        callers += [subject.ask(text(10, fill=n), budget_s=1000.0) for n in (3, 4)]
-        with capture_logs():
-            results = await asyncio.gather(*callers, return_exceptions=True)
-        assert [type(result) for result in results] == [Poisonous, Answer, Answer, Answer]
-        assert subject.batches == [1, 2, 1, 1, 2]
-
-
-@on_virtual_time
-async def test_a_bad_request_by_itself_is_not_tried_twice() -> None:
-    async with pool() as subject:
-        with pytest.raises(InternalError, match="table"):
-            await subject.ask(text(10, fill=BAD_ID))
-        assert subject.batches == [1]
-
-
-@on_virtual_time
-async def test_a_wrong_number_of_results_answers_nobody_with_anothers() -> None:
-    async with pool() as subject:
-
-        async def drop_a_row(key: str, inputs: Any, patience_s: float) -> Computed:
-            computed = await subject.worker.infer(key, inputs)
-            return Computed({name: array[1:] for name, array in computed.outputs.items()}, computed.compute_s)
-
-        subject.scheduler.detach(WORKER, "gone")
-        subject.scheduler.attach("0.2", drop_a_row, restart_s=RESTART_S)
-        results = await asyncio.gather(*[subject.ask(text(10)) for _ in range(3)], return_exceptions=True)
-        assert [type(result) for result in results] == [Poisonous] * 3
-
-
-@on_virtual_time
-@pytest.mark.parametrize("where", ["padded", "patience_s"])
-async def test_a_defect_in_forming_a_batch_is_told_to_those_who_had_left_the_queue(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> float:
-        raise ZeroDivisionError
-
-    async with pool() as subject:
-        monkeypatch.setattr(f"cloud_pool.scheduler.{where}", fails)
-        hit = subject.ask(text(10))
-        with pytest.raises(InternalError, match="could not be formed"):
-            await hit
-        monkeypatch.undo()
-        assert total(await subject.ask(text(10, fill=2))) == 20.0
-        assert subject.scheduler.in_flight == 0
-
-
-@on_virtual_time
-async def test_a_defect_of_ours_fails_those_it_hits_and_not_the_queue() -> None:
-    """An exception in a size or cost function hung Ray Serve's batcher for good (ray#66140)."""
-    async with pool() as subject:
-        subject.worker.fails.append(ZeroDivisionError("boom"))
-        with capture_logs() as logs, pytest.raises(InternalError, match="ZeroDivisionError: boom"):
-            await subject.ask(text(10))
-        assert logs[0]["log_level"] == "error"
-        assert total(await subject.ask(text(10))) == 10.0
 
 
 @on_virtual_time
@@ -340,69 +190,6 @@ async def test_lanes_share_the_worker_by_deadline() -> None:
         soon = subject.ask(text(10, fill=3), budget_s=5.0, key="other")
         await asyncio.gather(first, late, soon)
         assert [int(inputs["ids"][0, 0]) for inputs in subject.worker.begun] == [1, 3, 2]
-
-
-class TestWithoutAWorker:
-    @on_virtual_time
-    async def test_a_batch_that_took_its_worker_down_is_tried_again_one_by_one(self) -> None:
-        async with pool() as subject, FakeWorker(service_s=service_s) as second:
-            callers = [subject.ask(text(10, fill=n)) for n in (1, 2)]
-            await settle()
-            with capture_logs():
-                subject.worker.kill()
-                await settle()
-            await second.load(EngineSpec(KEY, "onnx", Path(__file__), ()))
-            subject.scheduler.attach(WORKER, by(second), restart_s=RESTART_S)
-            assert [total(answer) for answer in await asyncio.gather(*callers)] == [10.0, 20.0]
-            assert [len(inputs["ids"]) for inputs in second.begun] == [1, 1]
-
-    @on_virtual_time
-    async def test_who_kills_two_workers_is_not_given_a_third(self) -> None:
-        async with pool() as subject, FakeWorker(service_s=service_s) as second:
-            poison = subject.ask(text(10))
-            await settle()
-            with capture_logs():
-                subject.worker.kill()
-                await settle()
-                await second.load(EngineSpec(KEY, "onnx", Path(__file__), ()))
-                subject.scheduler.attach(WORKER, by(second), restart_s=RESTART_S)
-                await settle()
-                second.kill()
-                with pytest.raises(Poisonous):
-                    await poison
-
-    @on_virtual_time
-    async def test_only_those_with_time_wait_for_the_next_worker(self) -> None:
-        async with pool() as subject:
-            running = subject.ask(text(10), budget_s=1.0)
-            await settle()
-            patient, hurried = subject.ask(text(10), budget_s=60.0), subject.ask(text(10), budget_s=2.0)
-            await settle()
-            subject.worker.kill()
-            failures, took_s = await elapsed(asyncio.gather(running, hurried, return_exceptions=True))
-            assert [type(failure) for failure in failures] == [WorkerDied, WorkerDied]
-            assert took_s == 0.0
-            with pytest.raises(WorkerDied):
-                await subject.ask(text(10), budget_s=2.0)
-            assert subject.scheduler.queue_delay_s(clock.now()) == pytest.approx(RESTART_S + 0.2)
-            assert "<Seats none: " in repr(subject.scheduler)
-            assert not patient.done()
-            patient.cancel()
-
-    @on_virtual_time
-    async def test_who_waits_in_vain_for_a_worker_is_answered_in_time(self) -> None:
-        async with pool() as subject:
-            subject.scheduler.detach(WORKER, "gone")
-            started_at = clock.now()
-            with pytest.raises(DeadlineExceeded):
-                await subject.ask(text(10), budget_s=10.0)
-            assert clock.now() - started_at < 10.0
-
-    @on_virtual_time
-    async def test_a_lane_that_is_not_open_is_named(self) -> None:
-        async with pool() as subject:
-            with pytest.raises(Unreachable, match="nothing"):
-                await subject.ask(text(10), key="nothing")
 
 
 @on_virtual_time

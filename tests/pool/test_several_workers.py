@@ -15,9 +15,9 @@ from cloud_pool.core.lane import Lane
 from cloud_pool.job import Answer, Ask
 from cloud_pool.scheduler import Scheduler
 from tests.pool.models import TEXT
-from tests.pool.test_scheduler import COST, KEY, RESTART_S, by, service_s, total
 from tests.pool.workers import Arrays, text
 from tests.support.fake_worker import BAD_ID, FakeWorker
+from tests.support.lane_pool import COST, KEY, RESTART_S, by, service_s, total
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tidegate import clock
 from tidegate.models.manifest import Manifest

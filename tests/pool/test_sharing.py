@@ -17,9 +17,9 @@ from cloud_pool.core.share import Shares
 from cloud_pool.job import Answer, Ask
 from cloud_pool.scheduler import Scheduler
 from tests.pool.models import manifest_of
-from tests.pool.test_scheduler import by, total
 from tests.pool.workers import Arrays, text
 from tests.support.fake_worker import FakeWorker
+from tests.support.lane_pool import by, total
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tidegate import clock
 from tidegate.models.manifest import Batching, BatchingPolicy

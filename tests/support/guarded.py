@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway.app import Gateway
 from gateway.core.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, made
 from gateway.identity.key_file import changing
-from tests.layers.test_gateway_app import Far, configured, running, target
+from tests.support.gateway_app import Far, configured, running, target
 from tidegate import clock
 from tidegate.identity import Grant, Right
 

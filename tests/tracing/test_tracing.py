@@ -21,8 +21,8 @@ from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
 from gateway.core.request import MAX_ATTEMPTS
-from tests.layers.test_gateway_app import Far, ask, configured, gateway_for, running, target
 from tests.pool.workers import text, text_repository
+from tests.support.gateway_app import Far, ask, configured, gateway_for, running, target
 from tests.support.hosts import echo_request
 from tests.support.otlp import Otlp, attributes, collector
 from tests.support.tiny_models import tiny_repository
