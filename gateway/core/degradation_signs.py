@@ -18,8 +18,15 @@ Compute is judged for targets that compute requests one by one. A pool answers w
 company changes with load: that is judged where batches are known, in the pool (`cloud_pool/core/health.py`).
 
 The numbers below were set by `python -m tests.bench.degradation` on recorded residuals: see there what they cost.
+Those of a shift in compute are the shortest delay at the same average run length between false alarms, searched over
+slack, level and clip. What counts most is the clip. False alarms are made by stretches of ten or twenty seconds that
+are 1.8 times as slow as usual, slow detections by the quiet stretch that a slowdown happens to begin in; a clip at the
+shift that is looked for takes from the former what they say beyond it (so does the likelihood ratio where noise falls
+off exponentially, as here), and what is gained there buys a lower level. A sum of several charts with other drifts,
+and a chart that clips what speaks against a shift elsewhere, found nothing sooner.
 Pure. It can be wrong when the work changes in a way that the table does not see.
-Source: routing.md B8; Page 1954; Mann 1945, Kendall 1975, Sen 1968.
+Source: routing.md B8; Page 1954; Huber, "A Robust Version of the Probability Ratio Test", 1965, on the clip; Mann
+1945, Kendall 1975, Sen 1968.
 """
 
 from __future__ import annotations
@@ -34,9 +41,9 @@ from tidegate.estimate.shift import Shift
 from tidegate.estimate.trend import Leak, grows, sen_slope
 from tidegate.fleet.conditions import Conditions
 
-SLOW_SLACK: Final = 0.18  # what is less than 1.2 × is never an alarm
-SLOW_LEVEL: Final = 6.8
-SLOW_CLIP: Final = 0.6
+SLOW_SLACK: Final = 0.17
+SLOW_LEVEL: Final = 4.4  # nineteen seconds at the least, and four alarms in sixteen well weeks
+SLOW_CLIP: Final = log(1.5)  # the shift that is looked for: what is further off says no more
 SAMPLE_S: Final = 1.0  # answers closer together than this tell of one and the same moment
 _SAMPLE_MOST: Final = 64
 _MINUTES: Final = 60  # of which the creep is judged, ...
