@@ -1,13 +1,14 @@
 """What is remembered of a finished request, so that it can be explained when somebody asks: words and numbers only.
 
-Whoever performs a request notes what happens as it happens (`Note`): one small tuple an event, no text. At its end the
-request's decision is packed (`weighing.py`) and all of it becomes one `Flown` in the `Memory`, which is always on.
+Whoever performs a request notes what happens as it happens (`Note`): one small record an event, no text. At its end all
+of it becomes one `Flown` in the `Memory`, which is always on, and the request's decision is packed (`weighing.py`).
 Packing may be put off for a moment, to do many in one go; until then a few decisions are held as they are.
 Formatting belongs to `gateway/explanation.py`, which runs when an operator looks.
 
 Each is kept as one piece of bytes. As the objects that it is made of, some fifty, every new one is written where the
 processor's caches hold nothing and every old one read back to be given up: with 4096 of them kept that took an eighth
-of a gateway's CPU, measured, and hardly any with 32. Whoever reads has them made again.
+of a gateway's CPU, measured, and hardly any with 32. Whoever reads has them made again. They are msgspec's structs,
+since a named tuple takes four times as long to make, and a request makes half a dozen.
 
 Memory is bounded twice: by a count of requests, and by bytes, whichever is less; so the bound holds whatever callers
 put into their ids and however many candidates a large fleet has. Nothing here may hold on to what a request came with
@@ -22,16 +23,15 @@ Invariants: `held_bytes <= most_bytes` after every `add`; numbers rise by one; n
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.core.placement import Ask, Decision
-from gateway.core.weighing import Passed, Weighing, weighed
+from gateway.core.placement import Decision
+from gateway.core.weighing import Weighing, weighed
 from tidegate.types import Call
 
 MOST_NOTES: Final = 64
@@ -43,7 +43,7 @@ What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"
 _PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 
 
-class Note(NamedTuple):
+class Note(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Something that happened to a request. What goes with it depends on `what`:
 
     look        `at` is when a hedge will be thought of, if there is no answer by then
@@ -67,7 +67,7 @@ class Note(NamedTuple):
     batch: int = 0
 
 
-class Given(NamedTuple):
+class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The answer that the caller got."""
 
     attempt: int
@@ -81,8 +81,10 @@ class Given(NamedTuple):
     provisional: bool = False
 
 
-class Flown(NamedTuple):
-    """One finished request. Instants are of this process' monotonic clock."""
+class Flown(msgspec.Struct, array_like=True, gc=False):
+    """One finished request. Instants are of this process' monotonic clock. Mutable only until it is kept: its decision
+    is set when that is packed.
+    """
 
     number: int  # counts this gateway's requests: what to ask for where the caller gave no id
     request_id: str  # as the caller gave it
@@ -135,9 +137,6 @@ class Flown(NamedTuple):
     def tried(self) -> tuple[str, ...]:
         """The targets of its attempts, in order of launch."""
         return tuple([note.target for note in self.notes if note.what == "launched"])
-
-
-_DECISION: Final = Flown._fields.index("decision")
 
 
 class Memory:
@@ -201,7 +200,8 @@ class Memory:
         """Keep what was added meanwhile."""
         raw, self._raw = self._raw, []
         for flown, decision in raw:
-            self._keep(Flown._make((*flown[:_DECISION], weighed(decision), *flown[_DECISION + 1 :])))
+            flown.decision = weighed(decision)
+            self._keep(flown)
 
     def _keep(self, flown: Flown) -> None:
         for tap in self.taps:
@@ -235,48 +235,22 @@ class Memory:
         return f"<Memory of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
 
 
-class _Weighing(NamedTuple):
-    """A `Weighing` as it is stored: an array is none of msgpack's types."""
-
-    at: float
-    ask: Ask
-    reason: str
-    chosen: int
-    names: tuple[str, ...]
-    numbers: bytes
-    passed_over: tuple[Passed, ...]
-    more_passed_over: int
-    scarcity: float
-
-
-_Stored = tuple[
-    int, str, str, str, str, str, float, float, float, float,
-    _Weighing | None, tuple[str, ...], tuple[Note, ...], Given | str, float, float | None,
-]  # fmt: skip  # a `Flown`
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=float)  # numpy's numbers
-_DECODER: Final = msgspec.msgpack.Decoder(_Stored)
+_DECODER: Final = msgspec.msgpack.Decoder(Flown)
 
 
 def stored(flown: Flown) -> bytes:
-    """All of it in one piece: some 800 bytes, which a garbage collector need not look at."""
-    weighing = flown.decision
-    decision = None if weighing is None else (*weighing[:5], weighing.numbers.tobytes(), *weighing[6:])
-    parts = (*flown[:_DECISION], decision, *flown[_DECISION + 1 :])
+    """All of it in one piece: some 900 bytes, which a garbage collector need not look at."""
     buffer = bytearray()  # what `encode` returns keeps the room that it was written in
     try:
-        _ENCODER.encode_into(parts, buffer)
+        _ENCODER.encode_into(flown, buffer)
     except UnicodeEncodeError:  # a stranger's half of a surrogate pair
-        _ENCODER.encode_into(_readable(parts), buffer)
+        _ENCODER.encode_into(_readable(msgspec.to_builtins(flown, enc_hook=float)), buffer)
     return bytes(buffer)
 
 
 def restored(raw: bytes) -> Flown:
-    parts = _DECODER.decode(raw)
-    weighing = parts[_DECISION]
-    decision = None
-    if weighing is not None:
-        decision = Weighing._make((*weighing[:5], array("d", weighing.numbers), *weighing[6:]))
-    return Flown._make((*parts[:_DECISION], decision, *parts[_DECISION + 1 :]))
+    return _DECODER.decode(raw)
 
 
 def size_of(flown: Flown) -> int:
@@ -287,7 +261,7 @@ def size_of(flown: Flown) -> int:
 def _readable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
-    return tuple([_readable(one) for one in value]) if isinstance(value, tuple) else value
+    return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def trace_id_of(call: Call) -> str:

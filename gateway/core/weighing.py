@@ -2,20 +2,21 @@
 
 A live decision holds candidates that hold targets with their estimators. Kept for thousands of requests that would keep
 every device alive that ever left, and a garbage collector busy; so what was known is written down at the request's end
-as numbers in one array and as names. They are unpacked when somebody asks.
+as plain numbers and as names. They are unpacked when somebody asks.
 
 Of those who were no candidates the first few are kept with the reason, in words, as it was then. The chosen candidate
 is always kept, and of the others at most `MOST_CANDIDATES`: as many as a decision looks at in a large fleet
 (`shortlist.py`).
 
-Invariants: holds no target, no offer and no error; `size_bytes` is no less than what it takes.
+Invariants: holds no target, no offer and no error.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gateway.core.coverage import NORMAL, crowding_of
 from gateway.core.offered import Offered
@@ -27,13 +28,8 @@ from tidegate.pin import INSIDE
 
 MOST_CANDIDATES: Final = MOST
 MOST_PASSED: Final = 8  # of those passed over; the others are counted
-_NUMBERS: Final = 16  # of a candidate
-_UNJUDGED: Final = (NORMAL, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # the width of 95 %, then what no policy said, and that
-
-# Measured and rounded up, as in `flown.py`.
-_WEIGHING_BYTES: Final = 1100
-_CANDIDATE_BYTES: Final = 8 * _NUMBERS + 160
-_PASSED_BYTES: Final = 420
+_NUMBERS: Final = 9  # of a candidate
+_UNJUDGED: Final = (NORMAL, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Weighed(NamedTuple):
@@ -59,9 +55,6 @@ class Weighed(NamedTuple):
     rent: float
 
 
-_WITHIN: Final = Weighed._fields.index("within_s") - 2  # among its numbers, which come after two names
-
-
 class Passed(NamedTuple):
     """An offer that was no candidate."""
 
@@ -70,13 +63,15 @@ class Passed(NamedTuple):
     why_not: str
 
 
-class Weighing(NamedTuple):
+class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
     ask: Ask
     reason: str
     chosen: int  # its place among the candidates; -1: nobody was
-    names: tuple[str, ...]  # target, variant, target, variant, …
-    numbers: array[float]
+    names: Sequence[str]  # target, variant, target, variant, …
+    numbers: Sequence[float]  # so many of each: `compute_s` to `trust`, quality, and the price of a byte
+    # By place, of those that were judged and of the choice: the width of its 95 %, `chance` to `rent`, and 1.0 or 0.0.
+    verdicts: Mapping[int, tuple[float, float, float, float, float, float, float]]
     passed_over: tuple[Passed, ...]
     more_passed_over: int
     scarcity: float
@@ -96,7 +91,8 @@ class Weighing(NamedTuple):
     @property
     def promised_s(self) -> float:
         """The choice's `within_s`, without unpacking the rest. There must be one."""
-        return self.numbers[_NUMBERS * self.chosen + _WITHIN]
+        margin_s, finish_s = self.numbers[_NUMBERS * self.chosen + 3 : _NUMBERS * self.chosen + 5]
+        return finish_s + self.verdicts[self.chosen][0] * margin_s / NORMAL
 
     def compute_s_of(self, target: str, variant: str) -> float | None:
         """What was predicted of its compute; None for who was no candidate."""
@@ -106,16 +102,11 @@ class Weighing(NamedTuple):
                 return self.numbers[_NUMBERS * (place // 2)]
         return None
 
-    @property
-    def size_bytes(self) -> int:
-        candidates = len(self.names) // 2
-        return _WEIGHING_BYTES + _CANDIDATE_BYTES * candidates + _PASSED_BYTES * len(self.passed_over)
-
     def _candidate(self, place: int) -> Weighed:
         row = self.numbers[_NUMBERS * place : _NUMBERS * (place + 1)]
         target, variant = self.names[2 * place : 2 * place + 2]
-        compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price, width = row[:10]
-        chance, claimed, harm, value, rent, judged = row[10:]
+        compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price = row
+        width, chance, claimed, harm, value, rent, judged = self.verdicts.get(place, _UNJUDGED)
         if not judged:  # the chance is the one that its margin stands for
             chance = claimed = chance_of(finish_s, margin_s, self.budget_s)
         # The price as it was then, worked back from the costs that were compared.
@@ -137,29 +128,29 @@ def weighed(decision: Decision | None) -> Weighing | None:
     own = None if chosen is None else chosen.offered
     names: list[str] = []
     numbers: list[float] = []
+    verdicts = {}
     for index, one in enumerate(candidates):
         verdict = judged[index] if judged else None
         offered = one.offered
-        if chosen is not None and offered is own:
+        target = offered.target
+        if offered is own and chosen is not None:
             # Its own times are those at its place in the queue, and not at the queue's end.
             place, one = index, chosen  # noqa: PLW2901
-        names += (offered.target.id, offered.variant.name)
-        # For every candidate of every request, so slices: `compute_s` to `trust`, and `chance` to `rent`.
-        numbers += one[1:8]
-        if verdict is None and offered is not own:
-            numbers += (offered.quality, offered.target.byte_price, *_UNJUDGED)
-        else:
-            width = offered.target.coverage.widths[crowding_of(one.ahead_s, one.compute_s)]
-            told = _UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)
-            numbers += (offered.quality, offered.target.byte_price, width, *told)
+        names += (target.spec.id, offered.variant.name)
+        # For every candidate of every request, so a slice: `compute_s` to `trust`.
+        numbers += (*one[1:8], offered.quality, target.byte_price)
+        if verdict is not None or offered is own:
+            width = target.coverage.widths[crowding_of(one.ahead_s, one.compute_s)]
+            verdicts[index] = (width, *(_UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)))
     passed, more = _passed_over(decision)
     return Weighing(
         decision.at,
         decision.ask,
         decision.reason,
         place,
-        tuple(names),
-        array("d", numbers),
+        names,
+        numbers,
+        verdicts,
         passed,
         more,
         decision.scarcity,

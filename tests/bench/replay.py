@@ -24,6 +24,8 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from gateway.core.flown import Memory
 from gateway.core.placement import Decision
 from gateway.core.value import ValuePlacer
@@ -115,7 +117,7 @@ def _remembering_us(decisions: list[Decision], requests: int) -> Spread:
     for _ in range(5):
         began_ns = thread_time_ns()
         for number in range(requests):
-            memory.add(one._replace(number=number, decision=weighed(decisions[number % len(decisions)])))
+            memory.add(replace(one, number=number, decision=weighed(decisions[number % len(decisions)])))
         samples.append((thread_time_ns() - began_ns) / requests / 1e3)
     return Spread.of(samples)
 
@@ -128,7 +130,7 @@ def _held(placer: ValuePlacer) -> dict[str, float]:
     while len(memory) == number:
         number += 1
         fresh = flown(number=number)
-        memory.add(fresh._replace(request_id=f"request {number}", decision=weighed(placer.decide(ask(), NOW))))
+        memory.add(replace(fresh, request_id=f"request {number}", decision=weighed(placer.decide(ask(), NOW))))
     gc.collect()
     traced, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.flown import Flown
 from gateway.core.hindsight import Hindsight, hindsight
@@ -85,7 +86,7 @@ def test_how_much_longer_others_computed_than_predicted_is_expected_of_this_one_
     heavy = []
     for one in throttled:
         *before, end = one.notes
-        heavy.append(one._replace(notes=(*before, end._replace(stages={"queue": 0.02, "compute": 2.0}))))
+        heavy.append(replace(one, notes=(*before, replace(end, stages={"queue": 0.02, "compute": 2.0}))))
     found = hindsight(late(), heavy)
     assert says(found, "edge/b") == "late", "its 10 ms would have been two seconds there"
 
@@ -93,10 +94,10 @@ def test_how_much_longer_others_computed_than_predicted_is_expected_of_this_one_
 def test_of_a_path_that_was_silent_by_then_only_what_was_sent_there_since_counts() -> None:
     one = late()
     assert one.decision is not None
-    numbers = one.decision.numbers[:]
+    numbers = list(one.decision.numbers)
     place = one.decision.names[::2].index("edge/b")
-    numbers[16 * place + 6] = 0.02  # its trust
-    doubted = one._replace(decision=one.decision._replace(numbers=numbers))
+    numbers[9 * place + 6] = 0.02  # its trust
+    doubted = replace(one, decision=replace(one.decision, numbers=numbers))
     assert doubted.decision is not None and doubted.decision.candidates[place].trust == 0.02
     before = [other(number, "edge/b", after_s=-0.1) for number in (2, 3, 4)]
     since = [other(number, "edge/b", after_s=0.1) for number in (5, 6)]
@@ -106,5 +107,5 @@ def test_of_a_path_that_was_silent_by_then_only_what_was_sent_there_since_counts
 
 
 def test_one_that_was_never_placed_has_nothing_to_compare() -> None:
-    turned_away = late()._replace(decision=None, notes=(), reasons=())
+    turned_away = replace(late(), decision=None, notes=(), reasons=())
     assert hindsight(turned_away, [other(2, "edge/b")]) == Hindsight("unplaced", None, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.core.flown import Flown
 from gateway.core.waterfall import Waterfall, waterfall
@@ -31,7 +32,7 @@ def test_an_answer_is_its_gateways_stages_the_links_two_ways_and_what_the_target
 
 def test_the_wait_for_a_batch_is_told_apart_from_the_queue_it_is_part_of() -> None:
     notes = answered(0, "pool/main", 0.002, stages={"queue": 0.02, "batch_wait": 0.015, "compute": 0.03})
-    notes[-1] = notes[-1]._replace(seconds=0.010)
+    notes[-1] = replace(notes[-1], seconds=0.010)
     assert took_ms(waterfall(flown(notes=notes)))["queue"] == 5.0
     assert took_ms(waterfall(flown(notes=notes)))["batch wait"] == 15.0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from gateway.core.flown import MOST_RAW, Flown, Memory
 from gateway.core.placement import Placer
 from gateway.layers.later import MOST, Later
@@ -81,7 +83,7 @@ def test_no_more_than_so_many_replies_live_longer_for_it() -> None:
 
 
 def bare(number: int) -> Flown:
-    return flown(number=number)._replace(decision=None)
+    return replace(flown(number=number), decision=None)
 
 
 def test_decisions_are_packed_later_and_whoever_reads_finds_them_packed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
@@ -243,7 +244,7 @@ FLOWN = flown()
 
 
 def flown_at(target: str) -> Flown:
-    return FLOWN._replace(notes=tuple(answered(0, target, 0.0)))
+    return replace(FLOWN, notes=tuple(answered(0, target, 0.0)))
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.core.flown import Flown, Given, Note
 from gateway.core.placement import Placer
 from gateway.core.weighing import weighed
@@ -48,9 +50,9 @@ def flown(*, number: int = 1, end: Given | str | None = None, notes: list[Note] 
         protocol="oip-http",
         model="minilm",
         tenant=more.pop("tenant", ""),
-        decision=decision._replace(at=NOW + shift_s, ask=decision.ask._replace(deadline=NOW + 1.0 + shift_s)),
+        decision=replace(decision, at=NOW + shift_s, ask=decision.ask._replace(deadline=NOW + 1.0 + shift_s)),
         reasons=more.pop("reasons", ("cheapest", "hedge")),
-        notes=tuple([note._replace(at=note.at + shift_s) for note in notes]),
+        notes=tuple([replace(note, at=note.at + shift_s) for note in notes]),
         end=given() if end is None else end,
         elapsed_s=more.pop("elapsed_s", 0.0625),
         deadline=NOW + 1.0 + shift_s,
