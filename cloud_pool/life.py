@@ -14,6 +14,7 @@ from cloud_pool.core.places import Place
 from cloud_pool.worker import DeviceWorker, StartProcess
 from tidegate import clock
 from tidegate.outcome import ServeError
+from tidegate.owned_task import cancelled
 
 WARMUP_TIMEOUT_S = 300.0  # measuring stops by itself much earlier; this is for a worker that hangs in it
 
@@ -61,8 +62,7 @@ class Life:
         try:
             await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ready.cancel()
-            await asyncio.gather(ready, return_exceptions=True)
+            await cancelled(ready)
         return not self.over
 
     async def wait_over(self) -> None:
@@ -73,8 +73,7 @@ class Life:
     async def end(self) -> None:
         """End the process, whatever it does."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancelled(self._task)
 
     @property
     def over(self) -> bool:

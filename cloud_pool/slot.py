@@ -28,6 +28,7 @@ from cloud_pool.worker import DeviceWorker, StartProcess
 from tidegate import clock
 from tidegate.backoff import Backoff
 from tidegate.fleet.offers import ModelState
+from tidegate.owned_task import cancelled
 from tidegate.process import StartError
 
 CRASH_LOOP = 3
@@ -146,8 +147,7 @@ class Slot:
             if over.done():
                 over.result()
         finally:
-            over.cancel()
-            await asyncio.gather(over, return_exceptions=True)
+            await cancelled(over)
         if not life.over and self._wish.result():
             return await self._handed_over(life)
         if not life.over:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -29,6 +28,7 @@ from cloud_pool.seats import Seat, Seen
 from cloud_pool.slot import Slot
 from cloud_pool.supervisor import Supervisor
 from tidegate import clock
+from tidegate.owned_task import cancelled
 from tidegate.recycling import Candidate, Recycling
 from tidegate.vitals import Process, free_bytes, read_process
 
@@ -98,13 +98,8 @@ class Steward:
         self._task = asyncio.create_task(self._watch(), name="steward")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks = [task for task in (self._task, self._recycle) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await cancelled(*[task for task in (self._task, self._recycle) if task is not None])
 
     @property
     def health(self) -> dict[str, WorkerHealth]:

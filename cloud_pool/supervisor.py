@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import structlog
 
@@ -26,6 +26,7 @@ from cloud_pool.worker import DeviceWorker, Loadable, StartProcess
 from tidegate import clock
 from tidegate.backoff import Backoff
 from tidegate.fleet.offers import ModelState
+from tidegate.owned_task import cancelled
 from tidegate.workers.warmup import measure, warm
 
 _BEST_FIRST: Final[tuple[ModelState, ...]] = ("ready", "warming", "loading", "bad")
@@ -97,14 +98,14 @@ class Supervisor:
             await self._start(self.slots[:1])
             await self._start(self.slots[1:])
         except BaseException:
-            await _cancelled(*self._tasks)
+            await cancelled(*self._tasks)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await _cancelled(*self._tasks)
+        await cancelled(*self._tasks)
 
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which never comes but by a defect: raises that."""
@@ -123,7 +124,7 @@ class Supervisor:
                 if task.done():
                     task.result()
         finally:
-            await _cancelled(ready)
+            await cancelled(ready)
 
     async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         """Load and warm everything; returns the seconds that a later life should need for it."""
@@ -171,10 +172,3 @@ class Supervisor:
 async def _all_ready(slots: Sequence[Slot]) -> None:
     for slot in slots:
         await slot.ready_once.wait()
-
-
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel the tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

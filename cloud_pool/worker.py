@@ -22,6 +22,7 @@ from cloud_pool.core.watchdog import left_s
 from tidegate import clock
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
+from tidegate.owned_task import cancelled
 from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
 
 
@@ -144,9 +145,7 @@ class DeviceWorker:
             await asyncio.wait((died, hung), return_when=asyncio.FIRST_COMPLETED)
             return f"worker {died.result()}" if died.done() else f"worker hung for {self._hung_for_s:.3g} s"
         finally:
-            for task in (died, hung):
-                task.cancel()
-            await asyncio.gather(died, hung, return_exceptions=True)
+            await cancelled(died, hung)
 
     def __repr__(self) -> str:
         return f"<DeviceWorker on {self._device} {self._process!r}>"

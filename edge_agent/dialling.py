@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -32,6 +31,7 @@ from tidegate.fleet.messages import GatewayState
 from tidegate.link.answerer import Answerer
 from tidegate.link.service import LinkService
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
+from tidegate.owned_task import OwnedTask, cancelled
 from tidegate.pki.identity import Identity
 from tidegate.process import StartError
 from tidegate.tls import Dialler, PlainDialler, Tls, explained
@@ -76,18 +76,14 @@ class Dialling:
         self._open: dict[str, _Road] = {}
         self._names: dict[str, str] = {}  # what addresses have answered as
         self._links: dict[str, tuple[str, ...]] = {}  # where gateways were last, by name
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._keep_looking, name="dial out")
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._keep_looking(), name="dial out")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
         for road in self._open.values():
             await road.close()
 
@@ -189,8 +185,7 @@ class _Road:
                 self._task.cancel()
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _keep_up(self) -> None:
         while not self._leaving and not self._link.draining:

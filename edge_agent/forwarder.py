@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import structlog
@@ -30,6 +29,7 @@ from tidegate.database import Unavailable
 from tidegate.fleet.messages import GatewayState
 from tidegate.fleet.stored import MAX_IDS, Forwarded, Inquiry, Receipt, encode_stored
 from tidegate.fleet.topics import Stored
+from tidegate.owned_task import OwnedTask
 
 ASK_S: Final = 20.0
 SWEEP_S: Final = 60.0
@@ -75,18 +75,14 @@ class Forwarder:
         self._news = asyncio.Event()
         self._ask_at = 0.0
         self._sweep_at = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name="forwarder")
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run(), name="forwarder")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     # what the sync tells
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate import clock
+from tidegate.owned_task import cancelled
 
 EVERY_S: Final = 0.5  # on average; with the dial that follows, a device is back within a second
 TRY_S: Final = 3.0
@@ -37,9 +38,7 @@ async def opened(address: str, draw: Callable[[], float]) -> None:
                     return
             await clock.sleep_until(next_at)
     finally:
-        for one in tries:
-            one.cancel()
-        await asyncio.gather(*tries, return_exceptions=True)
+        await cancelled(*tries)
 
 
 async def _knocked(host: str, port: int) -> bool:

@@ -15,7 +15,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import structlog
@@ -24,6 +23,7 @@ from msgspec.structs import replace
 from tidegate import clock
 from tidegate.estimate.trend import Leak
 from tidegate.fleet.conditions import Conditions
+from tidegate.owned_task import OwnedTask
 from tidegate.recycling import Candidate, Recycling
 from tidegate.vitals import Process, free_bytes, read_process
 
@@ -76,18 +76,14 @@ class MemoryWatch:
         self._held_bytes: float | None = None
         self._free_bytes = inf
         self._looked_at: float | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._watch, name="memory")
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch(), name="memory")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     def told(self, conditions: Conditions) -> Conditions:
         """The device's conditions, with its memory as it was seen last."""

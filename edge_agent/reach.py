@@ -7,9 +7,7 @@ here and nothing that runs is touched.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -17,6 +15,7 @@ import structlog
 from edge_agent.core.connectivity import Change, Connectivity
 from tidegate import clock
 from tidegate.fleet.conditions import Mode
+from tidegate.owned_task import OwnedTask
 
 LOOK_S: Final = 1.0
 
@@ -45,19 +44,15 @@ class Reach:
         self._session = session
         self._links = links
         self._on_change = on_change
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._watch, name="reach")
 
     async def __aenter__(self) -> Self:
         self._connectivity.since = clock.now()
-        self._task = asyncio.create_task(self._watch(), name="reach")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     @property
     def mode(self) -> Mode:

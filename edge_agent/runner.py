@@ -41,6 +41,7 @@ from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
 from tidegate.outcome import ServeError, Unreachable
+from tidegate.owned_task import cancelled
 from tidegate.process import StartError
 from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
 from tidegate.workers.warmup import CostPoints
@@ -155,7 +156,7 @@ class Runner:
             await self._stop()
             raise
         finally:
-            await _cancelled(first_ready)
+            await cancelled(first_ready)
         return self
 
     async def __aexit__(
@@ -304,7 +305,7 @@ class Runner:
             return died.result() if died.done() else self._why_unwanted
         finally:
             self._worker = None
-            await _cancelled(died, unwanted)
+            await cancelled(died, unwanted)
 
     def _become(self, state: ModelState) -> None:
         if state != self.state:
@@ -325,14 +326,7 @@ class Runner:
 
     async def _stop(self) -> None:
         if self._task is not None:
-            await _cancelled(self._task)
+            await cancelled(self._task)
 
     def __repr__(self) -> str:
         return f"<Runner {self.name} {self.state} life {self._life}>"
-
-
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel the tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

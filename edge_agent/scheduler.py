@@ -30,6 +30,7 @@ import structlog
 from edge_agent.core.admission import EdgeQueue, Ticket
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, ServeError, Unreachable
+from tidegate.owned_task import cancelled
 from tidegate.types import Accepted
 
 MOVED = 4
@@ -83,9 +84,7 @@ class Scheduler:
             if self._queue.remove(job.ticket.id):
                 del self._jobs[job.ticket.id]
             _fail(job, Unreachable("the edge is shutting down"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         self._arm()
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -18,6 +17,7 @@ import structlog
 from edge_agent.core.conditions import Attributes, conditions_of
 from tidegate import clock
 from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.owned_task import OwnedTask
 
 POLL_S: Final = 5.0
 _MOST_FOLDERS: Final = 64
@@ -48,20 +48,16 @@ class Sensors:
         self._metered = metered
         self._on_change = on_change
         self._poll_s = poll_s
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._watch, name="sensors")
 
     async def __aenter__(self) -> Self:
         self.now = await asyncio.to_thread(read, self._root, metered=self._metered)
         if self._root is not None:
-            self._task = asyncio.create_task(self._watch(), name="sensors")
+            self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     async def _watch(self) -> None:
         while True:

@@ -18,6 +18,7 @@ import structlog
 from edge_agent.catalogue import Entry
 from edge_agent.host import EdgeHost
 from edge_agent.runner import Runner
+from tidegate.owned_task import cancelled
 
 MakeRunner = Callable[[Entry, int], Runner]
 log = structlog.get_logger(__name__)
@@ -52,9 +53,7 @@ class Serving:
     ) -> None:
         for runner in list(self._lives):
             await self._end(runner)
-        for task in self._watches:
-            task.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await cancelled(*self._watches)
         assert self._defect is not None
         if self._defect.done():
             self._defect.exception()  # whoever waited has it

@@ -24,6 +24,7 @@ from gateway.judges import Judges
 from gateway.upstream.target import Target
 from tidegate import clock
 from tidegate.oip.sequence import SequenceStep, sequence_of
+from tidegate.owned_task import cancelled
 from tidegate.types import Call, Reply
 
 
@@ -105,9 +106,7 @@ class Conductor:
 
     async def close(self) -> None:
         """Wait for attempts that were cancelled but have not ended yet."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     def __repr__(self) -> str:
         return f"<Conductor {len(self.targets)} targets, {len(self._tasks)} attempts in tasks of their own>"

@@ -11,8 +11,6 @@ docs/degradation.md.
 
 from __future__ import annotations
 
-import asyncio
-from types import TracebackType
 from typing import Any, Final, Self
 
 import structlog
@@ -24,6 +22,7 @@ from gateway.core.admission import Admission
 from gateway.core.fleet import Fleet
 from gateway.core.scaling import Scaling, ScalingSpec
 from tidegate import clock
+from tidegate.owned_task import OwnedTask
 
 LOOK_S: Final = 5.0
 log = structlog.get_logger(__name__)
@@ -37,18 +36,14 @@ class ScalingWatch:
         self._fleet = fleet
         self._admission = admission
         self._turned_away = 0
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._watch, name="scaling signal")
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch(), name="scaling signal")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     def look(self, now: float) -> None:
         """Decide anew, and say it when that changed."""

@@ -30,6 +30,7 @@ from tidegate.config import ConfigError
 from tidegate.models.alike import differences
 from tidegate.oip.demands import version_of
 from tidegate.outcome import ModelNotFound, ServeError
+from tidegate.owned_task import cancelled
 from tidegate.pki.store import write_atomically
 from tidegate.priority import LAST_LEVEL
 from tidegate.types import Call, InferResponse, Reply
@@ -82,9 +83,7 @@ class Trials:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._comparisons:
-            task.cancel()
-        await asyncio.gather(*self._comparisons, return_exceptions=True)
+        await cancelled(*self._comparisons)
 
     # what operators do
 

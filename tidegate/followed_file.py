@@ -7,16 +7,15 @@ as it is, and says so once: a typo must neither let everybody in nor shut everyb
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 import structlog
 
 from tidegate import clock
 from tidegate.config import ConfigError
+from tidegate.owned_task import OwnedTask
 
 POLL_S: Final = 1.0
 Content = TypeVar("Content")
@@ -43,20 +42,16 @@ class FollowedFile(Generic[Content]):
         self._what = what
         self._stamp: Stamp | None = None
         self._complained = ""
-        self._following: asyncio.Task[None] | None = None
+        self._following = OwnedTask(self._follow, name=f"follow {path.name}")
 
     async def __aenter__(self) -> Content:
         self._stamp = self._stamped()
         content = self._read(self.path)
-        self._following = asyncio.create_task(self._follow(), name=f"follow {self.path.name}")
+        self._following.start()
         return content
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._following.aclose()
 
     def look(self) -> None:
         """Read the file again if it is another one than last time."""

@@ -36,6 +36,7 @@ from tidegate.mqtt_session import (
     VersionRefused,
     Will,
 )
+from tidegate.owned_task import OwnedTask
 from tidegate.redial import End, Redial
 
 __all__ = ["Answered", "BrokerUrl", "Connected", "Disconnected", "LinkEvent", "Message", "MqttLink", "Will"]
@@ -112,18 +113,16 @@ class MqttLink:
         self._versions: tuple[Version, ...] = ()  # to be tried in this order
         self._sessions = 0
         self._session: Session | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name=f"mqtt-link {self.client_id}")
         self._complained = False
 
     async def __aenter__(self) -> MqttLink:
         self._versions = ("5", "3.1.1") if self.url.version == "auto" else (self.url.version,)
-        self._task = asyncio.create_task(self._run(), name=f"mqtt-link {self.client_id}")
+        self._task.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._task.aclose()
 
     @property
     def connected(self) -> bool:

@@ -22,6 +22,7 @@ import structlog
 from tidegate import clock
 from tidegate.duty import Duty
 from tidegate.mqtt_link import LinkEvent, Message, MqttLink
+from tidegate.owned_task import OwnedTask
 
 FAREWELL_TIMEOUT_S: Final = 1.0
 _SHARE, _BURST_S = 0.1, 0.1
@@ -53,24 +54,19 @@ class MqttLoop:
     ) -> None:
         self._activity = asyncio.Event()
         self.link = connect(self._activity.set)
-        self._name = name
         self._take_in = take_in
         self._turn = turn
         self._farewell = farewell
-        self._crash_means = crash_means
         self._duty = Duty(_SHARE, burst_s=_BURST_S)
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name=name, crash_means=crash_means)
 
     async def __aenter__(self) -> MqttLoop:
         await self.link.__aenter__()
-        self._task = asyncio.create_task(self._run(), name=self._name)
-        self._task.add_done_callback(self._complain)
+        self._task.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._task.aclose()
         try:
             if self._farewell():
                 await self.link.flush(FAREWELL_TIMEOUT_S)
@@ -106,9 +102,5 @@ class MqttLoop:
         except TimeoutError:
             pass
 
-    def _complain(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.error(self._crash_means, exc_info=task.exception())
-
     def __repr__(self) -> str:
-        return f"<MqttLoop {self._name} {self.link!r}>"
+        return f"<MqttLoop {self._task!r} {self.link!r}>"

@@ -42,6 +42,7 @@ from tidegate import clock
 from tidegate.broker_url import BrokerUrl, Version
 from tidegate.duty import Duty
 from tidegate.mqtt_socket import connected_socket, has_more
+from tidegate.owned_task import cancelled
 
 MAX_OUTSTANDING: Final = 10  # QoS 1 messages without a PUBACK
 MAX_UNWRITTEN: Final = 32  # QoS 0 messages that the socket has not taken
@@ -344,8 +345,7 @@ class Session:
             await asyncio.wait((idle, self.ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             return idle.done()
         finally:
-            idle.cancel()
-            await asyncio.gather(idle, return_exceptions=True)
+            await cancelled(idle)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import structlog
 from msgspec.structs import replace
@@ -33,6 +32,7 @@ from edge_agent.runner import Runner
 from tidegate import clock
 from tidegate.fleet.reported import ModelReport
 from tidegate.models.repository import RepositoryError
+from tidegate.owned_task import OwnedTask, cancelled
 from tidegate.process import StartError
 from tidegate.rollout.desired import Wish
 
@@ -69,7 +69,7 @@ class Deployer:
         self._on_change = on_change
         self._inbox: dict[str, bytes] = {}  # the newest message of each scope
         self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name="deployer")
         self._rollout: Rollout | None = None  # under way
         self._writing = asyncio.Lock()
         self._entered_at = self._noted_at = 0.0
@@ -78,14 +78,11 @@ class Deployer:
 
     async def __aenter__(self) -> Self:
         await blocking(self._open)
-        self._task = asyncio.create_task(self._run(), name="deployer")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        await _cancelled(self._task)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
         if self._rollout is not None:
             try:
                 await self._advance(Event.STOPPED, "")
@@ -204,7 +201,7 @@ class Deployer:
         try:
             event, reason = await self._until_done(work, began_at)
         finally:
-            await _cancelled(work)
+            await cancelled(work)
         if event is not Event.DONE and self._store.committed().number == rollout.generation:
             event, reason = Event.DONE, ""  # it was committed in the moment in which it was to be ended
         found = await self._advance(event, reason)
@@ -229,7 +226,7 @@ class Deployer:
             try:
                 await asyncio.wait((work, news), timeout=min(left_s, NOTE_GAP_S), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await _cancelled(news)
+                await cancelled(news)
             if self._news.is_set():
                 await self._take_documents()
         return work.result()
@@ -320,9 +317,3 @@ class Deployer:
 
     def __repr__(self) -> str:
         return f"<Deployer {self._rollout!r} of {self._journal!r}>"
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel the task and wait until it has ended."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -13,6 +13,8 @@ from typing import Final
 
 import aiohttp
 
+from tidegate.owned_task import cancelled
+
 AHEAD_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -45,5 +47,4 @@ async def received(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
                 yield whole
         await reading
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        await cancelled(reading)

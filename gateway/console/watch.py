@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, NamedTuple
 
 import structlog
@@ -25,6 +24,7 @@ from gateway.core.lately import SLOT_S, Ending, Lately, bucket_of
 from gateway.core.link_health import SAMPLE_EVERY_S, Timeline
 from tidegate import clock
 from tidegate.outcome import CallerError, Outcome
+from tidegate.owned_task import OwnedTask
 from tidegate.types import Call, Reply
 
 log = structlog.get_logger(__name__)
@@ -72,18 +72,14 @@ class Watch:
         self._in_flight = in_flight
         self._second: Lately[None] = Lately()
         self._sampled_at = float("-inf")
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name="console watch")
 
     async def __aenter__(self) -> Watch:
-        self._task = asyncio.create_task(self._run(), name="console watch")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     @property
     def classes(self) -> Lately[ClassKey]:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import aiohttp
@@ -31,6 +29,7 @@ from jwt.exceptions import PyJWTError
 from tidegate import clock
 from tidegate.config import ConfigError
 from tidegate.followed_file import FollowedFile
+from tidegate.owned_task import OwnedTask
 
 MOST_BYTES: Final = 256 * 1024
 MOST_KEYS: Final = 64
@@ -60,7 +59,7 @@ class KeySet:
         self._away = False
         self._session: aiohttp.ClientSession | None = None
         self._fetching = asyncio.Lock()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing = OwnedTask(self._refresh, name="jwks")
 
     async def __aenter__(self) -> KeySet:
         if self._file is not None:
@@ -73,18 +72,13 @@ class KeySet:
             headers={"Accept-Encoding": "identity"},
         )
         await self._fetch()  # may fail: until it works, tokens are refused and everything else is served
-        self._refreshing = asyncio.create_task(self._refresh(), name="jwks")
+        self._refreshing.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._file is not None:
-            await self._file.__aexit__(exc_type, exc, traceback)
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._refreshing
+            await self._file.__aexit__()
+        await self._refreshing.aclose()
         if self._session is not None:
             await self._session.close()
 

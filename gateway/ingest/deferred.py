@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from math import inf, nextafter
-from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -31,6 +30,7 @@ from tidegate.oip.grpc import message_from_response, request_from_bytes
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, message_of
 from tidegate.outcome import CallerError, ServeError, TooLarge
+from tidegate.owned_task import cancelled
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "deferred"
@@ -67,14 +67,9 @@ class Deferred:
         self._task = asyncio.create_task(self._run(), name="deferred requests")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        tasks = [self._task, *self._work.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._task, *self._work.values())
 
     async def _run(self) -> None:
         while True:

@@ -39,6 +39,7 @@ from tidegate.fleet.stored import (
     Refusal,
     decode_stored,
 )
+from tidegate.owned_task import OwnedTask
 
 MAX_QUEUED: Final = 4096
 MAX_OF_ONE: Final = 64
@@ -75,21 +76,19 @@ class Ingest:
         self._deaf_until: dict[str, float] = {}
         self._news = asyncio.Event()
         self._sweep_at = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name="ingest")
         max_pages = max(256, _OVERHEAD * (max_bytes + 200 * max_seen) // _PAGE_BYTES)
         self._database = Database(path, SCHEMA, max_pages=max_pages)
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
-        self._task = asyncio.create_task(self._run(), name="ingest")
+        self._task.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._task.aclose()
         await self._database.__aexit__(kind, error, trace)
 
     def message(self, device: str, payload: bytes) -> None:

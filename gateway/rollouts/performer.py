@@ -36,6 +36,7 @@ from tidegate.fleet.freshness import DeviceView
 from tidegate.fleet.reported import Reported
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import RepositoryError
+from tidegate.owned_task import OwnedTask
 
 TICK_S: Final = 1.0
 IDLE_S: Final = 10.0
@@ -94,7 +95,7 @@ class Rollouts:
         self._turned_at: float | None = None
         self._news = asyncio.Event()
         self._beginning = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._run, name="rollouts")
 
     async def __aenter__(self) -> Rollouts:
         for order, waves in await asyncio.to_thread(self._journal.load):
@@ -104,13 +105,11 @@ class Rollouts:
                 await self._tell_versions(order)
             except BadOrder as error:  # files were taken away; devices that have them still answer by full name
                 log.error("a rollout's version is unknown here", rollout=order.spec.id, reason=str(error))
-        self._task = asyncio.create_task(self._run(), name="rollouts")
+        self._task.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._task.aclose()
         for held in self._held.values():
             if not held.waves.state.phase.is_over:
                 await self._save(held)

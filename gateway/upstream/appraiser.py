@@ -32,6 +32,7 @@ from tidegate.backoff import Backoff
 from tidegate.followed_file import FollowedFile
 from tidegate.link.asker import Asker
 from tidegate.outcome import ServeError
+from tidegate.owned_task import cancelled
 from tidegate.tls import Tls
 
 ANSWERS_WITHIN_S: Final = 5.0
@@ -171,9 +172,7 @@ class Appraisal:
             try:
                 await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for wait in waits:
-                    wait.cancel()
-                await asyncio.gather(*waits, return_exceptions=True)
+                await cancelled(*waits)
             if changed.is_set() and held is not None:
                 self._judge(held)
             if self._again.is_set():

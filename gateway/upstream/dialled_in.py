@@ -29,6 +29,7 @@ from tidegate.link.frames import Greeting
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.outcome import ServeError
+from tidegate.owned_task import cancelled
 from tidegate.pki.identity import identity_of
 
 GREET_WITHIN_S: Final = 5.0
@@ -112,8 +113,7 @@ class DialledIn:
                 counted = False
                 reason = await running if greeted else f"no hello within {GREET_WITHIN_S:g} s"
             finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+                await cancelled(running)
                 self._forget(link)
         finally:
             self._ungreeted -= counted
@@ -189,5 +189,4 @@ async def _greeted(link: AcceptedLink, running: asyncio.Task[str]) -> bool:
         done, _ = await asyncio.wait((greeted, running), timeout=GREET_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
     finally:
-        greeted.cancel()
-        await asyncio.gather(greeted, return_exceptions=True)
+        await cancelled(greeted)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import inf
-from types import TracebackType
 
 import structlog
 
@@ -34,6 +33,7 @@ from tidegate.link.frames import Greeting
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
 from tidegate.outcome import Disconnected
+from tidegate.owned_task import OwnedTask
 from tidegate.tls import Dialler, PlainDialler, explained
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
@@ -84,7 +84,7 @@ class LinkTarget:
         self._max_message_bytes = max_message_bytes
         self._backoff = Backoff(draw, BACKOFF_BASE_S, backoff_cap_s)
         self._asker: Asker | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._keep_up, name=f"link to {id}")
         self._up = False
         self._up_at = inf
         self._down_reason: str | None = None  # None: not told yet
@@ -107,15 +107,11 @@ class LinkTarget:
         return self._asker is not None and self._asker.open
 
     async def __aenter__(self) -> LinkTarget:
-        self._task = asyncio.create_task(self._keep_up(), name=f"link to {self._id}")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
 
     async def infer(
         self,

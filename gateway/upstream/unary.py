@@ -11,10 +11,10 @@ Requests are tried regardless: what a request meets is better evidence than a pr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType, TracebackType
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
@@ -35,6 +35,7 @@ from tidegate.oip.orca import LOAD_KEY, load_from_text
 from tidegate.oip.reply import TIMING_KEY
 from tidegate.oip.status import CODE_KEY, error_from_grpc
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError, TooLarge, Unreachable
+from tidegate.owned_task import OwnedTask
 from tidegate.rpc import oip_pb2
 from tidegate.tls import Dialler, PlainDialler, explained
 from tidegate.trace import PARENT_KEY, STATE_KEY
@@ -95,7 +96,6 @@ class UnaryTarget:
         self._address = address
         self._foreign = foreign
         self._models = tuple(models)
-        self._on_event = on_event
         self._probe_interval_s = probe_interval_s
         self._options = channel_options(max_message_bytes)
         self._dialler = dialler or PlainDialler()
@@ -103,7 +103,9 @@ class UnaryTarget:
         self._channel: grpc.aio.Channel | None = None
         self._retired: grpc.aio.Channel | None = None  # calls that were under way at a renewal end on it
         self._infer: Raw | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._probing: OwnedTask | None = None
+        if on_event is not None:
+            self._probing = OwnedTask(partial(self._probe, on_event), name=f"probe of {id}")
         self._up: bool | None = None  # None: no probe has ended yet
         self._reason = "not probed yet"
 
@@ -126,16 +128,13 @@ class UnaryTarget:
 
     async def __aenter__(self) -> UnaryTarget:
         self._open()
-        if self._on_event is not None:
-            self._task = asyncio.create_task(self._probe(self._on_event), name=f"probe of {self._id}")
+        if self._probing is not None:
+            self._probing.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        if self._probing is not None:
+            await self._probing.aclose()
         for channel in (self._retired, self._channel):
             if channel is not None:
                 await channel.close(None)

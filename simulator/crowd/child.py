@@ -22,6 +22,7 @@ from simulator.crowd.life import Habits
 from tidegate import clock, events
 from tidegate.doors.limits import raise_file_limit
 from tidegate.lifeline import die_with_parent
+from tidegate.owned_task import cancelled
 from tidegate.telemetry import configure_logging
 
 TELL_EVERY_S = 1.0
@@ -68,9 +69,7 @@ async def live(share: Share) -> None:
                 async with asyncio.timeout(TELL_EVERY_S):
                     await stop.wait()
     finally:
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
+        await cancelled(*lives)
         _tell(devices, counts)
 
 

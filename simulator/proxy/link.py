@@ -39,6 +39,7 @@ from simulator.proxy.door import Door
 from simulator.proxy.events import EventLog, LinkEvent
 from simulator.proxy.ledger import Totals
 from tidegate import clock
+from tidegate.owned_task import cancelled
 
 Kind = Literal["blackhole", "refuse", "reset", "close", "silent", "deaf"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -110,9 +111,7 @@ class Link:
         self._door.close()
         if self._healing is not None:
             self._healing.cancel()
-        for task in self._opening:
-            task.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        await cancelled(*self._opening)
         for connection in list(self._connections.values()):
             connection.finish("link ended", "shutdown", reset=True)
         for one in list(self._mute):

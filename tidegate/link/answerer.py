@@ -31,6 +31,7 @@ from tidegate.oip.grpc import message_from_response, request_from_bytes
 from tidegate.oip.host import ModelHost
 from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.outcome import InternalError, Overloaded, ServeError
+from tidegate.owned_task import cancelled
 from tidegate.rpc import link_pb2
 from tidegate.trace import MOST_STATE, PARENT_KEY, STATE_KEY
 from tidegate.types import Call, LoadReport, Reply
@@ -99,10 +100,7 @@ class Answerer:
         try:
             return await self.session.run()
         finally:
-            tasks = tuple(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*self._tasks.values())
 
     def announce(self) -> None:
         """Send the load now, with the offers if they changed since this stream last heard them."""

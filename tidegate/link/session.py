@@ -27,6 +27,7 @@ from tidegate import clock
 from tidegate.link import frames
 from tidegate.link.frames import Greeting, Violation
 from tidegate.link.outbox import Outbox, Parcel
+from tidegate.owned_task import cancelled
 from tidegate.rpc import link_pb2
 
 _PING_BYTES = 16
@@ -251,14 +252,8 @@ async def first_of(*work: Coroutine[Any, Any, str], names: tuple[str, ...]) -> s
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = [task for task in tasks if task.done()][:1]
     finally:
-        await _cancelled(tasks)
+        await cancelled(*tasks)
         # What is raised below has this frame in its traceback. Were its task still here, the two would keep each
         # other alive, and with them the stream and its connection, until the garbage collector comes by.
         tasks.clear()
     return ended.pop().result()
-
-
-async def _cancelled(tasks: list[asyncio.Task[str]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

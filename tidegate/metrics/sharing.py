@@ -24,13 +24,11 @@ Prior art: prometheus-client's multiprocess mode, which maps each value into a f
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -39,6 +37,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar, Sample
 
 from tidegate import clock
+from tidegate.owned_task import OwnedTask
 
 EVERY_S: Final = 1.0
 MOST_BYTES: Final = 32 * 2**20  # of one snapshot
@@ -86,7 +85,7 @@ class Sharing:
         self._folder = folder
         self._name = name or str(os.getpid())
         self._life: int | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._keep_writing, name="metrics snapshots")
 
     async def __aenter__(self) -> Self:
         """Raises OSError where the folder cannot be used."""
@@ -97,15 +96,11 @@ class Sharing:
             (self._folder / f"{self._name}.json").unlink(missing_ok=True)
         finally:
             os.close(lock)
-        self._task = asyncio.create_task(self._keep_writing(), name="metrics snapshots")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
         try:
             self._write(list(self.own()))  # the last word; whoever is asked next folds it
         except OSError as why:

@@ -16,6 +16,7 @@ import click
 
 from tidegate.broker_url import BrokerUrl
 from tidegate.models.repository import RepositoryError
+from tidegate.owned_task import cancelled
 from tidegate.up import words
 from tidegate.up.children import ChildFailed
 from tidegate.up.models import build_models, missing_models
@@ -193,9 +194,7 @@ async def _unless(stopped: asyncio.Event, work: asyncio.Task[None]) -> bool:
             return True
         return False
     finally:
-        for task in (told, work):
-            task.cancel()
-        await asyncio.gather(told, work, return_exceptions=True)
+        await cancelled(told, work)
 
 
 @contextlib.contextmanager
