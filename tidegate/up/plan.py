@@ -207,27 +207,19 @@ def _check(options: Options) -> None:
 
 def _broker(options: Options) -> ProcessPlan:
     port, secure = options.ports_from + 4, options.secure
+    module, scheme, what = "tidegate.broker", "mqtt", "embedded MQTT broker"
+    arguments: tuple[str, ...] = ("--host", LOOPBACK, "--port", str(port))
     if secure is not None:
-        return ProcessPlan(
-            role="broker",
-            name="broker",
-            module="tidegate.up.mosquitto",
-            address=f"mqtts://{LOOPBACK}:{port}",
-            ports=(Port(LOOPBACK, port, "MQTT broker"),),
-            log_path=_log_path(options, "broker"),
-            arguments=(
-                *("--program", secure.mosquitto, "--conf", str(secure.broker_dir / "mosquitto.conf")),
-                *("--host", LOOPBACK, "--port", str(port)),
-            ),
-        )
+        module, scheme, what = "tidegate.up.mosquitto", "mqtts", "MQTT broker"
+        arguments = ("--program", secure.mosquitto, "--conf", str(secure.broker_dir / "mosquitto.conf"), *arguments)
     return ProcessPlan(
         role="broker",
         name="broker",
-        module="tidegate.broker",
-        address=f"mqtt://{LOOPBACK}:{port}",
-        ports=(Port(LOOPBACK, port, "embedded MQTT broker"),),
+        module=module,
+        address=f"{scheme}://{LOOPBACK}:{port}",
+        ports=(Port(LOOPBACK, port, what),),
         log_path=_log_path(options, "broker"),
-        arguments=("--host", LOOPBACK, "--port", str(port)),
+        arguments=arguments,
     )
 
 
