@@ -17,7 +17,6 @@ import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -46,10 +45,10 @@ from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import Secured
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
-from tidegate.link.service import LinkService, add_link_service
+from tidegate.link.service import LinkService
 from tidegate.metrics.door import ScrapeDoor
 from tidegate.models.repository import Repository
-from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.grpc_server import OipService
 from tidegate.oip.intake import Held
 from tidegate.pki.identity import Identity
 from tidegate.process import StartError
@@ -104,9 +103,7 @@ class PoolApp:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def failed(self) -> None:
@@ -269,9 +266,8 @@ class PoolApp:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
         held = Held(self.config.limits.max_held_bytes)
-        add_oip_service(server, host, max_message_bytes=limit, limits=content, held=held)
-        self._link = add_link_service(
-            server,
+        OipService(host, max_message_bytes=limit, limits=content, held=held).add_to(server)
+        self._link = LinkService(
             host,
             name=host.server_name,
             epoch=lambda: host.epoch,
@@ -280,7 +276,7 @@ class PoolApp:
             max_message_bytes=limit,
             attest=self._attester.answer if self._attester else no_evidence,
             limits=content,
-        )
+        ).add_to(server)
 
     def _announce(self) -> None:
         """The models came or went: gateways on a link stream hear it now."""

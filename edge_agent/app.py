@@ -15,7 +15,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
@@ -54,9 +53,9 @@ from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.messages import Admission
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.link.challenged import no_evidence
-from tidegate.link.service import LinkService, add_link_service
+from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
-from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.grpc_server import OipService
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import Held
 from tidegate.pki.identity import Identity, Role
@@ -132,9 +131,7 @@ class EdgeApp:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def failed(self) -> None:
@@ -268,9 +265,9 @@ class EdgeApp:
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
-        add_oip_service(server, self.local, max_message_bytes=limit, limits=self.config.limits.content, held=self._held)
-        self._link = add_link_service(
-            server,
+        content = self.config.limits.content
+        OipService(self.local, max_message_bytes=limit, limits=content, held=self._held).add_to(server)
+        self._link = LinkService(
             host,
             name=host.server_name,
             epoch=lambda: self._epoch.current,
@@ -278,8 +275,8 @@ class EdgeApp:
             load=host.load_report,
             max_message_bytes=limit,
             attest=self._attester.answer if self._attester else no_evidence,
-            limits=self.config.limits.content,
-        )
+            limits=content,
+        ).add_to(server)
 
     def _fleet_sync(self) -> EdgeSync | None:
         config = self.config

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
-from types import TracebackType
 
 import grpc
 import structlog
@@ -63,7 +62,7 @@ from tidegate.doors.http_door import Entrance, http_door
 from tidegate.doors.limits import raise_file_limit
 from tidegate.link.asker import ROOM_BYTES
 from tidegate.models.repository import Repository
-from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.grpc_server import OipService
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import Held
 from tidegate.openai.routes import openai_routes
@@ -158,9 +157,7 @@ class Gateway:
             raise
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def static_targets_tried(self, within_s: float) -> None:
@@ -248,15 +245,14 @@ class Gateway:
     def add_services(self, server: grpc.aio.Server) -> None:
         """Every method of the gRPC port."""
         limit = self.config.max_body_bytes + ROOM_BYTES
-        add_oip_service(
-            server,
+        OipService(
             self.host,
             max_message_bytes=limit,
             on_refused=self.metrics.refused,
             guard=self.guard,
             limits=self.config.limits.content,
             held=self._held,
-        )
+        ).add_to(server)
 
     async def _open_http_doors(self) -> None:
         config, oip = self.config, self._oip_routes()

@@ -17,7 +17,7 @@ import uvloop
 
 from tests.bench import workload
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.service import add_link_service
+from tidegate.link.service import LinkService
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import parse_manifest
 from tidegate.oip.grpc import message_from_response
@@ -96,9 +96,9 @@ async def start_target(number: int, host: InstantHost) -> tuple[grpc.aio.Server,
     }
     handlers = {name: grpc.unary_unary_rpc_method_handler(constant(message)) for name, message in answers.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
-    add_link_service(
-        server, host, name=f"pool/{number}", epoch=lambda: 1, offers=lambda: OFFERS, load=host.load
-    )  # fmt: skip
+    LinkService(
+        host, name=f"pool/{number}", epoch=lambda: 1, offers=lambda: OFFERS, load=host.load
+    ).add_to(server)  # fmt: skip
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port

@@ -31,10 +31,10 @@ from tidegate.attest.software import key_id
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import Secured
 from tidegate.link.challenged import Attest, no_evidence
-from tidegate.link.service import add_link_service
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.oip.grpc import message_from_request
-from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.grpc_server import OipService
 from tidegate.rpc import oip_pb2
 
 pytestmark = pytest.mark.slow
@@ -71,9 +71,8 @@ class Site:
         far = self.fars[name] = Far(f"edge/{name}")
 
         def add_services(server: grpc.aio.Server) -> None:
-            add_oip_service(server, far.host, max_message_bytes=MAX_BYTES)
-            far.link = add_link_service(
-                server,
+            OipService(far.host, max_message_bytes=MAX_BYTES).add_to(server)
+            far.link = LinkService(
                 far.host,
                 name=far.name,
                 epoch=lambda: 1,
@@ -81,7 +80,7 @@ class Site:
                 load=far._load,
                 heartbeat=Heartbeat(0.1, 10),
                 attest=attest,
-            )
+            ).add_to(server)
 
         secured = Secured(self.pki.tls(f"edge/{name}"), frozenset({"gateway"}))
         door = await self._stack.enter_async_context(

@@ -24,10 +24,10 @@ from tests.support.hosts import echo_request
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import RoleGuard, Secured
 from tidegate.doors.http_door import http_door
-from tidegate.link.service import add_link_service
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import SERVICE as LINK_SERVICE
-from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.grpc_server import OipService
 from tidegate.pki.identity import Identity, Role
 from tidegate.process import StartError
 from tidegate.tls import Dialler, PlainDialler, Tls, TlsConfig, check_encrypted, tls_of
@@ -59,16 +59,15 @@ async def edge(
     far = Far("edge/edge-1")
 
     def add_services(server: grpc.aio.Server) -> None:
-        add_oip_service(server, far.host, max_message_bytes=MAX_BYTES)
-        add_link_service(
-            server,
+        OipService(far.host, max_message_bytes=MAX_BYTES).add_to(server)
+        LinkService(
             far.host,
             name=far.name,
             epoch=lambda: 1,
             offers=lambda: far.offers,
             load=far._load,
             heartbeat=Heartbeat(0.1, 10),
-        )
+        ).add_to(server)
 
     secured = Secured(tls, roles, narrowed=narrowed or {}) if tls else None
     async with grpc_door(

@@ -24,7 +24,7 @@ from tests.support.hosts import EchoHost, echo_request
 from tidegate import clock
 from tidegate.link import frames
 from tidegate.link.frames import Greeting
-from tidegate.link.service import LinkService, add_link_service
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import MAX_ENVELOPE_BYTES, DialledStream, LinkLost
 from tidegate.oip.grpc_server import server_options
@@ -164,18 +164,10 @@ async def test_a_device_serves_every_gateway_it_is_told_of() -> None:
 
 async def test_with_both_roads_there_is_one_target_that_prefers_the_direct_one_and_falls_back() -> None:
     host = EchoHost()
-    link: list[LinkService] = []
-
-    def add(server: grpc.aio.Server) -> None:
-        load = LoadReport(1, 1, 0, 0, 0.0)
-        link.append(
-            add_link_service(
-                server, host, name="edge/a", epoch=lambda: 1, offers=tuple, load=lambda: load, heartbeat=BEAT
-            )
-        )
-
+    load = LoadReport(1, 1, 0, 0, 0.0)
+    link = LinkService(host, name="edge/a", epoch=lambda: 1, offers=tuple, load=lambda: load, heartbeat=BEAT)
     device = grpc.aio.server(options=server_options(MAX_ENVELOPE_BYTES))
-    add(device)
+    link.add_to(device)
     port = device.add_insecure_port("127.0.0.1:0")
     await device.start()
     async with gateway() as main, Link(("127.0.0.1", port)) as direct:
@@ -188,13 +180,13 @@ async def test_with_both_roads_there_is_one_target_that_prefers_the_direct_one_a
             )
 
         target = main.targets["edge/a"] = DeviceTarget(spec, make, main.events.append)
-        async with target, dialling(link[0], main.port):
+        async with target, dialling(link, main.port):
             await until(lambda: main.ups() == 1)
             assert [event.road for event in main.events if isinstance(event, LinkUp)] == ["dialled out"]
 
             direct.heal()
             await until(lambda: main.ups() == 2)
-            assert link[0].streams == 2
+            assert link.streams == 2
             before = len(main.events)
             await ask(target)
             assert not any(isinstance(event, LinkDown) for event in main.events[1:before])
@@ -211,9 +203,8 @@ async def test_a_device_leaves_the_stream_it_dialled_once_the_gateway_comes_by_i
     host = EchoHost()
     device = grpc.aio.server(options=server_options(MAX_ENVELOPE_BYTES))
     load = LoadReport(1, 1, 0, 0, 0.0)
-    link = add_link_service(
-        device, host, name="edge/a", epoch=lambda: 1, offers=tuple, load=lambda: load, heartbeat=BEAT
-    )
+    link = LinkService(host, name="edge/a", epoch=lambda: 1, offers=tuple, load=lambda: load, heartbeat=BEAT)
+    link.add_to(device)
     port = device.add_insecure_port("127.0.0.1:0")
     await device.start()
     roads = Roads("auto", patience_s=0.0, steady_s=0.1)

@@ -16,7 +16,7 @@ from tests.support.oip_calls import INFER, STREAM, grpc_infer, http_infer, raisi
 from tests.support.oip_requests import GOOD
 from tests.support.oip_servers import MAX_BYTES, Servers
 from tidegate.oip.grpc import message_from_request
-from tidegate.oip.grpc_server import add_oip_service
+from tidegate.oip.grpc_server import OipService
 from tidegate.outcome import ERRORS, DeadlineExceeded, NothingAlive, Overloaded, ServeError, error_from_code
 from tidegate.types import Reply
 
@@ -92,7 +92,7 @@ def _grown(reply: Reply, size: int) -> Reply:
 async def test_a_service_bounds_messages_also_on_a_server_made_without_its_options() -> None:
     host = FakeHost()
     server = grpc.aio.server()
-    add_oip_service(server, host, max_message_bytes=100)
+    OipService(host, max_message_bytes=100).add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

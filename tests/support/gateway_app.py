@@ -18,10 +18,10 @@ from gateway.config_sections import TargetConfig
 from tests.support.hosts import ECHO, EchoHost
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.service import LinkService, add_link_service
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.oip.grpc_server import add_oip_service, server_options
+from tidegate.oip.grpc_server import OipService, server_options
 from tidegate.types import LoadReport
 
 MAX_BYTES = 2**22
@@ -58,16 +58,15 @@ class Far:
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=server_options(MAX_BYTES))
-        add_oip_service(self._server, self.host, max_message_bytes=MAX_BYTES)
-        self.link = add_link_service(
-            self._server,
+        OipService(self.host, max_message_bytes=MAX_BYTES).add_to(self._server)
+        self.link = LinkService(
             self.host,
             name=self.name,
             epoch=lambda: 1,
             offers=lambda: self.offers,
             load=self._load,
             heartbeat=Heartbeat(0.1, 10),
-        )
+        ).add_to(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 

@@ -14,7 +14,7 @@ from tests.support.host import FakeHost
 from tidegate.models.manifest import Manifest
 from tidegate.oip import intake
 from tidegate.oip import limits as limits_
-from tidegate.oip.grpc_server import add_oip_service, server_options
+from tidegate.oip.grpc_server import OipService, server_options
 from tidegate.oip.http_server import OipRoutes, error_middleware
 from tidegate.oip.intake import BodyLimits, Held
 from tidegate.oip.limits import ContentLimits
@@ -80,7 +80,7 @@ async def serving(
     runner.server.request_handler = oip.ahead_of(runner.server.request_handler)  # as in the gateway's door
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server = grpc.aio.server(options=server_options(MAX_BYTES))
-    add_oip_service(server, host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held)
+    OipService(host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held).add_to(server)
     servers.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     servers.http = f"127.0.0.1:{runner.addresses[0][1]}"

@@ -21,10 +21,10 @@ from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
 from tests.support.hosts import EchoHost, echo_request
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.service import LinkService, add_link_service
+from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import MAX_ENVELOPE_BYTES
-from tidegate.oip.grpc_server import add_oip_service, server_options
+from tidegate.oip.grpc_server import OipService, server_options
 from tidegate.types import InferRequest, LoadReport, Reply
 
 MAX_MESSAGE_BYTES = 65 * 1024 * 1024
@@ -43,16 +43,15 @@ class Server:
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=server_options(MAX_MESSAGE_BYTES))
-        add_oip_service(self._server, self.host, max_message_bytes=MAX_MESSAGE_BYTES)
-        self.link = add_link_service(
-            self._server,
+        OipService(self.host, max_message_bytes=MAX_MESSAGE_BYTES).add_to(self._server)
+        self.link = LinkService(
             self.host,
             name="pool/a",
             epoch=lambda: 7,
             offers=lambda: OFFERS,
             load=lambda: LoadReport(7, 1, 0, 0, 0.0),
             heartbeat=Heartbeat(0.1, 10),
-        )
+        ).add_to(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
 
 import grpc
 import structlog
@@ -28,7 +29,14 @@ log = structlog.get_logger(__name__)
 
 
 class LinkService:
-    """All streams of one server. A stream lives as long as its gRPC handler; `drain` says goodbye on each and waits."""
+    """All streams of one server. A stream lives as long as its gRPC handler; `drain` says goodbye on each and waits.
+
+    Args:
+        name: "edge/NAME" or "pool/NAME".
+        epoch: the epoch under which `load` reports; asked again for each stream.
+        max_concurrent: requests under way per stream; more are refused as overloaded.
+        attest: answers challenges; raises ValueError with words where there is no evidence.
+    """
 
     def __init__(
         self,
@@ -138,6 +146,12 @@ class LinkService:
             if not self._answerers:
                 self._all_gone.set()
 
+    def add_to(self, server: grpc.aio.Server) -> Self:
+        """Serve the streams on a gRPC server that has not started yet."""
+        handler = grpc.stream_stream_rpc_method_handler(self.exchange)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        return self
+
     async def exchange(self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """The gRPC method."""
         if self._draining:
@@ -148,42 +162,3 @@ class LinkService:
 
     def _greeting(self) -> Greeting:
         return Greeting(self._name, self._epoch(), __version__, self._offers())
-
-
-def add_link_service(
-    server: grpc.aio.Server,
-    host: ModelHost,
-    *,
-    name: str,
-    epoch: Callable[[], int],
-    offers: Callable[[], tuple[ModelOffer, ...]],
-    load: Callable[[], LoadReport],
-    heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
-    max_concurrent: int = 1024,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    attest: Attest = no_evidence,
-    limits: ContentLimits = DEFAULT,
-) -> LinkService:
-    """Serve the link stream on a gRPC server that has not started yet.
-
-    Args:
-        name: "edge/NAME" or "pool/NAME".
-        epoch: the epoch under which `load` reports; asked again for each stream.
-        max_concurrent: requests under way per stream; more are refused as overloaded.
-        attest: answers challenges; raises ValueError with words where there is no evidence.
-    """
-    service = LinkService(
-        host,
-        name=name,
-        epoch=epoch,
-        offers=offers,
-        load=load,
-        heartbeat=heartbeat,
-        max_concurrent=max_concurrent,
-        max_message_bytes=max_message_bytes,
-        attest=attest,
-        limits=limits,
-    )
-    handler = grpc.stream_stream_rpc_method_handler(service.exchange)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-    return service

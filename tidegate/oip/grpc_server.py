@@ -98,37 +98,16 @@ def server_options(max_message_bytes: int) -> list[tuple[str, Any]]:
     ]
 
 
-def add_oip_service(
-    server: grpc.aio.Server,
-    host: ModelHost,
-    *,
-    max_message_bytes: int,
-    on_refused: RefusalObserver | None = None,
-    guard: Guard | None = None,
-    limits: ContentLimits = DEFAULT,
-    held: Held | None = None,
-) -> None:
-    """Serve `host` as OIP, with gRPC health and reflection.
+class OipService:
+    """The methods of the service over one host.
 
     Args:
-        server: not yet started; made with `server_options`.
         max_message_bytes: of a request and of an answer.
         on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
         guard: who may call what beside health and reflection; None: everybody, everything.
         limits: what one request may hold.
         held: what large messages hold together, where other protocols count as well.
     """
-    service = OipService(
-        host, max_message_bytes=max_message_bytes, on_refused=on_refused, guard=guard, limits=limits, held=held
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, service.handlers()),))
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(host, (SERVICE,)), server)
-    names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool=inference_pool(service.signatures()))
-
-
-class OipService:
-    """The methods of the service over one host."""
 
     def __init__(
         self,
@@ -150,6 +129,13 @@ class OipService:
 
     def __repr__(self) -> str:
         return f"<OipService {self._open.server_name} {len(self._open.manifests())} models>"
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it, with gRPC health and reflection, on a server made with `server_options` and not yet started."""
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self.handlers()),))
+        health_pb2_grpc.add_HealthServicer_to_server(HealthService(self._open, (SERVICE,)), server)
+        names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server, pool=inference_pool(self.signatures()))
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         """The handler of each method. No (de)serializers: bytes come in and go out."""
