@@ -19,7 +19,8 @@ from gateway.core.hedging import Hedges, LatestUseful
 from gateway.core.placement import Placer
 from gateway.core.request import Places
 from gateway.core.sequence_owner import name_of, owned
-from gateway.flight import Flight, Witness
+from gateway.flight import Flight
+from gateway.ground import Witness
 from gateway.judges import Judges
 from gateway.upstream.target import Target
 from tidegate import clock

@@ -21,21 +21,19 @@ elsewhere as after any failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from gateway.asking import size_of
 from gateway.core.evidence import Attempt
-from gateway.core.flown import MOST_NOTES, Flown, Given, Memory, Note, shortened, trace_id_of
-from gateway.core.hedging import Hedges
-from gateway.core.placement import Ask, Placer
+from gateway.core.flown import MOST_NOTES, Flown, Given, Note, shortened, trace_id_of
+from gateway.core.placement import Ask
 from gateway.core.request import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
-from gateway.judges import Judges
+from gateway.ground import Ground
 from gateway.spans import onward
-from gateway.upstream.target import Target
 from tidegate import clock
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
 from tidegate.types import Accepted, Call, InferRequest, Reply, Route
@@ -43,31 +41,6 @@ from tidegate.types import Accepted, Call, InferRequest, Reply, Route
 log = structlog.get_logger(__name__)
 
 _ALWAYS_NOTED: Final = ("launched", "answered", "failed", "cancelled")  # two of each attempt, and those are few
-
-
-class Witness(Protocol):
-    """Who wants to know how attempts end."""
-
-    def answered(self, target: str) -> None: ...
-
-    def failed(self, call: Call, target: str, error: ServeError) -> None: ...
-
-
-class Ground(Protocol):
-    """What all flights share: the conductor, as they see it."""
-
-    flown: Memory
-    placer: Placer
-    places: Places
-    hedges: Hedges
-    judges: Judges
-    targets: Mapping[str, Target]
-    draw: Callable[[], float]
-    witness: Witness | None
-
-    def next_key(self) -> int: ...
-
-    def spawn(self, attempt: asyncio.Task[None]) -> None: ...
 
 
 class Flight:

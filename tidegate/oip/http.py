@@ -4,11 +4,10 @@
     no such header                      →  JSON alone, tensors as numbers, flat or nested by their shape
     N = 0                               →  the body is the one input's bytes and nothing else
 
-A binary tensor becomes a `memoryview` of the body: it is never copied nor decoded here. JSON numbers are turned into
-bytes once, strictly: 1.5 is no INT64, 300 no UINT8, 1e39 no FP32, and nothing is rounded or wrapped to fit. FP16 and
-BF16 have no JSON form. The JSON is read by one typed decoder that leaves each `data` alone until its datatype is
-known. How much it holds and how deep it goes is counted before (`nesting.py`), and what came is compared with
-`limits.py` before anything is made of it; a parser's recursion limit is a caller's error like any other.
+A binary tensor becomes a `memoryview` of the body: it is never copied nor decoded here. The JSON is read by one typed
+decoder that leaves each `data` alone until its datatype is known, and then turned into bytes (`json_data.py`). How
+much it holds and how deep it goes is counted before (`nesting.py`), and what came is compared with `limits.py` before
+anything is made of it; a parser's recursion limit is a caller's error like any other.
 
 `binary_data_size`, `binary_data` and `binary_data_output` say how bytes lay in this body, so they end here; all other
 parameters, known or not, stay with the request.
@@ -20,7 +19,6 @@ Source: Triton's binary tensor data extension.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -28,16 +26,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from tidegate.arrays import split_bytes, tensor_to_array
 from tidegate.models.manifest import Manifest
 from tidegate.oip.check import shown
+from tidegate.oip.json_data import InputJson, json_of, raw_of
 from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.oip.nesting import check_json
 from tidegate.oip.parameters import checked
-from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported
+from tidegate.outcome import InvalidRequest, NotSupported
 from tidegate.types import (
     NO_PARAMETERS,
     Buffer,
@@ -55,7 +51,6 @@ _SIZE: Final = "binary_data_size"
 _BINARY: Final = "binary_data"
 _BINARY_ALL: Final = "binary_data_output"
 _NONE_NAMED: Final[Mapping[str, bool]] = MappingProxyType({})
-_BINARY_ONLY: Final = frozenset({Datatype.FP16, Datatype.BF16})
 
 
 class BinaryOutputs(msgspec.Struct, frozen=True):
@@ -80,32 +75,20 @@ class Encoded(msgspec.Struct, frozen=True):
     header_length: int | None = None
 
 
-class _InputJson(msgspec.Struct):
-    name: str
-    shape: tuple[int, ...]
-    datatype: Datatype
-    parameters: dict[str, bool | int | float | str] | None = None
-    data: msgspec.Raw = msgspec.Raw()
-
-
 class _OutputJson(msgspec.Struct):
     name: str
     parameters: dict[str, bool | int | float | str] | None = None
 
 
 class _RequestJson(msgspec.Struct):
-    inputs: list[_InputJson]
+    inputs: list[InputJson]
     outputs: list[_OutputJson] | None = None
     id: str | None = None
     parameters: dict[str, bool | int | float | str] | None = None
 
 
-_NESTED: Final = re.compile(rb"\s*\[\s*\[")
 _decode_json = msgspec.json.Decoder(_RequestJson).decode
 _encode_json = msgspec.json.Encoder().encode
-
-_ELEMENT: Final[Mapping[str, type]] = {"?": bool, "u": int, "i": int, "f": float, "O": str}
-_decoders: dict[tuple[type, int], msgspec.json.Decoder[Any]] = {}
 
 
 def header_length_of(text: str | None, size: int) -> int | None:
@@ -223,13 +206,13 @@ def _check_counts(json: _RequestJson, limits: ContentLimits) -> None:
         limits.check_parameters(json.parameters)
 
 
-def _tensors(entries: list[_InputJson], binary: memoryview, limits: ContentLimits) -> tuple[Tensor, ...]:
+def _tensors(entries: list[InputJson], binary: memoryview, limits: ContentLimits) -> tuple[Tensor, ...]:
     at, tensors = 0, []
     for entry in entries:
         limits.check_shape(entry.name, entry.datatype, entry.shape)
         size = _binary_size(entry)
         if size is None:
-            raw: Buffer = _raw_from_json(entry)
+            raw: Buffer = raw_of(entry)
         else:
             raw = binary[at : at + size]
             at += size
@@ -245,7 +228,7 @@ def _tensors(entries: list[_InputJson], binary: memoryview, limits: ContentLimit
     return tuple(tensors)
 
 
-def _binary_size(entry: _InputJson) -> int | None:
+def _binary_size(entry: InputJson) -> int | None:
     """The size of an input's binary part; None where its data is JSON."""
     parameters = entry.parameters
     if parameters is None:
@@ -260,85 +243,6 @@ def _binary_size(entry: _InputJson) -> int | None:
     if len(entry.data):
         raise InvalidRequest(f"input {shown(entry.name)} has both JSON data and a {_SIZE}; use one of them")
     return size
-
-
-def _raw_from_json(entry: _InputJson) -> bytes:
-    if entry.datatype in _BINARY_ONLY:
-        raise InvalidRequest(
-            f"input {shown(entry.name)}: {entry.datatype.value} has no JSON form; send it as binary data"
-        )
-    if not len(entry.data):
-        raise InvalidRequest(f"input {shown(entry.name)} has no data")
-    values = _values(entry)
-    if entry.datatype is Datatype.BYTES:
-        return _raw_from_strings(values, entry)
-    return _raw_from_numbers(values, entry)
-
-
-def _values(entry: _InputJson) -> list[Any]:
-    """The JSON data as lists of one Python type, nested as deep as the shape or not at all."""
-    nested = _NESTED.match(entry.data) is not None
-    element = _ELEMENT[entry.datatype.numpy_name.lstrip("<")[0]]
-    try:
-        values: list[Any] = _decoder(element, len(entry.shape) if nested else 1).decode(entry.data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}: {error}") from error
-    return values
-
-
-def _decoder(element: type, depth: int) -> msgspec.json.Decoder[Any]:
-    decoder = _decoders.get((element, depth))
-    if decoder is None:
-        kind: Any = element
-        for _ in range(max(1, depth)):
-            kind = list[kind]
-        decoder = _decoders[element, depth] = msgspec.json.Decoder(kind)
-    return decoder
-
-
-def _raw_from_numbers(values: list[Any], entry: _InputJson) -> bytes:
-    datatype = entry.datatype
-    try:
-        array = np.array(values, dtype=_wide(datatype))
-        _check_layout(array.shape, entry)
-        with np.errstate(over="ignore"):
-            narrow = array.astype(datatype.numpy_name)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}") from error
-    # A float loses digits on its way to FP32 but must stay a number; an integer must stay what it is.
-    kept = np.isfinite(narrow).all() if narrow.dtype.kind == "f" else np.array_equal(narrow, array)
-    if not kept:
-        raise InvalidRequest(f"input {shown(entry.name)}: an element does not fit into {datatype.value}")
-    return narrow.tobytes()
-
-
-def _wide(datatype: Datatype) -> str:
-    """A dtype that holds whatever the JSON may say, so that what does not fit is seen and not wrapped."""
-    kind = datatype.numpy_name.lstrip("<")[0]
-    if kind == "u" and datatype is Datatype.UINT64:
-        return "O"
-    return {"?": "?", "u": "<i8", "i": "<i8", "f": "<f8"}[kind]
-
-
-def _raw_from_strings(values: list[Any], entry: _InputJson) -> bytes:
-    array = np.array(values, dtype=object)
-    items = [item.encode() if isinstance(item, str) else None for item in array.reshape(-1)]
-    if None in items:
-        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}")
-    _check_layout(array.shape, entry)
-    return b"".join([struct.pack("<I", len(item)) + item for item in items if item is not None])
-
-
-def _check_layout(layout: tuple[int, ...], entry: _InputJson) -> None:
-    """Data is nested exactly as its shape, or flat with as many elements; of nothing, no nesting can be told."""
-    loose = len(layout) <= 1 or 0 in layout
-    if layout != entry.shape and not (loose and prod(layout) == prod(entry.shape)):
-        came = f"nested as {list(layout)}" if len(layout) > 1 else f"{prod(layout)} elements"
-        raise InvalidRequest(f"input {shown(entry.name)}: its shape is {list(entry.shape)}, but its data is {came}")
-
-
-def _form(entry: _InputJson) -> str:
-    return f"flat or nested array of {entry.datatype.value} in shape {shown(list(entry.shape))}"
 
 
 def _requested(output: _OutputJson) -> RequestedOutput:
@@ -397,22 +301,5 @@ def _output_json(tensor: Tensor, binary: bool, blobs: list[Buffer]) -> dict[str,
         return json
     if tensor.parameters:
         json["parameters"] = dict(tensor.parameters)
-    json["data"] = _json_data(tensor)
+    json["data"] = json_of(tensor)
     return json
-
-
-def _json_data(tensor: Tensor) -> list[Any]:
-    if tensor.datatype in _BINARY_ONLY:
-        raise InvalidRequest(
-            f"output {tensor.name!r} is {tensor.datatype.value}, which has no JSON form; ask for binary data"
-        )
-    try:
-        if tensor.datatype is Datatype.BYTES:
-            return [item.decode() for item in split_bytes(tensor.raw, name=tensor.name)]
-        array: NDArray[Any] = tensor_to_array(tensor)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"output {tensor.name!r} is no UTF-8 text; ask for binary data") from error
-    except InvalidRequest as error:
-        raise BadAnswer(error.message) from error
-    values: list[Any] = array.reshape(-1).tolist()
-    return values
