@@ -27,12 +27,13 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
+from gateway.advertised import Advertised
 from gateway.catalog import Catalog
 from gateway.conditions import say_condition
 from gateway.core.attested import Attestation
 from gateway.core.events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet import Fleet
-from gateway.core.networks import Networks, grpc_address, host_and_port, is_address
+from gateway.core.networks import Networks
 from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec, TargetView, Transport
 from gateway.register import Register
@@ -49,7 +50,6 @@ from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Manifest
-from tidegate.oip.check import shown
 from tidegate.outcome import ServeError
 from tidegate.tls import Dialler, PlainDialler
 
@@ -60,6 +60,7 @@ UNARY: Final = Attestation(
 )
 UNDIALLED: Final = "-"  # the address of a device that only dials
 ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
+AT_ONCE: Final = 64  # devices that are looked at without a breath in between: a few ms
 _REDIAL_STATIC_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 
 
@@ -97,13 +98,15 @@ class Directory:
         self._max_message_bytes = max_message_bytes
         self._draw = draw
         self._networks = networks
-        self.refused: dict[str, str] = {}  # by device: why what it advertises is not dialled
+        self._advertised = Advertised(networks, edge_transport)
+        self.refused = self._advertised.refused
         self._dialler_of = dialler_of
         self._appraiser = appraiser
         self._dialled_in = dialled_in
         if dialled_in is not None:
             dialled_in.on_in, dialled_in.on_left = self._dialled, self._hung_up
         self._open: dict[str, _Open] = {}
+        self._left: dict[str, None] = {}  # devices to look at although they have said nothing: their roads changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
@@ -164,6 +167,8 @@ class Directory:
         return event
 
     def _testify(self, event: LinkEvent, device: str, now: float) -> None:
+        if isinstance(event, LinkDown):
+            self._look_at(event.target_id)
         if self.register is None:
             return
         match event:
@@ -175,6 +180,8 @@ class Directory:
                 self.register.data_plane(device, epoch, 0, None, now)
             case LinkDown():
                 self.register.data_plane_lost(device, now)
+        if self._fleet.targets[event.target_id].doubt:  # which this may have refuted
+            self._changed.set()
 
     def _log(self, event: LinkEvent) -> None:
         target = self._fleet.targets[event.target_id]
@@ -204,9 +211,9 @@ class Directory:
             )
 
     def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
-        for view in self.devices():
-            if f"edge/{view.name}" == spec.id:
-                return view.offers
+        view = self.register.view(spec.id.partition("/")[2], clock.now()) if self.register else None
+        if view is not None and spec.tier == "edge":
+            return view.offers
         return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
 
     # opening and closing
@@ -223,20 +230,39 @@ class Directory:
     async def _follow(self) -> None:
         for target_id in sorted(self._undescribed):
             await self._describe(target_id)
-        views = self.devices()
-        wanted = {spec.id: spec for view in views if (spec := self._spec_of(view)) is not None}
-        for target_id, held in list(self._open.items()):
-            if not held.spec.static and self._is_over(target_id, held.spec, wanted.get(target_id)):
-                await self._close_target(target_id)
-        for target_id, spec in wanted.items():
-            if target_id not in self._open:
-                await self._open_target(spec)
-        for link in tuple(self._dialled_in.links.values()) if self._dialled_in else ():
-            if link.open and link.id not in self._open:  # without an address to dial, or dead by what MQTT says
-                await self._open_target(TargetSpec(link.id, "edge", UNDIALLED, static=False))
-        now = clock.now()
-        for view in views:
-            self._hear(view, now)
+        left, self._left = self._left, {}
+        views = [(name, self.register.view(name, clock.now()) if self.register else None) for name in left]
+        news = self.register.changed(clock.now(), AT_ONCE) if self.register else ()
+        for name, view in (*views, *news):
+            try:
+                await self._settle(name, view)
+            except Exception:
+                log.exception("cannot keep up with a device", device=name)
+        if len(news) == AT_ONCE:
+            self._changed.set()
+            await clock.sleep(0.0)  # after an outage all have changed, and no caller should wait for all of them
+
+    async def _settle(self, name: str, view: DeviceView | None) -> None:
+        """Have the target that this device should have, and tell the fleet view what is known of it."""
+        target_id = f"edge/{name}"
+        wanted = self._wanted(name, target_id, view)
+        held = self._open.get(target_id)
+        if held is not None and not held.spec.static and self._is_over(target_id, held.spec, wanted):
+            await self._close_target(target_id)
+            held = None
+        link = self._dialled_in.links.get(target_id) if self._dialled_in else None
+        if wanted is None and link is not None and link.open:  # without an address to dial, or dead by what MQTT says
+            wanted = TargetSpec(target_id, "edge", UNDIALLED, static=False)
+        if held is None and wanted is not None:
+            await self._open_target(wanted)
+        if view is not None:
+            self._hear(view, clock.now())
+
+    def _wanted(self, name: str, target_id: str, view: DeviceView | None) -> TargetSpec | None:
+        if view is None or target_id in self._static:  # forgotten, or configured anyway
+            self._advertised.forget(name)
+            return None
+        return self._advertised.spec_of(view)
 
     def _is_over(self, target_id: str, spec: TargetSpec, wanted: TargetSpec | None) -> bool:
         if wanted is not None:
@@ -260,34 +286,10 @@ class Directory:
         """All that is known over MQTT, by name."""
         return self.register.devices(clock.now()) if self.register else ()
 
-    def _spec_of(self, view: DeviceView) -> TargetSpec | None:
-        """The target that a device should have; None for one that is gone, or is configured anyway."""
-        address = grpc_address(view.urls)
-        target_id = f"edge/{view.name}"
-        if view.freshness is Freshness.DEAD or address is None or target_id in self._static:
-            self.refused.pop(view.name, None)
-            return None
-        if not self._may_dial(view.name, address):
-            return None
-        return TargetSpec(target_id, "edge", address, self._edge_transport, static=False)
-
-    def _may_dial(self, device: str, address: str) -> bool:
-        reason = self._why_not(address)
-        if not reason:
-            self.refused.pop(device, None)
-        elif self.refused.get(device) != reason:
-            self.refused[device] = reason
-            log.warning("a device advertises an address that is not allowed", device=device, reason=reason)
-        return not reason
-
-    def _why_not(self, address: str) -> str:
-        parts = host_and_port(address)
-        if parts is None:
-            return f"{shown(address)} is no HOST:PORT"
-        host, _ = parts
-        if self._edge_transport == "unary" and not is_address(host):
-            return f"{host} is a name; with edge_transport: unary devices must advertise addresses"
-        return self._networks.why_not(host)
+    def _look_at(self, target_id: str) -> None:
+        """Soon, whatever its device has said."""
+        self._left[target_id.partition("/")[2]] = None
+        self._changed.set()
 
     async def _open_target(self, spec: TargetSpec) -> None:
         self._fleet.add(spec, clock.now())
@@ -314,13 +316,13 @@ class Directory:
         if isinstance(target, DeviceTarget):
             target.accept(link)
         else:
-            self._changed.set()
+            self._look_at(link.id)
 
     def _hung_up(self, link: AcceptedLink) -> None:
         target = self.targets.get(link.id)
         if isinstance(target, DeviceTarget):
             target.left(link, link.why_not, in_order=False)
-        self._changed.set()
+        self._look_at(link.id)
 
     def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget | DeviceTarget:
         if spec.tier == "edge" and not spec.foreign:

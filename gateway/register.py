@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tidegate.fleet.freshness import DeviceView
@@ -12,6 +13,10 @@ class Register(Protocol):
     """The fleet's register, as far as the directory of targets needs it."""
 
     def devices(self, now: float) -> tuple[DeviceView, ...]: ...
+
+    def changed(self, now: float, most: int) -> Sequence[tuple[str, DeviceView | None]]: ...
+
+    def view(self, name: str, now: float) -> DeviceView | None: ...
 
     def knows(self, name: str) -> bool: ...
 

@@ -3,7 +3,8 @@
 Devices are discovered here with no configuration: births are retained, so a gateway that starts hears of every device
 at once, and of whether each still lives within a heartbeat. What a message means is decided in `tidegate/fleet`; this
 file carries messages in and effects out, and tells the core when the view has changed (`on_change`): at most every
-20 ms, and less often in a large fleet, however many heartbeats come; and also when somebody fell silent.
+20 ms, however many heartbeats come, and also when somebody fell silent. Whoever is told looks at what has changed and
+at nobody else (`FleetRegister.changed`).
 
 The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat tell devices that somebody
 listens, and what time it is.
@@ -29,7 +30,6 @@ from tidegate.mqtt_loop import MqttLoop
 
 HEARTBEAT_S = 5.0
 COALESCE_S = 0.02
-COALESCE_PER_DEVICE_S = 0.0003  # to look at a device costs some 14 µs, so looking takes at most a twentieth of the time
 MAX_EFFECTS = 256
 
 
@@ -200,7 +200,7 @@ class FleetSync:
         if now < self._tell_from or not (self._changed or now >= self._view_changes_at):
             return
         self._changed = False
-        self._tell_from = now + COALESCE_S + COALESCE_PER_DEVICE_S * len(self.register)
+        self._tell_from = now + COALESCE_S
         self._view_changes_at = self.register.next_wake(now) or inf
         self._on_change()
 

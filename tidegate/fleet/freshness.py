@@ -56,7 +56,7 @@ class Outage:
 
     def excuses(self, heard_at: float, now: float) -> bool:
         """Whether the silence of a device last heard at `heard_at` is ours for a part."""
-        return heard_at < self.up_at and self.down_at < now
+        return heard_at < self.up_at and self.down_at <= now
 
     def excused_s(self, heard_at: float, now: float) -> float:
         if not self.excuses(heard_at, now):

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from tidegate.fleet.changes import Changes
 from tidegate.fleet.device import Device
 from tidegate.fleet.freshness import DeviceView, Freshness, Outage
 from tidegate.fleet.messages import MAX_EPOCH, BadMessage, Birth, Death, UpMessage, decode_up
@@ -120,6 +121,8 @@ class FleetRegister:
         self._tokens = _Tokens(effects_per_s)
         self._outage = Outage()
         self._devices: dict[str, Device] = {}
+        self._changes = Changes()
+        self._doubted: set[str] = set()  # whose view, as it was last taken, is of no use
         self._asked_at: dict[tuple[type[Effect], str], float] = {}
         self._sweep_from = -inf
 
@@ -150,6 +153,7 @@ class FleetRegister:
         """An empty retained birth is how an operator deletes a device; a live one's next heartbeat asks it back."""
         if kind is Up.BIRTH and self._devices.pop(name, None) is not None:
             self.counts["forgotten"] += 1
+            self._changes.forget(name)
             for effect in (Resync, EpochHint):
                 self._asked_at.pop((effect, name), 0.0)
         return []
@@ -183,6 +187,7 @@ class FleetRegister:
         known_epoch, before = device.known_epoch, device.birth
         news = device.fold(message, now, retained=retained)
         self.counts["folded" if news else "nothing_new"] += 1
+        self._look_again(device, now)
         if retained or isinstance(message, Death):
             return []
         if message.epoch < known_epoch:
@@ -227,28 +232,65 @@ class FleetRegister:
             self._outage.end(now, self._reconnect_grace_s)
         elif not up and not self._outage.lasts:
             self._outage.begin(now)
+        for device in self._devices.values():
+            self._look_again(device, now)
 
     # -- data plane ------------------------------------------------------------------------------------------------
 
     def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool:
         """A device that MQTT told of answered, by (epoch, sequence) of that road; whether this was news."""
         device = self._devices.get(name)
-        return device is not None and device.answered(epoch, sequence, load, now)
+        if device is None or not device.answered(epoch, sequence, load, now):
+            return False
+        self._vindicate(device, now)
+        return True
 
     def data_plane_alive(self, name: str, now: float) -> bool:
         """A sign of life without a report (a pong) on a road that `data_plane` has told of before."""
         device = self._devices.get(name)
-        return device is not None and device.link_alive(now)
+        if device is None or not device.link_alive(now):
+            return False
+        self._vindicate(device, now)
+        return True
 
     def data_plane_lost(self, name: str, now: float) -> bool:
         """The road broke: until the device speaks again, by any road, it is at best SUSPECT."""
         device = self._devices.get(name)
-        return device is not None and device.link_lost(now)
+        if device is None:
+            return False
+        device.link_lost(now)
+        self._look_again(device, now)
+        return True
+
+    def _vindicate(self, device: Device, now: float) -> None:
+        """Answers come in by the hundred a second, and change the view of a device that was not believed to live."""
+        if device.name in self._doubted or not self._changes.is_timed(device.name):
+            self._look_again(device, now)
 
     # -- view ------------------------------------------------------------------------------------------------------
 
+    def changed(self, now: float, most: int = 256) -> list[tuple[str, DeviceView | None]]:
+        """By name, views that may differ from what this told before, at most so many; empty when there are no more.
+
+        None: it was forgotten, or not yet born. What only the clock has moved on (an age) is no change.
+        """
+        self.next_wake(now)
+        taken = [(name, self.view(name, now)) for name in self._changes.take(most)]
+        for name, view in taken:
+            (self._doubted.discard if view is None or view.freshness.is_usable else self._doubted.add)(name)
+        return taken
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is something to take; what the clock alone does shows after `next_wake`."""
+        return len(self._changes) > 0
+
+    def view(self, name: str, now: float) -> DeviceView | None:
+        device = self._devices.get(name)
+        return None if device is None else device.view(now, self._outage, self._will_grace_s)
+
     def devices(self, now: float) -> tuple[DeviceView, ...]:
-        """Every device that was ever born, by name."""
+        """Every device that was ever born, by name; with thousands of them this takes its time."""
         views = (device.view(now, self._outage, self._will_grace_s) for device in self._devices.values())
         return tuple(sorted((view for view in views if view is not None), key=lambda view: view.name))
 
@@ -259,8 +301,14 @@ class FleetRegister:
 
     def next_wake(self, now: float) -> float | None:
         """The next instant at which some device's freshness changes by silence alone."""
-        changes = (device.next_change_at(now, self._outage, self._will_grace_s) for device in self._devices.values())
-        return min((change for change in changes if change is not None), default=None)
+        return self._changes.next_at(now, self._next_change_of)
+
+    def _next_change_of(self, name: str, now: float) -> float | None:
+        return self._devices[name].next_change_at(now, self._outage, self._will_grace_s)
+
+    def _look_again(self, device: Device, now: float) -> None:
+        self._changes.mark(device.name)
+        self._changes.sooner(device.name, device.next_change_at(now, self._outage, self._will_grace_s))
 
     def __len__(self) -> int:
         return len(self._devices)
