@@ -40,7 +40,7 @@ from gateway.layers.authenticate import authenticate
 from gateway.layers.expire import expire
 from gateway.layers.observe import observe
 from gateway.layers.quarantine import Witness, quarantine
-from gateway.layers.stack import stack
+from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
 from gateway.link_port import dialled_in_of, link_port, told_to_devices
 from gateway.operators import admin_middlewares, asking, operator_routes
@@ -82,6 +82,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, *, draw: Callable[[], float] = random.random) -> None:
         self.config = config
+        self._draw = draw
         self.addresses: dict[str, str] = {}
         self.tls = tls_of(config.tls, lambda: Identity("gateway", config.name))
         check_encrypted(config.mqtt, self.tls)
@@ -107,9 +108,27 @@ class Gateway:
         )
         self.admission = admission_of(config, self.fleet, draw)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
-        placer, hedges = policy_of(config, self.fleet, draw, strained)
         held = Quarantine()
-        self.conductor = Conductor(
+        self.conductor = self._new_conductor(held, strained)
+        self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
+        self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, self.watch)
+        self.metrics = self.watching.metrics
+        self.trials = Trials(config.trials_file, self.catalog, draw, strained)
+        self.trials.ask = self.conductor.infer
+        self.metrics.add(lambda: trial_families(self.trials))
+        behind, infer = self._line(held)
+        self.taking = Taking(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
+        self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
+        self.audit = Audit()
+        self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
+        self._held = Held(config.limits.max_held_bytes)
+        self._shipping: Shipping | None = None  # once there is a broker to reach devices by
+        self._stack = AsyncExitStack()
+
+    def _new_conductor(self, held: Quarantine, strained: Callable[[], bool]) -> Conductor:
+        config, draw = self.config, self._draw
+        placer, hedges = policy_of(config, self.fleet, draw, strained)
+        return Conductor(
             placer,
             self.directory.targets,
             self.catalog.manifest,
@@ -121,40 +140,28 @@ class Gateway:
             weight_of=self.admission.weight_of,
             witness=Witness(held, clock.now),
         )
-        self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, self.watch)
-        self.metrics = self.watching.metrics
-        self.trials = Trials(config.trials_file, self.catalog, draw, strained)
-        self.trials.ask = self.conductor.infer
-        self.metrics.add(lambda: trial_families(self.trials))
-        behind = stack(  # also for what devices deferred, which is no live traffic, and comes with no caller
+
+    def _line(self, held: Quarantine) -> tuple[Service, Service]:
+        """A request's way, outermost layer first: of what devices deferred, and of what callers ask now."""
+        behind = stack(  # no layer that counts live traffic or asks who calls: what was deferred has no caller
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
-            versions(self.catalog.siblings, self.fleet, clock.now, draw, self.trials),  # which, where there are two
+            versions(self.catalog.siblings, self.fleet, clock.now, self._draw, self.trials),  # where there are two
             inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
         )
-        infer = stack(
+        called = stack(
             *self.watching.layers,  # traces: whatever is counted or logged further in can name its trace
             observe(clock.now, *self.watching.observers),  # outermost: sees every outcome, also of the layers below
             authenticate(self.admission, clock.now),  # whose call it is, and what that one may
             inner=behind,
         )
-        self.taking = Taking(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
-        self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
-        self.audit = Audit()
-        self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
-        self._held = Held(config.limits.max_held_bytes)
-        self._draw = draw
-        self._shipping: Shipping | None = None  # once there is a broker to reach devices by
-        self._stack = AsyncExitStack()
+        return behind, called
 
     async def __aenter__(self) -> Gateway:
-        try:
+        async with self._stack:
             await self._start()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+            self._stack = self._stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:

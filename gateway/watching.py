@@ -103,14 +103,16 @@ class Watching:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._sharing is not None:
-            try:
-                await self._stack.enter_async_context(self._sharing)
-            except OSError as error:
-                raise StartError(f"key 'metrics_dir': {error}") from error
-        if self._collector is not None:
-            await self._stack.enter_async_context(self._collector)
-        await self._stack.enter_async_context(self.scaling)
+        async with self._stack:
+            if self._sharing is not None:
+                try:
+                    await self._stack.enter_async_context(self._sharing)
+                except OSError as error:
+                    raise StartError(f"key 'metrics_dir': {error}") from error
+            if self._collector is not None:
+                await self._stack.enter_async_context(self._collector)
+            await self._stack.enter_async_context(self.scaling)
+            self._stack = self._stack.pop_all()
         return self
 
     async def __aexit__(

@@ -53,66 +53,91 @@ def versions(
     """Args:
     siblings: the versions of a model that may stand in for one another, the standing one first; fewer than two: none.
     """
-    counts: dict[str, tuple[float, dict[str, Standing]]] = {}
-
-    def counted(model: str, names: Sequence[str]) -> dict[str, Standing]:
-        """Of the versions that are served now; the latest where none is."""
-        at, known = now(), counts.get(model)
-        if known is None or at - known[0] > KEEP_S:
-            found = {name: standing(fleet, model, name, at) for name in names}
-            served = {name: one for name, one in found.items() if any(one)}
-            known = counts[model] = at, served or {names[0]: found[names[0]]}
-        return known[1]
+    counts = _Counts(fleet, now)
 
     def layer(inner: Service) -> Service:
+        watched = _watched(inner, trial, now)
+
         async def service(call: Call) -> Reply:
-            request = call.request
-            if request.model_version:
+            model = call.request.model_name
+            if call.request.model_version:
                 return await inner(call)
             if order := trial.turn(call):
-                return await flights(call, order, watched)
-            names = siblings(request.model_name)
+                return await _in_order(call, order, watched, now)
+            names = siblings(model)
             if len(names) < 2:
                 return await inner(call)
-            served = counted(request.model_name, names)
+            served = counts.of(model, names)
             try:
                 return await by_share(call, served)
             except _NOWHERE:  # all devices may have changed their version since they were counted
-                counts.pop(request.model_name, None)
-                anew = counted(request.model_name, names)
+                anew = counts.anew(model, names)
                 if anew.keys() <= served.keys():
                     raise
             return await by_share(call, anew)
 
         async def by_share(call: Call, served: Mapping[str, Standing]) -> Reply:
             proved = [name for name, one in served.items() if one.edges or one.pools]
-            return await flights(call, in_turn(list(served), shares(served), draw()), inner, proved)
-
-        async def flights(call: Call, order: Sequence[str], fly: Service, proved: Sequence[str] = ()) -> Reply:
-            assert call.deadline is not None, "the expire layer sets a deadline"
-            for version in order[:-1]:
-                at = now()
-                share = 1.0 if version in proved else FIRST_FLIGHT
-                try:
-                    return await fly(_of(call, version, at + share * (call.deadline - at)))
-                except _ELSEWHERE:
-                    if now() >= call.deadline:
-                        raise
-            return await fly(_of(call, order[-1], call.deadline))
-
-        async def watched(call: Call) -> Reply:
-            began_at, version = now(), call.request.model_version
-            try:
-                reply = await inner(call)
-            except Exception as error:  # who left says nothing of a version
-                trial.failed(call, version, error, now() - began_at)
-                raise
-            trial.answered(call, version, reply, now() - began_at)
-            return reply
+            return await _in_order(call, in_turn(list(served), shares(served), draw()), inner, now, proved)
 
         return service
 
     return layer
+
+
+class _Counts:
+    """How many serve each version of a model, for a moment."""
+
+    def __init__(self, fleet: Fleet, now: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._now = now
+        self._known: dict[str, tuple[float, dict[str, Standing]]] = {}  # by model, and when it was counted
+
+    def of(self, model: str, names: Sequence[str]) -> dict[str, Standing]:
+        """Of the versions that are served now; the standing one where none is."""
+        known = self._known.get(model)
+        if known is None or self._now() - known[0] > KEEP_S:
+            return self.anew(model, names)
+        return known[1]
+
+    def anew(self, model: str, names: Sequence[str]) -> dict[str, Standing]:
+        at = self._now()
+        found = {name: standing(self._fleet, model, name, at) for name in names}
+        served = {name: one for name, one in found.items() if any(one)} or {names[0]: found[names[0]]}
+        self._known[model] = at, served
+        return served
+
+
+async def _in_order(
+    call: Call, order: Sequence[str], fly: Service, now: Callable[[], float], proved: Sequence[str] = ()
+) -> Reply:
+    """A flight with each version until one answers; the last has whatever time is left."""
+    assert call.deadline is not None, "the expire layer sets a deadline"
+    for version in order[:-1]:
+        at = now()
+        share = 1.0 if version in proved else FIRST_FLIGHT
+        try:
+            return await fly(_of(call, version, at + share * (call.deadline - at)))
+        except _ELSEWHERE:
+            if now() >= call.deadline:
+                raise
+    return await fly(_of(call, order[-1], call.deadline))
+
+
+def _watched(inner: Service, trial: Trial, now: Callable[[], float]) -> Service:
+    """The service, whose ends the trial is told of."""
+
+    async def service(call: Call) -> Reply:
+        began_at, version = now(), call.request.model_version
+        try:
+            reply = await inner(call)
+        except Exception as error:  # who left says nothing of a version
+            trial.failed(call, version, error, now() - began_at)
+            raise
+        trial.answered(call, version, reply, now() - began_at)
+        return reply
+
+    return service
 
 
 def standing(fleet: Fleet, model: str, version: str, now: float) -> Standing:
