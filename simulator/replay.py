@@ -2,8 +2,9 @@
 
     requests    instants, work, budgets and priorities as recorded; of a budget what was left when it was placed, since
                 the gateway's own time is not simulated
-    costs       each target's own table as it offered it, times how much longer its calls really took, by stretches of
-                time (`measured.py`); of a pool, calls that were computed alone tell that where there were enough
+    costs       each target's own table as it offered it, which the simulated gateway believes at first; what its calls
+                really took by their size (`true_costs.py`) and by stretches of time (`measured.py`). Of a pool those
+                are batches, put together again from their members (`recorded_calls.py`)
     links       the round trips of answers, at their instants; a target that was down is cut off for that time
 
 All else is as in any scenario, so that a policy, devices or a link can be exchanged: each device is a group of its own
@@ -28,6 +29,7 @@ from gateway.core.recorded import Attempt, Link, ModelCosts, Request, Target, Va
 from simulator.conditions import SETTLING_S
 from simulator.links.profile import LinkProfile, RoundTrips
 from simulator.measured import drift_of, slow_by_stretches
+from simulator.recorded_calls import calls_of, shape_of
 from simulator.recording import Recording, read
 from simulator.scenario import (
     ArrivalsSpec,
@@ -41,6 +43,7 @@ from simulator.scenario import (
     Size,
 )
 from simulator.scenario_file import Loaded, ScenarioError
+from simulator.true_costs import Points, true_tables
 from tidegate.estimate.cost_table import CostTable
 
 _WARMUP_S: Final = 5.0
@@ -48,7 +51,6 @@ _WARMUP_SHARE: Final = 0.2
 _STRETCH_S: Final = 10.0
 _STRETCHES: Final = 12  # of a target's speed, at most
 _MOST_ROUND_TRIPS: Final = 20_000
-_ALONE: Final = 8  # calls that tell a pool's speed without knowing their batch-mates
 _LEAST_RTT_S: Final = 1e-4
 _SETTLED_S: Final = 1.5  # a target that is told later than this was not there at the beginning
 _NOT_REPLAYED: Final = frozenset({"cancelled", "invalid_request", "too_large", "not_supported", "model_not_found"})
@@ -120,6 +122,8 @@ class _Parts:
         tables = {id: self._tables(target) for id, target in self._targets.items()}
         self.unknown = [id for id, found in tables.items() if not found]
         self.tables = {id: found for id, found in tables.items() if found}
+        self._calls = {id: calls_of(self._attempts[id]) for id in self.tables}
+        self.takes = self._truth()
 
     def scenario(self, summary: str, warmup_s: float) -> Scenario:
         seconds = self._recording.seconds
@@ -144,13 +148,20 @@ class _Parts:
                     link=id,
                     models=tuple(self.tables[id]),
                     edge_ms=self.tables[id],
+                    takes_ms=self.takes[id],
                     noise_sigma=drifts[id].sigma,
                 )
                 for id in ids
                 if self._targets[id].tier == "edge"
             ),
             pools=tuple(
-                PoolSpec(name=id.partition("/")[2], link=id, slow=self._slow(id), noise_sigma=drifts[id].sigma)
+                PoolSpec(
+                    name=id.partition("/")[2],
+                    link=id,
+                    slow=self._slow(id),
+                    takes_ms=self.takes[id],
+                    noise_sigma=drifts[id].sigma,
+                )
                 for id in ids
                 if self._targets[id].tier == "pool"
             ),
@@ -179,8 +190,8 @@ class _Parts:
             Recorded(
                 at_s=one.at_s,
                 class_=places[self._class_key(one)],
-                length=max(1, round((one.units or 1.0) / max(1, one.rows))),
-                rows=max(1, one.rows),
+                length=shape_of(one).length,
+                rows=shape_of(one).rows,
                 budget_ms=max(1e-3, 1e3 * ((one.budget_s or 0.0) - one.gateway_s)),
                 body_bytes=one.body_bytes,
             )
@@ -269,20 +280,35 @@ class _Parts:
         units = median(one.units or 1.0 for one in self._asked)
         return own.seconds_for(units) / other.seconds_for(units)
 
+    def _truth(self) -> dict[str, dict[str, Points]]:
+        """By target and model: what calls take by their size."""
+        found: dict[str, dict[str, Points]] = {id: {} for id in self.tables}
+        for name, version in self._versions:
+            model = self._model(name, version)
+            for tier in ("edge", "pool"):
+                own = {
+                    id: tables[model]
+                    for id, tables in self.tables.items()
+                    if self._targets[id].tier == tier and model in tables
+                }
+                calls = {id: [(units, times) for _, units, times in self._against(id, model, own[id])] for id in own}
+                for id, points in true_tables(own, calls).items():
+                    found[id][model] = points
+        return found
+
+    def _against(self, id: str, model: str, points: Points) -> list[tuple[float, float, float]]:
+        """Of a target's calls of a model: instant, work, and how many times as long as by these points it took."""
+        table = CostTable(points)
+        return [
+            (one.at_s, one.units, 1e3 * one.took_s / table.seconds_for(one.units))
+            for one in self._calls[id]
+            if self._model(one.model, one.version) == model
+        ]
+
     def _ratios(self, id: str) -> list[tuple[float, float]]:
-        """(instant, what the call took against the table)."""
-        tables = {model: CostTable(points) for model, points in self.tables[id].items()}
-        lone, all_ = [], []
-        for request, attempt in self._attempts[id]:
-            table = tables.get(self._model(request.model, request.version))
-            if table is None or not attempt.compute_s or not request.units:
-                continue
-            together = max(1.0, attempt.batch / max(1, request.rows))
-            ratio = 1e3 * attempt.compute_s / table.seconds_for(request.units * together)
-            all_.append((request.at_s, ratio))
-            if together == 1.0:
-                lone.append((request.at_s, ratio))
-        return lone if len(lone) >= _ALONE else all_
+        """(instant, what the call took against what calls of its size take)."""
+        takes = self.takes[id]
+        return sorted((at_s, times) for model in takes for at_s, _, times in self._against(id, model, takes[model]))
 
     def _slowness(self, id: str) -> list[Fault]:
         seconds = self._recording.seconds

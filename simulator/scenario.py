@@ -94,6 +94,7 @@ class EdgeGroup(_Part, frozen=True, kw_only=True):
     slow: tuple[float, float] = (1.0, 1.0)
     models: tuple[str, ...] | None = None  # None: all that run on an edge
     edge_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # by model: these devices' own tables, if measured
+    takes_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # by model: what calls really take, if not what they say
     noise_sigma: float = 0.1  # of the logarithm of a call's time
     max_queue: int = 64
     thermal: Thermal | None = None
@@ -104,7 +105,7 @@ class EdgeGroup(_Part, frozen=True, kw_only=True):
             raise ValueError(f"count must be at least 1, not {self.count}")
         if not 0.0 < self.slow[0] <= self.slow[1]:
             raise ValueError(f"slow must be two factors above 0, the smaller first, not {list(self.slow)}")
-        for points in self.edge_ms.values():
+        for points in (*self.edge_ms.values(), *self.takes_ms.values()):
             CostTable(points)
 
     def id_of(self, number: int) -> str:
@@ -120,7 +121,12 @@ class PoolSpec(_Part, frozen=True, kw_only=True):
     name: str
     link: str
     slow: float = 1.0
+    takes_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # as of edges
     noise_sigma: float = 0.05
+
+    def __post_init__(self) -> None:
+        for points in self.takes_ms.values():
+            CostTable(points)
 
 
 class Size(_Part, frozen=True, kw_only=True):

@@ -129,6 +129,8 @@ def _misfits(scenario: Scenario) -> list[tuple[str, str]]:
             must_name(f"edges[{place}].models", model, scenario.models)
         for model in edge.edge_ms:
             must_name(f"edges[{place}].edge_ms", model, scenario.models)
+        for model in edge.takes_ms:
+            must_name(f"edges[{place}].takes_ms", model, scenario.models)
         if edge.background is not None:
             classes = {one.name: one for one in scenario.classes}
             must_name(f"edges[{place}].background.class", edge.background.class_, classes)

@@ -168,6 +168,7 @@ class World:
             edge_offers(self._scenario, group, number),
             max_queue=group.max_queue,
             sigma=group.noise_sigma,
+            takes_ms=group.takes_ms,
             slowness=self._conditions.slowness(id, group),
             standstills=self._conditions.windows(id, "stop"),
         )
@@ -185,6 +186,7 @@ class World:
             offers_of(self._scenario.models, "pool", pool.slow),
             self._scenario.models,
             sigma=pool.noise_sigma,
+            takes_ms=pool.takes_ms,
             slowness=self._conditions.slowness(id, None),
             standstills=self._conditions.windows(id, "stop"),
             luck=self._conditions.batch_luck(id),

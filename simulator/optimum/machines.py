@@ -34,7 +34,7 @@ from simulator.optimum.reach import Reach, reaches
 from simulator.scenario import EdgeGroup, PoolSpec, Scenario
 from simulator.wire import ANSWER_BYTES, REQUEST_BYTES
 from simulator.workers.slowness import Piece
-from simulator.workers.worker import edge_offers
+from simulator.workers.worker import edge_offers, offers_of, true_table
 from tidegate.estimate.cost_table import CostTable
 
 Floats = NDArray[np.float64]
@@ -77,7 +77,7 @@ def _edge(
     scenario: Scenario, conditions: Conditions, group: EdgeGroup, number: int, asked: Sequence[Request], until: float
 ) -> Machine:
     id = group.id_of(number)
-    tables = {offer.name: CostTable(offer.variants[0].cost) for offer in edge_offers(scenario, group, number)}
+    tables = {offer.name: true_table(offer, group.takes_ms) for offer in edge_offers(scenario, group, number)}
 
     def takes_s(request: Request) -> float:
         table = tables.get(request.kind.model)
@@ -96,19 +96,20 @@ def _pool(
     id = f"pool/{pool.name}"
     luck = conditions.batch_luck(id)
     luckiest = min((luck() for _ in range(_ATTEMPTS * len(asked))), default=0.0)
-    speed = 1e-3 * pool.slow * exp(pool.noise_sigma * min(0.0, luckiest))
+    lucky = exp(pool.noise_sigma * min(0.0, luckiest))
     there, back = reaches(conditions, id, scenario.links[pool.link], scenario.jitter_times, until)
     lasts_s = np.full(len(asked), inf)
     charge_s = np.full(len(asked), inf)
+    offers = {offer.name: offer for offer in offers_of(scenario.models, "pool", pool.slow)}
     for name, model in scenario.models.items():
         mine = np.array([place for place, request in enumerate(asked) if request.kind.model == name], int)
-        if model.pool_ms is None or not mine.size:
+        if name not in offers or not mine.size:
             continue
-        table, those = CostTable(model.pool_ms), [asked[place] for place in mine]
-        lasts_s[mine] = [speed * table.seconds_for(request.units) for request in those]
+        table, those = true_table(offers[name], pool.takes_ms), [asked[place] for place in mine]
+        lasts_s[mine] = [lucky * table.seconds_for(request.units) for request in those]
         release = np.array([_arrival(there, request) for request in those])
         latest = np.array([_departure(back, request) for request in those]) - lasts_s[mine]
-        charge_s[mine] = speed * _charges(model.max_batch, table, those, release, latest)
+        charge_s[mine] = lucky * _charges(model.max_batch, table, those, release, latest)
     return _machine(scenario, conditions, id, pool.link, None, asked, charge_s, lasts_s, until)
 
 

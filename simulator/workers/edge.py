@@ -9,7 +9,7 @@ from simulator.events import Alarm, EventQueue
 from simulator.links.regime import Windows
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
-from simulator.workers.worker import Served, Worker
+from simulator.workers.worker import NO_TAKES, Served, Takes, Worker, true_table
 from tidegate.fleet.offers import ModelOffer
 from tidegate.outcome import DeadlineExceeded, ServeError
 from tidegate.priority import order_key
@@ -28,14 +28,18 @@ class EdgeWorker(Worker):
         sigma: float,
         slowness: Slowness,
         standstills: Windows,
+        takes_ms: Takes = NO_TAKES,
     ) -> None:
         super().__init__(events, id, offers, slowness, standstills)
         self._sigma = sigma
+        self._takes_ms = takes_ms
         self._max_queue = max_queue
         self._start()
 
     def _start(self) -> None:
-        self._served = {offer.name: Served(offer, self._sigma) for offer in self.offers}
+        self._served = {
+            offer.name: Served(offer, true_table(offer, self._takes_ms), self._sigma) for offer in self.offers
+        }
         self._queue = EdgeQueue(max_size=self._max_queue)
         self._jobs: dict[int, Job] = {}  # waiting or computing, by ticket
         self._tickets = 0

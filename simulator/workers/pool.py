@@ -14,7 +14,7 @@ from simulator.links.regime import Windows
 from simulator.scenario import ModelSpec
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
-from simulator.workers.worker import Truth, Worker
+from simulator.workers.worker import NO_TAKES, Takes, Truth, Worker, true_table
 from tidegate.fleet.offers import ModelOffer
 from tidegate.outcome import DeadlineExceeded, ServeError
 from tidegate.priority import order_key
@@ -37,8 +37,8 @@ class _Lane:
 
     __slots__ = ("_spec", "batcher", "believed", "true")
 
-    def __init__(self, offer: ModelOffer, spec: ModelSpec, sigma: float) -> None:
-        self.true = Truth(offer, sigma)
+    def __init__(self, offer: ModelOffer, spec: ModelSpec, true: Truth) -> None:
+        self.true = true
         self.believed = LatencyModel(offer.variants[0].cost)
         self._spec = spec
         self.batcher = self.another()
@@ -62,16 +62,21 @@ class PoolWorker(Worker):
         slowness: Slowness,
         standstills: Windows,
         luck: Callable[[], float],
+        takes_ms: Takes = NO_TAKES,
     ) -> None:
         """Args: luck: a standard normal for each batch."""
         super().__init__(events, id, offers, slowness, standstills)
         self._models = models
         self._sigma = sigma
+        self._takes_ms = takes_ms
         self._luck = luck
         self._start()
 
     def _start(self) -> None:
-        self._lanes = {offer.name: _Lane(offer, self._models[offer.name], self._sigma) for offer in self.offers}
+        self._lanes = {
+            offer.name: _Lane(offer, self._models[offer.name], Truth(true_table(offer, self._takes_ms), self._sigma))
+            for offer in self.offers
+        }
         self._jobs: dict[int, Job] = {}  # waiting, by number
         self._number_of: dict[Job, int] = {}
         self._numbers = 0

@@ -2,7 +2,7 @@
 
 What is simulated is only that last one:
 
-    its measured table × luck (lognormal) × how slow the device is at this moment
+    its measured table (or `takes_ms`) × luck (lognormal) × how slow the device is at this moment
 
 On an edge the luck belongs to the request, so it is equally unlucky wherever it is sent. A computation cannot be
 interrupted: what nobody wants any more still takes its time, and is counted as waste.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from math import exp
+from types import MappingProxyType
 from typing import Final
 
 from msgspec.structs import replace
@@ -27,6 +28,9 @@ from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.outcome import ServeError
 from tidegate.types import LoadReport
+
+Takes = Mapping[str, tuple[tuple[float, float], ...]]  # by model: (work units, milliseconds), `slow` included
+NO_TAKES: Final[Takes] = MappingProxyType({})
 
 FAILS_IN_S: Final = 0.001
 MOVED: Final = 4  # as in `edge_agent/scheduler.py`: the queue has moved by so much since it was last told
@@ -124,8 +128,8 @@ class Truth:
 
     __slots__ = ("sigma", "table")
 
-    def __init__(self, offer: ModelOffer, sigma: float) -> None:
-        self.table = CostTable(offer.variants[0].cost)
+    def __init__(self, table: CostTable, sigma: float) -> None:
+        self.table = table
         self.sigma = sigma
 
     def takes_s(self, units: float, luck: float) -> float:
@@ -137,9 +141,15 @@ class Served(Truth):
 
     __slots__ = ("believed",)
 
-    def __init__(self, offer: ModelOffer, sigma: float) -> None:
-        super().__init__(offer, sigma)
+    def __init__(self, offer: ModelOffer, table: CostTable, sigma: float) -> None:
+        super().__init__(table, sigma)
         self.believed = ServiceTime(offer.variants[0].cost)
+
+
+def true_table(offer: ModelOffer, takes_ms: Takes) -> CostTable:
+    """What calls really take: the offer's own table, but where the scenario knows better."""
+    better = takes_ms.get(offer.name)
+    return CostTable(offer.variants[0].cost if better is None else [(units, ms / 1e3) for units, ms in better])
 
 
 def edge_offers(scenario: Scenario, group: EdgeGroup, number: int) -> tuple[ModelOffer, ...]:

@@ -115,6 +115,7 @@ def test_each_target_has_its_own_table_and_its_calls_take_as_long_as_they_did(tm
     assert (edge.name, pool.name) == ("kiosk", "main")
     slow = [fault.times for fault in scenario.faults if fault.kind == "slow" and fault.target == "edge/kiosk-1"]
     assert slow and slow == pytest.approx([2.0] * len(slow)), "twice its table"
+    assert dict(edge.takes_ms["encoder"])[1.0] == pytest.approx(20.0), "at every size alike"
     assert scenario.models["encoder"].edge_quality == 0.98
 
 
