@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import structlog
 from aiohttp import web
@@ -28,7 +28,6 @@ from gateway.core.admission import Admission
 from gateway.core.crossing import Crossing
 from gateway.core.quarantine import Quarantine
 from gateway.core.value import ValuePlacer
-from gateway.layers.later import WITHIN_S, Later
 from gateway.layers.observe import Observer
 from gateway.layers.stack import Layer
 from gateway.layers.traced import traced
@@ -43,12 +42,13 @@ from tidegate.process import StartError
 from tidegate.tracing.collector import collector_of
 from tidegate.types import InferRequest
 
+SOON_S: Final = 0.010
 log = structlog.get_logger(__name__)
 
 
 def soon(do: Callable[[], None]) -> None:
-    """What many requests leave to be done is done for all of them at once (`layers/later.py`)."""
-    asyncio.get_running_loop().call_later(WITHIN_S, do)
+    """What many requests leave to be done is done for all of them at once, while the processor has it at hand."""
+    asyncio.get_running_loop().call_later(SOON_S, do)
 
 
 class Watching:
@@ -81,13 +81,11 @@ class Watching:
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
-        counting = Later([self.metrics, *([console] if console is not None else [])], soon)
-        self._conductor, self._counting = conductor, counting
-        self.metrics.before_reading = self.settle
+        self.metrics.before_reading = conductor.flown.pack
+        self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask)]
         if console is not None:
-            console.before_reading = self.settle
             self.metrics.timeline_of = console.timelines.get
-        self.observers: list[Observer] = [counting, TurnedAway(conductor.flown, conductor.asking.ask)]
+            self.observers.append(console)
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
             self.observers.append(
@@ -119,11 +117,6 @@ class Watching:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
-
-    def settle(self) -> None:
-        """Have all counted that is still to be counted: whoever reads counts calls this first."""
-        self._counting.settle()
-        self._conductor.flown.pack()
 
     def routes(self) -> list[web.RouteDef]:
         """Of the metrics port."""

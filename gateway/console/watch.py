@@ -58,7 +58,6 @@ class Watch:
     """An `Observer`. `async with` samples once a second until it ends."""
 
     def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
-        self.before_reading: Callable[[], None] = lambda: None  # has all told that is still to be told
         self._classes: Lately[ClassKey] = Lately()
         self._targets: Lately[str] = Lately()
         self._ways: Lately[WayKey] = Lately()
@@ -83,17 +82,17 @@ class Watch:
 
     @property
     def classes(self) -> Lately[ClassKey]:
-        self._settle()
+        self._hand_on()
         return self._classes
 
     @property
     def targets(self) -> Lately[str]:
-        self._settle()
+        self._hand_on()
         return self._targets
 
     @property
     def ways(self) -> Lately[WayKey]:
-        self._settle()
+        self._hand_on()
         return self._ways
 
     # an observer's part
@@ -135,11 +134,6 @@ class Watch:
                 self._targets.count(served_by, ending, bucket, at, times)
             self._second.count(None, ending, bucket, at, times)
 
-    def _settle(self) -> None:
-        """Whoever reads counts calls this first."""
-        self.before_reading()
-        self._hand_on()
-
     # sampling
 
     async def _run(self) -> None:
@@ -152,7 +146,7 @@ class Watch:
 
     def tick(self, now: float, utc_s: float) -> None:
         """A second is over."""
-        self._settle()
+        self._hand_on()
         second, self._second = self._second.total(now), Lately()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(

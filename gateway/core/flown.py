@@ -155,7 +155,7 @@ class Memory:
     ) -> None:
         """Args:
         run: tells this gateway's numbers from those of another, and of the same one's earlier lives.
-        defer: has decisions packed a moment later, many in one go, for a third of the cost each (`layers/later.py`).
+        defer: has decisions packed a moment later, many in one go, for a third of the cost each.
         """
         self.run = run
         self.watchers: list[Callable[[Flown], None]] = []

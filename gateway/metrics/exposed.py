@@ -75,12 +75,10 @@ class Metrics:
 
     def refused(self, protocol: str, model: str, error: ServeError) -> None:
         """A request that a protocol refused before it became a call."""
-        self.before_reading()  # which names are models' is known from those that were served
         self.requests.refused(protocol, model, error)
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """The statistics of one model version, from zero if it never served."""
-        self.before_reading()
         return self.requests.statistics(name, version)
 
     def add(self, source: Callable[[], Iterable[Metric]]) -> None:

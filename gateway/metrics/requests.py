@@ -4,6 +4,11 @@ Every request pays for what is counted, so counting is plain integers in slotted
 it), and families are made only when somebody scrapes. The client library's own counters take a lock per increment,
 some twenty times a request. This is sound because counting and scraping happen on the one event loop.
 
+Answers are counted `MOST_NOTED` at a time, or when somebody reads: between two requests an interpreter does so much
+else that counting one of them finds nothing of its code and its counters in the processor's caches, and takes three
+times as long. What is noted of an answer until then is a few numbers: requests and replies with their tensors are not
+held on to, since what lives longer than its request makes all that come after it find memory that is not in the caches.
+
 Labels are bounded: models by the repository, tiers, protocols, outcomes and causes by their enums.
 
 A missed deadline has one cause. Without an answer it is how the request ended; for a late answer it is where most of
@@ -16,9 +21,10 @@ Source: metrics.md E.1 and E.5.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import msgspec
 from prometheus_client.metrics_core import Metric
 
 from tidegate import clock
@@ -27,8 +33,10 @@ from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Exemplar
 from tidegate.metrics.triton import failure_reason, triton_families
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.outcome import Outcome, ServeError
-from tidegate.types import Call, InferRequest, Reply
+from tidegate.trace import Trace
+from tidegate.types import Call, InferRequest, Reply, Route
 
+MOST_NOTED: Final = 64  # answers that are still to be counted
 STAGES: Final = ("classify", "admit", "queue", "batch_wait", "link_out", "compute", "link_back")
 _NOT_MISSED: Final = frozenset(
     {
@@ -41,6 +49,23 @@ _MISSED_BY: Final = {
     Outcome.DEADLINE_EXCEEDED: "expired",
     Outcome.NOTHING_ALIVE: "nothing_alive",
 }  # any other: "failed"
+
+
+class _Answer(msgspec.Struct, frozen=True, gc=False):
+    """What is counted of an answer."""
+
+    model: str
+    protocol: str
+    rows: int
+    served: tuple[str, str]  # the model and version that answered
+    at_utc_s: float
+    took_s: float
+    left_s: float | None
+    route: Route | None
+    stages: Mapping[str, float]
+    batch_wait_s: float
+    link_out_s: float
+    trace: Trace | None
 
 
 class _Served:
@@ -58,17 +83,17 @@ class _Served:
         if left_s is not None:
             self.slack.exemplify(Exemplar(left_s, trace_id, utc_s))
 
-    def observe_stages(self, reply: Reply) -> None:
-        stages, own, took = self.stages, reply.stages, reply.stages.get
+    def observe_stages(self, answer: _Answer) -> None:
+        stages, own, took = self.stages, answer.stages, answer.stages.get
         for stage in ("classify", "admit", "compute"):
             if stage in own:
                 stages[stage].observe(own[stage])
         if (queue_s := took("queue")) is not None:
-            stages["queue"].observe(queue_s - reply.batch_wait_s)
-            stages["batch_wait"].observe(reply.batch_wait_s)
+            stages["queue"].observe(queue_s - answer.batch_wait_s)
+            stages["batch_wait"].observe(answer.batch_wait_s)
         if (link_s := took("link")) is not None:
-            stages["link_out"].observe(reply.link_out_s)
-            stages["link_back"].observe(link_s - reply.link_out_s)
+            stages["link_out"].observe(answer.link_out_s)
+            stages["link_back"].observe(link_s - answer.link_out_s)
 
 
 class RequestCounts:
@@ -80,6 +105,7 @@ class RequestCounts:
 
     def __init__(self, version_of: Callable[[InferRequest], str]) -> None:
         self._version_of = version_of
+        self._noted: list[_Answer] = []  # to be counted
         self._requests: Counter[tuple[str, str, str, Outcome]] = Counter()
         self._routes: Counter[tuple[str, str]] = Counter()  # (tier, reason)
         self._fallbacks: Counter[str] = Counter()  # by the tier that answered
@@ -97,6 +123,7 @@ class RequestCounts:
 
     @property
     def total(self) -> int:
+        self._count()
         return sum(self._requests.values())
 
     def began(self, call: Call) -> None:
@@ -108,33 +135,25 @@ class RequestCounts:
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         self._left(call)
-        route, model = reply.route, call.request.model_name
-        tier = route.served_by.partition("/")[0] if route else "none"
-        took_s = now - call.arrived_at
-        self._requests[model, tier, call.protocol, _outcome(reply)] += 1
-        if route is not None:
-            self._routes[tier, route.reason] += 1
-            if route.fallback:
-                self._fallbacks[tier] += 1
-            if route.reason == "escalated":
-                self._escalated[model] += 1
-            if route.provisional:
-                self._provisional[model] += 1
-        served = self._served.get((model, tier))
-        if served is None:
-            served = self._served[model, tier] = _Served()
-        served.duration.observe(took_s)
-        if (left_s := reply.budget_left_s) is not None:
-            served.slack.observe(left_s)
-            if left_s < 0.0:
-                self._missed[model, _cause(reply, took_s)] += 1
-            else:
-                self._met[model] += 1
-        served.observe_stages(reply)
-        if (trace := call.trace) is not None and trace.kept:
-            served.exemplify(trace.hex_id, took_s, left_s, clock.utc_s())
-        self._observe_overhead(call, reply, took_s)
-        self._count_success(call, reply, took_s)
+        request, response = call.request, reply.response
+        self._noted.append(
+            _Answer(
+                request.model_name,
+                call.protocol,
+                _rows(request),
+                (response.model_name, response.model_version),
+                clock.utc_s(),
+                now - call.arrived_at,
+                reply.budget_left_s,
+                reply.route,
+                reply.stages,
+                reply.batch_wait_s,
+                reply.link_out_s,
+                call.trace,
+            )
+        )
+        if len(self._noted) >= MOST_NOTED:
+            self._count()
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
         self._left(call)
@@ -145,21 +164,27 @@ class RequestCounts:
         if outcome not in _NOT_MISSED:
             self._missed[model, _MISSED_BY.get(outcome, "failed")] += 1
         self._failures[model, version, failure_reason(outcome)] += 1
-        self.statistics(model, version).fail.add(now - call.arrived_at)
+        self._statistics_of(model, version).fail.add(now - call.arrived_at)
 
     def refused(self, protocol: str, model: str, error: ServeError) -> None:
         """A request that a protocol refused before it became a call. Its model may be anything: it is no label."""
+        self._count()  # which names are models' is known from those that were served
         known = model if any(name == model for name, _ in self._statistics) else ""
         self._requests[known, "none", protocol, Outcome.of(error)] += 1
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """The statistics of one model version, from zero if it never served."""
+        self._count()
+        return self._statistics_of(name, version)
+
+    def _statistics_of(self, name: str, version: str) -> ModelStatistics:
         found = self._statistics.get((name, version))
         if found is None:
             found = self._statistics[name, version] = ModelStatistics(name, version)
         return found
 
     def families(self) -> Iterator[Metric]:
+        self._count()
         yield counter(
             "tidegate_requests",
             "Requests by how they ended.",
@@ -216,27 +241,57 @@ class RequestCounts:
         if self._pending[key] > 0:
             self._pending[key] -= 1
 
-    def _observe_overhead(self, call: Call, reply: Reply, took_s: float) -> None:
-        if reply.route is None or reply.route.attempts != 1 or reply.route.provisional:
-            return
-        stages = reply.stages
-        counted = self._overhead.get(call.protocol)
-        if counted is None:
-            counted = self._overhead[call.protocol] = Histogram(STAGES_S)
-        counted.observe(
-            max(0.0, took_s - stages.get("queue", 0.0) - stages.get("compute", 0.0) - stages.get("link", 0.0))
-        )
+    def _count(self) -> None:
+        """Take in what was noted."""
+        noted, self._noted = self._noted, []
+        for answer in noted:
+            self._count_one(answer)
+            self._observe_overhead(answer)
+            self._count_success(answer)
 
-    def _count_success(self, call: Call, reply: Reply, took_s: float) -> None:
-        response, stages = reply.response, reply.stages
-        one = self.statistics(response.model_name, response.model_version)
-        rows = _rows(call.request)
+    def _count_one(self, answer: _Answer) -> None:
+        model, route, took_s = answer.model, answer.route, answer.took_s
+        tier = route.served_by.partition("/")[0] if route else "none"
+        self._requests[model, tier, answer.protocol, _outcome(answer)] += 1
+        if route is not None:
+            self._routes[tier, route.reason] += 1
+            if route.fallback:
+                self._fallbacks[tier] += 1
+            if route.reason == "escalated":
+                self._escalated[model] += 1
+            if route.provisional:
+                self._provisional[model] += 1
+        served = self._served.get((model, tier))
+        if served is None:
+            served = self._served[model, tier] = _Served()
+        served.duration.observe(took_s)
+        if (left_s := answer.left_s) is not None:
+            served.slack.observe(left_s)
+            if left_s < 0.0:
+                self._missed[model, _cause(answer)] += 1
+            else:
+                self._met[model] += 1
+        served.observe_stages(answer)
+        if (trace := answer.trace) is not None and trace.kept:
+            served.exemplify(trace.hex_id, took_s, left_s, answer.at_utc_s)
+
+    def _observe_overhead(self, answer: _Answer) -> None:
+        route, took = answer.route, answer.stages.get
+        if route is None or route.attempts != 1 or route.provisional:
+            return
+        counted = self._overhead.get(answer.protocol)
+        if counted is None:
+            counted = self._overhead[answer.protocol] = Histogram(STAGES_S)
+        counted.observe(max(0.0, answer.took_s - took("queue", 0.0) - took("compute", 0.0) - took("link", 0.0)))
+
+    def _count_success(self, answer: _Answer) -> None:
+        one, rows, took = self._statistics_of(*answer.served), answer.rows, answer.stages.get
         one.inference_count += rows
         one.execution_count += 1
-        one.last_inference_ms = int(clock.utc_s() * 1e3)
-        one.success.add(took_s)
-        queue_s, compute_s = stages.get("queue", 0.0), stages.get("compute", 0.0)
-        one.queue.add(queue_s)
+        one.last_inference_ms = int(answer.at_utc_s * 1e3)
+        one.success.add(answer.took_s)
+        compute_s = took("compute", 0.0)
+        one.queue.add(took("queue", 0.0))
         one.compute_infer.add(compute_s)
         tally = one.batches.get(rows)
         if tally is None:
@@ -247,22 +302,22 @@ class RequestCounts:
         return f"<RequestCounts {self.total} requests>"
 
 
-def _outcome(reply: Reply) -> Outcome:
-    if reply.budget_left_s is not None and reply.budget_left_s < 0:
+def _outcome(answer: _Answer) -> Outcome:
+    if answer.left_s is not None and answer.left_s < 0:
         return Outcome.LATE
-    return Outcome.DEGRADED if reply.route is not None and reply.route.degraded else Outcome.OK
+    return Outcome.DEGRADED if answer.route is not None and answer.route.degraded else Outcome.OK
 
 
-def _cause(reply: Reply, took_s: float) -> str:
+def _cause(answer: _Answer) -> str:
     """Where most of a late answer's time went."""
-    took = reply.stages.get
+    took = answer.stages.get
     spent = {
         "queue": took("queue", 0.0),
         "link": took("link", 0.0),
         "compute": took("compute", 0.0),
         "gateway": took("admit", 0.0) + took("classify", 0.0),
     }
-    spent["retries"] = took_s - sum(spent.values())
+    spent["retries"] = answer.took_s - sum(spent.values())
     return max(spent, key=lambda cause: spent[cause])
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
+from gateway.metrics.requests import MOST_NOTED
 from tests.support.doors import admission_of
 from tests.support.fleets import NOW, fleet_of, variant
 from tidegate import clock
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.histogram import Histogram
-from tidegate.outcome import InvalidRequest, NothingAlive, ServeError
+from tidegate.outcome import InvalidRequest, NothingAlive, Outcome, ServeError
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 
 REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (3, 4), bytes(96)),))
@@ -79,6 +81,36 @@ def test_answers_are_counted_by_where_and_how_they_ended() -> None:
     assert seen["tidegate_deadline_slack_seconds_bucket", "le=0.0,model=minilm,tier=edge"] == 1
     assert seen["tidegate_stage_seconds_sum", "model=minilm,stage=compute,tier=edge"] == pytest.approx(0.060)
     assert "Metrics 4 requests" in repr(counted)
+
+
+def test_however_many_answers_are_still_to_be_counted_every_reader_finds_them_all() -> None:
+    for answers in (1, MOST_NOTED - 1, MOST_NOTED, 3 * MOST_NOTED + 1):
+        scraped, asked, named = metrics(), metrics(), metrics()
+        for counted in (scraped, asked, named):
+            for _ in range(answers):
+                counted.answered(call(), reply(), NOW + 0.030)
+        assert samples(scraped)["tidegate_route_total", "reason=cheapest,to=edge"] == answers
+        assert samples(scraped)["tidegate_route_total", "reason=cheapest,to=edge"] == answers, "and no one twice"
+        assert asked.statistics("minilm", "1").success.count == answers
+        named.refused("oip-http", "minilm", InvalidRequest("no"))
+        assert named.requests.total == answers + 1
+        assert named.requests._requests["minilm", "none", "oip-http", Outcome.INVALID_REQUEST] == 1, "it is a model's"
+
+
+class Raw(bytearray):
+    """Bytes of a tensor that can be watched."""
+
+
+def test_what_is_still_to_be_counted_holds_on_to_no_tensor() -> None:
+    counted = metrics()
+    request, response = Raw(96), Raw(96)
+    asked = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (3, 4), request),))  # type: ignore[arg-type]
+    told = InferResponse("minilm", "1", (Tensor("embedding", Datatype.FP32, (3, 8), response),))  # type: ignore[arg-type]
+    counted.answered(Call(asked, "oip-http", NOW), Reply(told), NOW + 0.030)
+    tensors = [weakref.ref(request), weakref.ref(response)]
+    del request, response, asked, told
+    assert [one() for one in tensors] == [None, None]
+    assert counted.requests.total == 1
 
 
 @pytest.mark.parametrize(
