@@ -33,7 +33,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -89,9 +88,7 @@ class Scheduler:
         self._server = asyncio.create_task(self._serve(), name="scheduler")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
         if self._server is not None:
             await asyncio.wait([self._server, *self._runs])

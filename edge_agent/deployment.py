@@ -17,7 +17,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -135,9 +134,7 @@ class Deployment:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def start(self, on_progress: Callable[[str], None]) -> None:

@@ -22,7 +22,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import structlog
@@ -76,9 +75,7 @@ class Scheduler:
         self._closed = ""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._closed = "is shutting down"
         for job in list(self._jobs.values()):
             if self._queue.remove(job.ticket.id):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -48,9 +47,7 @@ class Serving:
         self._defect = asyncio.get_running_loop().create_future()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for runner in list(self._lives):
             await self._end(runner)
         await cancelled(*self._watches)

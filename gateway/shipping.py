@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from types import TracebackType
 
 from aiohttp import web
 
@@ -88,9 +87,7 @@ class Shipping:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     def admin_routes(self) -> list[web.RouteDef]:

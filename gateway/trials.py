@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -80,9 +79,7 @@ class Trials:
             self.watched = {model: Watched(began_at_utc=clock.utc_s()) for model in self.splits.split}
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await cancelled(*self._comparisons)
 
     # what operators do

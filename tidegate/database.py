@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import structlog
@@ -123,9 +122,7 @@ class Database:
             await self.run(lambda _connection: None)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with self._wanted:
             self._ending = True
             self._wanted.notify()

@@ -14,7 +14,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from edge_agent.core.wall_clock import WallClock
@@ -55,10 +54,8 @@ class Store:
         await self._database.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._database.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._database.__aexit__()
 
     @property
     def unavailable(self) -> str:

@@ -15,7 +15,6 @@ costs no decoding.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from types import TracebackType
 
 from gateway.core.admission import Admission
 from gateway.core.api_key import PREFIX
@@ -57,9 +56,7 @@ class GatewayGuard:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def let_in(self, presented: Presented) -> ModelHost:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 
 from gateway.core.api_key import NOBODY, KeyRecord, Lock, shown
 from gateway.identity.key_file import read_keys
@@ -28,10 +27,8 @@ class KeyRing:
         self._take(await self._file.__aenter__())
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._file.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._file.__aexit__()
 
     @property
     def ids(self) -> Collection[str]:

@@ -20,7 +20,6 @@ import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import structlog
@@ -85,11 +84,9 @@ class Ingest:
         self._task.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
-        await self._database.__aexit__(kind, error, trace)
+        await self._database.__aexit__()
 
     def message(self, device: str, payload: bytes) -> None:
         """One message of a device's, as it came; the topic, to which the broker holds it, says whose it is."""

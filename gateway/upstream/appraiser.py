@@ -17,7 +17,6 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple
 
 import structlog
@@ -71,10 +70,8 @@ class Appraiser:
         self._take(await self._file.__aenter__())
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._file.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._file.__aexit__()
 
     @property
     def changed(self) -> asyncio.Event:

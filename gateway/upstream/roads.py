@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from gateway.core.events import LinkDown, LinkEvent, LinkUp
@@ -73,9 +72,7 @@ class DeviceTarget:
             await self._stack.enter_async_context(self._direct)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._accepted is not None:  # the stream is not ours: it may serve whoever takes this target's place
             self._accepted.tell = lambda _event: None
         await self._stack.aclose()

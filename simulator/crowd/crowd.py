@@ -12,7 +12,6 @@ import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Self
 
 from simulator.crowd.child import Share
@@ -80,9 +79,7 @@ class Crowd:
             self._readers.append(reader)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for process in self._processes:
             if process.returncode is None:
                 process.terminate()

@@ -18,7 +18,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 import structlog
@@ -82,9 +81,7 @@ class SpanExport:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         processor, self._processor = self._processor, None
         if processor is None or self._exporter is None:
             return
