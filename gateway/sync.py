@@ -18,6 +18,8 @@ import ssl
 from collections.abc import Callable
 from math import inf
 
+import structlog
+
 from gateway.ingest.ingest import Ingest
 from tidegate import clock
 from tidegate.fleet.freshness import DeviceView
@@ -28,9 +30,12 @@ from tidegate.fleet.topics import Topics, checked_name
 from tidegate.mqtt_link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
 from tidegate.mqtt_loop import MqttLoop
 
+log = structlog.get_logger(__name__)
+
 HEARTBEAT_S = 5.0
 COALESCE_S = 0.02
-MAX_EFFECTS = 256
+MAX_EFFECTS = 1024
+UNBORN_IS_ODD = 50  # devices that beat and whose births did not come, a heartbeat of ours after the session began
 
 
 class FleetSync:
@@ -98,6 +103,8 @@ class FleetSync:
         self._tell_from = -inf  # not before, so that changes are told together
         self._view_changes_at = inf  # by silence alone
         self._heartbeat_at = inf
+        self._connected_at = -inf
+        self._complained = 0  # in which session
 
     async def __aenter__(self) -> FleetSync:
         await self._loop.__aenter__()
@@ -148,7 +155,7 @@ class FleetSync:
                 self._session = session
                 self.register.control_plane(up=True, now=clock.now())
                 self._say_state(online=True)
-                self._heartbeat_at = clock.now()
+                self._heartbeat_at = self._connected_at = clock.now()
                 self._changed = True
             case Disconnected():
                 self.register.control_plane(up=False, now=clock.now())
@@ -182,8 +189,22 @@ class FleetSync:
 
     def _beat(self) -> None:
         if clock.now() >= self._heartbeat_at:
+            self._complain_of_births()
             self._heartbeat_at = clock.now() + HEARTBEAT_S
             self._link.publish(self._topics.gateway_heartbeat(self._name), self._state(online=True))
+
+    def _complain_of_births(self) -> None:
+        """Once a session; they are asked, so it heals, but slowly."""
+        if self._complained == self._session or self._heartbeat_at == self._connected_at:
+            return
+        unborn = self.register.unborn
+        if unborn >= UNBORN_IS_ODD:
+            self._complained = self._session
+            log.warning(
+                "the broker keeps births back: raise its max_queued_messages, as `tidegate broker config` does",
+                devices_without=unborn,
+                devices=len(self.register),
+            )
 
     def _say_state(self, *, online: bool) -> bool:
         topic = self._topics.gateway_state(self._name)

@@ -93,6 +93,14 @@ def acl_text(plan: MosquittoPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
+QUEUE_LINES: Final = (
+    "# A gateway that connects is sent the births and inventories of the whole fleet at once. Of more than this,",
+    "# Mosquitto drops the rest without a word; its default is 1000.",
+    "max_queued_messages 100000",
+    "max_queued_bytes 67108864",
+)
+
+
 def conf_text(plan: MosquittoPlan) -> str:
     lines = [
         f"# Mosquitto (2.0 or later) for the fleet `{plan.fleet}`. Written by `tidegate broker config`.",
@@ -110,7 +118,7 @@ def conf_text(plan: MosquittoPlan) -> str:
         *_persistence_lines(plan),
         "# Above the largest message there is, a signed document of what a device shall run.",
         "message_size_limit 131072",
-        "max_queued_messages 1000",
+        *QUEUE_LINES,
         *([f"user {plan.run_as}"] if plan.run_as else []),
     ]
     return "\n".join(lines) + "\n"

@@ -30,6 +30,7 @@ from tests.bench.harness import Goal, Report, parser, table
 from tests.support.brokers import MOSQUITTO, Mosquitto
 from tests.support.fleet_stack import FleetStack
 from tidegate import clock
+from tidegate.broker_config import QUEUE_LINES
 
 CORE_AIM, STALENESS_AIM, BACK_AIM_S, ASKED_AIM = 0.15, 1.5, 30.0, 0.05
 LOOK_EVERY_S: Final = 0.5
@@ -39,12 +40,12 @@ ALL_THERE_WITHIN_S: Final = 300.0
 
 
 class Crowded(Mosquitto):
-    """One that logs no connections: nobody reads ten thousand lines."""
+    """With the limits that `tidegate broker config` sets; without a line for each of ten thousand connections."""
 
     def command(self) -> list[str]:
         command = super().command()
         with open(command[-1], "a", encoding="utf-8") as config:
-            config.write("connection_messages false\nmax_connections -1\n")
+            config.write("\n".join(("connection_messages false", "max_connections -1", *QUEUE_LINES, "")))
         return command
 
 

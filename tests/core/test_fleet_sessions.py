@@ -182,4 +182,18 @@ def test_a_thousand_gaps_cost_a_trickle() -> None:
     asked = [effect for device in devices for effect in fleet.fold(*device.heartbeat(10.0), 10.0)]
     assert len(asked) == 10
     asked = [effect for device in devices for effect in fleet.fold(*device.heartbeat(12.0), 12.0)]
-    assert len(asked) == 10
+    assert len(asked) == 20  # the hundredth part, for two seconds
+
+
+def test_a_large_fleet_is_asked_faster_than_a_small_one() -> None:
+    """Ten thousand gaps, closed at the rate for a hundred devices, would take half an hour."""
+    fleet = register(effects_per_s=5.0)
+    devices = [Device(name=f"d{index}", interval_ms=10_000) for index in range(2000)]
+    seconds, now = 0, 10.0
+    while fleet.unborn or not seconds:
+        seconds, now = seconds + 1, now + 1.0
+        for device in devices[seconds % 10 :: 10]:
+            for effect in fleet.fold(*device.heartbeat(now), now):
+                fleet.fold(*device.birth(now), now)
+                assert isinstance(effect, Resync)
+    assert seconds <= 120
