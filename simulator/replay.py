@@ -5,7 +5,8 @@
     costs       each target's own table as it offered it, which the simulated gateway believes at first; what its calls
                 really took by their size (`true_costs.py`) and by stretches of time (`measured.py`). Of a pool those
                 are batches, put together again from their members (`recorded_calls.py`)
-    links       the round trips of answers, at their instants; a target that was down is cut off for that time
+    links       the round trips of acknowledgements and the ways back of answers, each at its own instant; a target that
+                was down is cut off for that time
 
 All else is as in any scenario, so that a policy, devices or a link can be exchanged: each device is a group of its own
 (edge/kiosk-1 is the group kiosk-1, simulated as edge/kiosk-1-1), each link a kind by its target's id.
@@ -323,7 +324,9 @@ class _Parts:
 
     def _link(self, id: str) -> LinkProfile:
         met = [
-            (request.at_s + attempt.at_s, rtt_s) for request, attempt in self._attempts[id] for rtt_s in _rtts(attempt)
+            (request.at_s + attempt.at_s + after_s, rtt_s)
+            for request, attempt in self._attempts[id]
+            for after_s, rtt_s in _rtts(attempt)
         ]
         heard = {int(at_s) for at_s, _ in met}
         met += [(one.at_s, one.rtt_s) for one in self._links[id] if one.up and one.rtt_s and int(one.at_s) not in heard]
@@ -358,14 +361,22 @@ class _Parts:
         ]
 
 
-def _rtts(attempt: Attempt) -> Iterable[float]:
-    """What an attempt tells of the link. One that nobody acknowledged took longer than it was waited for."""
-    if attempt.link_s is not None:
-        yield attempt.link_s
-    elif attempt.acked_s is not None:
-        yield attempt.acked_s
-    elif attempt.end == "cancelled" or not attempt.end:
-        yield attempt.took_s
+def _rtts(attempt: Attempt) -> Iterable[tuple[float, float]]:
+    """What an attempt tells of the link: (how long after it was sent, a round trip as of then).
+
+    An answer comes back long after its request went out, on what may be another link by then: a link that stands still
+    for a moment delays those that come back in it, which were sent out before it and acknowledged at once.
+    """
+    acked_s, link_s = attempt.acked_s, attempt.link_s
+    if acked_s is not None:
+        yield 0.0, acked_s
+    if link_s is not None:
+        back_s = link_s - min(0.5 * acked_s, link_s) if acked_s is not None else 0.5 * link_s
+        yield max(0.0, attempt.took_s - back_s), 2.0 * back_s
+        if acked_s is None:
+            yield 0.0, link_s
+    elif acked_s is None and (attempt.end == "cancelled" or not attempt.end):
+        yield 0.0, attempt.took_s  # that nobody acknowledged took longer than it was waited for
 
 
 def _quality(variant: VariantCosts) -> float:

@@ -202,5 +202,17 @@ def test_what_is_no_recording_is_told_by_name(tmp_path: Path) -> None:
 
 def test_the_clock_of_round_trips_is_that_of_the_run(tmp_path: Path) -> None:
     trips = replayed(tmp_path, [asked(1.0)]).loaded.scenario.links["edge/kiosk"].round_trips
-    assert trips is not None and trips.at_s[1] == pytest.approx(SETTLING_S + 1.001)
-    assert trips.rtt_ms[1] == pytest.approx(8.0)
+    assert trips is not None
+    told = dict(zip((round(at_s - SETTLING_S, 6) for at_s in trips.at_s), trips.rtt_ms, strict=True))
+    assert told[1.001] == pytest.approx(4.0), "the acknowledgement's, when the request went out"
+    assert told[1.047] == pytest.approx(12.0), "what is left is the answer's way back, twice: when it left"
+
+
+def test_a_link_that_stood_still_while_an_answer_came_back_was_well_when_the_request_went_out(tmp_path: Path) -> None:
+    # given one that was acknowledged in 4 ms and whose answer hung for the last half second of a second and a half
+    attempt = Attempt("edge/kiosk", "int8", "cheapest", 0.0, 1.5, "answered", 0.004, 0.958, 0.040, 0.502, batch=1)
+    told = [asked(4.0, attempts=(attempt,), elapsed_s=1.5)]
+    trips = replayed(tmp_path, told, links("edge/kiosk")).loaded.scenario.links["edge/kiosk"].round_trips
+    assert trips is not None
+    slow = [at_s - SETTLING_S for at_s, rtt_ms in zip(trips.at_s, trips.rtt_ms, strict=True) if rtt_ms > 100.0]
+    assert slow == pytest.approx([5.0])
