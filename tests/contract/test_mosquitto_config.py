@@ -265,9 +265,8 @@ async def why_not(url: str, context: ssl.SSLContext) -> str:
     return str(said[0]["reason"])
 
 
+@pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
 async def test_a_wrong_ca_an_ended_certificate_and_none_open_no_session(fleet: Fleet, tmp_path: Path) -> None:
-    if fleet.users != "certificates":
-        pytest.skip("users are not known by certificates here")
     strangers = FleetPki(tmp_path / "theirs")
     forged = fleet.pki.client()
     section = strangers.config("edge/device-1")
@@ -277,9 +276,8 @@ async def test_a_wrong_ca_an_ended_certificate_and_none_open_no_session(fleet: F
     assert "not trusted" in await why_not(f"mqtts://localhost:{fleet.port}", strangers.client("edge/device-1"))
 
 
+@pytest.mark.parametrize("fleet", ["passwords"], indirect=True)
 async def test_a_wrong_password_opens_no_session(fleet: Fleet) -> None:
-    if fleet.users != "passwords":
-        pytest.skip("users have no passwords here")
     url = f"mqtts://device-1:wrong@localhost:{fleet.port}"
     reason = await why_not(url, fleet.pki.client())
     assert "Not authorized" in reason and "wrong" not in reason
