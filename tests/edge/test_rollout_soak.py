@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,14 @@ from msgspec.structs import replace
 from edge_agent.app import EdgeApp
 from edge_agent.deployer import hindrance
 from edge_agent.deployer.store import Store
-from tests.edge.test_rollout import AUTHOR, SCOPE, answer, ask, edge, report, settled
+from tests.support.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.rollouts import ArtefactServer, Author, eventually, made
-from tests.support.tiny_models import tiny_repository
 from tidegate.fleet.conditions import Conditions
 from tidegate.fleet.reported import RolloutState
 from tidegate.rollout.plan import Soak
 from tidegate.rollout.signing import public_text
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def server() -> Iterator[ArtefactServer]:
-    with ArtefactServer() as server:
-        yield server
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tiny_repository(tmp_path / "models")
-    AUTHOR.trust_file(tmp_path / "trusted")
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)

@@ -3,103 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import pytest
 from msgspec.structs import replace
 
-from gateway.conductor import Conductor
 from gateway.core.attested import Attestation
 from gateway.core.breaker import State
 from gateway.core.events import LinkAttested
 from gateway.core.flown import Given
-from gateway.core.placement import Ask, Decision, Placer
-from tests.support.fleets import fleet_of, variant
-from tests.support.host import minilm
+from gateway.core.placement import Ask, Decision
+from tests.support.conductor import FP32, INT8, Scene, target
+from tests.support.fleets import variant
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tidegate import clock
-from tidegate.fleet.offers import VariantOffer
-from tidegate.models.manifest import Manifest
 from tidegate.outcome import DeadlineExceeded, InternalError, NothingAlive, Overloaded, ServeError, Unreachable
-from tidegate.types import Accepted, Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Tensor
-
-INT8, FP32 = variant("int8", compute_s=0.010), variant("fp32", compute_s=0.050)
-
-
-class FakeTarget:
-    """A `Target` that takes `takes_s` to answer or to raise `error`, and never longer than its budget."""
-
-    def __init__(self, id: str, *, takes_s: float = 0.010, error: Exception | None = None) -> None:
-        self._id = id
-        self.takes_s = takes_s
-        self.error = error
-        self.promise: Accepted | None = None
-        self.load: LoadReport | None = None
-        self.seen: list[tuple[InferRequest, str, float]] = []
-        self.cancelled = 0
-        self.under_way = 0
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    async def infer(
-        self,
-        request: InferRequest,
-        *,
-        variant: str,
-        budget_s: float,
-        priority: int,
-        traceparent: str,
-        on_accepted: Callable[[Accepted], None],
-        tracestate: str = "",
-    ) -> Reply:
-        self.seen.append((request, variant, budget_s))
-        if self.promise is not None:
-            on_accepted(self.promise)
-        self.under_way += 1
-        try:
-            await clock.sleep(min(self.takes_s, budget_s))
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.under_way -= 1
-        if self.error is not None:
-            raise self.error
-        if self.takes_s > budget_s:
-            raise DeadlineExceeded("the budget ran out")
-        response = InferResponse(request.model_name, request.model_version, (), id=request.id)
-        return Reply(response, stages={"queue": 0.001, "compute": 0.006}, variant=variant, load=self.load)
-
-
-class Scene:
-    """A conductor over fake targets that are all up."""
-
-    def __init__(self, targets: dict[str, tuple[FakeTarget, VariantOffer]]) -> None:
-        self.targets = {key.replace("_", "/", 1): target for key, (target, _) in targets.items()}
-        self.fleet = fleet_of(**{key: offered for key, (_, offered) in targets.items()})
-        self.conductor = Conductor(Placer(self.fleet), self.targets, self._manifest, draw=lambda: 0.5)
-
-    def _manifest(self, name: str, version: str) -> Manifest:
-        return minilm()
-
-    def call(self, *, budget_s: float = 1.0) -> Call:
-        ids = Tensor("input_ids", Datatype.INT64, (1, 4), bytes(32))
-        now = clock.now()
-        return Call(InferRequest("minilm", (ids,), id="7"), "oip-http", now, now + budget_s)
-
-    def assert_at_rest(self) -> None:
-        assert all(target.under_way == 0 for target in self.targets.values())
-        assert all(view.ledger.in_flight == 0 for view in self.fleet.targets.values())
-        assert "0 attempts in tasks of their own" in repr(self.conductor)
-        mine = asyncio.current_task()
-        assert mine is not None
-        assert mine.cancelling() == 0
-
-
-def target(key: str, **more: object) -> FakeTarget:
-    return FakeTarget(key.replace("_", "/", 1), **more)  # type: ignore[arg-type]
+from tidegate.types import Accepted, LoadReport
 
 
 @on_virtual_time
@@ -198,12 +117,9 @@ async def test_when_first_and_hedge_fail_the_third_target_is_awaited() -> None:
 
 @on_virtual_time
 async def test_the_deadline_ends_a_silent_request_in_time() -> None:
-    silent = target("pool_main", takes_s=60.0)
-    silent.takes_s = 0.999999  # just below its own budget, so that the gateway's timer has to end it
+    silent = target("pool_main", takes_s=60.0, ignores_budget=True)  # so that the gateway's timer has to end it
     scene = Scene({"pool_main": (silent, FP32)})
     call = scene.call(budget_s=0.5)
-    silent.takes_s = 60.0
-    scene.targets["pool/main"].infer = _ignores_its_budget(silent)  # type: ignore[method-assign]
 
     with pytest.raises(DeadlineExceeded):
         await scene.conductor.infer(call)
@@ -211,21 +127,6 @@ async def test_the_deadline_ends_a_silent_request_in_time() -> None:
     assert clock.now() == pytest.approx(call.deadline)
     assert silent.cancelled == 1
     scene.assert_at_rest()
-
-
-def _ignores_its_budget(fake: FakeTarget) -> Callable[..., object]:
-    async def infer(request: InferRequest, **_: object) -> Reply:
-        fake.under_way += 1
-        try:
-            await clock.sleep(60.0)
-        except asyncio.CancelledError:
-            fake.cancelled += 1
-            raise
-        finally:
-            fake.under_way -= 1
-        raise AssertionError("unreachable")
-
-    return infer
 
 
 @on_virtual_time
@@ -247,8 +148,7 @@ async def test_a_caller_who_leaves_takes_every_attempt_with_him() -> None:
 
 @on_virtual_time
 async def test_a_caller_who_leaves_in_the_instant_of_the_deadline_is_cancelled_and_not_answered() -> None:
-    scene = Scene({"pool_main": (target("pool_main", takes_s=60.0), FP32)})
-    scene.targets["pool/main"].infer = _ignores_its_budget(scene.targets["pool/main"])  # type: ignore[method-assign]
+    scene = Scene({"pool_main": (target("pool_main", takes_s=60.0, ignores_budget=True), FP32)})
     call = scene.call(budget_s=0.5)
     asking = asyncio.create_task(scene.conductor.infer(call))
     await settle()

@@ -12,7 +12,7 @@ from gateway.conductor import Conductor
 from gateway.core.placement import Placer
 from gateway.explanation import explained
 from tests.core.test_confidence import manifest
-from tests.layers.test_conductor import FakeTarget, Scene
+from tests.support.conductor import FakeTarget, Scene
 from tests.support.fleets import variant
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tidegate import clock
@@ -31,21 +31,10 @@ class Classifier(FakeTarget):
 
     scores = SURE
 
-    async def infer(
-        self,
-        request: InferRequest,
-        *,
-        variant: str,
-        budget_s: float,
-        priority: int,
-        traceparent: str,
-        on_accepted: Callable[[Accepted], None],
-        tracestate: str = "",
+    async def take(
+        self, request: InferRequest, variant: str, budget_s: float, on_accepted: Callable[[Accepted], None]
     ) -> Reply:
-        reply = await super().infer(
-            request, variant=variant, budget_s=budget_s, priority=priority,
-            traceparent=traceparent, on_accepted=on_accepted,
-        )  # fmt: skip
+        reply = await super().take(request, variant, budget_s, on_accepted)
         output = array_to_tensor("scores", np.array([self.scores]), Datatype.FP32)
         response = reply.response.__class__(request.model_name, request.model_version, (output,), id=request.id)
         return Reply(response, stages=reply.stages, variant=reply.variant)

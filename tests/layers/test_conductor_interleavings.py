@@ -24,45 +24,32 @@ from gateway.core.placement import Placer
 from gateway.core.value import ValuePlacer
 from gateway.upstream.target import Target
 from tests.support import loop as virtual
+from tests.support.conductor import CountingTarget, call
 from tests.support.fleets import NOW, fleet_of, offer, variant
 from tests.support.host import minilm
 from tidegate import clock
 from tidegate.outcome import ERRORS, DeadlineExceeded, ServeError
-from tidegate.types import Accepted, Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Tensor
+from tidegate.types import Accepted, Call, InferRequest, InferResponse, LoadReport, Reply
 
 RUNS = 2000
 CALLERS = 12
 MOMENTS_S = (0.0, 0.0, 0.001, 0.005, 0.01, 0.03, 0.1, 0.3, 2.0)
 
 
-class FickleTarget:
-    """Does what chance wants with each attempt, and counts those under way."""
+class FickleTarget(CountingTarget):
+    """Does what chance wants with each attempt."""
 
     def __init__(self, id: str, random: Random) -> None:
-        self._id = id
+        super().__init__(id)
         self._random = random
-        self.under_way = 0
         self.did: Counter[str] = Counter()
 
-    @property
-    def id(self) -> str:
-        return self._id
-
-    async def infer(
-        self,
-        request: InferRequest,
-        *,
-        variant: str,
-        budget_s: float,
-        priority: int,
-        traceparent: str,
-        on_accepted: Callable[[Accepted], None],
-        tracestate: str = "",
+    async def take(
+        self, request: InferRequest, variant: str, budget_s: float, on_accepted: Callable[[Accepted], None]
     ) -> Reply:
         assert budget_s > 0.0, "nothing is sent at or after its deadline"
         deed = self._random.choice(["answer", "answer", "answer", "fail", "fail", "crash", "hang", "outlast", "defy"])
         self.did[deed] += 1
-        self.under_way += 1
         try:
             return await self._do(deed, request, variant, budget_s, on_accepted)
         except asyncio.CancelledError:
@@ -71,8 +58,6 @@ class FickleTarget:
             if deed == "defy":
                 return self._reply(request, variant)
             raise
-        finally:
-            self.under_way -= 1
 
     async def _do(
         self, deed: str, request: InferRequest, variant: str, budget_s: float, on_accepted: Callable[[Accepted], None]
@@ -136,9 +121,8 @@ class Run:
         random = self._random
         await clock.sleep(random.choice(MOMENTS_S))
         budget_s = random.choice([0.002, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
-        ids = Tensor("input_ids", Datatype.INT64, (1, 4), bytes(32))
-        now = clock.now()
-        call = Call(InferRequest("minilm", (ids,), id=f"{number}"), "oip-http", now, now + budget_s)
+        request = call(id=f"{number}", budget_s=budget_s)
+        now = request.arrived_at
         me = asyncio.current_task()
         assert me is not None
         patience = random.choice(["none", "none", "none", "leaves", "leaves twice", "timeout"])
@@ -148,12 +132,12 @@ class Run:
                 asyncio.get_running_loop().call_at(leaves_at, me.cancel)
         try:
             async with asyncio.timeout_at(leaves_at if patience == "timeout" else None):
-                reply = await self.conductor.infer(call)
+                reply = await self.conductor.infer(request)
         except TimeoutError:
             assert me.cancelling() == 0
             return "timeout"
         except ServeError as error:
-            return self._refused(error, call, leaves_at if patience.startswith("leaves") else None)
+            return self._refused(error, request, leaves_at if patience.startswith("leaves") else None)
         assert reply.response.id == f"{number}", "an answer to another request"
         assert clock.now() <= now + budget_s, "nobody waits past the deadline"
         return "answered"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.core.affinity import Affinity
-from tests.layers.test_conductor import FP32, FakeTarget, Scene, target
+from tests.support.conductor import FP32, FakeTarget, Scene, target
 from tests.support.host import minilm
 from tests.support.loop import on_virtual_time
 from tidegate import clock

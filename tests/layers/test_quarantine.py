@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from gateway.core.quarantine import FOR_S, TIMES, Quarantine
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import Service, stack
-from tests.layers.test_conductor import FP32, Scene, target
+from tests.support.conductor import FP32, Scene, target
 from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.outcome import Overloaded, Poisonous

@@ -14,16 +14,15 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from edge_agent.deployer.store import Generation, Store
 from tests.support.brokers import Mosquitto
 from tests.support.fleet_stack import Part
 from tests.support.mqtt_gossip import Gossip, Heard
 from tests.support.rollouts import ArtefactServer, Author, Made
+from tests.support.staged import Staged
 from tests.support.tiny_models import tiny_repository
 from tidegate.fleet.messages import decode_up
 from tidegate.fleet.reported import ModelReport, Reported
@@ -33,36 +32,28 @@ WITHIN_S = 60.0
 TOPICS = Topics("demo")
 
 
-class DeviceLife:
+class DeviceLife(Staged):
     """Broker and server live inside `with`; the agent from `start` to its death."""
 
     def __init__(self, folder: Path, *, author: Author | None = None) -> None:
+        super().__init__()
         self.folder = folder
         self.author = author or Author(1)
         self.server = ArtefactServer()
         self.broker = Mosquitto(folder)
         self.lives = 0
-        self._stack = ExitStack()
         self._gossip: Gossip | None = None
         self._desired: Heard | None = None
         self._part = Part("kiosk-1", "tests.support.dying_edge", self._config(), folder)
 
-    def __enter__(self) -> Self:
-        with self._stack:
-            tiny_repository(self.folder / "models")
-            self.author.trust_file(self.folder / "trusted")
-            self._stack.enter_context(self.broker)
-            self._stack.enter_context(self.server)
-            self._listen()
-            self._stack.callback(self._close)
-            self._stack.callback(self._part.kill)
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def _start(self) -> None:
+        tiny_repository(self.folder / "models")
+        self.author.trust_file(self.folder / "trusted")
+        self._stack.enter_context(self.broker)
+        self._stack.enter_context(self.server)
+        self._listen()
+        self._stack.callback(self._close)
+        self._stack.callback(self._part.kill)
 
     # -- the agent -------------------------------------------------------------------------------------------------
 

@@ -26,15 +26,14 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import yaml
 
 from tests.support.brokers import Mosquitto, free_port
+from tests.support.staged import Staged
 
 Config = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -168,7 +167,7 @@ class Part:
         return f"<Part {self.name} {f'pid {self.pid}' if self.alive else 'down'} {self.addresses}>"
 
 
-class FleetStack:
+class FleetStack(Staged):
     """All parts, running inside `with`.
 
     Args:
@@ -194,6 +193,7 @@ class FleetStack:
         modules: Mapping[str, str] | None = None,
         at_once: int = 3,
     ) -> None:
+        super().__init__()
         self.broker = Mosquitto(folder)
         self.parts: dict[str, Part] = {}
         self._folder = folder
@@ -205,18 +205,6 @@ class FleetStack:
         self._broker_via = broker_via
         self._modules = modules or {}
         self._at_once = at_once
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with self._stack:
-            self._start()
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def part(self, name: str) -> Part:
         return self.parts[name]

@@ -27,10 +27,9 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import yaml
@@ -40,6 +39,7 @@ from tests.bench.open_loop import Answer
 from tests.support.casts import Cast, paced
 from tests.support.fleet_stack import WHOLE_WITHIN_S, FleetStack, PartFailed
 from tests.support.matrix_seen import Flight, Look, Seen, outcomes_of
+from tests.support.staged import Staged
 from tidegate import clock
 
 ROOT: Final = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ class Row:
 _NOTHING: Final = Row("", "nothing is broken", lambda _matrix: (), during_s=0.0, after_s=0.0)
 
 
-class Matrix:
+class Matrix(Staged):
     """The running fleet, inside `with`.
 
     Args:
@@ -102,6 +102,7 @@ class Matrix:
         pool: Mapping[str, Any] | None = None,
         modules: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
         self.links: dict[str, SimLink] = {}
         self.cast = cast(folder)
@@ -111,18 +112,6 @@ class Matrix:
         self._gateway = {"policy": "value", "log_level": "info", "remember_decisions": _REMEMBER, **(gateway or {})}
         self._pool = dict(pool or {})
         self._modules = modules or {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with self._stack:
-            self._start()
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def run(self, row: Row, *, seed: int = 1) -> Seen:
         """Send the row's requests, let its fault happen and end, and mend what is left; what was seen."""
