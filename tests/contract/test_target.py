@@ -44,12 +44,12 @@ async def test_stage_times_are_known_of_targets_of_our_own(bench: Bench) -> None
 
 
 async def test_the_far_side_is_told_budget_priority_and_trace(bench: Bench) -> None:
-    await bench.ask(budget_s=4.0, priority=3, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    await bench.ask(budget_s=40.0, priority=3, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
     [call] = bench.server.host.calls
     [budget_s] = bench.server.host.budgets_s
     assert budget_s is not None
-    assert 2.0 < budget_s <= 4.0
+    assert 20.0 < budget_s <= 40.0
     assert call.priority == 3
     assert call.headers["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
 
@@ -153,7 +153,7 @@ async def test_an_up_target_says_who_it_is_and_what_it_offers_and_its_round_trip
     assert [(offer.name, offer.version) for offer in up.offers] == [("echo", "3")]
     if bench.kind == "link":
         assert (up.name, up.epoch, up.offers) == ("pool/a", 7, OFFERS)
-    assert all(0.0 < event.rtt_s < 1.0 for event in bench.events if isinstance(event, LinkRtt))
+    assert all(0.0 < event.rtt_s < 30.0 for event in bench.events if isinstance(event, LinkRtt))
     if bench.kind == "dialled":
         assert (up.name, up.epoch, up.offers, up.road) == ("edge/a", 7, OFFERS, "dialled out")
         assert repr(bench.target).startswith("<DeviceTarget edge/a dialled out: ")

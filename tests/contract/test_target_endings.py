@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support.targets import Bench, Server, target_of
+from tests.support.targets import AT_ONCE_S, GROWING_S, Bench, Server, target_of
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, Unreachable
 
@@ -22,22 +22,24 @@ async def test_cancelling_reaches_the_far_side(bench: Bench) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await asking
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await bench.server.host.left.acquire()
     assert bench.server.host.cancelled == 1
 
 
 async def test_a_budget_that_runs_out_ends_the_call_here_and_there(bench: Bench) -> None:
     bench.server.host.gate.clear()
-    asked_at = clock.now()
+    for budget_s in GROWING_S:
+        asked_at = clock.now()
+        with pytest.raises(DeadlineExceeded):
+            await bench.ask(budget_s=budget_s)
+        assert budget_s - 0.05 < clock.now() - asked_at < budget_s + AT_ONCE_S
+        if bench.server.host.calls:
+            break
 
-    with pytest.raises(DeadlineExceeded):
-        await bench.ask(budget_s=0.2)
-
-    assert 0.15 < clock.now() - asked_at < 2.0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await bench.server.host.left.acquire()
-    assert bench.server.host.cancelled == 1
+    assert bench.server.host.cancelled >= 1
 
 
 async def test_without_a_budget_nothing_is_asked(bench: Bench) -> None:
@@ -59,7 +61,7 @@ async def test_a_server_that_dies_under_a_request_is_noticed_at_once(bench: Benc
     for task in asking:
         with pytest.raises(Unreachable):
             await task
-    assert clock.now() - killed_at < 2.0
+    assert clock.now() - killed_at < AT_ONCE_S
 
 
 async def test_a_dead_server_is_unreachable_at_once_and_used_again_when_it_is_back(bench: Bench) -> None:
@@ -68,7 +70,7 @@ async def test_a_dead_server_is_unreachable_at_once_and_used_again_when_it_is_ba
     asked_at = clock.now()
     with pytest.raises(Unreachable):
         await bench.ask(budget_s=60.0)
-    assert clock.now() - asked_at < 2.0
+    assert clock.now() - asked_at < AT_ONCE_S
 
     await bench.server.start()
     await bench.until(lambda: bench.ups() == 2)

@@ -12,7 +12,7 @@ from gateway.upstream.roads import DeviceTarget
 from gateway.upstream.target import Target
 from simulator.proxy.link import Link
 from tests.support.hosts import echo_request
-from tests.support.targets import MIB, Bench, Server, connected
+from tests.support.targets import AT_ONCE_S, MIB, Bench, Server, connected
 from tidegate import clock
 from tidegate.link.asker import Asker
 from tidegate.outcome import Disconnected, Unreachable
@@ -128,7 +128,7 @@ async def test_a_half_open_link_is_found_by_its_silence_and_replaced_on_a_new_co
 
             with pytest.raises(Unreachable, match="silent for 3 heartbeats"):
                 await asking
-            assert clock.now() - frozen_at < 2.0
+            assert clock.now() - frozen_at < AT_ONCE_S
             assert not target.connected
 
             proxy.heal()
@@ -152,7 +152,7 @@ async def test_a_link_that_leaves_is_down_at_once_and_answers_what_it_has(link: 
         await link.ask()
     link.server.host.gate.set()
     assert (await asking).response.model_name == "echo"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await draining
     assert link.downs() == 1
 
@@ -168,6 +168,6 @@ async def test_leaving_the_target_ends_what_is_pending_and_everything_behind_it(
 
         with pytest.raises(Unreachable):
             await asking
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await bench.server.host.left.acquire()
         assert bench.server.host.cancelled == 1

@@ -91,7 +91,7 @@ class Stack:
         return str(self.ready["grpc"])
 
     def state(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.ready['admin']}/v1/state", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.ready['admin']}/v1/state", timeout=30) as answer:
             state: dict[str, Any] = json.load(answer)
             return state
 
@@ -131,7 +131,7 @@ class Stack:
         if self.up.poll() is None:
             os.kill(self.up.pid, by)
         try:
-            return self.up.wait(10)
+            return self.up.wait(30)
         finally:
             self.close()
 

@@ -193,7 +193,7 @@ async def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 async def gone(process: psutil.Process) -> None:
     """Return once the process has ended (a process of another parent can only be polled)."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             await clock.sleep(0.01)
 

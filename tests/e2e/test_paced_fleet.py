@@ -66,7 +66,7 @@ async def asked(fleet: FleetStack, seed: int) -> list[Answer]:
 
 def outcomes(fleet: FleetStack) -> dict[str, float]:
     """What the gateway counted, by outcome, since its start."""
-    with urllib.request.urlopen(f"{fleet.gateway.addresses['metrics']}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{fleet.gateway.addresses['metrics']}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     counted: dict[str, float] = {}
     for labels, value in re.findall(r"^tidegate_requests_total\{([^}]*)\} (\S+)$", text, re.MULTILINE):
@@ -105,7 +105,7 @@ def test_the_slower_device_has_measured_itself_slower(fleet: FleetStack) -> None
 def test_everyone_says_that_nothing_is_computed(fleet: FleetStack) -> None:
     assert all(model["paced"] for target in fleet.targets().values() for model in target["models"])
     for address in (fleet.http, fleet.part("quick").addresses["http"]):
-        with urllib.request.urlopen(f"{address}/v2/models/encoder", timeout=5) as answer:
+        with urllib.request.urlopen(f"{address}/v2/models/encoder", timeout=30) as answer:
             assert b"tidegate_paced" in answer.read()
     for name in ("quick", "slow", "pool"):
         assert "nothing is computed" in fleet.part(name).log

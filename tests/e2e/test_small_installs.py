@@ -91,7 +91,7 @@ class Part:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(5)
+            return self.process.wait(30)
         finally:
             self.process.kill()
             self._reader.join(5)
@@ -141,7 +141,7 @@ def test_an_edge_runs_without_torch_and_without_anything_that_builds(models: Pat
         state_dir=str(tmp_path / "state"),
     ):
         ask(f"127.0.0.1:{port}", length=12)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/v2/health/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/v2/health/ready", timeout=30) as answer:
             assert answer.status == 200
 
 

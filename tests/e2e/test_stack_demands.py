@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 def answered_by_the_pool(stack: Stack) -> float:
     """How many answers the pool has given, by the gateway's metrics."""
-    with urllib.request.urlopen(f"{stack.ready['metrics']}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{stack.ready['metrics']}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     counts = [line for line in lines if line.startswith("tidegate_requests_total{") and 'tier="pool"' in line]
     return sum(float(line.rpartition(" ")[2]) for line in counts)

@@ -108,7 +108,7 @@ def test_callers_without_a_key_or_with_a_wrong_one_are_refused(stack: Stack) -> 
 def test_plain_text_gets_nothing_from_any_port(stack: Stack) -> None:
     for address in (stack.http, stack.ready["metrics"], stack.ready["admin"]):
         with pytest.raises((urllib.error.URLError, OSError)):
-            urllib.request.urlopen(address.replace("https://", "http://"), timeout=5)
+            urllib.request.urlopen(address.replace("https://", "http://"), timeout=30)
     for address in (stack.grpc, at(stack, "pool"), at(stack, "edge-1")):
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=3)
@@ -124,7 +124,7 @@ def test_an_edge_and_the_pool_are_for_the_gateway_only(stack: Stack) -> None:
             override = (("grpc.ssl_target_name_override", f"{name}.{role}.tidegate.internal"),)
             with grpc.secure_channel(at(stack, name), credentials, options=override) as channel:
                 try:
-                    channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5)
+                    channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=30)
                     answers[who] = "OK"
                 except grpc.RpcError as error:
                     answers[who] = error.code().name  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ def test_a_device_cannot_speak_as_another_at_the_systems_broker(stack: Stack) ->
 def test_a_renewed_certificate_is_shown_without_a_restart(stack: Stack) -> None:
     def shown() -> str:
         with (
-            socket.create_connection(("127.0.0.1", int(stack.http.rpartition(":")[2])), timeout=5) as plain,
+            socket.create_connection(("127.0.0.1", int(stack.http.rpartition(":")[2])), timeout=30) as plain,
             context(stack).wrap_socket(plain, server_hostname="127.0.0.1") as secure,
         ):
             cert = secure.getpeercert()
@@ -205,7 +205,7 @@ def test_no_secret_comes_out_of_operators_routes_the_configuration_or_a_refusal(
         f"{stack.ready['admin']}/v1/state",
         f"{stack.ready['admin']}/debug/decisions",
     ):
-        with urllib.request.urlopen(url, timeout=5, context=context(stack)) as response:
+        with urllib.request.urlopen(url, timeout=30, context=context(stack)) as response:
             told.append(response.read().decode())
     for file, role in (("gateway", "gateway"), ("edge-1", "edge"), ("pool", "pool")):
         command = [

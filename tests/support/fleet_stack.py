@@ -219,7 +219,7 @@ class FleetStack(Staged):
 
     def state(self) -> dict[str, Any]:
         """The gateway's own account of its targets."""
-        with urllib.request.urlopen(f"http://{_bare(self.gateway.addresses['admin'])}/v1/state", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{_bare(self.gateway.addresses['admin'])}/v1/state", timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 

@@ -25,6 +25,7 @@ from tidegate.oip.grpc_server import OipService, server_options
 from tidegate.types import LoadReport
 
 MAX_BYTES = 2**22
+TRIALS = 5  # on a machine that stands still a gateway may hedge too late, or take itself for overloaded: ask a new one
 INFER = "/v2/models/echo/infer"
 BODY = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [3], "data": [1, 2, 3]}]}
 _ARTEFACT = {"artefact": "echo.onnx", "engine": "onnx", "where": ("edge", "pool"), "sha256": "0" * 64, "size_bytes": 1}
@@ -113,7 +114,7 @@ def target(far: Far, **more: object) -> TargetConfig:
     return TargetConfig(name=name, tier=tier, address=far.address, **more)  # type: ignore[arg-type]
 
 
-async def until(true: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not true():
             await clock.sleep(0.01)
@@ -122,7 +123,7 @@ async def until(true: Callable[[], bool], within_s: float = 5.0) -> None:
 @asynccontextmanager
 async def gateway_for(config: GatewayConfig) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
     async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-        await gateway.static_targets_tried(5.0)
+        await gateway.static_targets_tried(30.0)
         yield gateway, session
 
 

@@ -178,7 +178,7 @@ class Matrix(Staged):
     def outcomes(self) -> Counter[str]:
         """What the gateway has counted by outcome; nothing of a gateway that is down."""
         try:
-            with urllib.request.urlopen(f"{self.fleet.gateway.addresses['metrics']}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.fleet.gateway.addresses['metrics']}/metrics", timeout=30) as answer:
                 return outcomes_of(answer.read().decode())
         except OSError:
             return outcomes_of("")

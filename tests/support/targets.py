@@ -29,6 +29,8 @@ from tidegate.types import InferRequest, LoadReport, Reply
 
 MAX_MESSAGE_BYTES = 65 * 1024 * 1024
 MIB = 1024 * 1024
+AT_ONCE_S = 30.0  # half the budget of whoever shall hear at once, on whatever machine
+GROWING_S = (0.2, 2.0, 20.0)  # budgets that run out; on a machine that stands still a short one may before it got there
 OFFERS = (ModelOffer("echo", "3", (VariantOffer("fp32", "fp32"),)),)
 
 
@@ -102,7 +104,7 @@ class Bench:
         self.events.append(event)
         self.changed.set()
 
-    async def until(self, holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    async def until(self, holds: Callable[[], bool], within_s: float = 30.0) -> None:
         """Return once `holds`, looked at after every event."""
         async with asyncio.timeout(within_s):
             while not holds():

@@ -23,5 +23,5 @@ def _rows(address: str) -> int:
             request_serializer=oip_pb2.ModelStatisticsRequest.SerializeToString,
             response_deserializer=oip_pb2.ModelStatisticsResponse.FromString,
         )
-        found = ask(oip_pb2.ModelStatisticsRequest(), timeout=5.0)
+        found = ask(oip_pb2.ModelStatisticsRequest(), timeout=30.0)
     return sum(one.inference_count for one in found.model_stats)
