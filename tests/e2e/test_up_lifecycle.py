@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,6 @@ from tests.e2e.stack import PORTS, Stack, eventually, free_ports, is_free, runni
 from tests.e2e.test_stack_serving import LONG, SHORT, embed
 from tidegate.build.paced import Costs, add_paced
 from tidegate.models.repository import Repository
-from tidegate.up.system import STOP_STROKES
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -27,7 +27,7 @@ def run_up(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def nobody_is_left(stack: Stack, everyone: list[psutil.Process], within_s: float = 10.0) -> None:
+def nobody_is_left(stack: Stack, everyone: list[psutil.Process], within_s: float) -> None:
     _, alive = psutil.wait_procs(everyone, timeout=within_s)
     assert not alive, alive
     taken = [port for port in range(stack.ports_from, stack.ports_from + PORTS) if not is_free(port)]
@@ -41,9 +41,10 @@ def test_it_ends_within_five_seconds_and_leaves_no_process_and_no_port(
     with running(tmp_path, "--models", str(models), "--edges", "1") as stack:
         everyone = stack.everyone()
         assert len(everyone) >= 6  # up, broker, pool, edge, gateway, and workers
+        began_at = time.perf_counter()
         assert stack.stop(by) == 0
-        nobody_is_left(stack, everyone)
-    assert sum(within_s for _, within_s in STOP_STROKES) < 5  # what it allows itself, on whatever machine
+        assert time.perf_counter() - began_at < 5
+        nobody_is_left(stack, everyone, within_s=0.5)
 
 
 def test_a_healthy_run_is_quiet_from_its_start_to_its_end(models: Path, tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_when_it_is_killed_itself_everyone_ends(models: Path, tmp_path: Path) ->
     with running(tmp_path, "--models", str(models), "--edges", "1") as stack:
         everyone = stack.everyone()
         stack.stop(signal.SIGKILL)
-        nobody_is_left(stack, everyone, within_s=30)
+        nobody_is_left(stack, everyone, within_s=6)
 
 
 def test_interrupted_while_it_starts_it_leaves_nothing_either(models: Path, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_interrupted_while_it_starts_it_leaves_nothing_either(models: Path, tmp_
         eventually(lambda: "pool" in stack.words, 60, "the pool is being started")
         everyone = stack.everyone()
         assert stack.stop(signal.SIGINT) == 0
-        nobody_is_left(stack, everyone)
+        nobody_is_left(stack, everyone, within_s=0.5)
         assert stack.stdout == []
     finally:
         stack.close()
@@ -89,7 +90,7 @@ def test_interrupted_while_it_builds_its_first_model_it_leaves_no_half_of_one(tm
         everyone = stack.everyone()
         assert len(everyone) >= 2  # up and the build
         assert stack.stop(signal.SIGINT) == 0
-        nobody_is_left(stack, everyone)
+        nobody_is_left(stack, everyone, within_s=0.5)
         assert Repository(tmp_path / "models").manifests() == ()
         assert stack.stdout == []
     finally:
