@@ -241,7 +241,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(Flown)
 
 def stored(flown: Flown) -> bytes:
     """All of it in one piece: some 900 bytes, which a garbage collector need not look at."""
-    buffer = bytearray()  # what `encode` returns keeps the room that it was written in
+    buffer = bytearray(1024)  # of its own: what `encode` returns keeps the room that it was written in
     try:
         _ENCODER.encode_into(flown, buffer)
     except UnicodeEncodeError:  # a stranger's half of a surrogate pair

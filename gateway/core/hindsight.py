@@ -82,7 +82,7 @@ class _Sample(NamedTuple):
 def hindsight(flown: Flown, others: Iterable[Flown]) -> Hindsight:
     """Args: others: whoever was served at about the time, this one among them or not."""
     decision = flown.decision
-    if decision is None or not decision.names:
+    if decision is None or not decision.rows:
         return Hindsight("unplaced", None, ())
     tried = set(flown.tried())
     near = _near(flown.number, decision.at, others)

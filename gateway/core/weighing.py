@@ -28,7 +28,6 @@ from tidegate.pin import INSIDE
 
 MOST_CANDIDATES: Final = MOST
 MOST_PASSED: Final = 8  # of those passed over; the others are counted
-_NUMBERS: Final = 9  # of a candidate
 _UNJUDGED: Final = (NORMAL, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -63,15 +62,19 @@ class Passed(NamedTuple):
     why_not: str
 
 
+# A candidate as it is kept: target, variant, `compute_s` to `trust` as it has them, quality, and the price of a byte.
+Row = tuple[str, str, float, float, float, float, float, float, float, float, float]
+# What goes with one that was judged, and with the choice: the width of its 95 %, `chance` to `rent`, and 1.0 or 0.0.
+Verdict = tuple[float, float, float, float, float, float, float]
+
+
 class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
     ask: Ask
     reason: str
     chosen: int  # its place among the candidates; -1: nobody was
-    names: Sequence[str]  # target, variant, target, variant, …
-    numbers: Sequence[float]  # so many of each: `compute_s` to `trust`, quality, and the price of a byte
-    # By place, of those that were judged and of the choice: the width of its 95 %, `chance` to `rent`, and 1.0 or 0.0.
-    verdicts: Mapping[int, tuple[float, float, float, float, float, float, float]]
+    rows: Sequence[Row]
+    verdicts: Mapping[int, Verdict]  # by place
     passed_over: tuple[Passed, ...]
     more_passed_over: int
     scarcity: float
@@ -82,7 +85,7 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def candidates(self) -> tuple[Weighed, ...]:
-        return tuple([self._candidate(place) for place in range(len(self.names) // 2)])
+        return tuple([self._candidate(place) for place in range(len(self.rows))])
 
     @property
     def choice(self) -> Weighed | None:
@@ -91,21 +94,19 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def promised_s(self) -> float:
         """The choice's `within_s`, without unpacking the rest. There must be one."""
-        margin_s, finish_s = self.numbers[_NUMBERS * self.chosen + 3 : _NUMBERS * self.chosen + 5]
+        _, _, _, _, _, margin_s, finish_s, *_ = self.rows[self.chosen]
         return finish_s + self.verdicts[self.chosen][0] * margin_s / NORMAL
 
     def compute_s_of(self, target: str, variant: str) -> float | None:
         """What was predicted of its compute; None for who was no candidate."""
-        names = self.names
-        for place in range(0, len(names), 2):
-            if names[place] == target and names[place + 1] == variant:
-                return self.numbers[_NUMBERS * (place // 2)]
+        for row in self.rows:
+            if row[:2] == (target, variant):
+                return row[2]
         return None
 
     def _candidate(self, place: int) -> Weighed:
-        row = self.numbers[_NUMBERS * place : _NUMBERS * (place + 1)]
-        target, variant = self.names[2 * place : 2 * place + 2]
-        compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price = row
+        row = self.rows[place]
+        target, variant, compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price = row
         width, chance, claimed, harm, value, rent, judged = self.verdicts.get(place, _UNJUDGED)
         if not judged:  # the chance is the one that its margin stands for
             chance = claimed = chance_of(finish_s, margin_s, self.budget_s)
@@ -126,9 +127,8 @@ def weighed(decision: Decision | None) -> Weighing | None:
     candidates, judged = _kept(decision)
     chosen, place = decision.chosen, -1
     own = None if chosen is None else chosen.offered
-    names: list[str] = []
-    numbers: list[float] = []
-    verdicts = {}
+    rows: list[Row] = []
+    verdicts: dict[int, Verdict] = {}
     for index, one in enumerate(candidates):
         verdict = judged[index] if judged else None
         offered = one.offered
@@ -136,9 +136,8 @@ def weighed(decision: Decision | None) -> Weighing | None:
         if offered is own and chosen is not None:
             # Its own times are those at its place in the queue, and not at the queue's end.
             place, one = index, chosen  # noqa: PLW2901
-        names += (target.spec.id, offered.variant.name)
-        # For every candidate of every request, so a slice: `compute_s` to `trust`.
-        numbers += (*one[1:8], offered.quality, target.byte_price)
+        # For every candidate of every request, so a slice.
+        rows.append((target.spec.id, offered.variant.name, *one[1:8], offered.quality, target.byte_price))
         if verdict is not None or offered is own:
             width = target.coverage.widths[crowding_of(one.ahead_s, one.compute_s)]
             verdicts[index] = (width, *(_UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)))
@@ -148,8 +147,7 @@ def weighed(decision: Decision | None) -> Weighing | None:
         decision.ask,
         decision.reason,
         place,
-        names,
-        numbers,
+        rows,
         verdicts,
         passed,
         more,

@@ -94,10 +94,10 @@ def test_how_much_longer_others_computed_than_predicted_is_expected_of_this_one_
 def test_of_a_path_that_was_silent_by_then_only_what_was_sent_there_since_counts() -> None:
     one = late()
     assert one.decision is not None
-    numbers = list(one.decision.numbers)
-    place = one.decision.names[::2].index("edge/b")
-    numbers[9 * place + 6] = 0.02  # its trust
-    doubted = replace(one, decision=replace(one.decision, numbers=numbers))
+    rows = list(one.decision.rows)
+    place = [target for target, *_ in rows].index("edge/b")
+    rows[place] = (*rows[place][:8], 0.02, *rows[place][9:])  # its trust
+    doubted = replace(one, decision=replace(one.decision, rows=rows))
     assert doubted.decision is not None and doubted.decision.candidates[place].trust == 0.02
     before = [other(number, "edge/b", after_s=-0.1) for number in (2, 3, 4)]
     since = [other(number, "edge/b", after_s=0.1) for number in (5, 6)]
