@@ -94,8 +94,9 @@ def acl_text(plan: MosquittoPlan) -> str:
 
 
 QUEUE_LINES: Final = (
-    "# A gateway that connects is sent the births and inventories of the whole fleet at once. Of more than this,",
-    "# Mosquitto drops the rest without a word; its default is 1000.",
+    "# A gateway that connects is sent the births and inventories of the whole fleet at once. Whoever has not read",
+    "# more than so many yet is sent no more, or is cut off by a later version; by default that is 1000. (0 is not",
+    "# unlimited in all versions.)",
     "max_queued_messages 100000",
     "max_queued_bytes 67108864",
 )

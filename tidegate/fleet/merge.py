@@ -8,7 +8,7 @@ Anti-entropy instead of storms. A gateway that notices a gap (a heartbeat of a s
 an inventory with another hash, more than twice) asks that one device for a `Resync`, after a random part of two seconds
 and from a token bucket for the whole fleet, filled by a hundredth of the fleet a second. So the worst case, a broker
 that lost everything under a thousand devices, costs a steady trickle. A restarted gateway asks nobody: births, deaths
-and inventories are retained, as long as the broker hands out all of them (a stock Mosquitto stops at 1,020).
+and inventories are retained.
 
 Epochs that went backwards. A device whose disk was wiped while its clock says 1970 comes back with a lower epoch than
 the fleet remembers, and nobody would believe it again. Whatever it says live earns it an `EpochHint`: reconnect with at
