@@ -9,9 +9,9 @@ simulated one does, and both leave out the same first seconds. Beside that, what
 request to remember it, and the bytes that a full memory really takes of a fleet of 10,000 devices.
 
 A what-if answer is held against a run at another time, so it is told no better than two live runs agree. On a busy
-machine (two cores at a load of 4 to 7) five live runs of the same requests at load 1.2 attained 91.1 to 95.2 % under
-`value` and 89.4 to 91.3 % under `cheapest`; the lowest was recorded while answers hung for half a second, and a replay
-of it says of `cheapest`, rightly or not, that it would have suffered far more. Look at the median of several repeats.
+machine (two cores at a load of 4 to 8) six live runs of the same requests at load 1.2 attained 91.1 to 95.2 % under
+`value` and 73.4 to 91.3 % under `cheapest`; replayed under its own policy the worst of them attained 72.7 %. Look at
+the median of several repeats.
 
     python -m tests.bench.replay [--quick] [--repeats 3] [--seconds 30]
 """
