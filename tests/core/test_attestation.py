@@ -200,6 +200,13 @@ def test_with_any_byte_changed_nothing_is_verified(place: int, flip: int) -> Non
     assert isinstance(judged(bytes(raw)), Refused)
 
 
+def test_a_certificate_with_an_odd_serial_number_is_refused_without_a_word_on_standard_error() -> None:
+    serial = x509.load_pem_x509_certificate(pair().cert).serial_number
+    raw = bytearray(_SENT)
+    raw[_SENT.index(serial.to_bytes((serial.bit_length() + 7) // 8))] |= 0x80  # which makes it negative
+    assert isinstance(judged(bytes(raw)), Refused)
+
+
 @given(st.binary(max_size=300))
 def test_whatever_comes_is_refused_and_never_an_error(raw: bytes) -> None:
     assert isinstance(judged(raw), Refused)

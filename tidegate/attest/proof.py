@@ -29,6 +29,7 @@ before it ends.
 
 from __future__ import annotations
 
+import warnings
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final
@@ -38,6 +39,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.utils import CryptographyDeprecationWarning
 
 from tidegate.attest import software
 from tidegate.attest.verdict import Challenge, Policy, Refused, Verdict, Verified, Verifier
@@ -71,6 +73,16 @@ def proven(
     )
 
 
+def _certificate(der: bytes) -> x509.Certificate:
+    """Raises ValueError, and says nothing on standard error of what a stranger's certificate has that RFC 5280 forbids."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        certificate = x509.load_der_x509_certificate(der)
+    if certificate.serial_number <= 0:
+        raise ValueError("the serial number of its certificate is not positive")
+    return certificate
+
+
 def appraise(
     raw: bytes, *, target: str, nonce: bytes, asker_key: bytes, ca: bytes, now: float, policy: Policy
 ) -> Verdict:
@@ -86,7 +98,7 @@ def appraise(
         if len(raw) > MAX_BYTES:
             raise ValueError(f"{len(raw)} bytes; at most {MAX_BYTES} are read")
         proof = msgspec.msgpack.decode(raw, type=Proof)
-        certificate = x509.load_der_x509_certificate(proof.certificate)
+        certificate = _certificate(proof.certificate)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return Refused("unreadable", f"what it sent for evidence cannot be read: {error}")
     if fault := _fault(certificate, target, ca, now):
