@@ -76,7 +76,7 @@ class Reach:
         change = self._connectivity.look(session=self._session(), links=self._links(), now=clock.now())
         if change is None:
             return
-        say = log.info if change.mode == "online" else log.warning
+        say = log.warning if change.is_worse else log.info
         say("mode changed", mode=change.mode, before=change.before, why=change.why)
         self._on_change(change)
 

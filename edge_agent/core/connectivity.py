@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Final, get_args
 
 from tidegate.fleet.conditions import Mode
 
@@ -64,6 +64,9 @@ class _Side:
             self.there = True
 
 
+_FROM_BEST: Final[tuple[Mode, ...]] = get_args(Mode)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A mode that was entered, the one before, and why."""
@@ -71,6 +74,11 @@ class Change:
     mode: Mode
     before: Mode
     why: str
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether fewer are reached now. At its start a device reaches nobody, so that whatever follows is better."""
+        return _FROM_BEST.index(self.mode) > _FROM_BEST.index(self.before)
 
 
 @dataclass(slots=True)

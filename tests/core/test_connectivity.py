@@ -39,6 +39,16 @@ def test_each_row_of_the_table_is_entered_by_its_evidence(session: bool, links: 
     assert one.mode == mode
 
 
+def test_only_a_change_to_fewer_is_worse() -> None:
+    one = Connectivity()
+    changes = [one.look(session=True, links=0, now=float(second)) for second in range(7)]
+    assert [change.is_worse for change in changes if change] == [False]  # from nobody to a broker without a gateway
+    changes = [one.look(session=True, links=1, now=7.0 + second) for second in range(7)]
+    assert [change.is_worse for change in changes if change] == [False]
+    change = one.look(session=False, links=1, now=20.0)
+    assert change is not None and change.is_worse
+
+
 def test_a_device_begins_isolated_and_is_online_after_three_good_looks_and_five_seconds() -> None:
     one = Connectivity()
     modes = []

@@ -78,7 +78,7 @@ class Site:
                 epoch=lambda: 1,
                 offers=lambda: far.offers,
                 load=far._load,
-                heartbeat=Heartbeat(0.1, 10),
+                heartbeat=Heartbeat(0.1, 300),
                 attest=attest,
             ).add_to(server)
 

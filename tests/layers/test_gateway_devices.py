@@ -25,6 +25,12 @@ class FakeRegister:
     def devices(self, now: float) -> tuple[DeviceView, ...]:
         return self.views
 
+    def changed(self, now: float, most: int) -> list[tuple[str, DeviceView | None]]:
+        return [(view.name, view) for view in self.views]
+
+    def view(self, name: str, now: float) -> DeviceView | None:
+        return next((view for view in self.views if view.name == name), None)
+
     def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool:
         self.evidence.append(f"{name} answered")
         return True

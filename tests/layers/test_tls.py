@@ -66,7 +66,7 @@ async def edge(
             epoch=lambda: 1,
             offers=lambda: far.offers,
             load=far._load,
-            heartbeat=Heartbeat(0.1, 10),
+            heartbeat=Heartbeat(0.1, 300),
         ).add_to(server)
 
     secured = Secured(tls, roles, narrowed=narrowed or {}) if tls else None

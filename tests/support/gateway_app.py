@@ -66,7 +66,7 @@ class Far:
             epoch=lambda: 1,
             offers=lambda: self.offers,
             load=self._load,
-            heartbeat=Heartbeat(0.1, 10),
+            heartbeat=Heartbeat(0.1, 300),
         ).add_to(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()

@@ -52,7 +52,7 @@ class Server:
             epoch=lambda: 7,
             offers=lambda: OFFERS,
             load=lambda: LoadReport(7, 1, 0, 0, 0.0),
-            heartbeat=Heartbeat(0.1, 10),
+            heartbeat=Heartbeat(0.1, 300),
         ).add_to(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
@@ -79,7 +79,7 @@ class Caller(Server):
             epoch=lambda: 7,
             offers=lambda: OFFERS,
             load=lambda: LoadReport(7, 1, 0, 0, 0.0),
-            heartbeat=Heartbeat(0.1, 10),
+            heartbeat=Heartbeat(0.1, 300),
         )
         self._dialling = Dialling(self.link, Roads("always"), {self.to: ""}, dict, tls=None, draw=lambda: 0.5)
         await self._dialling.__aenter__()
@@ -140,7 +140,7 @@ async def called(dialled_in: DialledIn) -> AsyncIterator[str]:
 async def dialled() -> AsyncIterator[Bench]:
     caller = Caller()
     bench = Bench("dialled", caller, None)  # type: ignore[arg-type]
-    dialled_in = DialledIn(gateway_name="test", max_streams=4, heartbeat=Heartbeat(0.1, 10))
+    dialled_in = DialledIn(gateway_name="test", max_streams=4, heartbeat=Heartbeat(0.1, 300))
     async with AsyncExitStack() as stack:
         target = DeviceTarget(TargetSpec("edge/a", "edge", "-", static=False), None, bench.tell)
         bench.target = await stack.enter_async_context(target)

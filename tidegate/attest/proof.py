@@ -74,12 +74,12 @@ def proven(
 
 
 def _certificate(der: bytes) -> x509.Certificate:
-    """Raises ValueError, and says nothing on standard error of what a stranger's certificate has that RFC 5280 forbids."""
+    """Raises ValueError. What RFC 5280 forbids is refused, and is no warning on our standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CryptographyDeprecationWarning)
         certificate = x509.load_der_x509_certificate(der)
-    if certificate.serial_number <= 0:
-        raise ValueError("the serial number of its certificate is not positive")
+        if certificate.serial_number <= 0:
+            raise ValueError("the serial number of its certificate is not positive")
     return certificate
 
 
