@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 5.0
 COALESCE_S = 0.02
+MAX_INBOX = 65536  # after an outage a whole fleet says several things each before any of it is taken in
 MAX_EFFECTS = 1024
 UNBORN_IS_ODD = 50  # devices that beat and whose births did not come, a heartbeat of ours after the session began
 
@@ -86,6 +87,7 @@ class FleetSync:
                 draw=draw,
                 on_activity=on_activity,
                 before_connect=self._make_will,
+                max_inbox=MAX_INBOX,
                 backoff_cap_s=backoff_cap_s,
                 tls=tls,
             ),

@@ -221,8 +221,11 @@ class MqttLink:
         return reason
 
     def _deliver(self, event: LinkEvent) -> None:
-        # Heartbeats replace one another; what was asked to arrive, and the link's own words, never do.
-        self.inbox.put(event, event.topic if isinstance(event, Message) and event.qos == 0 else "")
+        # What was asked to arrive, and the link's own words, is never replaced by what comes later.
+        if isinstance(event, Message):
+            self.inbox.put(event, event.topic if event.qos == 0 else "", len(event.payload))
+        else:
+            self.inbox.put(event)
         self._on_activity()
 
     def _complain(self, reason: str) -> None:
