@@ -26,16 +26,8 @@ import structlog
 from tidegate import clock
 from tidegate.broker_url import BrokerUrl, Version
 from tidegate.fleet.inbox import Inbox
-from tidegate.mqtt_session import (
-    Answered,
-    HungUp,
-    Message,
-    MqttError,
-    Refused,
-    Session,
-    VersionRefused,
-    Will,
-)
+from tidegate.mqtt_errors import HungUp, MqttError, Refused, VersionRefused
+from tidegate.mqtt_session import Answered, Message, Session, Will
 from tidegate.owned_task import OwnedTask
 from tidegate.redial import End, Redial
 

@@ -25,11 +25,11 @@ starts waits for it, and nobody but the broker sends it.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -41,7 +41,8 @@ from paho.mqtt.properties import Properties
 from tidegate import clock
 from tidegate.broker_url import BrokerUrl, Version
 from tidegate.duty import Duty
-from tidegate.mqtt_socket import connected_socket, has_more
+from tidegate.mqtt_errors import HungUp, MqttError, Refused, VersionRefused
+from tidegate.mqtt_socket import ReadAhead, connected_socket
 from tidegate.owned_task import cancelled
 
 MAX_OUTSTANDING: Final = 10  # QoS 1 messages without a PUBACK
@@ -50,6 +51,8 @@ MAX_PACKET_BYTES: Final = 131_072
 _TICK_S: Final = 1.0
 _READ_SHARE: Final = 0.25  # of the time; some 100 µs a message
 _READ_BURST_S: Final = 0.1
+GATHER_S: Final = 0.02
+_PACKETS_AT_ONCE: Final = 32  # a few ms at most
 _VERSIONS: Final = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 
 log = structlog.get_logger(__name__)
@@ -81,22 +84,6 @@ class Will:
     retain: bool = True
 
 
-class MqttError(Exception):
-    """A session could not begin; the message says at which step."""
-
-
-class Refused(MqttError):
-    """The broker is there and does not want us: the password, a subscription, our name."""
-
-
-class HungUp(MqttError):
-    """The broker ended the connection instead of answering the CONNECT, as one does that does not know the version."""
-
-
-class VersionRefused(Refused):
-    """The broker does not speak this version of MQTT."""
-
-
 class _Handed(NamedTuple):
     """A QoS 1 message that paho was given, until its PUBACK."""
 
@@ -108,7 +95,7 @@ class _Handed(NamedTuple):
 class _Client(paho.Client):
     """paho's client on a socket that is already connected, since paho would block to connect one itself."""
 
-    ready_socket: socket.socket | None = None
+    ready_socket: ReadAhead | None = None
 
     def _create_socket(self) -> Any:
         assert self.ready_socket is not None
@@ -128,7 +115,7 @@ class Session:
         self._ack_timeout_s = ack_timeout_s
         self._max_outbox = max_outbox
         self._url: BrokerUrl | None = None
-        self._socket: socket.socket | None = None
+        self._socket: ReadAhead | None = None
         self._client: _Client | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._granted: asyncio.Future[None] = self._loop.create_future()  # CONNACK, then SUBACK
@@ -138,7 +125,8 @@ class Session:
         self._idle = asyncio.Event()
         self._idle.set()
         self._duty = Duty(_READ_SHARE, burst_s=_READ_BURST_S)
-        self._read_retained = False
+        self._heard_retained: bool | None = None  # the last message that was read now; None: no message was
+        self._read_at = -inf  # or, while reading rests, when it goes on
         self._rest: asyncio.TimerHandle | None = None
 
     # -- beginning -------------------------------------------------------------------------------------------------
@@ -146,7 +134,7 @@ class Session:
     async def reach(self, url: BrokerUrl, context: ssl.SSLContext | None = None) -> None:
         """Connect the socket, over TLS by `context`; nothing is said yet. Raises OSError."""
         self._url = url
-        self._socket = await connected_socket(url.host, url.port, context)
+        self._socket = ReadAhead(await connected_socket(url.host, url.port, context))
 
     async def open(
         self, client_id: str, keepalive_s: int, will: Will | None, subscriptions: tuple[tuple[str, int], ...]
@@ -200,7 +188,7 @@ class Session:
         properties.ReceiveMaximum = 64
         return {"clean_start": True, "properties": properties}
 
-    def _attach(self, client: _Client, sock: socket.socket) -> None:
+    def _attach(self, client: _Client, sock: ReadAhead) -> None:
         """From here on the loop owns the socket. The callbacks are set after `connect`, which has no use for them."""
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
@@ -218,16 +206,33 @@ class Session:
     # -- driving paho ----------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        began_at, self._read_retained = clock.now(), False
-        self._drive(lambda client: client.loop_read())
-        if self._socket is None:
+        began_at, self._heard_retained = clock.now(), None
+        for _ in range(_PACKETS_AT_ONCE):
+            self._drive(lambda client: client.loop_read())
+            if self._socket is None or not self._socket.has_more:
+                break
+        if (sock := self._socket) is None:
             return
-        pause_s = 0.0 if self._read_retained else self._duty.spend(began_at, clock.now())
+        pause_s = self._pause_s(began_at)
         if pause_s > 0.0:
-            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(sock)
             self._rest = self._loop.call_later(pause_s, self._read_on)
-        elif has_more(self._socket):
+        elif sock.has_more:
             self._rest = self._loop.call_later(0, self._read_more)
+
+    def _pause_s(self, began_at: float) -> float:
+        """How long to read nothing. What the broker kept is read at once, all else by its share of the time.
+
+        Messages that come in a stream are read together, since waking up for each costs as much as reading it.
+        """
+        if self._heard_retained:
+            return 0.0
+        pause_s = self._duty.spend(began_at, clock.now())
+        if self._heard_retained is None:
+            return pause_s
+        is_stream = began_at - self._read_at < GATHER_S
+        self._read_at = began_at + GATHER_S if is_stream else began_at
+        return max(pause_s, GATHER_S) if is_stream else pause_s
 
     def _read_on(self) -> None:
         if self._socket is not None:
@@ -235,8 +240,8 @@ class Session:
             self._read_more()
 
     def _read_more(self) -> None:
-        """What TLS has decrypted already: no event will tell of it."""
-        if self._socket is not None and has_more(self._socket):
+        """What was read or decrypted already: no event will tell of it."""
+        if self._socket is not None and self._socket.has_more:
             self._read()
 
     def _write(self) -> None:
@@ -289,7 +294,7 @@ class Session:
             self._granted.set_result(None)
 
     def _on_message(self, client: Any, userdata: Any, message: paho.MQTTMessage) -> None:
-        self._read_retained = bool(message.retain)
+        self._heard_retained = bool(message.retain)
         self._deliver(Message(message.topic, bytes(message.payload), message.qos, bool(message.retain)))
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:

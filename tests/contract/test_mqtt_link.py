@@ -149,7 +149,7 @@ async def _has_spoken(link: MqttLink) -> None:
 def _cut(link: MqttLink) -> None:
     """Break the connection under the link, as a network does."""
     assert link._session is not None and link._session._socket is not None
-    link._session._socket.shutdown(socket.SHUT_RDWR)
+    link._session._socket.sock.shutdown(socket.SHUT_RDWR)
 
 
 async def test_no_more_than_ten_wait_for_an_acknowledgement_and_the_rest_is_bounded(broker: BrokerProcess) -> None:
@@ -233,7 +233,7 @@ async def test_the_socket_does_not_wait_for_company(broker: BrokerProcess) -> No
     """(12): without TCP_NODELAY a QoS 1 round trip takes 40 to 90 ms on loopback."""
     async with tapped(broker.url) as tap:
         assert tap.link._session is not None and tap.link._session._socket is not None
-        assert tap.link._session._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert tap.link._session._socket.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         trips = []
         for _ in range(30):
             began_at = clock.now()
@@ -254,7 +254,9 @@ async def test_a_slow_reader_of_a_flood_keeps_the_newest_of_each_topic(broker: B
             assert len(reader.link.inbox) <= 100
         speaker.link.publish(f"{here}/last", b"end", qos=1)
         waiting = reader.link.inbox._items.values()
-        await reader.activity.until(lambda: any(isinstance(one, Message) and one.payload == b"end" for one in waiting))
+        await reader.activity.until(
+            lambda: any(isinstance(one, Message) and one.payload == b"end" for one, _ in waiting)
+        )
         newest = {message.topic: message.payload for message in reader.of(Message)}
         del newest[f"{here}/last"]
         assert sorted(newest.values()) == [b"%d" % index for index in range(2993, 3000)]

@@ -1,0 +1,19 @@
+"""Why a session with an MQTT broker could not begin; how long to wait before the next try depends on it."""
+
+from __future__ import annotations
+
+
+class MqttError(Exception):
+    """A session could not begin; the message says at which step."""
+
+
+class Refused(MqttError):
+    """The broker is there and does not want us: the password, a subscription, our name."""
+
+
+class HungUp(MqttError):
+    """The broker ended the connection instead of answering the CONNECT, as one does that does not know the version."""
+
+
+class VersionRefused(Refused):
+    """The broker does not speak this version of MQTT."""
