@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Final
 
 import structlog
@@ -51,6 +50,7 @@ from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError
+from tidegate.owned_task import OwnedTask
 from tidegate.tls import Dialler, PlainDialler
 
 log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ class Directory:
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(self._keep_up, name="target directory")
         self._panicked = False
         fleet.on_health = self._log_health
         fleet.on_condition = say_condition
@@ -118,15 +118,11 @@ class Directory:
     async def __aenter__(self) -> Directory:
         for spec in self._static.values():
             await self._open_target(spec)
-        self._task = asyncio.create_task(self._keep_up(), name="target directory")
+        self._task.start()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
         for target_id in list(self._open):
             await self._close_target(target_id)
 
