@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from gateway.core.placement import Ask, Candidate, Decision
 
 EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts as due
+AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for anybody
 
 
 class Watched(NamedTuple):
@@ -104,6 +105,15 @@ def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Ca
     if latest >= overdue:
         return latest
     return overdue if overdue + alternative.finish_s <= deadline else None
+
+
+def again_at(now: float, deadline: float) -> float | None:
+    """When to look again after a look that found no help: after half of the time that is left; None near the deadline.
+
+    Too much went on, nobody else was there, or nothing was left to spend: any of these may pass.
+    """
+    half_s = (deadline - now) / 2
+    return now + half_s if half_s >= AGAIN_S else None
 
 
 def is_silent(promised_at: float | None, now: float, deadline: float) -> bool:

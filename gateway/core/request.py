@@ -46,7 +46,7 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.core.escalation import Escalations, due_at
-from gateway.core.hedging import EARLY_S, Hedges, LatestUseful, Watched
+from gateway.core.hedging import EARLY_S, Hedges, LatestUseful, Watched, again_at
 from gateway.core.placement import Ask, Candidate, Decision
 from gateway.core.precision import is_lesser, is_relief
 from tidegate.outcome import (
@@ -281,11 +281,10 @@ class RequestMachine:
         if hedge is not None and hedge.at > now + EARLY_S:
             self._hedge_at = hedge.at
             return [self._wake()]
-        if hedge is None:
-            return [self._wake()]
-        if hedge.instead:
+        if hedge is not None and hedge.instead:
             return self._move(decision, now)
-        if not self._hedges.may_hedge():
+        if hedge is None or not self._hedges.may_hedge():
+            self._hedge_at = again_at(now, self._ask.deadline)
             return [self._wake()]
         self._hedging = len(self._launched)
         return self._launch(decision, now, hedge.reason)

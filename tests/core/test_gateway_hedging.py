@@ -72,6 +72,36 @@ def test_the_machine_hedges_at_the_crossing_and_says_so() -> None:
     assert "29.0" in repr(scene.crossing)
 
 
+def test_a_silent_attempt_that_nobody_might_help_is_looked_at_again_when_somebody_may() -> None:
+    """Overload at the one instant at which it was looked at is no reason to let it die in silence seconds later."""
+    scene, overloaded = edge_and_pool(budget_s=10.0), True
+    scene.crossing = Crossing(scene.placer, overloaded=lambda: overloaded)
+    machine = machine_of(scene)
+    at, actions = NOW, machine.arrived(NOW)
+    for _ in range(2):
+        at = wake(actions)
+        actions = machine.timer(at)
+        assert launched(actions) == []
+    assert at < NOW + 9.0
+    overloaded = False
+    while not launched(actions):
+        at = wake(actions)
+        actions = machine.timer(at)
+    assert launched(actions) == ["pool/main"]
+    assert at <= NOW + 9.0
+
+
+def test_a_request_that_nobody_helps_is_looked_at_a_handful_of_times() -> None:
+    scene = edge_and_pool(budget_s=10.0)
+    scene.crossing = Crossing(scene.placer, overloaded=lambda: True)
+    machine = machine_of(scene)
+    actions, looks = machine.arrived(NOW), 0
+    while not machine.done:
+        actions, looks = machine.timer(wake(actions)), looks + 1
+    assert looks <= 12
+    assert isinstance(actions[0], Refuse)
+
+
 def test_a_last_resort_is_declared_and_degraded() -> None:
     scene = Scene(priority=4, pool_main=variant(compute_s=0.050), edge_a=variant("int8", compute_s=0.100))
     scene.fleet.targets["edge/a"].ledger.congestion.sent(1.0, NOW)  # so that the pool is chosen
@@ -191,7 +221,10 @@ def test_who_is_alone_is_not_taken_out_of_the_only_queue_there_is() -> None:
     scene = Scene(edge_a=variant("int8"))
     machine = machine_of(scene)
     machine.arrived(NOW)
-    assert machine.accepted(0, Accepted(9, 60.0), NOW + 0.010) == [WakeAt(scene.ask.deadline)]
+    actions = machine.accepted(0, Accepted(9, 60.0), NOW + 0.010)
+    while not machine.done:
+        assert [type(one) for one in actions] == [WakeAt]
+        actions = machine.timer(wake(actions))
 
 
 @pytest.mark.slow
