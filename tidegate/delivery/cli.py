@@ -26,7 +26,9 @@ from tidegate.delivery.files import Held
 from tidegate.delivery.follow import console, follow, newest, shipping, show
 from tidegate.delivery.order import Device, OrderError, Signing, Terms, make_order
 from tidegate.delivery.plan import golden_of, plan_of, version_files
+from tidegate.delivery.rows import device_rows
 from tidegate.delivery.screen import devices_view, rollouts_table
+from tidegate.delivery.shares import Shares
 from tidegate.delivery.upload import push as push_files
 from tidegate.delivery.versions import versions_table
 from tidegate.duration import Duration
@@ -44,20 +46,6 @@ _repository = click.option(
 )
 _WINDOW: Final = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 _json = click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON.")
-
-
-class Shares(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
-    """Growing percentages that end with 100%."""
-
-    name = "shares"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        if not re.fullmatch(r"\d+(\.\d+)?%(,\d+(\.\d+)?%)*", str(value)):
-            self.fail(f"{value!r}: percentages, as in 5%,25%,100%", param, ctx)
-        shares = [float(one.rstrip("%")) / 100 for one in str(value).split(",")]
-        if shares != sorted(set(shares)) or shares[0] <= 0 or shares[-1] != 1.0:
-            self.fail(f"{value!r}: they must grow from above 0 to 100%", param, ctx)
-        return tuple(shares)
 
 
 @click.command()
@@ -218,7 +206,7 @@ def status(name: str, watch: bool, all_devices: bool, admin: str, as_json: bool)
         return
     whole = [gateway.read(f"/v1/rollouts/{one['id']}") for one in wanted[-20:]]
     models = {one["model"] for one in wanted} | ({name} if name else set())
-    rows = _rows(_shipped(gateway, "/v1/devices", "devices"), whole, models)
+    rows = device_rows(_shipped(gateway, "/v1/devices", "devices"), whole, models)
     every_model = gateway.read("/v1/versions")["models"]
     versions = [one for one in every_model if not name or one["name"] in models]
     if name and not (wanted or rows or versions):
@@ -398,44 +386,3 @@ def _push(gateway: Admin, files: tuple[Held, ...], *, quiet: bool) -> int:
     with Progress(*columns, transient=True) as bars:
         task = bars.add_task("pushing", total=sum(one.artefact.size_bytes for one in unique))
         return push_files(gateway, unique, lambda path, size: bars.update(task, advance=size, description=path))
-
-
-def _rows(devices: list[dict[str, Any]], rollouts: list[dict[str, Any]], models: set[str]) -> list[dict[str, Any]]:
-    """Of each device and model: what it runs, what it should, and how far it is, in its own words where it has some."""
-    wanted = {(name, one["model"]): (one, part) for one in rollouts for name, part in one["devices"].items()}
-    rows = []
-    for device in devices:
-        reports = {report["model"]: report for report in (device["reported"] or {}).get("models", ())}
-        offers = {offer["name"]: offer for offer in device["offers"]}
-        for model in sorted(models or {*reports, *offers}):
-            report, offer = reports.get(model, {}), offers.get(model, {})
-            one, part = wanted.get((device["name"], model), ({}, {}))
-            if not (report or offer or part):
-                continue
-            asked = part.get("desired_revision")
-            rows.append(
-                {
-                    "device": device["name"],
-                    "model": model,
-                    "freshness": device["freshness"],
-                    "running": report.get("running") or offer.get("version", ""),
-                    "wanted": _wanted(one, part, report),
-                    "state": report.get("state") or offer.get("state", ""),
-                    "reason": report.get("reason") or part.get("reason", ""),
-                    "reported_revision": report.get("rev", 0),
-                    "desired_revision": asked or 0,
-                    "done_bytes": report.get("done", 0),
-                    "total_bytes": report.get("total", 0),
-                    "step": part.get("step", ""),
-                    "rollout": one.get("id", ""),
-                }
-            )
-    return rows
-
-
-def _wanted(rollout: dict[str, Any], part: dict[str, Any], report: dict[str, Any]) -> str:
-    if not part or part["desired_revision"] is None:
-        return str(report.get("ver", ""))
-    if part["step"] in ("recalled", "back", "stuck"):
-        return str(report.get("ver", "")) if report.get("rev") == part["desired_revision"] else "the one before"
-    return str(rollout["version"])
