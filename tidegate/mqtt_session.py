@@ -213,22 +213,23 @@ class Session:
                 break
         if (sock := self._socket) is None:
             return
-        pause_s = self._pause_s(began_at)
+        pause_s = self._pause_s(began_at, drained=not sock.has_more)
         if pause_s > 0.0:
             self._loop.remove_reader(sock)
             self._rest = self._loop.call_later(pause_s, self._read_on)
         elif sock.has_more:
             self._rest = self._loop.call_later(0, self._read_more)
 
-    def _pause_s(self, began_at: float) -> float:
+    def _pause_s(self, began_at: float, *, drained: bool) -> float:
         """How long to read nothing. What the broker kept is read at once, all else by its share of the time.
 
-        Messages that come in a stream are read together, since waking up for each costs as much as reading it.
+        Messages that come in a stream are read together, since waking up for each costs as much as reading it. What is
+        here already is no reason to wait for more.
         """
         if self._heard_retained:
             return 0.0
         pause_s = self._duty.spend(began_at, clock.now())
-        if self._heard_retained is None:
+        if self._heard_retained is None or not drained:
             return pause_s
         is_stream = began_at - self._read_at < GATHER_S
         self._read_at = began_at + GATHER_S if is_stream else began_at

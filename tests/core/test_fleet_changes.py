@@ -44,7 +44,7 @@ class Follower:
                     self.views.pop(name, None)
                 else:
                     self.views[name] = view
-        assert not self.fleet.has_changed
+        assert self.fleet.changed(now) == []
 
 
 def lasting(view: DeviceView) -> DeviceView:
@@ -152,7 +152,7 @@ def test_answers_of_a_device_that_is_believed_to_live_are_no_change() -> None:
     fleet.changed(10.0)
     for sequence in range(1, 5):
         fleet.data_plane("a", device.epoch, sequence, None, 10.1)
-    assert not fleet.has_changed
+    assert fleet.changed(10.1) == []
 
 
 def test_an_answer_of_a_device_that_was_taken_for_dead_is_a_change() -> None:

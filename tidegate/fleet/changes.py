@@ -85,9 +85,5 @@ class Changes:
             self.sooner(name, at)
         return None
 
-    def __len__(self) -> int:
-        """How many are marked."""
-        return len(self._names)
-
     def __repr__(self) -> str:
         return f"<Changes {len(self._names)} to look at, {len(self._due_at)} by the clock>"

@@ -289,11 +289,6 @@ class FleetRegister:
         """How many are known by heartbeats alone: their births did not come."""
         return sum(device.birth is None and device.has_newer_than_birth for device in self._devices.values())
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether there is something to take; what the clock alone does shows after `next_wake`."""
-        return len(self._changes) > 0
-
     def view(self, name: str, now: float) -> DeviceView | None:
         device = self._devices.get(name)
         return None if device is None else device.view(now, self._outage, self._will_grace_s)
