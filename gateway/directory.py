@@ -227,14 +227,17 @@ class Directory:
         for target_id in sorted(self._undescribed):
             await self._describe(target_id)
         left, self._left = self._left, {}
-        views = [(name, self.register.view(name, clock.now()) if self.register else None) for name in left]
-        news = self.register.changed(clock.now(), AT_ONCE) if self.register else ()
-        for name, view in (*views, *news):
+        news = dict(self.register.changed(clock.now(), AT_ONCE)) if self.register else {}
+        more = len(news) == AT_ONCE
+        for name in left:
+            if name not in news:
+                news[name] = self.register.view(name, clock.now()) if self.register else None
+        for name, view in news.items():
             try:
                 await self._settle(name, view)
             except Exception:
                 log.exception("cannot keep up with a device", device=name)
-        if len(news) == AT_ONCE:
+        if more:
             self._changed.set()
             await clock.sleep(0.0)  # after an outage all have changed, and no caller should wait for all of them
 
