@@ -20,6 +20,8 @@ PEERS_READY := $(PEERS)/.set-up
 CHECKS := .venv-checks
 CHECKS_READY := $(CHECKS)/.set-up
 TEST_FLAGS ?=
+# Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
+TEST_ORDER := $(if $(CI),--randomly-seed=1)
 BENCH_FLAGS ?=
 BENCHES ?= gateway_overhead decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
 	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
@@ -44,7 +46,7 @@ run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FL
 	@exec $(BIN)/tidegate up $(RUN_FLAGS)
 
 test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k words"
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(TEST_ORDER) $(TEST_FLAGS)
 
 test-fast: setup ## The tests without processes, models and clients, in seconds.
 	$(BIN)/python -m pytest -q -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)

@@ -99,11 +99,14 @@ class Stack:
         return {target["address"] for target in self.state()["targets"] if target["state"] == "ready"}
 
     def whole(self) -> bool:
-        """Whether every process runs and the gateway sees every target ready."""
+        """Whether every process runs, the broker takes connections and the gateway sees every target ready."""
         wanted = {one["address"] for one in self.ready["processes"] if one["role"] in ("edge", "pool")}
         try:
             for one in self.ready["processes"]:
                 self.process(one["name"])
+                if one["role"] == "broker":  # one that was just started again may not listen yet
+                    host, _, port = one["address"].rpartition("//")[2].rpartition(":")
+                    socket.create_connection((host, int(port)), timeout=5.0).close()
             return wanted <= self.ready_targets()
         except (LookupError, urllib.error.URLError, OSError):
             return False
