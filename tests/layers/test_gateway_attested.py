@@ -31,10 +31,7 @@ from tidegate.attest.software import key_id
 from tidegate.doors.grpc_door import grpc_door
 from tidegate.doors.guard import Secured
 from tidegate.link.challenged import Attest, no_evidence
-from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
 from tidegate.oip.grpc import message_from_request
-from tidegate.oip.grpc_server import OipService
 from tidegate.rpc import oip_pb2
 
 pytestmark = pytest.mark.slow
@@ -69,22 +66,16 @@ class Site:
 
     async def edge(self, name: str, attest: Attest = no_evidence) -> None:
         far = self.fars[name] = Far(f"edge/{name}")
-
-        def add_services(server: grpc.aio.Server) -> None:
-            OipService(far.host, max_message_bytes=MAX_BYTES).add_to(server)
-            far.link = LinkService(
-                far.host,
-                name=far.name,
-                epoch=lambda: 1,
-                offers=lambda: far.offers,
-                load=far._load,
-                heartbeat=Heartbeat(0.1, 300),
-                attest=attest,
-            ).add_to(server)
-
         secured = Secured(self.pki.tls(f"edge/{name}"), frozenset({"gateway"}))
         door = await self._stack.enter_async_context(
-            grpc_door(add_services, "127.0.0.1", 0, max_message_bytes=MAX_BYTES, grace_s=0.1, secured=secured)
+            grpc_door(
+                lambda server: far.add_to(server, attest),
+                "127.0.0.1",
+                0,
+                max_message_bytes=MAX_BYTES,
+                grace_s=0.1,
+                secured=secured,
+            )
         )
         await door.server.start()
         far.port = int(door.address.rpartition(":")[2])

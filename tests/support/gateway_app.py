@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import grpc
 import msgspec
 import yaml
 
@@ -16,12 +15,10 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.config_sections import TargetConfig
 from tests.support.hosts import ECHO, EchoHost
+from tests.support.small_target import SmallTarget
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.oip.grpc_server import OipService, server_options
 from tidegate.types import LoadReport
 
 MAX_BYTES = 2**22
@@ -40,49 +37,24 @@ class TwoVariantHost(EchoHost):
         return TWO_VARIANTS
 
 
-class Far:
-    """A target process in miniature: OIP and the link stream on one port."""
+class Far(SmallTarget):
+    """A target for a gateway: of `name`, whose tier comes first, with one variant of one model.
+
+    Args:
+        says_s: what it says that a call takes; it answers at once all the same.
+    """
 
     def __init__(
         self, name: str, *, variant: str = "fp32", max_batch: int | None = None, says_s: float = 0.002
     ) -> None:
-        """Args: says_s: what it says that a call takes; it answers at once all the same."""
-        self.name = name
-        self.host = TwoVariantHost()
-        self.port = 0
-        self.offers = (
-            ModelOffer("echo", "3", (VariantOffer(variant, variant, ((1.0, says_s), (100.0, 2 * says_s)), max_batch),)),
-        )
-        self.link: LinkService | None = None
-        self._server: grpc.aio.Server | None = None
+        costs = ((1.0, says_s), (100.0, 2 * says_s))
+        offers = (ModelOffer("echo", "3", (VariantOffer(variant, variant, costs, max_batch),)),)
+        super().__init__(name, TwoVariantHost(), offers, epoch=1, load=self._next_load, max_message_bytes=MAX_BYTES)
         self._sequence = 0
 
-    async def start(self) -> None:
-        self._server = grpc.aio.server(options=server_options(MAX_BYTES))
-        OipService(self.host, max_message_bytes=MAX_BYTES).add_to(self._server)
-        self.link = LinkService(
-            self.host,
-            name=self.name,
-            epoch=lambda: 1,
-            offers=lambda: self.offers,
-            load=self._load,
-            heartbeat=Heartbeat(0.1, 300),
-        ).add_to(self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await self._server.start()
-
-    async def kill(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-
-    def _load(self) -> LoadReport:
+    def _next_load(self) -> LoadReport:
         self._sequence += 1
         return LoadReport(1, self._sequence, 0, 0, 0.0)
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
 
 def repository(folder: Path) -> Path:

@@ -20,11 +20,11 @@ from gateway.upstream.roads import DeviceTarget
 from gateway.upstream.target import Target
 from gateway.upstream.unary import UnaryTarget
 from tests.support.hosts import EchoHost, echo_request
+from tests.support.small_target import SmallTarget
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
 from tidegate.link.streams import MAX_ENVELOPE_BYTES
-from tidegate.oip.grpc_server import OipService, server_options
+from tidegate.oip.grpc_server import server_options
 from tidegate.types import InferRequest, LoadReport, Reply
 
 MAX_MESSAGE_BYTES = 65 * 1024 * 1024
@@ -34,54 +34,26 @@ GROWING_S = (0.2, 2.0, 20.0)  # budgets that run out; on a machine that stands s
 OFFERS = (ModelOffer("echo", "3", (VariantOffer("fp32", "fp32"),)),)
 
 
-class Server:
-    """A target process in miniature: OIP and link service on one port, over a host that the test steers."""
+class Server(SmallTarget):
+    """What a target of each kind is connected to."""
 
-    def __init__(self) -> None:
-        self.host = EchoHost()
-        self.link: LinkService | None = None
-        self.port = 0
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self) -> None:
-        self._server = grpc.aio.server(options=server_options(MAX_MESSAGE_BYTES))
-        OipService(self.host, max_message_bytes=MAX_MESSAGE_BYTES).add_to(self._server)
-        self.link = LinkService(
-            self.host,
-            name="pool/a",
-            epoch=lambda: 7,
-            offers=lambda: OFFERS,
-            load=lambda: LoadReport(7, 1, 0, 0, 0.0),
-            heartbeat=Heartbeat(0.1, 300),
-        ).add_to(self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await self._server.start()
-
-    async def kill(self) -> None:
-        """Connections are cut at once."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
+    def __init__(self, name: str = "pool/a") -> None:
+        load = LoadReport(7, 1, 0, 0, 0.0)
+        super().__init__(
+            name, EchoHost(), OFFERS, epoch=load.epoch, load=lambda: load, max_message_bytes=MAX_MESSAGE_BYTES
+        )
 
 
 class Caller(Server):
     """The same host on a device that cannot be dialled: it dials `to`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("edge/a")
         self.to = ""
         self._dialling: Dialling | None = None
 
     async def start(self) -> None:
-        self.link = LinkService(
-            self.host,
-            name="edge/a",
-            epoch=lambda: 7,
-            offers=lambda: OFFERS,
-            load=lambda: LoadReport(7, 1, 0, 0, 0.0),
-            heartbeat=Heartbeat(0.1, 300),
-        )
-        self._dialling = Dialling(self.link, Roads("always"), {self.to: ""}, dict, tls=None, draw=lambda: 0.5)
+        self._dialling = Dialling(self.make_link(), Roads("always"), {self.to: ""}, dict, tls=None, draw=lambda: 0.5)
         await self._dialling.__aenter__()
 
     async def kill(self) -> None:
@@ -162,10 +134,9 @@ async def connected(kind: str) -> AsyncIterator[Bench]:
     server = Server()
     await server.start()
     bench = Bench(kind, server, None)  # type: ignore[arg-type]  # the target tells events to the bench it belongs to
-    address = f"127.0.0.1:{server.port}"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(server.kill)
-        bench.target = await stack.enter_async_context(target_of(kind, address, bench.tell))
+        bench.target = await stack.enter_async_context(target_of(kind, server.address, bench.tell))
         await bench.until(lambda: bench.ups() > 0)
         yield bench
 
