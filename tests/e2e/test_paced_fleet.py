@@ -128,7 +128,7 @@ async def test_a_killed_edge_is_missed_by_nobody_and_used_again(fleet: FleetStac
 def test_a_part_can_stand_still_and_go_on(fleet: FleetStack) -> None:
     slow = fleet.part("slow")
     with standing_still(slow):
-        eventually(lambda: {one.status() for one in slow.everyone()} == {"stopped"}, 5, "all have been stopped")
+        eventually(lambda: {one.status() for one in slow.everyone()} == {"stopped"}, 30, "all have been stopped")
     assert "stopped" not in {one.status() for one in slow.everyone()}
 
 

@@ -167,5 +167,5 @@ def test_a_gateway_runs_without_torch_and_without_onnx_runtime(models: Path, tmp
         ),
     ):
         http = f"http://127.0.0.1:{port}"
-        eventually(lambda: embed_at(http, "Time and tide")[0] == 200, 10, "the gateway answers from the pool")
+        eventually(lambda: embed_at(http, "Time and tide")[0] == 200, 60, "the gateway answers from the pool")
         ask(f"127.0.0.1:{port + 1}", length=12)
