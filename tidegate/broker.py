@@ -19,6 +19,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -26,12 +28,13 @@ import structlog
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 
-from tidegate import events
+from tidegate import clock, events
 from tidegate.lifeline import die_with_parent
 
 MAX_CONNECTIONS: Final = 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 SHUTDOWN_TIMEOUT_S: Final = 1.0
+HAND_ON_TIMEOUT_S: Final = 5.0
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 CONNACK_5_UNSUPPORTED: Final = bytes((0x20, 3, 0, 0x84, 0))
@@ -51,9 +54,16 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     is never told and its will never sent; here it is closed, as the protocol says. And at the end of a connection amqtt
     cancels what it has read but not handled yet, a DISCONNECT too, and then sends the will; here a will is never sent
     after a DISCONNECT (MQTT-3.14.4-3).
+
+    And it hands whoever connects all that is retained for the subscriptions of others, and breaks that connection if
+    one of these ends meanwhile; and whoever leaves takes along what was acknowledged to it and not handed on yet.
     """
 
     _stopping = False
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._subscriptions = _Subscriptions()
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
@@ -71,6 +81,15 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
             pass
         finally:
             writer.close()
+
+    async def _publish_retained_messages_for_subscription(self, subscription: tuple[str, int], session: Any) -> None:
+        subscribed = self._subscriptions.get(subscription[0], ())
+        if any(other.client_id == session.client_id for other, _ in subscribed):
+            await super()._publish_retained_messages_for_subscription(subscription, session)
+
+    async def _client_message_loop(self, client_session: Any, handler: Any) -> None:
+        handler.wait_disconnect = partial(_once_handed_on, handler.wait_disconnect, client_session)
+        await super()._client_message_loop(client_session, handler)
 
     async def _delete_session(self, client_id: str) -> None:
         _, superseded = self._sessions.get(client_id, (None, None))
@@ -94,6 +113,23 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         if isinstance(handler.reader, _Rewound) and handler.reader.said_goodbye:
             client_session.will_flag = False
         await super()._handle_disconnect(client_session, handler, disconnect_waiter)
+
+
+class _Subscriptions(dict[str, Any]):
+    """By filter. amqtt walks over them with waits between, while sessions begin and end."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(super().__iter__()))
+
+
+async def _once_handed_on(wait_disconnect: Callable[[], Awaitable[Any]], session: Any) -> Any:
+    """How a session ended, told when what it was acknowledged for is on its way."""
+    goodbye = await wait_disconnect()
+    with contextlib.suppress(TimeoutError):  # who goes on after a DISCONNECT
+        async with asyncio.timeout(HAND_ON_TIMEOUT_S):
+            while not session.delivered_message_queue.empty():  # amqtt's queue has no event for it
+                await clock.sleep(0)
+    return goodbye
 
 
 class _Rewound(StreamReaderAdapter):  # type: ignore[misc]

@@ -38,6 +38,35 @@ async def test_auto_speaks_5_where_it_can_and_3_1_1_where_it_must(broker: Broker
         assert clock.now() - began_at < 30.0  # a refused version is not waited for
 
 
+@pytest.mark.slow
+async def test_what_was_acknowledged_arrives_though_its_sender_leaves_at_once(broker: BrokerProcess) -> None:
+    here = topic()
+    async with tapped(broker.url, here) as reader:
+        for index in range(100):
+            async with tapped(broker.url) as speaker:
+                for part in (b"a", b"b", b"c"):
+                    assert speaker.link.publish(here, b"%d%s" % (index, part), qos=1)
+                assert await speaker.link.flush(30.0)
+        heard = [message.payload for message in await reader.messages(300)]
+    assert heard == [b"%d%s" % (index, part) for index in range(100) for part in (b"a", b"b", b"c")]
+
+
+@pytest.mark.slow
+async def test_who_connects_hears_only_what_it_asked_for_while_others_come_and_go(broker: BrokerProcess) -> None:
+    here = topic()
+    async with tapped(broker.url, f"{here}/+") as other:
+        for index in range(20):
+            assert other.link.publish(f"{here}/{index}", b"kept", qos=1, retain=True)
+            assert await other.link.flush(30.0)
+        began_at = clock.now()
+        while clock.now() < began_at + 3.0:
+            async with tapped(broker.url, topic()), tapped(broker.url, f"{here}/7") as late:
+                assert await late.messages(1) == [Message(f"{here}/7", b"kept", 1, True)]
+                late.link.publish(f"{here}/7", b"end", qos=1)
+                assert [message.payload for message in await late.messages(2)] == [b"kept", b"end"]
+                assert late.of(Disconnected) == []
+
+
 async def test_3_1_1_can_be_asked_for(broker: BrokerProcess) -> None:
     async with tapped(f"{broker.url}?protocol=3.1.1") as tap:
         assert tap.of(Connected) == [Connected(1, "3.1.1")]

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from tidegate import clock
 
 MOSQUITTO = shutil.which(
     "mosquitto", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 )
+START_WITHIN_S = 60.0
 T = TypeVar("T")
 
 
@@ -35,18 +36,31 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """A broker that can be started, killed and started again on its port."""
+    """A broker that can be started, killed and started again on its port.
+
+    What it says goes into a file: a pipe that nobody reads is full after some three hundred connections, each of which
+    Mosquitto tells of, and then it serves nobody any more.
+    """
 
     versions: tuple[str, ...]
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self._folder = folder
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"mqtt://127.0.0.1:{self.port}"
+
+    @property
+    def said(self) -> str:
+        """All that the newest process said."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"broker-{self.port}.log"
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -54,20 +68,15 @@ class BrokerProcess:
     def is_ready(self, line: str) -> bool:
         raise NotImplementedError
 
-    def output(self, process: subprocess.Popen[str]) -> IO[str]:
-        raise NotImplementedError
-
     def start(self) -> None:
         """Returns once the broker has said that it serves."""
-        self._process = subprocess.Popen(
-            self.command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        lines = []
-        for line in self.output(self._process):
-            lines.append(line)
-            if self.is_ready(line):
-                return
-        raise RuntimeError(f"{type(self).__name__} did not start: {''.join(lines)}")
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        began_at = clock.now()
+        while not any(self.is_ready(line) for line in self.said.splitlines()):
+            if self._process.poll() is not None or clock.now() > began_at + START_WITHIN_S:
+                raise RuntimeError(f"{type(self).__name__} did not start: {self.said}")
+            time.sleep(0.01)
 
     def kill(self) -> None:
         assert self._process is not None
@@ -75,7 +84,7 @@ class BrokerProcess:
         self._reap()
 
     def stop(self) -> tuple[int, str]:
-        """End it as a supervisor would; its exit code and all it has logged."""
+        """End it as a supervisor would; its exit code and all it has said."""
         assert self._process is not None
         self._process.terminate()
         return self._reap()
@@ -84,12 +93,12 @@ class BrokerProcess:
         process, self._process = self._process, None
         assert process is not None
         try:
-            _, errors = process.communicate(timeout=10)
+            process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()
             raise
-        return process.returncode, errors
+        return process.returncode, self.said
 
     def __enter__(self: T) -> T:
         self.start()  # type: ignore[attr-defined]
@@ -114,10 +123,6 @@ class Mosquitto(BrokerProcess):
     def is_ready(self, line: str) -> bool:
         return line.rstrip().endswith("running")
 
-    def output(self, process: subprocess.Popen[str]) -> IO[str]:
-        assert process.stderr is not None
-        return process.stderr
-
 
 class Embedded(BrokerProcess):
     versions = ("3.1.1",)
@@ -127,11 +132,7 @@ class Embedded(BrokerProcess):
         return [sys.executable, "-m", "tidegate.broker", "--port", str(self.port), "--die-with-parent", pid]
 
     def is_ready(self, line: str) -> bool:
-        return bool(json.loads(line)["event"] == "ready")
-
-    def output(self, process: subprocess.Popen[str]) -> IO[str]:
-        assert process.stdout is not None
-        return process.stdout
+        return line.startswith('{"event":"ready"')
 
 
 @dataclass
