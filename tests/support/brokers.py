@@ -144,7 +144,7 @@ class Signal:
     def __call__(self) -> None:
         self._called.set()
 
-    async def until(self, look: Callable[[], T], within_s: float = 20.0) -> T:
+    async def until(self, look: Callable[[], T], within_s: float = 60.0) -> T:
         """What `look` returns once that is true. Fails the test after `within_s`."""
         try:
             async with asyncio.timeout(within_s):
