@@ -20,6 +20,7 @@ from edge_agent.sync import EdgeSync
 from gateway.sync import FleetSync
 from tests.support.brokers import Embedded, Signal, free_port
 from tests.support.fleet import offer
+from tests.support.mqtt_tap import tapped
 from tidegate import clock
 from tidegate.types import LoadReport
 
@@ -69,6 +70,38 @@ def test_it_says_where_it_serves_and_that_anybody_may_enter(tmp_path: Path) -> N
 def test_without_its_parent_it_does_not_stay() -> None:
     ended = run_to_its_end("--port", str(free_port()), "--die-with-parent", str(os.getpid() + 1))
     assert ended.returncode == 1
+
+
+SLOW = """
+import asyncio
+import tidegate.broker
+
+class Slow(tidegate.broker.EmbeddedBroker):
+    async def _broadcast_message(self, *message, **words):
+        await asyncio.sleep(0.05)
+        await super()._broadcast_message(*message, **words)
+
+tidegate.broker.EmbeddedBroker = Slow
+tidegate.broker.main()
+"""
+
+
+class SlowToHandOn(Embedded):
+    """One that is behind with what it has acknowledged."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", SLOW, "--port", str(self.port), "--die-with-parent", str(os.getpid())]
+
+
+async def test_what_it_acknowledged_is_handed_on_though_the_sender_has_left(tmp_path: Path) -> None:
+    said = [b"%d" % index for index in range(8)]
+    with SlowToHandOn(tmp_path) as broker:
+        async with tapped(broker.url, "here") as reader:
+            async with tapped(broker.url) as speaker:
+                for payload in said:
+                    assert speaker.link.publish("here", payload, qos=1)
+                assert await speaker.link.flush(30.0)
+            assert [message.payload for message in await reader.messages(len(said))] == said
 
 
 def knows(gateway: FleetSync, devices: int) -> bool:
