@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from tidegate.broker_url import BrokerUrl
+
 _BROKERS = re.compile(r"tidegate\.(broker|up\.mosquitto)\b")
 READY_WITHIN_S = 180.0
 PORTS = 16  # as many as the largest system of these tests wants
@@ -105,8 +107,8 @@ class Stack:
             for one in self.ready["processes"]:
                 self.process(one["name"])
                 if one["role"] == "broker":  # one that was just started again may not listen yet
-                    host, _, port = one["address"].rpartition("//")[2].rpartition(":")
-                    socket.create_connection((host, int(port)), timeout=5.0).close()
+                    url = BrokerUrl.parse(one["address"])
+                    socket.create_connection((url.host, url.port), timeout=5.0).close()
             return wanted <= self.ready_targets()
         except (LookupError, urllib.error.URLError, OSError):
             return False

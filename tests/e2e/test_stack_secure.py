@@ -44,6 +44,7 @@ from tests.e2e.test_stack_serving import (  # noqa: F401  # collected here again
     triton_inputs,
 )
 from tests.support.brokers import MOSQUITTO
+from tidegate.broker_url import BrokerUrl
 
 pytestmark = [
     pytest.mark.slow,
@@ -132,7 +133,7 @@ def test_an_edge_and_the_pool_are_for_the_gateway_only(stack: Stack) -> None:
 
 
 def test_a_device_cannot_speak_as_another_at_the_systems_broker(stack: Stack) -> None:
-    host, _, port = at(stack, "broker").removeprefix("mqtts://").rpartition(":")
+    url = BrokerUrl.parse(at(stack, "broker"))
     reasons: dict[str, bool] = {}
     client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
     client.tls_set_context(context(stack, "edge/edge-2"))
@@ -140,7 +141,7 @@ def test_a_device_cannot_speak_as_another_at_the_systems_broker(stack: Stack) ->
     client.on_publish = lambda *args: reasons.update({mids[args[2]]: not args[3].is_failure})
     connected: list[bool] = []
     client.on_connect = lambda *args: connected.append(not args[3].is_failure)
-    client.connect(host, int(port))
+    client.connect(url.host, url.port)
     client.loop_start()
     try:
         eventually(lambda: bool(connected), 30, "a session")

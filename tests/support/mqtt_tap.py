@@ -19,7 +19,6 @@ class Tap:
     def __init__(self, url: str, *filters: str, qos: int = 1, **settings: Any) -> None:
         self.activity = Signal()
         self.events: list[LinkEvent] = []
-        self.filters = filters
         defaults: dict[str, Any] = {
             "client_id": f"test-{uuid.uuid4().hex[:12]}",
             "draw": random.random,
