@@ -3,11 +3,15 @@
 A device that is full does not become slower, it fails, and on a CPU the kernel may end the whole process. So what a
 batch will take is predicted, from peaks that workers measure (`tidegate/workers/meter.py`):
 
-    bytes(units) = base + slope · (units − least)         the line from the smallest measured batch over all others
+    bytes(units) = the line through the most that batches of each size and of smaller ones took
 
-The line lies on or over every measured peak between the smallest and the largest batch. Beyond the largest it goes on
-EXTRAPOLATION times as steeply, since attention over long rows grows faster than their length. Peaks are kept for sizes
-in half powers of two, the largest of each: memory is wanted for the worst batch of a size, not for the usual one.
+Peaks are kept for sizes in half powers of two, the largest of each: memory is wanted for the worst batch of a size, not
+for the usual one. Between two sizes the straight line is over the truth, since attention over long rows grows faster
+than their length. Each pair of neighbours has a line of its own: were there one for all, a few MB by chance between
+batches of five and of six tokens would, a hundred sizes further on, be all the memory that there is.
+
+Beyond the largest size it goes on EXTRAPOLATION times as steeply as the steepest line to it from a size of at most half
+as much, or as the prior says, where there is none so far away.
 
 Before anything was measured there is only the artefact and the manifest. A transformer of L layers and width h has
 12·L·h² weights of 4 bytes, and a token holds some 16 vectors of width h at a time: with six layers 3.8·√bytes for each
@@ -18,6 +22,8 @@ It can be wrong for models whose memory does not follow their work; then `core/m
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from math import inf, log2, prod, sqrt
 from typing import Final
 
@@ -25,6 +31,7 @@ from tidegate.models.manifest import Manifest, TensorSpec, Variant
 
 EXTRAPOLATION: Final = 1.5
 _BUCKETS_PER_DOUBLING: Final = 2
+_FAR: Final = 2.0  # times as large; two sizes that are closer say little about what is beyond them
 _VECTORS: Final = 4.0
 _BYTES_ELEMENT: Final = 64  # of BYTES, whose elements are as long as they are
 
@@ -41,10 +48,8 @@ class Footprint:
             raise ValueError(f"a unit of work takes some memory, not {prior_bytes_per_unit}")
         self._prior = prior_bytes_per_unit
         self._peaks: dict[int, tuple[float, float]] = {}  # size class → units and the most bytes that it took
-        self._base = 0.0
-        self._least = 0.0
-        self._most = 0.0
-        self._slope = prior_bytes_per_unit
+        self._line: list[tuple[float, float]] = [(0.0, 0.0)]  # (units, bytes), both growing
+        self._beyond = prior_bytes_per_unit  # bytes a unit after the line's last point
 
     @property
     def measured(self) -> bool:
@@ -60,33 +65,49 @@ class Footprint:
 
     def predict_bytes(self, units: float) -> float:
         """What a batch of so many units takes at most."""
-        inside = min(max(units, self._least), self._most) - self._least
-        beyond = max(0.0, units - max(self._most, self._least))
-        return self._base + self._slope * (inside + self._steepness * beyond)
+        at = bisect_left(self._line, units, key=_units)
+        if at == len(self._line):
+            last_units, last_bytes = self._line[-1]
+            return last_bytes + self._beyond * (units - last_units)
+        if at == 0:
+            return self._line[0][1]
+        (low_units, low_bytes), (high_units, high_bytes) = self._line[at - 1 : at + 1]
+        return low_bytes + (high_bytes - low_bytes) * (units - low_units) / (high_units - low_units)
 
     def most_units(self, room_bytes: float) -> float:
         """The largest batch that fits into so many bytes; 0 when none does."""
-        if room_bytes < self._base or room_bytes <= 0.0:
+        at = bisect_right(self._line, room_bytes, key=_bytes)
+        if at == 0 or room_bytes <= 0.0:
             return 0.0
-        if self._slope <= 0.0:
-            return inf
-        span, room = self._most - self._least, (room_bytes - self._base) / self._slope
-        return self._least + (room if room <= span else span + (room - span) / self._steepness)
-
-    @property
-    def _steepness(self) -> float:
-        return EXTRAPOLATION if self._peaks else 1.0
+        low_units, low_bytes = self._line[at - 1]
+        if at == len(self._line):
+            return inf if self._beyond <= 0.0 else low_units + (room_bytes - low_bytes) / self._beyond
+        high_units, high_bytes = self._line[at]
+        return low_units + (high_units - low_units) * (room_bytes - low_bytes) / (high_bytes - low_bytes)
 
     def _fit(self) -> None:
         points = sorted(self._peaks.values())
-        self._least, self._base = points[0]
-        self._most = points[-1][0]
-        slopes = [(peak - self._base) / (units - self._least) for units, peak in points[1:] if units > self._least]
-        self._slope = max(0.0, *slopes) if slopes else self._prior
+        most = accumulate((peak for _, peak in points), max)
+        self._line = [(units, peak) for (units, _), peak in zip(points, most, strict=True)]
+        last_units, last_bytes = self._line[-1]
+        slopes = [
+            (last_bytes - peak) / (last_units - units) for units, peak in self._line if units <= last_units / _FAR
+        ]
+        self._beyond = EXTRAPOLATION * (max(slopes) if slopes else self._prior)
 
     def __repr__(self) -> str:
-        kind = "measured" if self.measured else "expected"
-        return f"<Footprint {kind}: {self._base / 1e6:.1f} MB and {self._slope / 1e3:.1f} kB a unit>"
+        if not self.measured:
+            return f"<Footprint expected: {self._prior / 1e3:.1f} kB a unit>"
+        units, most_bytes = self._line[-1]
+        return f"<Footprint measured: {most_bytes / 1e6:.1f} MB for {units:g} units>"
+
+
+def _units(point: tuple[float, float]) -> float:
+    return point[0]
+
+
+def _bytes(point: tuple[float, float]) -> float:
+    return point[1]
 
 
 def expected_bytes_per_unit(manifest: Manifest, variant: Variant) -> float:

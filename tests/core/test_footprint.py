@@ -21,19 +21,40 @@ peaks = st.floats(min_value=0.0, max_value=1e12)
 def test_before_anything_is_measured_the_prior_counts() -> None:
     subject = Footprint(1000.0)
     assert (subject.predict_bytes(5.0), subject.most_units(7000.0), subject.measured) == (5000.0, 7.0, False)
-    assert repr(subject) == "<Footprint expected: 0.0 MB and 1.0 kB a unit>"
+    assert repr(subject) == "<Footprint expected: 1.0 kB a unit>"
 
 
-def test_measured_peaks_replace_it_with_a_line_over_all_of_them() -> None:
+def test_measured_peaks_replace_it_with_a_line_through_them() -> None:
     subject = Footprint(1000.0)
     subject.record(10.0, 1_000_000.0)
     subject.record(100.0, 1_900_000.0)
     assert subject.predict_bytes(1.0) == subject.predict_bytes(10.0) == 1_000_000.0
     assert subject.predict_bytes(55.0) == pytest.approx(1_450_000.0)
     assert subject.measured
-    subject.record(40.0, 1_600_000.0)  # above the line: the line is raised to it, and passes over the other
+    assert repr(subject) == "<Footprint measured: 1.9 MB for 100 units>"
+    subject.record(40.0, 1_600_000.0)
+    assert subject.predict_bytes(25.0) == pytest.approx(1_300_000.0)
     assert subject.predict_bytes(40.0) == pytest.approx(1_600_000.0)
-    assert subject.predict_bytes(100.0) == pytest.approx(2_800_000.0)
+    assert subject.predict_bytes(100.0) == pytest.approx(1_900_000.0)
+
+
+def test_a_batch_is_expected_to_take_what_a_smaller_one_took() -> None:
+    subject = Footprint(1000.0)
+    subject.record(10.0, 5e6)
+    subject.record(100.0, 1e6)
+    assert subject.predict_bytes(100.0) == subject.predict_bytes(30.0) == 5e6
+
+
+def test_a_chance_between_two_sizes_that_are_close_says_nothing_of_those_far_beyond() -> None:
+    subject = Footprint(100_000.0)
+    for units, peak in ((1.0, 7e6), (64.0, 14e6), (256.0, 32e6)):
+        subject.record(units, peak)
+    subject.record(2.9, 150e6)
+    assert subject.predict_bytes(256.0) == 150e6
+    few = Footprint(100_000.0)
+    few.record(5.0, 7e6)
+    few.record(6.0, 19e6)
+    assert few.predict_bytes(256.0) == pytest.approx(19e6 + EXTRAPOLATION * 250.0 * 100_000.0)
 
 
 def test_beyond_the_largest_it_goes_on_more_steeply() -> None:

@@ -66,6 +66,31 @@ def test_what_an_allocator_keeps_counts_for_the_next_call(tmp_path: Path) -> Non
     assert list(peaks(Meter(tmp_path), engine, [1, 2, 3, 4])) == [30 * PAGE, 60 * PAGE, 60 * PAGE, 80 * PAGE]
 
 
+def test_a_small_call_is_not_charged_with_what_a_large_one_left(tmp_path: Path) -> None:
+    engine = Engine(Process(tmp_path), [(500, 500)] + [(0, 0)] * (EVERY - 2) + [(3, 0), (100, 0)])
+    *_, small, larger = peaks(Meter(tmp_path), engine, [9] + [1] * (EVERY - 1) + [10])
+    assert (small, larger) == (3 * PAGE, 600 * PAGE)
+
+
+def test_what_was_given_back_between_two_calls_is_not_counted_twice(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    meter = Meter(tmp_path)
+    for size in range(1, 20):
+        process.show(100, 100)  # the allocator has given all back
+        assert list(peaks(meter, Engine(process, [(50, 50)]), [size])) == [50 * PAGE]
+
+
+def test_what_an_engine_holds_that_came_later_is_not_what_a_call_left(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    meter = Meter(tmp_path)
+    assert list(peaks(meter, Engine(process, [(50, 50)]), [1])) == [50 * PAGE]
+    engine = Engine(process, [(50, 0)])
+    engine.resident = 1000  # the 50 were given back, and 900 are another engine's weights
+    process.show(1000, 1000)
+    meter.loaded()
+    assert list(peaks(meter, engine, [2])) == [50 * PAGE]
+
+
 def test_only_larger_calls_and_a_few_others_are_measured(tmp_path: Path) -> None:
     engine = Engine(Process(tmp_path), [(1, 0)] * (EVERY + 1))
     found = list(peaks(Meter(tmp_path), engine, [5] * EVERY + [6]))

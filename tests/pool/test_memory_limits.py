@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from structlog.testing import capture_logs
@@ -18,9 +19,10 @@ from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.config import load
 from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import Axis, Batching, Cost, Manifest, TensorSpec, Variant
-from tidegate.models.repository import save_manifest
+from tidegate.models.repository import Repository, save_manifest
 from tidegate.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
+from tidegate.workers.meter import EVERY
 
 MIB = 1 << 20
 FLOATS_PER_ROW = 4 * MIB  # 16 MiB
@@ -97,6 +99,27 @@ async def test_a_batch_that_finds_no_memory_is_halved_and_every_caller_is_answer
         assert worker_pid() == pid
         # Nothing failed: a cap that was learned is no error of anybody's.
         assert app.host.statistics("hungry")[0].fail.count == 0
+
+
+@pytest.mark.slow
+async def test_short_texts_by_the_hundred_leave_a_place_for_long_ones(demo_repository: Repository) -> None:
+    """What a large batch left with the allocator was once counted to the short ones that came after it."""
+    long = 256
+    async with pool(
+        demo_repository.root, models=["minilm"], warmup_budget_s=10.0, memory_limit_bytes=2048 * MIB
+    ) as app:
+        await embed(app, long)
+        for short in range(2, 10):
+            for _ in range(2 * EVERY):  # one at a time, each a batch of its own, and one of EVERY is measured
+                await embed(app, short)
+        await embed(app, long)
+
+
+async def embed(app: PoolApp, tokens: int) -> Reply:
+    ones = np.ones((1, tokens), np.int64)
+    tensors = tuple(array_to_tensor(name, ones, Datatype.INT64) for name in ("input_ids", "attention_mask"))
+    now = clock.now()
+    return await app.host.infer(Call(InferRequest("minilm", tensors), "link", now, now + 60.0))
 
 
 async def answers(app: PoolApp, callers: int) -> list[list[float]]:

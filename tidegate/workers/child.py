@@ -130,6 +130,7 @@ class Worker:
             packing=message.packing,
             compile=message.compile,
         )
+        self._meter.loaded()
         load_s, meter = clock.now() - began_at, device_meter_of(self._engines[message.key])
         held, device = (self._meter.resident_bytes(), None) if meter is None else (meter.held_bytes, meter.device_bytes)
         return [channel.pack(Loaded(message.id, load_s, held, device))]
