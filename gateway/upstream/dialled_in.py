@@ -98,7 +98,7 @@ class DialledIn:
         counted = True
         try:
             link = AcceptedLink(
-                ServedStream(context),
+                await ServedStream.open(context),
                 self._greeting,
                 peer=context.peer() or "",
                 welcome=self._welcome,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -36,6 +37,23 @@ async def test_a_stream_of_a_strict_client_ends_with_the_real_status(servers: Se
                 pass
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert dict(refused.value.trailing_metadata() or ())["tidegate-code"] == "model_not_found"
+
+
+async def test_a_stream_that_ends_while_its_first_answer_is_written_tells_its_status(servers: Servers) -> None:
+    """Many times, for what counts is whether that answer is on its way just then."""
+    async with grpc.aio.insecure_channel(servers.grpc) as channel:
+
+        async def status(_number: int) -> grpc.StatusCode:
+            call = channel.stream_stream(STREAM)(_stream(["a", "bad"]), metadata=(("triton_grpc_error", "true"),))
+            try:
+                async with asyncio.timeout(30):
+                    await _ids(call)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        codes = Counter([code for _ in range(25) for code in await asyncio.gather(*map(status, range(8)))])
+    assert codes == {grpc.StatusCode.NOT_FOUND: 200}
 
 
 async def test_a_stream_works_on_several_at_a_time_but_on_no_more_than_its_window(servers: Servers) -> None:

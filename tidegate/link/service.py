@@ -157,7 +157,7 @@ class LinkService:
         if self._draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"leaving: {self._draining}")
         shown = context.auth_context().get("x509_pem_cert", ())
-        reason = await self.serve(ServedStream(context), next(iter(shown), None))
+        reason = await self.serve(await ServedStream.open(context), next(iter(shown), None))
         log.info("link stream ended", peer=context.peer(), reason=reason)
 
     def _greeting(self) -> Greeting:

@@ -7,11 +7,12 @@ gRPC says that a stream is gone becomes a `LinkLost` here, with the status and i
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Self
 
 import grpc
 
 from tidegate.link.session import LinkLost
+from tidegate.oip.stream_headers import send_headers
 
 SERVICE: Final = "tidegate.link.v1.Link"
 METHOD: Final = "Exchange"
@@ -76,10 +77,15 @@ class DialledStream:
 
 
 class ServedStream:
-    """The end that was dialled."""
+    """The end that was dialled; `open` makes it."""
 
     def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         self._context = context
+
+    @classmethod
+    async def open(cls, context: grpc.aio.ServicerContext[bytes, bytes]) -> Self:
+        await send_headers(context)
+        return cls(context)
 
     async def read(self) -> bytes | None:
         try:

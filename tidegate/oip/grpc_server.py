@@ -46,6 +46,7 @@ from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reflection import SERVICE, inference_pool
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import CODE_KEY, TICKET_KEY, error_code, error_metadata, grpc_status, message_of
+from tidegate.oip.stream_headers import send_headers
 from tidegate.outcome import (
     Deferred,
     InternalError,
@@ -219,6 +220,7 @@ class OipService:
 
     async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, *, strict: bool) -> Status | None:
         """What ended the stream, if it was not its caller."""
+        await send_headers(context)
         window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
         status: Status | None = None
         try:
