@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from gateway.core.events import LinkUp
 from gateway.core.fleet import Fleet
+from gateway.core.link import LinkEstimate
 from gateway.core.placement import Ask
 from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.pin import Pin, Zone
+from tidegate.types import LoadReport
 
 NOW = 1000.0
 
@@ -60,3 +62,15 @@ def ask(
 ) -> Ask:
     asked = Ask("minilm", "1", units, rows, longest_row, at + budget_s, variant, min_quality=min_quality, pin=pin)
     return asked._replace(attested=attested)
+
+
+def link_of(*rtts_s: float, every_s: float = 0.1, prior_rtt_s: float = 0.005) -> LinkEstimate:
+    """An estimate that recorded these, the last one at `NOW`."""
+    link = LinkEstimate(prior_rtt_s=prior_rtt_s)
+    for index, rtt_s in enumerate(rtts_s):
+        link.record(rtt_s, NOW - (len(rtts_s) - 1 - index) * every_s)
+    return link
+
+
+def report(queue_delay_s: float, sequence: int = 1, epoch: int = 1) -> LoadReport:
+    return LoadReport(epoch, sequence, queued=1, in_flight=1, queue_delay_s=queue_delay_s)
