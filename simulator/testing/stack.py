@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +18,8 @@ from collections.abc import Mapping
 from os import getpid
 from pathlib import Path
 from typing import Any, Final
+
+from simulator.testing.ports import NoPorts, free_ports
 
 READY_WITHIN_S: Final = 120.0
 STOPS_WITHIN_S: Final = 10.0
@@ -100,7 +100,10 @@ class Stack:
         self._ready: dict[str, Any] = {}
         self._told = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
-        ports = _free_ports(_PORTS_BEFORE_EDGES + _PORTS_PER_PART * (edges + len(links)))
+        try:
+            ports = free_ports(_PORTS_BEFORE_EDGES + _PORTS_PER_PART * (edges + len(links)))
+        except NoPorts as error:
+            raise StackFailed(str(error)) from error
         options = [f"--link={part}={scenario}" for part, scenario in links.items()]
         command = [
             sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(getpid()),
@@ -219,22 +222,3 @@ def _paced(folder: Path) -> Path:
     costs = Costs(edge_ms=((1, 5), (128, 30)), pool_ms=((1, 10), (1024, 40)), edge_max_units=128)
     add_paced(MODEL, costs, folder)
     return folder
-
-
-def _free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that are free, below those that the system hands out by itself."""
-    for _ in range(200):
-        first = random.SystemRandom().randrange(20000, 32000 - count)
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise StackFailed(f"there are no {count} free ports in a row")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True

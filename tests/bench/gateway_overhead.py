@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -28,6 +27,7 @@ from typing import Any
 
 import yaml
 
+from simulator.testing.ports import free_port
 from tests.bench import workload
 from tests.bench.harness import RESULTS, Child, Goal, Report, Spread, cores, parser, ratios, table
 
@@ -144,14 +144,6 @@ async def profiled(transport: str, ports: list[int], scratch: Path, generator: C
     profile = json.loads(found.read_text())
     assert isinstance(profile, dict)
     return profile
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
 
 
 # what is printed

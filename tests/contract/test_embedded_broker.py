@@ -18,7 +18,8 @@ from edge_agent.core.reporting import AgentState
 from edge_agent.epoch import EpochStore
 from edge_agent.sync import EdgeSync
 from gateway.sync import FleetSync
-from tests.support.brokers import Embedded, Signal, free_port
+from simulator.testing.ports import free_port
+from tests.support.brokers import Embedded, Signal
 from tests.support.fleet import offer
 from tests.support.mqtt_tap import tapped
 from tidegate import clock

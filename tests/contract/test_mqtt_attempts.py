@@ -15,7 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from simulator.testing.links import LinkThread
-from tests.support.brokers import MOSQUITTO, Embedded, Mosquitto, ScriptedBroker, free_port
+from simulator.testing.ports import free_port
+from tests.support.brokers import MOSQUITTO, Embedded, Mosquitto, ScriptedBroker
 from tests.support.mqtt_tap import Tap, some_will, tapped
 from tidegate import clock
 from tidegate.mqtt_link import Connected, Disconnected, Will

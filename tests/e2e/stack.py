@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -21,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from simulator.testing.ports import free_ports
 from tidegate.broker_url import BrokerUrl
 
 _BROKERS = re.compile(r"tidegate\.(broker|up\.mosquitto)\b")
@@ -162,25 +162,6 @@ def eventually(true: Callable[[], bool], within_s: float, what: str) -> float:
             raise AssertionError(f"not within {within_s:g} s: {what}")
         time.sleep(0.02)
     return time.perf_counter() - began_at
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that are free, below those that the system hands out by itself."""
-    for _ in range(200):
-        first = random.SystemRandom().randrange(20000, 32000 - count)
-        if all(is_free(port) for port in range(first, first + count)):
-            return first
-    raise RuntimeError("no free ports")
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 @contextlib.contextmanager

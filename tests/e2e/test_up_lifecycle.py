@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.stack import PORTS, Stack, eventually, free_ports, is_free, running
+from simulator.testing.ports import free_ports, is_free
+from tests.e2e.stack import PORTS, Stack, eventually, running
 from tests.e2e.test_stack_serving import LONG, SHORT, embed
 from tidegate.build.paced import Costs, add_paced
 from tidegate.models.repository import Repository

@@ -19,7 +19,8 @@ from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import Finding
 from edge_agent.doctor import examined
 from gateway.app import Gateway
-from tests.support.brokers import Embedded, free_port
+from simulator.testing.ports import free_port
+from tests.support.brokers import Embedded
 from tests.support.certificates import FleetPki
 from tests.support.gateway_app import configured, until
 from tests.support.tiny_models import tiny_repository

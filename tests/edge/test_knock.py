@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.knock import MOST, opened
 from simulator.proxy.link import Link
-from tests.support.brokers import free_port
+from simulator.testing.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from simulator.testing.ports import free_port
 from tidegate import clock
 
 MOSQUITTO = shutil.which(
@@ -26,13 +26,6 @@ MOSQUITTO = shutil.which(
 )
 START_WITHIN_S = 60.0
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago; nobody else here asks for a particular one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class BrokerProcess:

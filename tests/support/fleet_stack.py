@@ -32,7 +32,8 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.support.brokers import Mosquitto, free_port
+from simulator.testing.ports import free_port
+from tests.support.brokers import Mosquitto
 from tests.support.staged import Staged
 
 Config = Mapping[str, Any]
@@ -281,17 +282,17 @@ class FleetStack(Staged):
             part.wait_ready()
 
     def _edge(self, name: str, config: Config) -> Part:
-        keys = {"name": name, "http_port": 0, "mqtt": self._mqtt, "state_dir": str(self._folder / name)}
+        keys = {"name": name, "http_port": free_port(), "mqtt": self._mqtt, "state_dir": str(self._folder / name)}
         if self._via is not None:  # what an edge tells the fleet is settled before it has started
             port = free_port()
             config = {"grpc_port": port, "advertise": self._via(name, f"127.0.0.1:{port}"), **config}
         return self._add(name, "edge_agent", {**keys, **self._usual(), **config})
 
     def _usual(self) -> dict[str, Any]:
-        return {"grpc_port": 0, "model_repository": str(self._models), "log_level": "warning"}
+        return {"grpc_port": free_port(), "model_repository": str(self._models), "log_level": "warning"}
 
     def _gateway_keys(self) -> dict[str, Any]:
-        ports = {f"{door}_port": 0 for door in ("http", "metrics", "admin")}
+        ports = {f"{door}_port": free_port() for door in ("http", "metrics", "admin")}
         keys = {"name": "gateway", "mqtt": self._mqtt, "targets": self._targets(), **ports, **self._usual()}
         return {**keys, **self._gateway_config}
 

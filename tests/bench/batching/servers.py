@@ -22,9 +22,9 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from simulator.testing.ports import free_port
 from tests.bench.batching.targets import opened
 from tests.bench.harness import ROOT
-from tests.support.brokers import free_port
 from tests.support.fleet_stack import Part
 
 _VERSIONS: Final = ROOT / ".tidegate" / "models" / "minilm"

@@ -6,8 +6,8 @@ import json
 from random import Random
 from typing import Final
 
+from simulator.testing.ports import free_port
 from tests.bench.fault_rows.trial import Check, Trial, points
-from tests.support.brokers import free_port
 from tests.support.matrix import Act, Matrix, Row
 from tests.support.matrix_seen import Seen
 from tests.support.mqtt_gossip import Gossip, Heard

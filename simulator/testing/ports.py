@@ -1,0 +1,49 @@
+"""Ports for servers that must know theirs before they listen, or take it again after they were killed.
+
+They are below those that the system hands out by itself: of these, any connection of anybody may have one for its own
+end by the time that the server wants it. A port that was given out here is not given out again soon.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections import deque
+from typing import Final
+
+_FIRST: Final = 20_000
+_BEYOND: Final = 32_000  # Linux hands out from 32768 on, others from 49152
+_REMEMBERED: Final = 2_000
+_TRIES: Final = 200
+_given: deque[int] = deque(maxlen=_REMEMBERED)
+
+
+class NoPorts(Exception):
+    """There are not so many free ports in a row."""
+
+
+def free_port() -> int:
+    """A port on loopback that is free. Raises NoPorts."""
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports that are free. Raises NoPorts."""
+    for _ in range(_TRIES):
+        first = random.SystemRandom().randrange(_FIRST, _BEYOND - count)
+        ports = range(first, first + count)
+        if all(port not in _given and is_free(port) for port in ports):
+            _given.extend(ports)
+            return first
+    raise NoPorts(f"no {count} free ports in a row were found between {_FIRST} and {_BEYOND}")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there just now."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
