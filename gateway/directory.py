@@ -31,7 +31,7 @@ from gateway.catalog import Catalog
 from gateway.conditions import say_condition
 from gateway.core.attested import Attestation
 from gateway.core.events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
-from gateway.core.fleet import Fleet
+from gateway.core.fleet import STATIC_REDIAL_S, Fleet
 from gateway.core.networks import Networks
 from gateway.core.prices import Tier
 from gateway.core.target import TargetSpec, TargetView, Transport
@@ -61,7 +61,6 @@ UNARY: Final = Attestation(
 UNDIALLED: Final = "-"  # the address of a device that only dials
 ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
 AT_ONCE: Final = 64  # devices that are looked at without a breath in between: a few ms
-_REDIAL_STATIC_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 
 
 @dataclass(slots=True)
@@ -337,7 +336,7 @@ class Directory:
                 gateway_name=self._gateway_name,
                 on_event=on_event,
                 draw=self._draw,
-                backoff_cap_s=_REDIAL_STATIC_S if spec.static else BACKOFF_CAP_S,
+                backoff_cap_s=STATIC_REDIAL_S if spec.static else BACKOFF_CAP_S,
                 max_message_bytes=self._max_message_bytes,
                 dialler=self._dialler_of(spec),
                 resolve=same_address if spec.static else partial(allowed_address, self._networks),

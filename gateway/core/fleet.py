@@ -45,6 +45,7 @@ from tidegate.types import LoadReport
 
 SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one that soaks: layers/versions.py
 LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
+STATIC_REDIAL_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 _LONGEST_HOPE_S: Final = 0.25  # a caller would rather hear now than later that there is nobody
 _PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
 
@@ -205,11 +206,15 @@ class Fleet:
 
     def retry_after_s(self, now: float) -> float | None:
         """When there may be somebody again: soon after a link was lost, which is dialled again at once, else when the
-        next of those that are ejected gets its probe. None when nobody is expected."""
+        next of those that are ejected gets its probe, or one that is configured and down its next dial. None when
+        nobody is expected."""
         if now < self._redialled_by:
             return LOOK_AGAIN_S
         ejected = [self.targets[target_id] for target_id in self.balance.ejected]
-        return min([max(0.0, one.breaker.retry_at - now, one.path.retry_at - now) for one in ejected], default=None)
+        waits_s = [max(0.0, one.breaker.retry_at - now, one.path.retry_at - now) for one in ejected]
+        if any(one.spec.static and not one.up for one in self.targets.values()):
+            waits_s.append(STATIC_REDIAL_S)
+        return min(waits_s, default=None)
 
     def all_tried(self) -> bool:
         """Whether every static target has been reached or found unreachable at least once."""

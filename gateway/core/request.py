@@ -381,7 +381,7 @@ def _last_word(ask: Ask, errors: list[tuple[str, ServeError]], refusal: ServeErr
         waits = [error.retry_after_s for error in busy if error.retry_after_s is not None]
         return Overloaded(_story(errors), retry_after_s=min(waits, default=None))
     if isinstance(refusal, NothingAlive) and all(isinstance(error, Unreachable) for _, error in errors):
-        return NothingAlive(f"{_story(errors)}; {refusal.message}")
+        return NothingAlive(f"{_story(errors)}; {refusal.message}", retry_after_s=refusal.retry_after_s)
     last = errors[-1][1]
     # The caller was let in here; that a target lets us not in is ours to mend, and no 401 for it to puzzle over.
     return Unreachable(_story(errors)) if isinstance(last, Unauthenticated | Forbidden) else last

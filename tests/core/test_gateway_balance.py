@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.balance import Balance, slow_start_share
 from gateway.core.breaker import State, Verdict
 from gateway.core.events import LinkDown, LinkRtt, LinkUp
-from gateway.core.fleet import Fleet
+from gateway.core.fleet import STATIC_REDIAL_S, Fleet
 from gateway.core.link import SLACK_S
 from gateway.core.placement import Placer
 from gateway.core.roster import Roster
@@ -65,6 +65,17 @@ def test_a_pool_is_taken_out_while_edges_are_well() -> None:
     fail(fleet.targets["pool/0"])
     assert taken(fleet) == {"edge/0", "edge/1"}
     assert fleet.retry_after_s(NOW + 0.1) == pytest.approx(0.4)
+
+
+def test_a_configured_target_that_is_down_is_dialled_again_soon_and_a_found_one_may_never_be_back() -> None:
+    fleet = edges(1)
+    assert fleet.retry_after_s(NOW) is None
+    fleet.fold(LinkDown("edge/0", "silent for 3 heartbeats", in_order=True), NOW)
+    assert fleet.retry_after_s(NOW) == STATIC_REDIAL_S
+    fleet.remove("edge/0")
+    fleet.add(spec("edge/1", static=False), NOW)
+    fleet.fold(LinkDown("edge/1", "silent for 3 heartbeats", in_order=True), NOW)
+    assert fleet.retry_after_s(NOW) is None
 
 
 def test_the_last_target_is_never_taken_out() -> None:
