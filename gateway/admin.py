@@ -4,7 +4,8 @@
     GET /debug/conditions  what ails which target, since when, on what evidence
     GET /debug/decisions   finished requests, newest first, all numbers with them: the last ones (?last=N), those of
                            an id (?id=ID, with hindsight), those that were late, failed or hedged (?late=1 …), of a
-                           model, target or tenant, and the slowest (?slowest=N)
+                           model, target or tenant, and the slowest (?slowest=N); at most MOST_AT_ONCE, and the next
+                           ones after so many (?skip=N)
     GET /debug/recording   requests and links as they come, for so many seconds (?for=60): `tidegate record`
     GET /healthz           200 while the process answers at all
 
@@ -46,9 +47,10 @@ def admin_routes(
         return web.json_response(state_of(fleet, catalog, clock.now(), refused))
 
     async def decisions(request: web.Request) -> web.Response:
-        sought, most = _sought(request.query)
+        sought, most, skip = _sought(request.query)
         # What is remembered never changes, so a thread may read it: all of it takes longer than a request may wait.
-        render = partial(_rendered, tuple(conductor.flown), conductor.flown.run, request.query.get("id"), sought, most)
+        memory, request_id = conductor.flown, request.query.get("id")
+        render = partial(_rendered, tuple(memory), memory.run, request_id, sought, most, skip)
         return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
@@ -65,24 +67,25 @@ def admin_routes(
     ]
 
 
-def _rendered(memory: Sequence[Flown], run: str, request_id: str | None, sought: Sought, most: int) -> bytes:
+def _rendered(memory: Sequence[Flown], run: str, request_id: str | None, sought: Sought, most: int, skip: int) -> bytes:
     if request_id:
         newest_first = wanted(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
         told = [explained(flown, memory, run) for flown in newest_first]
     else:
-        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most)]
+        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most, skip)]
     return msgspec.json.encode({"decisions": told})
 
 
-def _sought(query: Mapping[str, str]) -> tuple[Sought, int]:
+def _sought(query: Mapping[str, str]) -> tuple[Sought, int, int]:
     """Raises HTTPBadRequest for what is no question."""
     try:
         most = min(MOST_AT_ONCE, max(1, int(query.get("slowest", query.get("last", "50")))))
+        skip = max(0, int(query.get("skip", "0")))
     except ValueError:
-        raise web.HTTPBadRequest(text="`last` and `slowest` must be whole numbers") from None
+        raise web.HTTPBadRequest(text="`last`, `slowest` and `skip` must be whole numbers") from None
     late, failed, hedged = (query.get(name, "0") != "0" for name in ("late", "failed", "hedged"))
     model, target, tenant = (query.get(name, "") for name in ("model", "target", "tenant"))
-    return Sought(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most
+    return Sought(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most, skip
 
 
 def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:

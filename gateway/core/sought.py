@@ -33,8 +33,9 @@ class Sought(NamedTuple):
         )
 
 
-def found(newest_first: Iterable[Flown], sought: Sought, most: int) -> list[Flown]:
+def found(newest_first: Iterable[Flown], sought: Sought, most: int, skip: int = 0) -> list[Flown]:
+    """Args: skip: so many of the first that fit are left out: they were in the answers before."""
     fitting = (one for one in newest_first if sought.fits(one))
     if sought.slowest:
-        return nlargest(most, fitting, key=lambda one: one.elapsed_s)
-    return list(islice(fitting, most))
+        return nlargest(skip + most, fitting, key=lambda one: one.elapsed_s)[skip:]
+    return list(islice(fitting, skip, skip + most))

@@ -176,8 +176,8 @@ def test_late_failed_and_hedged_ones_are_found_and_the_slowest_first() -> None:
     well, late, failed, left = (replace(one, reasons=("cheapest",)) for one in (well, late, failed, left))
     newest_first = [hedged, left, failed, late, well]
 
-    def numbers(sought: Sought, most: int = 10) -> list[int]:
-        return [one.number for one in found(newest_first, sought, most)]
+    def numbers(sought: Sought, most: int = 10, skip: int = 0) -> list[int]:
+        return [one.number for one in found(newest_first, sought, most, skip)]
 
     assert numbers(Sought(late=True)) == [3, 2]
     assert numbers(Sought(failed=True)) == [4, 3]
@@ -187,6 +187,10 @@ def test_late_failed_and_hedged_ones_are_found_and_the_slowest_first() -> None:
     assert numbers(Sought(tenant="acme")) == [2]
     assert numbers(Sought(model="other")) == []
     assert numbers(Sought(), 3) == [5, 4, 3]
+    assert numbers(Sought(), 3, 3) == [2, 1]
+    assert numbers(Sought(), 3, 9) == []
+    assert numbers(Sought(slowest=True), 2, 1) == [1, 5]
+    assert numbers(Sought(late=True), 1, 1) == [2]
     assert [one.outcome for one in newest_first] == ["ok", "cancelled", "overloaded", "late", "ok"]
 
 

@@ -29,8 +29,11 @@ async def test_operators_see_state_decisions_and_metrics(tmp_path: Path) -> None
             state = await response.json()
         async with session.get(admin + "/debug/decisions?last=1") as response:
             decisions = (await response.json())["decisions"]
-        async with session.get(admin + "/debug/decisions?last=x") as response:
-            assert response.status == 400
+        for question in ("last=x", "skip=x"):
+            async with session.get(admin + f"/debug/decisions?{question}") as response:
+                assert response.status == 400
+        async with session.get(admin + "/debug/decisions?last=1&skip=1") as response:
+            assert await response.json() == {"decisions": []}
         async with session.get(admin + "/healthz") as response:
             assert response.status == 200
         async with session.get(gateway.addresses["metrics"] + "/metrics") as response:

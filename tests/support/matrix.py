@@ -34,6 +34,7 @@ from typing import Any, Final, Self
 
 import yaml
 
+from gateway.admin import MOST_AT_ONCE
 from simulator.testing.links import LinkThread, SimLink
 from tests.bench.open_loop import Answer
 from tests.support.casts import Cast, paced
@@ -238,11 +239,17 @@ class Matrix(Staged):
     def _flights(self, answers: list[Answer]) -> list[Flight]:
         """What the gateway decided for each of them, as far as it still knows: one that was restarted knows less."""
         admin = self.fleet.gateway.addresses["admin"].removeprefix("http://")
-        try:
-            with urllib.request.urlopen(f"http://{admin}/debug/decisions?last={len(answers)}", timeout=30) as found:
-                decisions = json.load(found)["decisions"]
-        except OSError:
-            return []
+        decisions: list[dict[str, Any]] = []
+        while True:
+            url = f"http://{admin}/debug/decisions?last={MOST_AT_ONCE}&skip={len(decisions)}"
+            try:
+                with urllib.request.urlopen(url, timeout=30) as found:
+                    page = json.load(found)["decisions"]
+            except OSError:
+                return []
+            decisions += page
+            if len(page) < MOST_AT_ONCE or len(decisions) >= len(answers):
+                break
         sent = {str(one.number): one.at for one in answers}
         return [Flight.of(one, sent[one["id"]]) for one in reversed(decisions) if one["id"] in sent]
 
