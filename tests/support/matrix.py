@@ -240,15 +240,15 @@ class Matrix(Staged):
         """What the gateway decided for each of them, as far as it still knows: one that was restarted knows less."""
         admin = self.fleet.gateway.addresses["admin"].removeprefix("http://")
         decisions: list[dict[str, Any]] = []
-        while True:
-            url = f"http://{admin}/debug/decisions?last={MOST_AT_ONCE}&skip={len(decisions)}"
+        while (more := min(MOST_AT_ONCE, len(answers) - len(decisions))) > 0:  # before these are other rows' requests
+            url = f"http://{admin}/debug/decisions?last={more}&skip={len(decisions)}"
             try:
                 with urllib.request.urlopen(url, timeout=30) as found:
                     page = json.load(found)["decisions"]
             except OSError:
                 return []
             decisions += page
-            if len(page) < MOST_AT_ONCE or len(decisions) >= len(answers):
+            if len(page) < more:
                 break
         sent = {str(one.number): one.at for one in answers}
         return [Flight.of(one, sent[one["id"]]) for one in reversed(decisions) if one["id"] in sent]
