@@ -72,7 +72,7 @@ def _rendered(memory: Sequence[Flown], run: str, request_id: str | None, sought:
         newest_first = wanted(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
         told = [explained(flown, memory, run) for flown in newest_first]
     else:
-        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most, skip)]
+        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most, min(skip, len(memory)))]
     return msgspec.json.encode({"decisions": told})
 
 
