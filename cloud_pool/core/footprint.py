@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from math import inf, log2, prod, sqrt
+from operator import itemgetter
 from typing import Final
 
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
@@ -65,7 +66,7 @@ class Footprint:
 
     def predict_bytes(self, units: float) -> float:
         """What a batch of so many units takes at most."""
-        at = bisect_left(self._line, units, key=_units)
+        at = bisect_left(self._line, units, key=itemgetter(0))
         if at == len(self._line):
             last_units, last_bytes = self._line[-1]
             return last_bytes + self._beyond * (units - last_units)
@@ -76,7 +77,7 @@ class Footprint:
 
     def most_units(self, room_bytes: float) -> float:
         """The largest batch that fits into so many bytes; 0 when none does."""
-        at = bisect_right(self._line, room_bytes, key=_bytes)
+        at = bisect_right(self._line, room_bytes, key=itemgetter(1))
         if at == 0 or room_bytes <= 0.0:
             return 0.0
         low_units, low_bytes = self._line[at - 1]
@@ -100,14 +101,6 @@ class Footprint:
             return f"<Footprint expected: {self._prior / 1e3:.1f} kB a unit>"
         units, most_bytes = self._line[-1]
         return f"<Footprint measured: {most_bytes / 1e6:.1f} MB for {units:g} units>"
-
-
-def _units(point: tuple[float, float]) -> float:
-    return point[0]
-
-
-def _bytes(point: tuple[float, float]) -> float:
-    return point[1]
 
 
 def expected_bytes_per_unit(manifest: Manifest, variant: Variant) -> float:

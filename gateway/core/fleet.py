@@ -80,6 +80,7 @@ class Fleet:
         self._cloud: set[str] = set()  # targets whose price it is
         self._metered: set[str] = set()
         self._reserve: set[str] = set()
+        self._static: set[str] = set()  # few, where devices that come and go may be ten thousand
 
     def add(self, spec: TargetSpec, now: float) -> TargetView:
         """Begin to know a target. It is down until its link or its offers say otherwise."""
@@ -97,6 +98,8 @@ class Fleet:
             self._cloud.add(spec.id)
         if spec.standby:
             self._reserve.add(spec.id)
+        if spec.static:
+            self._static.add(spec.id)
         self._price(target)
         return target
 
@@ -112,6 +115,7 @@ class Fleet:
             self._metered.discard(target_id)
             self._cloud.discard(target_id)
             self._reserve.discard(target_id)
+            self._static.discard(target_id)
             self.unhedged.discard(target_id)
 
     @property
@@ -212,13 +216,13 @@ class Fleet:
             return LOOK_AGAIN_S
         ejected = [self.targets[target_id] for target_id in self.balance.ejected]
         waits_s = [max(0.0, one.breaker.retry_at - now, one.path.retry_at - now) for one in ejected]
-        if any(one.spec.static and not one.up for one in self.targets.values()):
+        if not all(self.targets[target_id].up for target_id in self._static):
             waits_s.append(STATIC_REDIAL_S)
         return min(waits_s, default=None)
 
     def all_tried(self) -> bool:
         """Whether every static target has been reached or found unreachable at least once."""
-        return all(target.tried for target in self.targets.values() if target.spec.static)
+        return all(self.targets[target_id].tried for target_id in self._static)
 
     def _came_up(self, target: TargetView, event: LinkUp, now: float) -> None:
         epoch, new_process = event.epoch, event.epoch != target.epoch

@@ -13,7 +13,8 @@ import pytest
 from edge_agent.epoch import EpochStore
 from tests.support.brokers import BrokerProcess
 from tests.support.fleet import Device, offer, spoken
-from tests.support.mqtt_fleet import Agent, Gateway, agent_process, agent_state, say, say_all, until
+from tests.support.gateway_app import until
+from tests.support.mqtt_fleet import Agent, Gateway, agent_process, agent_state, say, say_all
 from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.messages import MAX_EPOCH, Death
 from tidegate.fleet.topics import Topics, Up

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -95,13 +94,6 @@ def agent_process(broker: BrokerProcess, fleet: str, device: str, folder: Path) 
     finally:
         process.kill()
         process.wait()
-
-
-async def until(look: Callable[[], bool]) -> None:
-    """Return once `look` is true."""
-    async with asyncio.timeout(30.0):
-        while not look():
-            await clock.sleep(0.01)
 
 
 def say(broker: BrokerProcess, topic: str, payload: bytes, *, retain: bool = False) -> None:
