@@ -207,6 +207,18 @@ def test_a_certificate_with_an_odd_serial_number_is_refused_without_a_word_on_st
     assert isinstance(judged(bytes(raw)), Refused)
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        (b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x7a"),  # a version of X.509 that nobody has made
+        (b"\x86\x16tidegate:", b"\xa3\x16tidegate:"),  # a kind of name that the library does not read
+    ],
+)
+def test_a_certificate_that_the_library_does_not_know_is_refused_and_no_error(was: bytes, becomes: bytes) -> None:
+    assert was in _SENT
+    assert isinstance(judged(_SENT.replace(was, becomes)), Refused)
+
+
 @given(st.binary(max_size=300))
 def test_whatever_comes_is_refused_and_never_an_error(raw: bytes) -> None:
     assert isinstance(judged(raw), Refused)

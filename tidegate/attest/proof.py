@@ -99,7 +99,7 @@ def appraise(
             raise ValueError(f"{len(raw)} bytes; at most {MAX_BYTES} are read")
         proof = msgspec.msgpack.decode(raw, type=Proof)
         certificate = _certificate(proof.certificate)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, x509.InvalidVersion) as error:
         return Refused("unreadable", f"what it sent for evidence cannot be read: {error}")
     if fault := _fault(certificate, target, ca, now):
         return Refused("wrong-certificate", f"the certificate in its evidence {fault}")
@@ -127,7 +127,13 @@ def _fault(certificate: x509.Certificate, target: str, ca: bytes, now: float) ->
         issued = read_issued(certificate.public_bytes(serialization.Encoding.PEM))
         authorities = x509.load_pem_x509_certificates(ca)
         is_ours = any(_issued_by(certificate, one) for one in authorities)
-    except (ValueError, TypeError, x509.DuplicateExtension, UnsupportedAlgorithm) as error:
+    except (
+        ValueError,
+        TypeError,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        UnsupportedAlgorithm,
+    ) as error:
         return f"cannot be used: {error}"
     if not is_ours:
         return "is not of the CA that `tls.ca` names"
