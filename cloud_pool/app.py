@@ -22,43 +22,43 @@ from typing import Any, Self
 import grpc
 import structlog
 
-from cloud_pool.allotment import Allotment
-from cloud_pool.catalogue import check_memory, read_catalogue
+from cloud_pool.banner import serving_words
 from cloud_pool.config import PoolConfig
-from cloud_pool.core.control import Control
-from cloud_pool.core.places import Place, places_of
-from cloud_pool.core.share import Shares
-from cloud_pool.core.standby import Standby
-from cloud_pool.host import PoolHost
-from cloud_pool.job import Batch
-from cloud_pool.machine import MemoryLimit, computes_on_cpu, memory_bytes
-from cloud_pool.scheduler import Scheduler
-from cloud_pool.steward import Steward, cost_ratio
-from cloud_pool.supervisor import Supervisor
-from cloud_pool.words import serving_words
-from cloud_pool.worker import Loadable
+from cloud_pool.core.health.adaptive_control import Control
+from cloud_pool.core.health.standby import Standby
+from cloud_pool.core.sharing.fair_share import Shares
+from cloud_pool.core.sharing.worker_layout import Place, places_of
+from cloud_pool.scheduling.device_arbiter import Allotment
+from cloud_pool.scheduling.job import Batch
+from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.serving.host import PoolHost
+from cloud_pool.workers.catalogue import check_memory, read_catalogue
+from cloud_pool.workers.device_worker import Loadable
+from cloud_pool.workers.health_controller import Steward, cost_ratio
+from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
+from cloud_pool.workers.supervisor import Supervisor
 from tidegate import __version__, clock
-from tidegate.attest.attester import Attester, attester_of
-from tidegate.attest.measurement import Measurement, measured
-from tidegate.backoff import Backoff
-from tidegate.doors.grpc_door import grpc_door
-from tidegate.doors.guard import Secured
-from tidegate.link.asker import ROOM_BYTES
-from tidegate.link.challenged import no_evidence
+from tidegate.link.attestation_challenge import no_evidence
+from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
-from tidegate.metrics.door import ScrapeDoor
+from tidegate.metrics.scrape_port import ScrapeDoor
 from tidegate.models.repository import Repository
-from tidegate.oip.grpc_server import OipService
-from tidegate.oip.intake import Held
-from tidegate.pki.identity import Identity
-from tidegate.process import StartError
-from tidegate.recycling import Recycling
-from tidegate.tls import tls_of
-from tidegate.trace import Trace
+from tidegate.oip.body_budget import Held
+from tidegate.oip.grpc.server import OipService
+from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.process import StartError
+from tidegate.security.attestation.attester import Attester, attester_of
+from tidegate.security.attestation.measurement import Measurement, measured
+from tidegate.security.certificate_identity import Identity
+from tidegate.security.tls import tls_of
+from tidegate.servers.grpc_server import grpc_door
+from tidegate.servers.role_guard import Secured
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.tracing.span import Value
+from tidegate.tracing.trace_context import Trace
 from tidegate.workers.process import WorkerProcess
+from tidegate.workers.recycling import Recycling
 
 DOOR_GRACE_S = 0.1  # what calls that are left get when the door closes, after the drain
 log = structlog.get_logger(__name__)

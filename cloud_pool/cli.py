@@ -10,8 +10,8 @@ import uvloop
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
-from tidegate import events
-from tidegate.process import process_options, run
+from tidegate.runtime import events
+from tidegate.runtime.process import process_options, run
 
 
 @click.command(

@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from cloud_pool.core.control import ControlLimits
-from cloud_pool.core.health import HealthLimits
-from tidegate.attest.attester import AttestationConfig
+from cloud_pool.core.health.adaptive_control import ControlLimits
+from cloud_pool.core.health.worker_health import HealthLimits
 from tidegate.config import ProcessConfig, Section
-from tidegate.limits import LimitsConfig, default_limits
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
-from tidegate.telemetry import Format, Level
-from tidegate.tls import TlsConfig
+from tidegate.runtime.logs import Format, Level
+from tidegate.security.attestation.attester import AttestationConfig
+from tidegate.security.tls import TlsConfig
+from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.tracing.config import TracingConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class RecyclingConfig(Section):
-    """When a worker is replaced by a fresh one: `core/health.py` and `core/recycling.py`."""
+    """When a worker is replaced by a fresh one: `cloud_pool/core/health/worker_health.py` and `core/recycling.py`."""
 
     enabled: bool = Field(True, description="False: workers are only replaced when they die or hang.")
     check_s: float = Field(10.0, gt=0, le=600, description="Seconds from one look at the workers to the next.")
@@ -76,7 +76,7 @@ class RecyclingConfig(Section):
 
 
 class ControlConfig(Section):
-    """What the pool may change about itself while it serves: `core/control.py`."""
+    """What the pool may change about itself while it serves: `cloud_pool/core/health/adaptive_control.py`."""
 
     enabled: bool = Field(True, description="False: batch cap, concurrency and precision stay as configured.")
     latency_target_s: float | None = Field(

@@ -14,9 +14,9 @@ from math import inf
 
 from prometheus_client.metrics_core import Metric
 
-from cloud_pool.scheduler import Scheduler
-from cloud_pool.steward import Steward
-from cloud_pool.supervisor import Supervisor
+from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.workers.health_controller import Steward
+from cloud_pool.workers.supervisor import Supervisor
 from tidegate import clock
 from tidegate.metrics.families import Row, counter, gauge, histogram
 from tidegate.metrics.served import ServedCounts

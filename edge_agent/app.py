@@ -21,46 +21,46 @@ import grpc
 import structlog
 from msgspec.structs import replace
 
-from edge_agent.catalogue import Entry
 from edge_agent.config import EdgeConfig
-from edge_agent.core.admission import EdgeQueue
-from edge_agent.core.conditions import Endurance
+from edge_agent.core.device_conditions import Endurance
+from edge_agent.core.edge_queue import EdgeQueue
 from edge_agent.core.reporting import AgentState
-from edge_agent.costs import costs_of
-from edge_agent.deployment import Deployment
-from edge_agent.dialling import dialling_of
-from edge_agent.epoch import EpochStore
-from edge_agent.host import EdgeHost
-from edge_agent.local import LocalHost
-from edge_agent.memory import MemoryWatch
-from edge_agent.offline import Offline
-from edge_agent.openai import openai_table
-from edge_agent.priority import worker_starter
-from edge_agent.routes import device_routes
-from edge_agent.runner import Runner
-from edge_agent.scheduler import Scheduler
-from edge_agent.scrape import open_metrics
-from edge_agent.sensors import Sensors
-from edge_agent.sync import EdgeSync
+from edge_agent.delivery.deployment import Deployment
+from edge_agent.device.memory import MemoryWatch
+from edge_agent.device.sensors import Sensors
+from edge_agent.device.worker_priority import worker_starter
+from edge_agent.fleet.dialling import dialling_of
+from edge_agent.fleet.epoch import EpochStore
+from edge_agent.fleet.sync import EdgeSync
+from edge_agent.offline.service import Offline
+from edge_agent.serving.catalogue import Entry
+from edge_agent.serving.costs import costs_of
+from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.local import LocalHost
+from edge_agent.serving.metrics_port import open_metrics
+from edge_agent.serving.openai import openai_table
+from edge_agent.serving.routes import device_routes
+from edge_agent.serving.runner import Runner
+from edge_agent.serving.scheduler import Scheduler
 from tidegate import __version__, clock
-from tidegate.attest.attester import Attester, attester_of
-from tidegate.attest.measurement import Measurement, measured
-from tidegate.backoff import Backoff
-from tidegate.doors.grpc_door import grpc_door
-from tidegate.doors.guard import Secured
-from tidegate.doors.http_door import http_door
 from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.messages import Admission
-from tidegate.link.asker import ROOM_BYTES
-from tidegate.link.challenged import no_evidence
+from tidegate.link.attestation_challenge import no_evidence
+from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
-from tidegate.oip.grpc_server import OipService
-from tidegate.oip.http_server import OipRoutes, error_middleware
-from tidegate.oip.intake import Held
-from tidegate.pki.identity import Identity, Role
-from tidegate.process import StartError
-from tidegate.tls import Tls, check_encrypted, tls_of
+from tidegate.oip.body_budget import Held
+from tidegate.oip.grpc.server import OipService
+from tidegate.oip.http.server import OipRoutes, error_middleware
+from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.process import StartError
+from tidegate.security.attestation.attester import Attester, attester_of
+from tidegate.security.attestation.measurement import Measurement, measured
+from tidegate.security.certificate_identity import Identity, Role
+from tidegate.security.tls import Tls, check_encrypted, tls_of
+from tidegate.servers.grpc_server import grpc_door
+from tidegate.servers.http_server import http_door
+from tidegate.servers.role_guard import Secured
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.workers.warmup import warm

@@ -8,10 +8,10 @@ import click
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
-from edge_agent.doctor_cli import doctor
-from edge_agent.store.cli import store
-from tidegate import events
-from tidegate.process import process_options, run
+from edge_agent.device.doctor_cli import doctor
+from edge_agent.offline.store_cli import store
+from tidegate.runtime import events
+from tidegate.runtime.process import process_options, run
 
 
 @click.group(

@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from edge_agent.core.roads import DialOut
-from tidegate.attest.attester import AttestationConfig
+from edge_agent.core.dial_policy import DialOut
 from tidegate.config import ProcessConfig, Section
 from tidegate.fleet.topics import checked_name
-from tidegate.limits import LimitsConfig, default_limits
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
-from tidegate.telemetry import Format, Level
-from tidegate.tls import TlsConfig
+from tidegate.runtime.logs import Format, Level
+from tidegate.security.attestation.attester import AttestationConfig
+from tidegate.security.tls import TlsConfig
+from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.tracing.config import TracingConfig
 
 Port = Annotated[int, Field(ge=0, le=65535)]

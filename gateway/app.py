@@ -20,21 +20,22 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from gateway.artifacts.config import ArtifactsConfig
 from gateway.catalog import Catalog
-from gateway.conductor import Conductor
-from gateway.config import GatewayConfig
-from gateway.console.watch import Watch
-from gateway.core.fleet import Fleet
-from gateway.core.flown import Memory
-from gateway.core.gate import Gate
-from gateway.core.least_request import Guarded
-from gateway.core.quarantine import Quarantine
-from gateway.core.target import TargetSpec
-from gateway.directory import Directory
-from gateway.host import GatewayHost
+from gateway.config.gateway import GatewayConfig
+from gateway.core.admission.placement_guard import Gate
+from gateway.core.admission.quarantine import Quarantine
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.target import TargetSpec
+from gateway.core.history.recorder import Memory
+from gateway.core.placement.fallback import Guarded
+from gateway.delivery.artifacts.config import ArtifactsConfig
+from gateway.delivery.service import Shipping
+from gateway.delivery.trials import Trials
+from gateway.fleet_sync.sync import FleetSync
+from gateway.http.openapi import openapi_routes
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
+from gateway.ingest.service import Taking
 from gateway.layers.admit import admit
 from gateway.layers.authenticate import authenticate
 from gateway.layers.expire import expire
@@ -42,33 +43,33 @@ from gateway.layers.observe import observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
-from gateway.link_port import dialled_in_of, link_port, told_to_devices
-from gateway.operators import admin_middlewares, asking, operator_routes
-from gateway.policy import admission_of, policy_of, say_prediction
-from gateway.protocols.openapi import openapi_routes
-from gateway.shipping import Shipping
-from gateway.sync import FleetSync
-from gateway.taking import Taking
-from gateway.trial_routes import trial_routes
-from gateway.trial_told import trial_families
-from gateway.trials import Trials
-from gateway.upstream.appraiser import Appraiser
-from gateway.watching import Watching, soon
-from tidegate import clock, events
-from tidegate.doors.address import is_loopback
-from tidegate.doors.grpc_door import grpc_door
-from tidegate.doors.guard import Secured
-from tidegate.doors.http_door import Entrance, http_door
-from tidegate.doors.limits import raise_file_limit
-from tidegate.link.asker import ROOM_BYTES
+from gateway.observe.telemetry import Watching, soon
+from gateway.operate.admin_routes import admin_middlewares, asking, operator_routes
+from gateway.operate.console.history import Watch
+from gateway.operate.trial_report import trial_families
+from gateway.operate.trial_routes import trial_routes
+from gateway.placement_policy import admission_of, policy_of, say_prediction
+from gateway.serving.dispatcher import Conductor
+from gateway.serving.host import GatewayHost
+from gateway.targets.attestation_verifier import Appraiser
+from gateway.targets.directory import Directory
+from gateway.targets.link_port import dialled_in_of, link_port, told_to_devices
+from tidegate import clock
+from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository
-from tidegate.oip.grpc_server import OipService
-from tidegate.oip.http_server import OipRoutes, error_middleware
-from tidegate.oip.intake import Held
+from tidegate.oip.body_budget import Held
+from tidegate.oip.grpc.server import OipService
+from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
-from tidegate.pki.identity import Identity
-from tidegate.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
+from tidegate.runtime import events
+from tidegate.security.certificate_identity import Identity
+from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
+from tidegate.servers.address import is_loopback
+from tidegate.servers.grpc_server import grpc_door
+from tidegate.servers.http_server import Entrance, http_door
+from tidegate.servers.limits import raise_file_limit
+from tidegate.servers.role_guard import Secured
 from tidegate.types import InferRequest
 
 log = structlog.get_logger(__name__)
@@ -148,7 +149,7 @@ class Gateway:
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
             versions(self.catalog.siblings, self.fleet, clock.now, self._draw, self.trials),  # where there are two
-            inner=self.conductor.infer,  # drives core/request.py: places, launches, hedges, falls back
+            inner=self.conductor.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
             *self.watching.layers,  # traces: whatever is counted or logged further in can name its trace

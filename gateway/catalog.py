@@ -3,8 +3,8 @@
 Read by every request, so it is a few dictionaries. The repository outranks a foreign description of the same version:
 its manifest has bounds, qualities and a tokenizer that metadata lacks.
 
-A version that was shipped to devices (`gateway/rollouts`) is known by its full name, and is not what "the latest"
-means: while it is on its way most devices lack it. Where it takes and gives the same as the latest, the two are
+A version that was shipped to devices (`gateway/delivery/rollouts`) is known by its full name, and is not what "the
+latest" means: while it is on its way most devices lack it. Where it takes and gives the same as the latest, the two are
 siblings, and a request that names no version may be answered by either (`layers/versions.py`).
 """
 

@@ -8,8 +8,8 @@ import click
 import uvloop
 
 from gateway.app import serve
-from gateway.config import GatewayConfig
-from tidegate.process import process_options, run
+from gateway.config.gateway import GatewayConfig
+from tidegate.runtime.process import process_options, run
 
 _EXAMPLES = """
 \b

@@ -10,13 +10,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from simulator import plot as plots
-from simulator.baselines import POLICIES
-from simulator.replay import Replay, replay
-from simulator.report import Figures, rows
-from simulator.scenario_file import Loaded, ScenarioError, load, names
+from simulator.baselines.baselines import POLICIES
+from simulator.replay.replay import Replay, replay
+from simulator.report import plot as plots
+from simulator.report.report import Figures, rows
+from simulator.scenarios.scenario_file import Loaded, ScenarioError, load, names
+from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
-from simulator.what_if import with_link, with_more_devices
 
 PNG = click.Path(dir_okay=False, path_type=Path)
 

@@ -13,9 +13,9 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import sqrt
 
-from simulator.report import Figures, figures
-from simulator.scenario_file import Loaded
-from simulator.world import Run, simulate
+from simulator.report.report import Figures, figures
+from simulator.scenarios.scenario_file import Loaded
+from simulator.world.world import Run, simulate
 
 KNEE_POLICY = "static+ledger"
 KNEE_ATTAINMENT = 0.9

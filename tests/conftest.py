@@ -20,4 +20,4 @@ settings.register_profile(
 )
 settings.load_profile("tidegate")
 
-pytest_plugins = ["tests.support.models", "simulator.pytest_plugin"]
+pytest_plugins = ["tests.support.models.demo_models", "tidegate.testing.pytest_plugin"]

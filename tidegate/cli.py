@@ -20,9 +20,9 @@ from typing import Any, Final
 import click
 
 from tidegate.config import ConfigError
-from tidegate.lifeline import die_with_parent
 from tidegate.models.repository import RepositoryError
 from tidegate.outcome import ServeError
+from tidegate.runtime.lifeline import die_with_parent
 
 GROUP: Final = "tidegate.commands"
 # Which extra brings what a command imports; a command that is not here needs no extra.

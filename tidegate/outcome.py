@@ -129,7 +129,7 @@ class Poisonous(InternalError):
     """The engine raised on this request, or its worker went down, while it was tried by itself: batch-mates did not.
 
     It counts against the target like any defect, since a device that is broken fails whoever is alone on it; what it
-    says of who sent it is weighed where senders are known (`gateway/core/quarantine.py`).
+    says of who sent it is weighed where senders are known (`gateway/core/admission/quarantine.py`).
     """
 
     code = "poisonous"

@@ -20,9 +20,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from tidegate.identity import Identity
-from tidegate.pin import Pin
-from tidegate.trace import Trace
+from tidegate.placement_pin import Pin
+from tidegate.security.caller import Identity
+from tidegate.tracing.trace_context import Trace
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]

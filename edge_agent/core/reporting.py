@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
-from edge_agent.core.conditions import news_of
+from edge_agent.core.device_conditions import news_of
 from tidegate.fleet.conditions import UNTOLD, Conditions
 from tidegate.fleet.messages import (
     Admission,

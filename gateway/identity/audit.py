@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.core.coalesced import Coalesced
+from gateway.identity.event_throttle import Coalesced
 from gateway.identity.keyring import Changes
 from tidegate import clock
 from tidegate.oip.guard import Presented

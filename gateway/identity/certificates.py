@@ -18,8 +18,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from gateway.identity.config import MtlsConfig
-from gateway.identity.proof import Unproved
-from tidegate.identity import Identity
+from gateway.identity.credential import Unproved
+from tidegate.security.caller import Identity
 
 REMEMBERED: Final = 4096
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from tidegate.config import Section
-from tidegate.identity import Grant, Limits, Right
 from tidegate.oip.tenant import RULE, is_tenant
-from tidegate.pin import Pin
+from tidegate.placement_pin import Pin
+from tidegate.security.caller import Grant, Limits, Right
 
 Algorithm = Literal["RS256", "ES256", "EdDSA"]
 

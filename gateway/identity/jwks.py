@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
+from gateway.followed_file import FollowedFile
 from tidegate import clock
 from tidegate.config import ConfigError
-from tidegate.followed_file import FollowedFile
-from tidegate.owned_task import OwnedTask
+from tidegate.runtime.owned_task import OwnedTask
 
 MOST_BYTES: Final = 256 * 1024
 MOST_KEYS: Final = 64

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.api_key import SECRET_BYTES, KeyRecord, Lock
+from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, Lock
 from tidegate.config import ConfigError
-from tidegate.durable import sync_folder
+from tidegate.storage.atomic_file import sync_folder
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 64 * 2**20

@@ -1,15 +1,15 @@
-"""API keys as a running gateway knows them: the file's, reloaded within a second of a change (`followed_file.py`)."""
+"""API keys as a running gateway knows them: the file's, reloaded within a second of a change (`gateway/followed_file.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from gateway.core.api_key import NOBODY, KeyRecord, Lock, shown
+from gateway.core.access.api_key import NOBODY, KeyRecord, Lock, shown
+from gateway.followed_file import FollowedFile
+from gateway.identity.credential import Unproved
 from gateway.identity.key_file import read_keys
-from gateway.identity.proof import Unproved
-from tidegate.followed_file import FollowedFile
-from tidegate.identity import Identity
+from tidegate.security.caller import Identity
 
 Changes = dict[str, list[str]]  # created · changed · revoked · removed → ids
 

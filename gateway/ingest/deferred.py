@@ -19,18 +19,18 @@ from typing import Final, Self
 import structlog
 from msgspec.structs import replace
 
-from gateway.ingest.ingest import Ingest
 from gateway.ingest.journal import Job
+from gateway.ingest.receiver import Ingest
 from tidegate import clock
-from tidegate.database import Unavailable
 from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, Answer
 from tidegate.models.manifest import Manifest
 from tidegate.oip.call import call_of
-from tidegate.oip.grpc import message_from_response, request_from_bytes
+from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, message_of
 from tidegate.outcome import CallerError, ServeError, TooLarge
-from tidegate.owned_task import cancelled
+from tidegate.runtime.owned_task import cancelled
+from tidegate.storage.database import Unavailable
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "deferred"

@@ -1,6 +1,6 @@
 """What this gateway has taken from devices, as SQL: the memory against duplicates, the work, the answers, the records.
 
-    seen      (device, id) of everything that was taken, for seven days or as long as the room lasts (`core/dedup.py`)
+    seen      (device, id) of everything that was taken, for seven days or as long as the room lasts (`dedup.py`)
     jobs      deferred requests that are not answered yet
     answers   what became of them, for devices that ask, for seven days
     records   results, events and answers in the order in which they came: an operator's own program reads them by
@@ -18,9 +18,9 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final, NamedTuple
 
-from gateway.core.dedup import WINDOW_S, judge, reach_s
-from tidegate.database import Full
+from gateway.ingest.dedup import WINDOW_S, judge, reach_s
 from tidegate.fleet.stored import MAX_WORDS, Answer, Forwarded, Refusal
+from tidegate.storage.database import Full
 
 ROW_BYTES: Final = 256
 MOST_OF_ONE: Final = 0.25  # of the room, for one device's deferred requests: no device keeps the others out

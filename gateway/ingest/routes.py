@@ -17,11 +17,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.ingest.ingest import Ingest
-from tidegate.database import Unavailable
-from tidegate.oip.grpc import response_from_bytes
-from tidegate.oip.http import BinaryOutputs, encode_response
+from gateway.ingest.receiver import Ingest
+from tidegate.oip.grpc.codec import response_from_bytes
+from tidegate.oip.http.codec import BinaryOutputs, encode_response
 from tidegate.outcome import ServeError
+from tidegate.storage.database import Unavailable
 
 MOST: Final = 1000
 

@@ -1,4 +1,4 @@
-"""Refuse a call the moment it is clear that there is no room for it: the enforcement of `core/admission.py`.
+"""Refuse a call the moment it is clear that there is no room for it: the enforcement of `gateway/core/admission/admission.py`.
 
 Nothing is decided here. Whoever is let in is let out again, however the call ends.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
-from gateway.core.admission import Admission, Applicant
+from gateway.core.admission.admission import Admission, Applicant
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, InferRequest, Reply
 

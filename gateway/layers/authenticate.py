@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.admission import Admission
-from gateway.core.entitlement import entitled
-from gateway.core.tenants import Purse
+from gateway.core.access.entitlement import entitled
+from gateway.core.admission.admission import Admission
+from gateway.core.admission.tenants import Purse
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, Reply
 

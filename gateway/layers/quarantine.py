@@ -1,4 +1,4 @@
-"""Refuse whoever has lately brought engines down: the enforcement of `core/quarantine.py`.
+"""Refuse whoever has lately brought engines down: the enforcement of `gateway/core/admission/quarantine.py`.
 
 The layer refuses at the door; `Witness` hears of every attempt's end from the conductor, and says once in the log
 whenever somebody's quarantine begins.
@@ -11,7 +11,7 @@ from math import ceil
 
 import structlog
 
-from gateway.core.quarantine import FOR_S, Quarantine, Suspect
+from gateway.core.admission.quarantine import FOR_S, Quarantine, Suspect
 from gateway.layers.admit import fingerprint
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import Overloaded, Poisonous, ServeError

@@ -1,13 +1,14 @@
 """A request that names no version gets one, and another if nobody can answer with that.
 
-While a new version is rolled out, some devices have it and some do not (`core/version_shares.py` says who gets what).
-The version is settled here, before placement, so that all attempts of one flight ask for one; and where the flight
-fails for want of a place or of a working target, the request flies again with another version that is served, while its
-time lasts. A first flight with a version that nobody has committed yet, or that is on trial, gets most of the time and
-not all of it, so that a device that hangs with it costs a request some of its budget and not its answer.
+While a new version is rolled out, some devices have it and some do not (`gateway/core/versions/version_shares.py` says
+who gets what). The version is settled here, before placement, so that all attempts of one flight ask for one; and where
+the flight fails for want of a place or of a working target, the request flies again with another version that is
+served, while its time lasts. A first flight with a version that nobody has committed yet, or that is on trial, gets
+most of the time and not all of it, so that a device that hangs with it costs a request some of its budget and not its
+answer.
 
-Where an operator has two versions on trial, the trial says whose turn it is instead (`core/splits.py`), and is told how
-each of them did.
+Where an operator has two versions on trial, the trial says whose turn it is instead
+(`gateway/core/versions/traffic_split.py`), and is told how each of them did.
 
 Models of which no version was shipped and none is on trial are passed on at the cost of two look-ups.
 """
@@ -19,8 +20,8 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from gateway.core.fleet import SERVING, Fleet
-from gateway.core.version_shares import Standing, in_turn, shares
+from gateway.core.fleet.fleet import SERVING, Fleet
+from gateway.core.versions.version_shares import Standing, in_turn, shares
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import CapacityError, ModelNotFound, NothingAlive, NotSupported, PeerError
 from tidegate.types import Call, Reply
@@ -32,7 +33,7 @@ _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 
 
 class Trial(Protocol):
-    """What an operator has set (`gateway/trials.py`)."""
+    """What an operator has set (`gateway/delivery/trials.py`)."""
 
     def turn(self, call: Call) -> Sequence[str]:
         """The versions to ask, in this order; none: nothing is set for its model. Raises InvalidRequest."""

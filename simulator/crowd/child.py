@@ -19,11 +19,12 @@ from time import process_time
 
 from simulator.crowd.device import Device
 from simulator.crowd.life import Habits
-from tidegate import clock, events
-from tidegate.doors.limits import raise_file_limit
-from tidegate.lifeline import die_with_parent
-from tidegate.owned_task import cancelled
-from tidegate.telemetry import configure_logging
+from tidegate import clock
+from tidegate.runtime import events
+from tidegate.runtime.lifeline import die_with_parent
+from tidegate.runtime.logs import configure_logging
+from tidegate.runtime.owned_task import cancelled
+from tidegate.servers.limits import raise_file_limit
 
 TELL_EVERY_S = 1.0
 

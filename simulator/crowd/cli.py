@@ -16,7 +16,7 @@ from rich.table import Table
 from simulator.crowd.crowd import Crowd, CrowdFailed, Seen
 from simulator.crowd.life import Habits
 from tidegate import clock
-from tidegate.broker_url import BrokerUrl
+from tidegate.mqtt.broker_url import BrokerUrl
 
 LOOK_EVERY_S = 1.0
 

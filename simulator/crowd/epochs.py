@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.epoch import EpochStore
+from edge_agent.fleet.epoch import EpochStore
 
 
 class Forgetful(EpochStore):

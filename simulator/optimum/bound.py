@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from simulator.arrivals import Request, requests
-from simulator.conditions import SETTLING_S, Conditions
 from simulator.optimum.machines import Floats, Machine, machines
-from simulator.scenario_file import Loaded
+from simulator.scenarios.scenario_file import Loaded
+from simulator.world.arrivals import Request, requests
+from simulator.world.conditions import SETTLING_S, Conditions
 
 SLOT_S = 0.1
 

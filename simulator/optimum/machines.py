@@ -28,13 +28,13 @@ from math import ceil, exp, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrivals import Request
-from simulator.conditions import Conditions
 from simulator.optimum.reach import Reach, reaches
-from simulator.scenario import EdgeGroup, PoolSpec, Scenario
-from simulator.wire import ANSWER_BYTES, REQUEST_BYTES
+from simulator.scenarios.scenario import EdgeGroup, PoolSpec, Scenario
 from simulator.workers.slowness import Piece
 from simulator.workers.worker import edge_offers, offers_of, true_table
+from simulator.world.arrivals import Request
+from simulator.world.conditions import Conditions
+from simulator.world.link_stream import ANSWER_BYTES, REQUEST_BYTES
 from tidegate.estimate.cost_table import CostTable
 
 Floats = NDArray[np.float64]

@@ -1,12 +1,14 @@
 """The ways of a link at their best: earliest arrival at a worker, latest departure for a deadline.
 
-`usual` is for who predicts instead (`clairvoyant.py`): the same, with jitter at its median, and sent at once.
+`usual` is for who predicts instead (`simulator/baselines/clairvoyant.py`): the same, with jitter at its median, and
+sent at once.
 
-A link's stages are outage → loss → capacity → delay (`links/profile.py`). What is known beforehand is taken as it is:
-outages, partitions, bad weather, the base delay, and the time that a frame's own bytes take on the wire. What depends
-on who sends what is taken at its best: jitter at its least, nothing lost, nobody else's bytes in the queue, a recorded
-capacity of no limit, and after an outage a retransmission in the very instant of healing. A sender may also wait for
-the weather to clear. So nothing real arrives earlier than `earliest`, and nothing that left after `latest` is in time.
+A link's stages are outage → loss → capacity → delay (`tidegate/netsim/links/profile.py`). What is known beforehand is
+taken as it is: outages, partitions, bad weather, the base delay, and the time that a frame's own bytes take on the
+wire. What depends on who sends what is taken at its best: jitter at its least, nothing lost, nobody else's bytes in the
+queue, a recorded capacity of no limit, and after an outage a retransmission in the very instant of healing. A sender
+may also wait for the weather to clear. So nothing real arrives earlier than `earliest`, and nothing that left after
+`latest` is in time.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 
-from simulator.conditions import Conditions
-from simulator.links.profile import Air, LinkProfile, worse_by
-from simulator.links.regime import Stretches, Windows
+from simulator.world.conditions import Conditions
+from tidegate.netsim.links.profile import Air, LinkProfile, worse_by
+from tidegate.netsim.links.regime import Stretches, Windows
 
 Window = tuple[float, float]
 _SURELY = 1e-9  # one frame in a billion has less jitter than what is taken for the least

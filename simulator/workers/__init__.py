@@ -1,8 +1,9 @@
 """What computes: edges around the real edge queue, pools around the real batcher, and the truth about their speed.
 
 The queues, their predictions and refusals are the very objects that serve (`EdgeQueue`, `Batcher`, `ServiceTime`);
-these files do for them what `edge_agent/scheduler.py` and `cloud_pool/scheduler.py` do with asyncio: they take jobs in,
-start what they release, wake at the instants they name and send each answer or refusal back on the stream it came from.
+these files do for them what `edge_agent/serving/scheduler.py` and `cloud_pool/scheduling/scheduler.py` do with asyncio:
+they take jobs in, start what they release, wake at the instants they name and send each answer or refusal back on the
+stream it came from.
 
     job        one request as it stands before a worker, and whom its answer goes to
     slowness   how much slower a device is at an instant than it measured

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from cloud_pool.core.batching import Batcher
-from cloud_pool.core.grouping import Shape, padded
-from cloud_pool.core.latency_model import LatencyModel
-from cloud_pool.core.queued import Queued
-from simulator.events import Alarm, EventQueue
-from simulator.links.regime import Windows
-from simulator.scenario import ModelSpec
+from cloud_pool.core.batching.batcher import Batcher
+from cloud_pool.core.batching.grouping import Shape, padded
+from cloud_pool.core.batching.latency_model import LatencyModel
+from cloud_pool.core.batching.queue_item import Queued
+from simulator.scenarios.scenario import ModelSpec
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, Takes, Truth, Worker, true_table
+from simulator.world.event_queue import Alarm, EventQueue
 from tidegate.fleet.offers import ModelOffer
+from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError
 from tidegate.priority import order_key
 from tidegate.types import Accepted

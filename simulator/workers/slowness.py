@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from simulator.links.regime import Stretches, Windows
+from tidegate.netsim.links.regime import Stretches, Windows
 
 
 class Piece(NamedTuple):

@@ -18,14 +18,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from simulator.events import EventQueue
-from simulator.links.regime import Windows
-from simulator.scenario import EdgeGroup, ModelSpec, Scenario
+from simulator.scenarios.scenario import EdgeGroup, ModelSpec, Scenario
 from simulator.workers.job import VERSION, Job
 from simulator.workers.slowness import Slowness
+from simulator.world.event_queue import EventQueue
 from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import ServeError
 from tidegate.types import LoadReport
 
@@ -33,7 +33,7 @@ Takes = Mapping[str, tuple[tuple[float, float], ...]]  # by model: (work units, 
 NO_TAKES: Final[Takes] = MappingProxyType({})
 
 FAILS_IN_S: Final = 0.001
-MOVED: Final = 4  # as in `edge_agent/scheduler.py`: the queue has moved by so much since it was last told
+MOVED: Final = 4  # as in `edge_agent/serving/scheduler.py`: the queue has moved by so much since it was last told
 
 
 class Worker(ABC):

@@ -10,9 +10,9 @@ from typing import Any
 
 import gateway.app
 from gateway import cli
-from gateway.core.flown import Given
-from gateway.flight import Flight
-from gateway.watching import Watching
+from gateway.core.history.recorder import Given
+from gateway.observe.telemetry import Watching
+from gateway.serving.execution import Flight
 
 
 class Unwatched(Watching):

@@ -15,10 +15,10 @@ from random import Random
 from statistics import median
 from time import thread_time_ns
 
-from cloud_pool.core.batching import Batcher
-from cloud_pool.core.grouping import Shape
-from cloud_pool.core.latency_model import LatencyModel
-from cloud_pool.core.queued import Queued
+from cloud_pool.core.batching.batcher import Batcher
+from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.latency_model import LatencyModel
+from cloud_pool.core.batching.queue_item import Queued
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
 SIZES = (10, 1_000, 100_000)

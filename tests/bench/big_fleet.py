@@ -13,8 +13,8 @@ from time import process_time
 
 import psutil
 
-from simulator.scenario_file import load
-from simulator.world import World
+from simulator.scenarios.scenario_file import load
+from simulator.world.world import World
 from tests.bench.harness import Goal, Report, parser, table
 
 FULL, QUICK = 1_000_000, 10_000

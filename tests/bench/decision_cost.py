@@ -18,12 +18,12 @@ from time import thread_time_ns
 
 import numpy as np
 
-from gateway.core.events import LinkLoad, LinkRtt, LinkUp
-from gateway.core.evidence import Attempt
-from gateway.core.fleet import Fleet
-from gateway.core.placement import Ask, Placer
-from gateway.core.target import TargetSpec
-from gateway.core.value import ValuePlacer
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.target import TargetSpec
+from gateway.core.placement.placer import Ask, Placer
+from gateway.core.placement.utility import ValuePlacer
+from gateway.core.request.attempt import Attempt
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.types import LoadReport

@@ -2,7 +2,7 @@
 
     python -m tests.bench.degradation [--quick]
 
-A worker's life is simulated second by second and told to the real `gateway.core.degradation`:
+A worker's life is simulated second by second and told to the real `gateway.core.health.degradation`:
 
     compute   recorded residuals of a real int8 model (`record_residuals.py`), replayed at the worker's own rate of
               answers in stretches of a minute that begin anywhere: tails and togetherness stay as they were recorded
@@ -31,7 +31,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.core.degradation import Degradation, Name
+from gateway.core.health.degradation import Degradation, Name
 from tests.bench.harness import ROOT, Goal, Report, parser, table
 from tidegate.fleet.conditions import Conditions
 

@@ -22,20 +22,20 @@ from typing import Any, Final
 
 import grpc
 
-from edge_agent.core.roads import Roads
-from edge_agent.dialling import Dialling
-from gateway.core.events import LinkDown, LinkEvent, LinkUp
-from gateway.core.target import TargetSpec
-from gateway.upstream.dialled_in import DialledIn
-from gateway.upstream.link import LinkTarget
-from gateway.upstream.roads import DeviceTarget
-from gateway.upstream.target import Target
-from simulator.proxy.link import Link
+from edge_agent.core.dial_policy import Roads
+from edge_agent.fleet.dialling import Dialling
+from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp
+from gateway.core.fleet.target import TargetSpec
+from gateway.targets.device import DeviceTarget
+from gateway.targets.dial_in import DialledIn
+from gateway.targets.link import LinkTarget
+from gateway.targets.target import Target
 from tests.bench.harness import Goal, Report, Spread, parser, ratios, table
-from tests.support.hosts import EchoHost, echo_request
+from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate.link.service import LinkService
 from tidegate.link.streams import MAX_ENVELOPE_BYTES, METHOD, SERVICE
-from tidegate.oip.grpc_server import server_options
+from tidegate.netsim.proxy.link import Link
+from tidegate.oip.grpc.server import server_options
 from tidegate.types import LoadReport
 
 HOP_AIM, RETURN_AIM_S = 1.1, 1.0

@@ -1,9 +1,10 @@
 """The fault matrix: what Tidegate holds while links, devices, brokers and callers fail (routing.md B10).
 
-One fleet of real processes (`tests/support/matrix.py`: 8 edges and a pool that only take their time, Mosquitto, a
-gateway, every link simulated) plays row after row under an open loop at 0.6 of its knee. Each row prints one goal: how
-many of its acceptance numbers it missed, and all of them in words. What is stricter than a row's own numbers and holds
-for all stands in `fault_rows/trial.py`: every request ends once, in time or at its deadline, with a documented status.
+One fleet of real processes (`tests/support/faults/matrix.py`: 8 edges and a pool that only take their time, Mosquitto,
+a gateway, every link simulated) plays row after row under an open loop at 0.6 of its knee. Each row prints one goal:
+how many of its acceptance numbers it missed, and all of them in words. What is stricter than a row's own numbers and
+holds for all stands in `fault_rows/trial.py`: every request ends once, in time or at its deadline, with a documented
+status.
 
 It can be wrong where the machine is busy: a process that does not get the CPU for 50 ms answers late by so much, and
 this bench cannot tell. `sent late` says how late the load itself was; repeat what looks odd.
@@ -22,8 +23,8 @@ from typing import Any, Final
 from tests.bench.fault_rows import broker, callers, devices, links, lives, rumours, soak, workers
 from tests.bench.fault_rows.trial import Check, Trial
 from tests.bench.harness import Goal, Report, parser, table
-from tests.support.matrix import Matrix
-from tests.support.matrix_seen import Seen
+from tests.support.faults.matrix import Matrix
+from tests.support.faults.matrix_seen import Seen
 
 TRIALS: Final = (
     *links.TRIALS, *devices.TRIALS, *workers.TRIALS, *broker.TRIALS, *rumours.TRIALS, *callers.TRIALS, *soak.TRIALS,

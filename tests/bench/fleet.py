@@ -27,10 +27,10 @@ from typing import Any, Final
 from simulator.crowd.crowd import Crowd
 from simulator.crowd.life import Habits
 from tests.bench.harness import Goal, Report, parser, table
-from tests.support.brokers import MOSQUITTO, Mosquitto
-from tests.support.fleet_stack import FleetStack
+from tests.support.faults.fleet_stack import FleetStack
+from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
-from tidegate.broker_config import QUEUE_LINES
+from tidegate.tools.broker.mosquitto_config import QUEUE_LINES
 
 CORE_AIM, STALENESS_AIM, BACK_AIM_S, ASKED_AIM = 0.15, 1.5, 30.0, 0.05
 LOOK_EVERY_S: Final = 0.5

@@ -27,9 +27,9 @@ from typing import Any
 
 import yaml
 
-from simulator.testing.ports import free_port
 from tests.bench import workload
 from tests.bench.harness import RESULTS, Child, Goal, Report, Spread, cores, parser, ratios, table
+from tidegate.testing.ports import free_port
 
 CONCURRENCY = (1, 16, 64)
 SYSTEMS = ("floor", "unary", "link")

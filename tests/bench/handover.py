@@ -17,9 +17,9 @@ from statistics import median
 import uvloop
 
 from tests.bench.harness import Goal, Report, Spread, parser, ratios, table
-from tests.pool.workers import text, write_text_model
+from tests.cloud_pool.workers_support import text, write_text_model
 from tidegate import clock
-from tidegate.workers.handover import SHARE_FROM_BYTES
+from tidegate.workers.array_transport import SHARE_FROM_BYTES
 from tidegate.workers.process import EngineSpec, WorkerProcess
 
 SIZES = {"0.07 MB": (1, 4096), "0.2 MB": (1, 12800), "1.6 MB": (64, 1600), "25 MB": (64, 25000)}  # rows and tokens

@@ -14,9 +14,9 @@ from time import perf_counter
 
 import uvloop
 
-from gateway.upstream.link import LinkTarget
-from gateway.upstream.target import Target
-from gateway.upstream.unary import UnaryTarget
+from gateway.targets.link import LinkTarget
+from gateway.targets.target import Target
+from gateway.targets.unary import UnaryTarget
 from tests.bench import workload
 from tests.bench.load_generator import summary, tell
 from tidegate import clock

@@ -26,11 +26,11 @@ from typing import Any, Final
 
 from tests.bench.harness import ROOT, Child, Goal, Report, Spread, parser, ratios, table
 from tests.bench.open_loop import Answer
-from tests.support.fleet_stack import FleetStack
-from tests.support.guarded import Keys
+from tests.support.faults.fleet_stack import FleetStack
+from tests.support.gateway.guarded import Keys
 from tidegate import clock
-from tidegate.build.paced import add_paced, costs_of_scenario
-from tidegate.identity import Grant
+from tidegate.security.caller import Grant
+from tidegate.tools.build.demo.paced import add_paced, costs_of_scenario
 
 SCENARIO: Final = ROOT / "simulator" / "scenarios" / "paced_fleet.yaml"
 MODEL: Final = "encoder"

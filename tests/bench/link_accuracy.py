@@ -26,9 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 
-from simulator.links.trace import OPPORTUNITY_BYTES, Trace
 from tests.bench.harness import Child, Goal, Report, parser, table
 from tidegate import clock
+from tidegate.netsim.links.trace import OPPORTUNITY_BYTES, Trace
 
 DELAY_MS = 40.0
 LATE_S = 0.002

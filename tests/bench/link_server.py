@@ -13,11 +13,11 @@ import json
 import sys
 from typing import Any
 
-from simulator.links.stream import StreamProfile
-from simulator.links.trace import Trace
-from simulator.proxy.link import Link
-from simulator.proxy.scenario import convert
 from tidegate import clock
+from tidegate.netsim.links.stream import StreamProfile
+from tidegate.netsim.links.trace import Trace
+from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.scenario import convert
 
 
 async def main(upstream_port: int) -> None:

@@ -26,7 +26,7 @@ import aiohttp
 from tests.bench import workload
 from tests.bench.gateway_overhead import Measured, Point, Timing, gateway, measure, spread
 from tests.bench.harness import Child, Goal, Report, cores, parser, ratios, table
-from tests.support.otlp import Otlp, collector
+from tests.support.observe.otlp import Otlp, collector
 from tidegate import clock
 
 AIM: Final = 1.10

@@ -23,8 +23,8 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 
-from simulator.arrivals import Request, requests
-from simulator.scenario_file import load
+from simulator.scenarios.scenario_file import load
+from simulator.world.arrivals import Request, requests
 from tidegate import clock
 
 LEFT = -1

@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.bench.harness import ROOT, Goal, Report, Spread, parser, ratios, table
-from tidegate.build.corpus import texts
-from tidegate.build.measure import cosines
 from tidegate.engines.engine import Engine, load_engine
 from tidegate.models.manifest import Manifest
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import Repository
+from tidegate.tools.build.demo.corpus import texts
+from tidegate.tools.build.evaluate.measure import cosines
 
 Row = NDArray[np.int64]
 MEDIAN_TOKENS, SIGMA, FEWEST, MOST = 18, 0.9, 4, 256

@@ -11,7 +11,7 @@ from __future__ import annotations
 from statistics import median
 
 from tests.bench.harness import Goal, Report, parser, table
-from tests.support.one_device import Told, serve
+from tests.support.mqtt.one_device import Told, serve
 from tidegate.models.manifest import BatchingPolicy
 
 RATES = (60, 80, 100, 120, 130, 140, 150, 160, 180, 200)

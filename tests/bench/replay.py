@@ -31,18 +31,18 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from gateway.core.flown import Memory
-from gateway.core.placement import Decision
-from gateway.core.value import ValuePlacer
-from gateway.core.weighing import weighed
-from simulator.replay import Replay, replay
-from simulator.world import simulate
+from gateway.core.history.decision_record import weighed
+from gateway.core.history.recorder import Memory
+from gateway.core.placement.placer import Decision
+from gateway.core.placement.utility import ValuePlacer
+from simulator.replay.replay import Replay, replay
+from simulator.world.world import simulate
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tests.bench.sim_vs_real import sent
 from tests.bench.sim_vs_real_fleets import Paced
-from tests.support.fleet_stack import FleetStack
-from tests.support.fleets import NOW, ask, fleet_of, variant
-from tests.support.flowns import flown
+from tests.support.faults.fleet_stack import FleetStack
+from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tests.support.gateway.flowns import flown
 from tidegate import clock
 
 POLICIES: Final = ("value", "cheapest")

@@ -17,9 +17,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.bench.harness import Goal, Report, Spread, parser, table
-from tests.support.device_life import DeviceLife
-from tests.support.rollout_seeds import Ended, misfortune
-from tests.support.rollouts import made
+from tests.support.edge.device_life import DeviceLife
+from tests.support.edge.rollout_seeds import Ended, misfortune
+from tests.support.edge.rollouts import made
 from tidegate.fleet.reported import RolloutState
 
 SIZE_BYTES = 8_000_000

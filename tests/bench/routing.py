@@ -2,8 +2,9 @@
 
 One fleet (`office_wifi`: eight devices of mixed speed on jittering WiFi, heat and local callers, one GPU over a WAN) at
 fractions of its knee, many seeds; every policy sees the same requests, weather and heat in each. What each baseline may
-see is said in `simulator/baselines.py`; `+ledger` also gives it our in-flight ledger. Then the same fleet with four
-times the jitter, devices behind cellular links (`lte_fleet`), the pool cut off, and a step of five times the load.
+see is said in `simulator/baselines/baselines.py`; `+ledger` also gives it our in-flight ledger. Then the same fleet
+with four times the jitter, devices behind cellular links (`lte_fleet`), the pool cut off, and a step of five times the
+load.
 
 Seeds are spent where they tell something: all baselines run `BROAD_SEEDS` of them, and ours, ours without hedges and
 the best of either kind all of them; the clairvoyant, which is slow, the broad ones only. A goal compares figures of the
@@ -25,13 +26,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean
 
-from simulator.baselines import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
+from simulator.baselines.baselines import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
 from simulator.optimum.bound import Bound, NoSolver, upper_bound
-from simulator.plot import NoPlot, draw_loads, draw_timeline
-from simulator.report import Figures, Interval, difference, miss_ratio, rows, tier_share
-from simulator.scenario_file import Loaded, load
+from simulator.report.plot import NoPlot, draw_loads, draw_timeline
+from simulator.report.report import Figures, Interval, difference, miss_ratio, rows, tier_share
+from simulator.report.tally import TIMELINE_BIN_S
+from simulator.scenarios.scenario_file import Loaded, load
 from simulator.sweep import knee, sweep
-from simulator.tally import TIMELINE_BIN_S
 from tests.bench.harness import RESULTS, Goal, Report, parser, table
 
 SCENARIO = "office_wifi"

@@ -6,7 +6,7 @@ The world is the simulator's (real gateway, placement, link frames and batchers 
 replicas come and go while it runs: one that is asked for serves `START_S` later, one that is let go takes nothing new,
 finishes what it has, and is paid for until then. Every 15 s a scaler is asked, as Kubernetes does:
 
-    signal    `gateway.core.scaling`, read as an external metric of AverageValue 1; it holds back going down by itself
+    signal    `gateway.core.fleet.scaling`, read as an external metric of AverageValue 1; it holds back going down by itself
     cpu-T     HPA on CPU: ⌈replicas · busy / T⌉, those that are starting counted as idle when it would go up
     queue-T   KEDA on the queue's length: ⌈waiting / T⌉
     all three  tolerance 0.1, at most double or four more in 15 s, down to the largest wish of the last 300 s
@@ -29,13 +29,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.core.fleet import Fleet
-from gateway.core.scaling import Scaling, ScalingSpec
-from simulator.conditions import SETTLING_S
-from simulator.scenario import ArrivalsSpec, PoolSpec, Scenario, Step
-from simulator.scenario_file import Loaded, load
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.scaling import Scaling, ScalingSpec
+from simulator.scenarios.scenario import ArrivalsSpec, PoolSpec, Scenario, Step
+from simulator.scenarios.scenario_file import Loaded, load
 from simulator.workers.worker import Worker
-from simulator.world import World
+from simulator.world.conditions import SETTLING_S
+from simulator.world.world import World
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
 START_S: Final = 30.0

@@ -40,14 +40,14 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from simulator.measured import always_slow, drift_of, steady_link
-from simulator.scenario import EdgeGroup, PoolSpec, Scenario
-from simulator.scenario_file import Loaded, load
-from simulator.world import simulate
+from simulator.replay.measured import always_slow, drift_of, steady_link
+from simulator.scenarios.scenario import EdgeGroup, PoolSpec, Scenario
+from simulator.scenarios.scenario_file import Loaded, load
+from simulator.world.world import simulate
 from tests.bench.harness import Child, Goal, Report, Spread, parser, table
 from tests.bench.open_loop import Answer
 from tests.bench.sim_vs_real_fleets import FLEETS, Fleet
-from tests.support.fleet_stack import FleetStack
+from tests.support.faults.fleet_stack import FleetStack
 from tidegate import clock
 from tidegate.engines.paced import PacedEngine
 from tidegate.estimate.cost_table import CostTable

@@ -12,11 +12,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.scenario_file import SCENARIOS, load
+from simulator.scenarios.scenario_file import SCENARIOS, load
 from tests.bench.harness import ROOT
-from tests.support.fleet_stack import FleetStack
-from tidegate.build.corpus import texts
-from tidegate.build.paced import Noise, add_paced, costs_of_scenario
+from tests.support.faults.fleet_stack import FleetStack
+from tidegate.tools.build.demo.corpus import texts
+from tidegate.tools.build.demo.paced import Noise, add_paced, costs_of_scenario
 
 _WORDS: Final = 4000
 _MADE_UP: Final = [2051, 3231, 6251]

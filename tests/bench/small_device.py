@@ -31,7 +31,7 @@ import yaml
 
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tests.e2e.test_small_installs import BLOCKER, NOT_FOR
-from tests.support.brokers import MOSQUITTO, Embedded, Mosquitto
+from tests.support.mqtt.brokers import MOSQUITTO, Embedded, Mosquitto
 from tidegate.models.repository import Repository
 
 MODELS: Final = Path(__file__).parents[2] / ".tidegate" / "models"

@@ -31,8 +31,8 @@ import psutil
 
 from gateway.app import Gateway
 from tests.bench.harness import Goal, Report, parser
-from tests.support.gateway_app import Far, configured, target
-from tests.support.hosts import ECHO
+from tests.support.gateway.app import Far, configured, target
+from tests.support.serving.hosts import ECHO
 from tidegate import clock
 from tidegate.types import Accepted, Call, InferResponse, Reply, Tensor
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.links.trace import Trace
 from tests.bench.link_accuracy import allows, compare, quantile
+from tidegate.netsim.links.trace import Trace
 
 SECOND = Trace([number / 100 for number in range(1, 101)])  # 100 packets a second
 

@@ -1,9 +1,10 @@
 """Recorded cellular links: how many requests are in time with Tidegate, and with a static threshold and plain retries.
 
-One fleet of processes (`tests/support/matrix.py`), its way to the pool shaped by a recording's capacity in both
+One fleet of processes (`tests/support/faults/matrix.py`), its way to the pool shaped by a recording's capacity in both
 directions beside 20 ms of delay. For each recording the same requests are sent twice over the same seconds of it: to a
-gateway of Tidegate's, and to the same stack with a deployer's rule in its place (`tests/support/plain_gateway.py`). The
-two follow each other, recording by recording, and each gateway is a new one that first learns for some seconds.
+gateway of Tidegate's, and to the same stack with a deployer's rule in its place
+(`tests/support/gateway/plain_gateway.py`). The two follow each other, recording by recording, and each gateway is a new
+one that first learns for some seconds.
 
 It needs the recordings (TIDEGATE_TRACES, or ../shared/traces); without them it is skipped. Figures are of paced models
 on loopback: they compare rules, not machines.
@@ -17,12 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.links.trace import Trace
-from simulator.testing.traces import TraceFinder, TraceMissing, folders
 from tests.bench.harness import ROOT, Goal, Report, parser, table
-from tests.support.matrix import WAN, Act, Matrix, Row
-from tests.support.matrix_seen import Phase, Seen
-from tests.support.plain_gateway import NAME
+from tests.support.faults.matrix import WAN, Act, Matrix, Row
+from tests.support.faults.matrix_seen import Phase, Seen
+from tests.support.gateway.plain_gateway import NAME
+from tidegate.netsim.links.trace import Trace
+from tidegate.testing.traces import TraceFinder, TraceMissing, folders
 
 RECORDINGS: Final = {
     "Verizon LTE": "Verizon-LTE-short",
@@ -52,7 +53,7 @@ def main() -> None:
     if chosen.quick:
         recordings = dict([*recordings.items()][-1:])
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as scratch:
-        modules = {"gateway": "tests.support.plain_gateway"}
+        modules = {"gateway": "tests.support.gateway.plain_gateway"}
         with Matrix(Path(scratch), gateway={"policy": "value"}, modules=modules) as matrix:
             found = _run(matrix, recordings, seconds, chosen.load, chosen.repeats or 1)
     _tell(found, report)

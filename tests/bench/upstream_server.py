@@ -20,8 +20,8 @@ from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.link.service import LinkService
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import parse_manifest
-from tidegate.oip.grpc import message_from_response
-from tidegate.oip.grpc_server import server_options
+from tidegate.oip.grpc.codec import message_from_response
+from tidegate.oip.grpc.server import server_options
 from tidegate.oip.host import ModelStatistics
 from tidegate.rpc import oip_pb2
 from tidegate.types import Accepted, Call, InferResponse, LoadReport, Reply

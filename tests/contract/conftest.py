@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.support.brokers import MOSQUITTO, BrokerProcess, Embedded, Mosquitto, running
-from tests.support.targets import Bench, connected
+from tests.support.gateway.targets import Bench, connected
+from tests.support.mqtt.brokers import MOSQUITTO, BrokerProcess, Embedded, Mosquitto, running
 
 KINDS = [
     pytest.param(Mosquitto, marks=[pytest.mark.needs_mosquitto, pytest.mark.slow], id="mosquitto"),

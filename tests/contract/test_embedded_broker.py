@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 
 from edge_agent.core.reporting import AgentState
-from edge_agent.epoch import EpochStore
-from edge_agent.sync import EdgeSync
-from gateway.sync import FleetSync
-from simulator.testing.ports import free_port
-from tests.support.brokers import Embedded, Signal
-from tests.support.fleet import offer
-from tests.support.mqtt_tap import tapped
+from edge_agent.fleet.epoch import EpochStore
+from edge_agent.fleet.sync import EdgeSync
+from gateway.fleet_sync.sync import FleetSync
+from tests.support.mqtt.brokers import Embedded, Signal
+from tests.support.mqtt.device_messages import offer
+from tests.support.mqtt.tap import tapped
 from tidegate import clock
+from tidegate.testing.ports import free_port
 from tidegate.types import LoadReport
 
 pytestmark = pytest.mark.slow
 
 
 def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tidegate.broker", *arguments]
+    command = [sys.executable, "-m", "tidegate.tools.broker.embedded", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
 
 
@@ -54,7 +54,7 @@ def test_it_serves_no_network_and_names_what_does(host: str) -> None:
 
 
 def test_it_says_where_it_serves_and_that_anybody_may_enter(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tidegate.broker", "--port", "0"]
+    command = [sys.executable, "-m", "tidegate.tools.broker.embedded", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
@@ -75,15 +75,15 @@ def test_without_its_parent_it_does_not_stay() -> None:
 
 SLOW = """
 import asyncio
-import tidegate.broker
+import tidegate.tools.broker.embedded
 
-class Slow(tidegate.broker.EmbeddedBroker):
+class Slow(tidegate.tools.broker.embedded.EmbeddedBroker):
     async def _broadcast_message(self, *message, **words):
         await asyncio.sleep(0.05)
         await super()._broadcast_message(*message, **words)
 
-tidegate.broker.EmbeddedBroker = Slow
-tidegate.broker.main()
+tidegate.tools.broker.embedded.EmbeddedBroker = Slow
+tidegate.tools.broker.embedded.main()
 """
 
 

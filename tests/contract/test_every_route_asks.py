@@ -12,13 +12,13 @@ import grpc
 import pytest
 
 from gateway.app import Gateway
-from tests.support.gateway_app import BODY, Far, until
-from tests.support.guarded import REFUSED, Keys, guarded
-from tests.support.hosts import echo_request
-from tidegate.identity import Grant
-from tidegate.oip.grpc import message_from_request
-from tidegate.oip.reflection import SERVICE
+from tests.support.gateway.app import BODY, Far, until
+from tests.support.gateway.guarded import REFUSED, Keys, guarded
+from tests.support.serving.hosts import echo_request
+from tidegate.oip.grpc.codec import message_from_request
+from tidegate.oip.grpc.reflection import SERVICE
 from tidegate.rpc import oip_pb2
+from tidegate.security.caller import Grant
 
 pytestmark = pytest.mark.slow
 

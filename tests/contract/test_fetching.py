@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.fetching import Patience
-from edge_agent.deployer.fetching import Fetcher, session
-from edge_agent.deployer.store import Store
-from gateway.artifacts.access import admit_by, secured_for_devices
-from gateway.artifacts.door import ArtifactDoor
-from gateway.artifacts.store import ArtifactStore
+from edge_agent.core.fetch_retry import Patience
+from edge_agent.delivery.fetching import Fetcher, session
+from edge_agent.delivery.model_store import Store
+from gateway.delivery.artifacts.access import admit_by, secured_for_devices
+from gateway.delivery.artifacts.server import ArtifactDoor
+from gateway.delivery.artifacts.store import ArtifactStore
 from tests.support.certificates import FleetPki
-from tests.support.rollouts import Made, made
-from tidegate.doors.http_door import http_door
+from tests.support.edge.rollouts import Made, made
 from tidegate.rollout.plan import Net
+from tidegate.servers.http_server import http_door
 
 
 def shelf(root: Path, one: Made) -> ArtifactStore:

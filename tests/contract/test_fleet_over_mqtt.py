@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.epoch import EpochStore
-from tests.support.brokers import BrokerProcess
-from tests.support.fleet import Device, offer, spoken
-from tests.support.gateway_app import until
-from tests.support.mqtt_fleet import Agent, Gateway, agent_process, agent_state, say, say_all
-from tidegate.fleet.freshness import DeviceView, Freshness
+from edge_agent.fleet.epoch import EpochStore
+from gateway.fleet_sync.freshness import DeviceView, Freshness
+from tests.support.gateway.app import until
+from tests.support.mqtt.brokers import BrokerProcess
+from tests.support.mqtt.device_messages import Device, offer, spoken
+from tests.support.mqtt.fleet import Agent, Gateway, agent_process, agent_state, say, say_all
 from tidegate.fleet.messages import MAX_EPOCH, Death
 from tidegate.fleet.topics import Topics, Up
-from tidegate.mqtt_link import MqttLink
+from tidegate.mqtt.link import MqttLink
 
 pytestmark = pytest.mark.slow
 

@@ -11,13 +11,13 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from structlog.testing import capture_logs
 
-from gateway import sync
-from gateway.sync import UNBORN_IS_ODD, FleetSync
-from tests.support.brokers import MOSQUITTO, Mosquitto
-from tests.support.fleet import TOPICS, Device
-from tests.support.rollouts import eventually
+from gateway.fleet_sync import sync
+from gateway.fleet_sync.sync import UNBORN_IS_ODD, FleetSync
+from tests.support.edge.rollouts import eventually
+from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
+from tests.support.mqtt.device_messages import TOPICS, Device
 from tidegate import clock
-from tidegate.broker_config import QUEUE_LINES
+from tidegate.tools.broker.mosquitto_config import QUEUE_LINES
 
 pytestmark = [
     pytest.mark.slow,

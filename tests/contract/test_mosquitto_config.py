@@ -20,17 +20,17 @@ from paho.mqtt.reasoncodes import ReasonCode
 from structlog.testing import capture_logs
 
 from edge_agent.core.reporting import AgentState
-from edge_agent.epoch import EpochStore
-from edge_agent.sync import EdgeSync
-from gateway.sync import FleetSync
-from tests.support.brokers import MOSQUITTO, Mosquitto
+from edge_agent.fleet.epoch import EpochStore
+from edge_agent.fleet.sync import EdgeSync
+from gateway.fleet_sync.freshness import Freshness
+from gateway.fleet_sync.sync import FleetSync
 from tests.support.certificates import FleetPki
+from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
-from tidegate.broker_cli import CONF, PASSWD, broker, copy_certificate, write
-from tidegate.broker_config import MosquittoPlan, Users, gateway_user, passwd_line, passwd_text
-from tidegate.fleet.freshness import Freshness
-from tidegate.mqtt_link import Connected, LinkEvent, MqttLink
+from tidegate.mqtt.link import Connected, LinkEvent, MqttLink
 from tidegate.rollout.signing import MAX_SIGNED_BYTES
+from tidegate.tools.broker.cli import CONF, PASSWD, broker, copy_certificate, write
+from tidegate.tools.broker.mosquitto_config import MosquittoPlan, Users, gateway_user, passwd_line, passwd_text
 from tidegate.types import LoadReport
 
 pytestmark = [

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from simulator.testing.links import LinkThread
-from simulator.testing.ports import free_port
-from tests.support.brokers import MOSQUITTO, Embedded, Mosquitto, ScriptedBroker
-from tests.support.mqtt_tap import Tap, some_will, tapped
+from tests.support.mqtt.brokers import MOSQUITTO, Embedded, Mosquitto, ScriptedBroker
+from tests.support.mqtt.tap import Tap, some_will, tapped
 from tidegate import clock
-from tidegate.mqtt_link import Connected, Disconnected, Will
+from tidegate.mqtt.link import Connected, Disconnected, Will
+from tidegate.testing.links import LinkThread
+from tidegate.testing.ports import free_port
 
 
 async def test_a_broker_that_nobody_runs_is_tried_again_and_leaving_does_not_wait() -> None:

@@ -8,11 +8,11 @@ import uuid
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.brokers import BrokerProcess, Embedded, Mosquitto
-from tests.support.mqtt_tap import Tap, some_will, tapped
+from tests.support.mqtt.brokers import BrokerProcess, Embedded, Mosquitto
+from tests.support.mqtt.tap import Tap, some_will, tapped
 from tidegate import clock
-from tidegate.mqtt_link import BrokerUrl, Connected, Disconnected, Message, MqttLink, Will
-from tidegate.mqtt_session import MAX_OUTSTANDING
+from tidegate.mqtt.link import BrokerUrl, Connected, Disconnected, Message, MqttLink, Will
+from tidegate.mqtt.session import MAX_OUTSTANDING
 
 
 def topic() -> str:

@@ -25,8 +25,8 @@ from tritonclient.utils import InferenceServerException
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
-from gateway.config import GatewayConfig
-from gateway.config_sections import TargetConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.config.sections import TargetConfig
 from tidegate import clock
 from tidegate.config import load
 from tidegate.models.repository import Repository

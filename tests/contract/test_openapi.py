@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from jsonschema import Draft202012Validator
 
-from gateway.protocols.openapi import document
-from tests.support.guarded import guarded
+from gateway.http.openapi import document
+from tests.support.gateway.guarded import guarded
 from tidegate import __version__
 from tidegate.oip.status import _STATUS
 from tidegate.outcome import Deferred

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.protocols import openapi
+from gateway.http import openapi
 from tests.fuzz.openapi import TOOL, answering, asked, conformance
 
 pytestmark = [

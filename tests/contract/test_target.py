@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.events import LinkRtt, LinkUp
-from gateway.upstream.unary import UnaryTarget
-from tests.support.hosts import ECHO, echo_request
-from tests.support.targets import MAX_MESSAGE_BYTES, MIB, OFFERS, Bench, connected
+from gateway.core.fleet.link_events import LinkRtt, LinkUp
+from gateway.targets.unary import UnaryTarget
+from tests.support.gateway.targets import MAX_MESSAGE_BYTES, MIB, OFFERS, Bench, connected
+from tests.support.serving.hosts import ECHO, echo_request
 from tidegate.outcome import (
     ERRORS,
     BadAnswer,

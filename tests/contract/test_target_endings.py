@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support.targets import AT_ONCE_S, GROWING_S, Bench, Server, target_of
+from tests.support.gateway.targets import AT_ONCE_S, GROWING_S, Bench, Server, target_of
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, Unreachable
 

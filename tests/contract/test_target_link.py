@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from gateway.core.events import LinkLoad
-from gateway.upstream.link import LinkTarget
-from gateway.upstream.roads import DeviceTarget
-from gateway.upstream.target import Target
-from simulator.proxy.link import Link
-from tests.support.hosts import echo_request
-from tests.support.targets import AT_ONCE_S, MIB, Bench, Server, connected
+from gateway.core.fleet.link_events import LinkLoad
+from gateway.targets.device import DeviceTarget
+from gateway.targets.link import LinkTarget
+from gateway.targets.target import Target
+from tests.support.gateway.targets import AT_ONCE_S, MIB, Bench, Server, connected
+from tests.support.serving.hosts import echo_request
 from tidegate import clock
-from tidegate.link.asker import Asker
+from tidegate.link.client import Asker
+from tidegate.netsim.proxy.link import Link
 from tidegate.outcome import Disconnected, Unreachable
 from tidegate.types import Accepted, LoadReport
 
@@ -72,7 +72,7 @@ async def test_requests_of_one_moment_share_envelopes(link: Bench) -> None:
 async def test_only_a_link_that_flaps_is_dialled_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch, steady_s: float, waits: int
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.link.STEADY_S", steady_s)
+    monkeypatch.setattr("gateway.targets.link.STEADY_S", steady_s)
     drawn: list[float] = []
 
     def draw() -> float:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud_pool.worker import Process
-from tests.pool.workers import Arrays, spin, text, write_spin_model, write_text_model
-from tests.support.fake_worker import BAD_ID, FakeWorker
+from cloud_pool.workers.device_worker import Process
+from tests.cloud_pool.workers_support import Arrays, spin, text, write_spin_model, write_text_model
+from tests.support.pool.fake_worker import BAD_ID, FakeWorker
 from tidegate.outcome import InternalError
 from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
 

@@ -1,4 +1,4 @@
-"""A part of the system that does as its configuration says, for the tests of `tidegate.up.children`.
+"""A part of the system that does as its configuration says, for the tests of `tidegate.tools.up.children`.
 
 Keys: `before_ready` (`fail`: say why and exit 1 · `crash`: print to stderr and exit 3), `deaf` (ignore SIGTERM),
 `worker` (start a process that sleeps, and tell its pid), `print` (a line that is no event).
@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from tidegate import events
-from tidegate.lifeline import die_with_parent
+from tidegate.runtime import events
+from tidegate.runtime.lifeline import die_with_parent
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from simulator.testing.ports import free_ports
-from tidegate.broker_url import BrokerUrl
+from tidegate.mqtt.broker_url import BrokerUrl
+from tidegate.testing.ports import free_ports
 
 _BROKERS = re.compile(r"tidegate\.(broker|up\.mosquitto)\b")
 READY_WITHIN_S = 180.0

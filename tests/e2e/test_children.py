@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tidegate import clock
-from tidegate.up import children
-from tidegate.up.children import Child, ChildFailed, describe_exit, parse_event
-from tidegate.up.plan import ProcessPlan
+from tidegate.tools.up import children
+from tidegate.tools.up.children import Child, ChildFailed, describe_exit, parse_event
+from tidegate.tools.up.plan import ProcessPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -11,10 +11,10 @@ from pathlib import Path, PurePath
 import pytest
 import yaml
 
-from tidegate.broker_cli import ACL, CONF
-from tidegate.broker_config import MosquittoPlan, acl_text, conf_text
 from tidegate.config import load
-from tidegate.config_cli import config_model
+from tidegate.tools.broker.cli import ACL, CONF
+from tidegate.tools.broker.mosquitto_config import MosquittoPlan, acl_text, conf_text
+from tidegate.tools.config_cli import config_model
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROFILES_OF = ("site", "device", "cloud")

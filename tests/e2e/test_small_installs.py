@@ -19,9 +19,9 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import yaml
 
-from simulator.testing.ports import free_ports
 from tests.e2e.stack import eventually
 from tests.e2e.test_stack_serving import check_embedding, embed_at, tokens, triton_inputs
+from tidegate.testing.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -39,7 +39,7 @@ def digits(models: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def held_out() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    from tidegate.build.digits import held_out  # imports torch: slow, and only wanted here
+    from tidegate.tools.build.demo.digits import held_out  # imports torch: slow, and only wanted here
 
     return held_out()
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from simulator.testing.stack import Stack, StackFailed
 from tests.e2e.stack import eventually
+from tidegate.testing.stack import Stack, StackFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tests.e2e.stack import Stack
-from tidegate.build.corpus import texts
 from tidegate.models.repository import Repository
+from tidegate.tools.build.demo.corpus import texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -95,7 +95,7 @@ async def test_embeddings_from_int8_edges_are_close_to_those_of_the_model(
 async def test_the_accuracy_of_digits_is_what_the_manifest_says(stack: Stack, models: Path, variant: str) -> None:
     said = Repository(models).manifest("digits").variant(variant)
     assert said is not None and said.quality is not None and said.quality.metric == "top1"
-    from tidegate.build.digits import held_out  # imports torch: slow, and only wanted here
+    from tidegate.tools.build.demo.digits import held_out  # imports torch: slow, and only wanted here
 
     images, labels = held_out()
     assert len(labels) == said.quality.samples

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from simulator.testing.ports import free_ports, is_free
 from tests.e2e.stack import PORTS, Stack, eventually, running
 from tests.e2e.test_stack_serving import LONG, SHORT, embed
-from tidegate.build.paced import Costs, add_paced
 from tidegate.models.repository import Repository
+from tidegate.testing.ports import free_ports, is_free
+from tidegate.tools.build.demo.paced import Costs, add_paced
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
 

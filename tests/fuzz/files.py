@@ -17,23 +17,23 @@ from jwt.algorithms import OKPAlgorithm
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from gateway.core.api_key import Lock
-from gateway.core.tenants import Tenants
+from gateway.core.access.api_key import Lock
+from gateway.core.admission.tenants import Tenants
 from gateway.identity.config import JwtConfig
+from gateway.identity.credential import Unproved
 from gateway.identity.jwks import JwksError, keys_of
+from gateway.identity.jwt_tokens import Tokens
 from gateway.identity.key_file import read_keys
 from gateway.identity.keyring import KeyRing
-from gateway.identity.proof import Unproved
-from gateway.identity.tokens import Tokens
 from tests.fuzz.hostile import TEXTS, as_json, bent, damaged
 from tests.fuzz.target import Target
-from tests.support.guarded import Keys
-from tests.support.host import minilm
+from tests.support.gateway.guarded import Keys
+from tests.support.serving.host import minilm
 from tidegate import clock
 from tidegate.config import ConfigError
-from tidegate.identity import Grant, Limits
 from tidegate.models.manifest import Batching, Manifest, QueuePolicy
 from tidegate.models.repository import RepositoryError, manifest_text, parse_manifest
+from tidegate.security.caller import Grant, Limits
 
 NOWHERE = Path("model.yaml")
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gateway.core.events import LinkLoad, LinkUp
-from gateway.core.fleet import Fleet
-from gateway.core.placement import Placer
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkLoad, LinkUp
+from gateway.core.placement.placer import Placer
+from gateway.fleet_sync.registry import FleetRegister
 from tests.fuzz.hostile import TEXTS, as_json, bent, damaged
 from tests.fuzz.target import Target
-from tests.support.duplex import stream_pair
-from tests.support.fleet import TOPICS, Device, register
-from tests.support.fleets import NOW, ask, spec
-from tests.support.hosts import EchoHost, echo_request
-from tests.support.link_pair import Heard, asker_on, question
+from tests.support.gateway.fleets import NOW, ask, spec
+from tests.support.mqtt.device_messages import TOPICS, Device, register
+from tests.support.serving.duplex import stream_pair
+from tests.support.serving.hosts import EchoHost, echo_request
+from tests.support.serving.link_pair import Heard, asker_on, question
 from tidegate import clock
-from tidegate.fleet.merge import FleetRegister
 from tidegate.fleet.messages import (
     BadMessage,
     Command,
@@ -34,7 +34,7 @@ from tidegate.link import frames
 from tidegate.link.frames import Greeting, Violation
 from tidegate.link.service import LinkService
 from tidegate.link.session import Heartbeat
-from tidegate.oip.grpc import message_from_request
+from tidegate.oip.grpc.codec import message_from_request
 from tidegate.outcome import ServeError
 from tidegate.rpc import link_pb2
 from tidegate.types import LoadReport

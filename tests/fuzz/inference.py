@@ -23,12 +23,12 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from gateway.app import Gateway
 from tests.fuzz.hostile import TEXTS, as_json, bent, damaged, values
 from tests.fuzz.target import Target
-from tests.support.gateway_app import BODY, Far, configured, running
-from tests.support.gateway_app import target as far_target
-from tests.support.host import FakeHost
-from tests.support.oip_requests import ENTRIES, GOOD, ONES, PLAIN, framed
-from tests.support.oip_servers import MAX_BYTES, Servers, serving
-from tidegate.oip.grpc import message_from_request
+from tests.support.gateway.app import BODY, Far, configured, running
+from tests.support.gateway.app import target as far_target
+from tests.support.serving.host import FakeHost
+from tests.support.serving.oip_requests import ENTRIES, GOOD, ONES, PLAIN, framed
+from tests.support.serving.oip_servers import MAX_BYTES, Servers, serving
+from tidegate.oip.grpc.codec import message_from_request
 from tidegate.rpc import oip_pb2
 
 MODELS = ("minilm", "digits", "mirror", "echo", "nobody")

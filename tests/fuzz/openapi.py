@@ -25,9 +25,9 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from gateway.app import Gateway
-from gateway.config import GatewayConfig
-from tests.support.gateway_app import Far, running, target
-from tests.support.host import FakeHost
+from gateway.config.gateway import GatewayConfig
+from tests.support.gateway.app import Far, running, target
+from tests.support.serving.host import FakeHost
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 
 NAME = "openapi"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.scenario_file import Loaded, parse
+from simulator.scenarios.scenario_file import Loaded, parse
 
 SMALL = """
 summary: two devices and a pool

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tidegate import clock
-from tidegate.pki.identity import Identity
-from tidegate.pki.store import PkiStore
-from tidegate.tls import Tls, TlsConfig
+from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_store import PkiStore
+from tidegate.security.tls import Tls, TlsConfig
 
 HOSTS = ("localhost", "127.0.0.1")
 

@@ -129,7 +129,7 @@ class Staging:
 
 
 class CudaMeter:
-    """What a CUDA device's allocator knows: a `DeviceMeter` (`workers/meter.py`)."""
+    """What a CUDA device's allocator knows: a `DeviceMeter` (`tidegate/workers/memory_meter.py`)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,7 @@
 """What a device's work costs its owner beyond time: its battery, its heat, and what its link charges.
 
-A device says this with every heartbeat; whoever places work makes prices of it (`gateway/core/prices.py`). What a
-device does not know it leaves out, and what was left out costs nothing. Everything here comes from the network, so
+A device says this with every heartbeat; whoever places work makes prices of it (`gateway/core/fleet/pricing.py`). What
+a device does not know it leaves out, and what was left out costs nothing. Everything here comes from the network, so
 the ranges are part of the types: a share is a share and a temperature is one that a device could survive.
 """
 

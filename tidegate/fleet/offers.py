@@ -10,11 +10,12 @@ from typing import Literal
 
 import msgspec
 
-# "soaking": it answers like "ready", but the generation is new and not committed yet (edge_agent/core/rollout.py);
-# whoever can should be answered elsewhere, up to the share that the soak needs.
+# "soaking": it answers like "ready", but the generation is new and not committed yet
+# (edge_agent/core/rollout_machine.py); whoever can should be answered elsewhere, up to the share that the soak needs.
 ModelState = Literal["ready", "loading", "warming", "soaking", "evicted", "bad"]
 
-# Who gets a variant, where a target lessens its precision while its answers are late (`cloud_pool/core/control.py`):
+# Who gets a variant, where a target lessens its precision while its answers are late
+# (`cloud_pool/core/health/adaptive_control.py`):
 #   ""          anybody
 #   "spare"     the lesser one, while there is no need: who demands it
 #   "relief"    the lesser one, while there is: anybody, and the answer says that it is degraded

@@ -19,7 +19,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from tidegate.fleet.offers import ModelOffer, decode_offers, encode_offers
-from tidegate.oip.wire import check_envelope
+from tidegate.oip.grpc.message_bounds import check_envelope
 from tidegate.outcome import ServeError, error_from_code
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport

@@ -15,14 +15,14 @@ import structlog
 
 from tidegate import __version__
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.answerer import Answerer
-from tidegate.link.asker import MAX_MESSAGE_BYTES
-from tidegate.link.challenged import Attest, Challenged, no_evidence
+from tidegate.link.attestation_challenge import Attest, Challenged, no_evidence
+from tidegate.link.client import MAX_MESSAGE_BYTES
 from tidegate.link.frames import Greeting
+from tidegate.link.server import Answerer
 from tidegate.link.session import Duplex, Heartbeat
 from tidegate.link.streams import METHOD, SERVICE, ServedStream
+from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.host import ModelHost
-from tidegate.oip.limits import DEFAULT, ContentLimits
 from tidegate.types import LoadReport
 
 log = structlog.get_logger(__name__)

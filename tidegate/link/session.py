@@ -1,7 +1,7 @@
 """One stream, alive or dead: frames in, frames out, and a heartbeat that finds a silent link in seconds.
 
 Both ends run the same session, whoever dialled: each says Hello first, then exchanges frames until the stream ends.
-What the frames mean is its `Party`'s business (`asker.py`, `answerer.py`); the session greets, pings, measures the
+What the frames mean is its `Party`'s business (`client.py`, `server.py`); the session greets, pings, measures the
 round trip, writes what waits in the outbox, and ends when
 
 - the other side closes the stream, or its transport fails (`LinkLost`),
@@ -27,8 +27,8 @@ from tidegate import clock
 from tidegate.link import frames
 from tidegate.link.frames import Greeting, Violation
 from tidegate.link.outbox import Outbox, Parcel
-from tidegate.owned_task import cancelled
 from tidegate.rpc import link_pb2
+from tidegate.runtime.owned_task import cancelled
 
 _PING_BYTES = 16
 

@@ -12,7 +12,7 @@ from typing import Final, Self
 import grpc
 
 from tidegate.link.session import LinkLost
-from tidegate.oip.stream_headers import send_headers
+from tidegate.oip.grpc.stream_headers import send_headers
 
 SERVICE: Final = "tidegate.link.v1.Link"
 METHOD: Final = "Exchange"

@@ -37,7 +37,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar, Sample
 
 from tidegate import clock
-from tidegate.owned_task import OwnedTask
+from tidegate.runtime.owned_task import OwnedTask
 
 EVERY_S: Final = 1.0
 MOST_BYTES: Final = 32 * 2**20  # of one snapshot

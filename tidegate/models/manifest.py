@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.pin import Pin
+from tidegate.placement_pin import Pin
 from tidegate.types import Datatype
 
 Where = Literal["edge", "pool"]

@@ -14,10 +14,18 @@ from typing import Final
 from tidegate.models.manifest import Manifest
 from tidegate.oip.budget import MAX_BUDGET_S, OPENAI_TIMEOUT_HEADER, budget_s, priority_of
 from tidegate.oip.check import checker_of
-from tidegate.oip.demands import PIN_KEY, REQUIRE_KEY, attested_of, defer_of, min_quality_of, pin_of, variant_of
 from tidegate.oip.orca import LOAD_FORMAT_KEY
+from tidegate.oip.request_constraints import (
+    PIN_KEY,
+    REQUIRE_KEY,
+    attested_of,
+    defer_of,
+    min_quality_of,
+    pin_of,
+    variant_of,
+)
 from tidegate.oip.tenant import tenant_of
-from tidegate.trace import PARENT_KEY, STATE_KEY
+from tidegate.tracing.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest
 
 HOP_KEY: Final = "tidegate-hop"  # by whom a call comes that is passed on: a target leaves judging its answers to it

@@ -23,18 +23,17 @@ from aiohttp import web
 
 from tidegate import clock
 from tidegate.models.manifest import Manifest
-from tidegate.oip import intake
-from tidegate.oip.body import read_body
+from tidegate.oip import body_budget
+from tidegate.oip.body_budget import BodyLimits, Held, Share
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.check import shown
-from tidegate.oip.demands import DEFER_KEY, defer_of
+from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.guard import Everybody, Guard
 from tidegate.oip.host import ModelHost
-from tidegate.oip.http_guard import shown_over_http
-from tidegate.oip.http_server import RefusalObserver, close_if_broken, json_response
-from tidegate.oip.intake import BodyLimits, Held, Share
-from tidegate.oip.limits import DEFAULT, ContentLimits
-from tidegate.oip.nesting import check_json
+from tidegate.oip.http.body import read_body
+from tidegate.oip.http.guard import shown_over_http
+from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.http.server import RefusalObserver, close_if_broken, json_response
 from tidegate.oip.reply import (
     ATTESTED_KEY,
     BUDGET_LEFT_KEY,
@@ -44,12 +43,13 @@ from tidegate.oip.reply import (
     TIMING_KEY,
     reply_parameters,
 )
+from tidegate.oip.request_constraints import DEFER_KEY, defer_of
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.openai import embeddings
 from tidegate.openai.embeddings import Asked, Row, WrongParameter
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
-from tidegate.trace import PARENT_KEY
+from tidegate.tracing.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "openai"
@@ -70,7 +70,7 @@ def openai_routes(
     on_refused: RefusalObserver | None = None,
     guard: Guard | None = None,
     limits: ContentLimits = DEFAULT,
-    body_limits: BodyLimits = intake.DEFAULT,
+    body_limits: BodyLimits = body_budget.DEFAULT,
     held: Held | None = None,
     usage: Usage | None = None,
 ) -> list[web.RouteDef]:

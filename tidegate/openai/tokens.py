@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tidegate.models.manifest import Manifest, Text
 from tidegate.models.repository import RepositoryError, verify_tokenizer
 from tidegate.openai.embeddings import Row, text_of
-from tidegate.process import StartError
+from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5; a head is then some seven times what the model takes

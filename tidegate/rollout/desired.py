@@ -24,7 +24,9 @@ from tidegate.fleet.messages import BadMessage, Name
 from tidegate.rollout.canonical import canonical, is_canonical
 from tidegate.rollout.plan import ModelName, ModelPlan, Version
 
-MAX_DESIRED_BYTES: Final = 98_304  # with its signatures it stays below what a session takes (`mqtt_session.py`)
+MAX_DESIRED_BYTES: Final = (
+    98_304  # with its signatures it stays below what a session takes (`tidegate/mqtt/session.py`)
+)
 Revision = Annotated[int, Meta(ge=1, le=2**53 - 1)]
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{43}=\Z")]  # 32 bytes in base64
 BaseUrl = Annotated[str, Meta(pattern=r"^https?://[^\s?#]+\Z", max_length=256)]

@@ -23,9 +23,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Meta, field
 
-from tidegate.attest.software import key_id
 from tidegate.fleet.messages import BadMessage
 from tidegate.rollout.desired import Desired, decode_desired, encode_desired
+from tidegate.security.attestation.software import key_id
 
 MAX_SIGNED_BYTES: Final = 106_496
 _DOMAIN: Final = b"tidegate desired document, 1\0"

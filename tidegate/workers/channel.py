@@ -4,7 +4,7 @@
     header   msgpack   one message (a tagged struct); it names each array's dtype and shape, in order
     payload  bytes     the arrays, row-major, each padded to ALIGNMENT so that engines get aligned memory
 
-Where a payload lies in memory that both ends share (`segments.py`), the header names the segment and none follows.
+Where a payload lies in memory that both ends share (`shared_memory.py`), the header names the segment and none follows.
 
 Elements are never encoded: an array is written from where it lies and read in place from the buffer that it came
 in. Arrays of `bytes` or text (OIP's BYTES) are the exception; they travel as OIP's raw BYTES.

@@ -1,6 +1,6 @@
 """The worker process: engines in, arrays out, one call after another. Started by `process.py`, never by hand.
 
-Large arrays come and go in memory that is shared with the parent (`segments.py`), small ones through the socket.
+Large arrays come and go in memory that is shared with the parent (`shared_memory.py`), small ones through the socket.
 
 Two threads. The main thread computes, because some runtimes bind their state to the thread that loaded them. A
 reader thread takes frames off the socket meanwhile, for two reasons: the next call is already in memory when this
@@ -36,14 +36,14 @@ import numpy as np
 from tidegate import clock
 from tidegate.engines.engine import Arrays, Engine, EngineError, load_engine
 from tidegate.engines.errors import is_out_of_memory
-from tidegate.lifeline import die_with_parent
 from tidegate.models.manifest import EngineName
+from tidegate.runtime.lifeline import die_with_parent
 from tidegate.types import Buffer
 from tidegate.workers import channel
+from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import Cancel, Computed, Failed, FrameError, Hello, Infer, Load, Loaded, Skipped
-from tidegate.workers.handover import Handover
-from tidegate.workers.meter import Meter, device_meter_of
-from tidegate.workers.segments import Incoming, Outgoing
+from tidegate.workers.memory_meter import Meter, device_meter_of
+from tidegate.workers.shared_memory import Incoming, Outgoing
 
 _PR_SET_NO_NEW_PRIVS = 38
 _PARTS = 512  # in one call; the system takes 1024 at most

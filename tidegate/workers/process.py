@@ -2,8 +2,8 @@
 
 Engines live in a child because they block for long, because native code crashes, and because a runtime's memory is
 only surely given back by ending its process. The child is started by `asyncio` and talks over a socket pair
-(`channel.py`). Large arrays go through memory that both share (`segments.py`): inputs are copied once, into it, and
-outputs are views of it, so keep them no longer than they are needed, or copy them.
+(`channel.py`). Large arrays go through memory that both share (`shared_memory.py`): inputs are copied once, into it,
+and outputs are views of it, so keep them no longer than they are needed, or copy them.
 
 Invariants:
 * Every call ends exactly once: with its answer, with the engine's error, with WorkerDied, or cancelled by its caller.
@@ -38,8 +38,8 @@ from tidegate.models.packing import Packing
 from tidegate.outcome import InternalError, OutOfMemory, PeerError, ServeError, TooLarge
 from tidegate.types import Buffer
 from tidegate.workers import channel
+from tidegate.workers.array_transport import SHARE_FROM_BYTES, Handover
 from tidegate.workers.channel import Arrays, FrameError
-from tidegate.workers.handover import SHARE_FROM_BYTES, Handover
 from tidegate.workers.starvation import starved_s
 
 PIPELINE = 2

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cloud_pool.core.batching import DOOM_RATIO
+from cloud_pool.core.batching.batcher import DOOM_RATIO
 from tests.bench.batching.contenders import Server
 from tests.bench.batching.texts import LONG
 

@@ -22,10 +22,10 @@ from typing import Any, Final
 import psutil
 import yaml
 
-from simulator.testing.ports import free_port
 from tests.bench.batching.targets import opened
 from tests.bench.harness import ROOT
-from tests.support.fleet_stack import Part
+from tests.support.faults.fleet_stack import Part
+from tidegate.testing.ports import free_port
 
 _VERSIONS: Final = ROOT / ".tidegate" / "models" / "minilm"
 # The folder of the demo model's newest version.

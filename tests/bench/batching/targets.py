@@ -19,10 +19,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from gateway.core.events import LinkUp
-from gateway.upstream.link import LinkTarget
-from gateway.upstream.target import Target
-from gateway.upstream.unary import UnaryTarget
+from gateway.core.fleet.link_events import LinkUp
+from gateway.targets.link import LinkTarget
+from gateway.targets.target import Target
+from gateway.targets.unary import UnaryTarget
 from tests.bench.batching.texts import Row
 from tidegate.outcome import CapacityError, ServeError
 from tidegate.types import Accepted, Datatype, InferRequest, Tensor

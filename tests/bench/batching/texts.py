@@ -57,7 +57,7 @@ def write_rows(tokenizer: Path, into: Path) -> None:
     """Tokenise, cut and keep the rows of every mix."""
     from tokenizers import Tokenizer
 
-    from tidegate.build.corpus import texts
+    from tidegate.tools.build.demo.corpus import texts
 
     made = Tokenizer.from_file(str(tokenizer))
     made.no_truncation()

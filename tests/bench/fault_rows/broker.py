@@ -19,10 +19,10 @@ from typing import Final
 import psutil
 
 from tests.bench.fault_rows.trial import Check, Trial, milliseconds, points
-from tests.support.matrix import ROOT, Act, Matrix, Row
-from tests.support.matrix_seen import Phase, Seen
-from tests.support.mqtt_gossip import Gossip
-from tests.support.odd_gateway import decisions_of
+from tests.support.faults.matrix import ROOT, Act, Matrix, Row
+from tests.support.faults.matrix_seen import Phase, Seen
+from tests.support.gateway.odd_gateway import decisions_of
+from tests.support.mqtt.gossip import Gossip
 from tidegate import clock
 
 _RATE: Final = 10_000.0
@@ -120,7 +120,15 @@ class _Flood:
         lines += [json.dumps([f"tidegate/v1/home/up/x{n}/hb", "{}"]) for n in range(20)]
         path = Path(tempfile.mkdtemp(prefix="tidegate-flood-")) / "messages"
         path.write_text("\n".join(lines))
-        command = [sys.executable, "-m", "tests.support.flood", str(port), str(_RATE), str(self._seconds), str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.serving.flood",
+            str(port),
+            str(_RATE),
+            str(self._seconds),
+            str(path),
+        ]
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 

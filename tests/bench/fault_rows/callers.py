@@ -11,10 +11,10 @@ from typing import Final
 
 from tests.bench.fault_rows.trial import Check, Trial, milliseconds, points
 from tests.bench.open_loop import LEFT
-from tests.support.far_queue import freed_after_s
-from tests.support.matrix import Act, Matrix, Row
-from tests.support.matrix_seen import Phase, Seen
-from tests.support.work_done import computed
+from tests.support.faults.matrix import Act, Matrix, Row
+from tests.support.faults.matrix_seen import Phase, Seen
+from tests.support.pool.far_queue import freed_after_s
+from tests.support.pool.work_done import computed
 
 _WINDOW_S: Final = 4.0
 _BACK_POINTS: Final = 5.0

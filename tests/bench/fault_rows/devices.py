@@ -8,14 +8,14 @@ from statistics import median
 from typing import Final
 
 from tests.bench.fault_rows.trial import Check, Trial, milliseconds, points
-from tests.support.matrix import Act, Matrix, Row
-from tests.support.matrix_seen import Flight, Seen
+from tests.support.faults.matrix import Act, Matrix, Row
+from tests.support.faults.matrix_seen import Flight, Seen
 
 FAILING: Final = "device-2"
 MODULES: Final = {
-    FAILING: "tests.support.odd_edge",
-    "device-3": "tests.support.odd_edge",
-    "gateway": "tests.support.odd_gateway",
+    FAILING: "tests.support.edge.odd_edge",
+    "device-3": "tests.support.edge.odd_edge",
+    "gateway": "tests.support.gateway.odd_gateway",
 }
 
 

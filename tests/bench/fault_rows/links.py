@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from simulator.testing.links import SimLink
 from tests.bench.fault_rows.trial import Check, Trial, milliseconds, points
-from tests.support.matrix import WAN, Act, Matrix, Row
-from tests.support.matrix_seen import Seen
+from tests.support.faults.matrix import WAN, Act, Matrix, Row
+from tests.support.faults.matrix_seen import Seen
+from tidegate.testing.links import SimLink
 
 POOL: Final = "pool/pool"
 CLOUD_ELIGIBLE: Final = ("document", "bulk")  # the pool is the better place for them, or the only one

@@ -8,8 +8,8 @@ from typing import Final
 
 from tests.bench.fault_rows.callers import back_after_s
 from tests.bench.fault_rows.trial import Check, Trial, points
-from tests.support.matrix import WAN, Act, Matrix, Row
-from tests.support.matrix_seen import Seen
+from tests.support.faults.matrix import WAN, Act, Matrix, Row
+from tests.support.faults.matrix_seen import Seen
 
 _TURN_S: Final = 8.0  # from one device's restart to the next
 _RESTARTED: Final = 2

@@ -6,11 +6,11 @@ import json
 from random import Random
 from typing import Final
 
-from simulator.testing.ports import free_port
 from tests.bench.fault_rows.trial import Check, Trial, points
-from tests.support.matrix import Act, Matrix, Row
-from tests.support.matrix_seen import Seen
-from tests.support.mqtt_gossip import Gossip, Heard
+from tests.support.faults.matrix import Act, Matrix, Row
+from tests.support.faults.matrix_seen import Seen
+from tests.support.mqtt.gossip import Gossip, Heard
+from tidegate.testing.ports import free_port
 
 _GHOST: Final = "ghost"
 

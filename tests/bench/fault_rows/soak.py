@@ -14,8 +14,8 @@ from typing import Final
 import psutil
 
 from tests.bench.fault_rows.trial import Check, Trial
-from tests.support.matrix import Act, Matrix, Row
-from tests.support.matrix_seen import Seen
+from tests.support.faults.matrix import Act, Matrix, Row
+from tests.support.faults.matrix_seen import Seen
 
 _DURING_S: Final = 150.0
 _LOOK_EVERY_S: Final = 5.0

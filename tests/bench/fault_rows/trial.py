@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from tests.support.matrix import Row
-from tests.support.matrix_seen import Seen
+from tests.support.faults.matrix import Row
+from tests.support.faults.matrix_seen import Seen
 
 SOON_S: Final = 0.010
 LATEST_S: Final = 0.050

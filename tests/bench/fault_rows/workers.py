@@ -9,10 +9,10 @@ import psutil
 
 from tests.bench.fault_rows.links import POOL
 from tests.bench.fault_rows.trial import Check, Trial, milliseconds, points
-from tests.support.matrix import Act, Matrix, Row
-from tests.support.matrix_seen import Seen
+from tests.support.faults.matrix import Act, Matrix, Row
+from tests.support.faults.matrix_seen import Seen
 
-MODULES: Final = {"pool": "tests.support.odd_pool"}
+MODULES: Final = {"pool": "tests.support.pool.odd_pool"}
 _ONLY_POOL: Final = 512  # units that no edge takes more of
 _SETTLED_S: Final = 0.2
 

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from math import inf, isclose
 from typing import Final
 
-from gateway.core.breaker import Breaker, State
-from gateway.core.calibration import BINS, Calibration
-from gateway.core.coverage import LEAST, MOST
-from gateway.core.evidence import Attempt
-from gateway.core.fleet import Fleet
-from gateway.core.hedging import EARLY_S
-from gateway.core.ledger import Ledger
-from gateway.core.link import LinkEstimate
-from gateway.core.target import TargetView
-from gateway.core.token_budget import TokenBudget
-from gateway.core.value import ValuePlacer
-from gateway.core.waiting import MAX_FACTOR, MIN_FACTOR
+from gateway.core.estimate.calibration import BINS, Calibration
+from gateway.core.estimate.conformal import LEAST, MOST
+from gateway.core.estimate.link_estimate import LinkEstimate
+from gateway.core.estimate.wait_error import MAX_FACTOR, MIN_FACTOR
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.queue_estimate import Ledger
+from gateway.core.fleet.target import TargetView
+from gateway.core.health.breaker import Breaker, State
+from gateway.core.placement.utility import ValuePlacer
+from gateway.core.request.attempt import Attempt
+from gateway.core.request.hedging import EARLY_S
+from gateway.core.request.token_budget import TokenBudget
 from tidegate.outcome import BadAnswer, CallerError, InternalError, Overloaded, ServeError
 
 _LONGEST_PATH: Final = 34  # 32 round trips and two that were never seen

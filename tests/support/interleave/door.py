@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from math import inf, isclose
 from typing import Final
 
-from gateway.core.admission import LONGEST_S, SHORTEST_S, Admission, Applicant
-from gateway.core.concurrency import AdaptiveLimit
-from gateway.core.evidence import Attempt
-from gateway.core.gate import Charge, cost_of
-from gateway.core.prices import Tier
-from gateway.core.tenants import DEFAULT, Bucket, Tenants
+from gateway.core.admission.admission import LONGEST_S, SHORTEST_S, Admission, Applicant
+from gateway.core.admission.concurrency import AdaptiveLimit
+from gateway.core.admission.placement_guard import Charge, cost_of
+from gateway.core.admission.tenants import DEFAULT, Bucket, Tenants
+from gateway.core.fleet.pricing import Tier
+from gateway.core.request.attempt import Attempt
 from tests.support.interleave.draws import TENANTS
 from tidegate.outcome import Overloaded
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from math import inf, nan
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from gateway.core.tenants import TenantSpec
+from gateway.core.admission.tenants import TenantSpec
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import ERRORS, Disconnected, InternalError, PeerError, ServeError
-from tidegate.pin import Pin
+from tidegate.placement_pin import Pin
 
 T = TypeVar("T")
 PolicyName = Literal["cheapest", "value"]

@@ -10,18 +10,18 @@ from collections.abc import Collection
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from gateway.core.crossing import domain_of
-from gateway.core.escalation import due_at
-from gateway.core.evidence import Attempt
-from gateway.core.gate import Gate
-from gateway.core.hedging import EARLY_S
-from gateway.core.placement import Ask, Candidate, Decision, Placer
-from gateway.core.precision import is_lesser
-from gateway.core.probing import REASON
-from gateway.core.request import HOLD_S, Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
-from gateway.core.value import ValuePlacer
+from gateway.core.admission.placement_guard import Gate
+from gateway.core.fleet.variant_rank import is_lesser
+from gateway.core.placement.placer import Ask, Candidate, Decision, Placer
+from gateway.core.placement.probing import REASON
+from gateway.core.placement.utility import ValuePlacer
+from gateway.core.request.attempt import Attempt
+from gateway.core.request.escalation import due_at
+from gateway.core.request.hedge_by_chance import domain_of
+from gateway.core.request.hedging import EARLY_S
+from gateway.core.request.machine import HOLD_S, Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from tidegate.outcome import DeadlineExceeded
-from tidegate.pin import INSIDE
+from tidegate.placement_pin import INSIDE
 
 _EVENTS: Final = ("arrived", "accepted", "answered", "unsure", "failed", "refused", "timer", "cancelled", "old news")
 _ACTIONS: Final = {Launch: 100, WakeAt: 101, Cancel: 102, Answer: 103, Refuse: 104}

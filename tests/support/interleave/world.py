@@ -8,8 +8,9 @@ has ended long ago, a link comes up or goes down, a report comes out of order, a
 possible at any time (it does nothing where there is nothing to do it to), so steps can be drawn in any order and any of
 them left out: the seeded fuzzer and its shrinking (`script`) and Hypothesis rest on that.
 
-The world performs actions as `gateway/flight.py` does, with the same `Attempt` as evidence. What must hold after
-each step is in `life` and `books`; `drain` rings the timers that are left, on time, and then nothing may be left over.
+The world performs actions as `gateway/serving/execution.py` does, with the same `Attempt` as evidence. What must hold
+after each step is in `life` and `books`; `drain` rings the timers that are left, on time, and then nothing may be left
+over.
 
 One interleaving is one request's life, from its arrival to its end, among up to `MOST_LIVES` others.
 """
@@ -21,20 +22,20 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import count
 
-from gateway.core.crossing import Crossing
-from gateway.core.escalation import Escalations
-from gateway.core.events import LinkDown, LinkLoad, LinkRtt, LinkUp
-from gateway.core.evidence import Attempt
-from gateway.core.fleet import Fleet
-from gateway.core.gate import Gate
-from gateway.core.hedging import EARLY_S, Hedges, LatestUseful
-from gateway.core.placement import Ask, Placer
-from gateway.core.prices import Tier
-from gateway.core.probing import SHARE, Probing
-from gateway.core.request import Action, Cancel, Launch, RequestMachine, WakeAt
-from gateway.core.target import TargetSpec, TargetView, Transport
-from gateway.core.token_budget import TokenBudget
-from gateway.core.value import ValuePlacer
+from gateway.core.admission.placement_guard import Gate
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.pricing import Tier
+from gateway.core.fleet.target import TargetSpec, TargetView, Transport
+from gateway.core.placement.placer import Ask, Placer
+from gateway.core.placement.probing import SHARE, Probing
+from gateway.core.placement.utility import ValuePlacer
+from gateway.core.request.attempt import Attempt
+from gateway.core.request.escalation import Escalations
+from gateway.core.request.hedge_by_chance import Crossing
+from gateway.core.request.hedging import EARLY_S, Hedges, LatestUseful
+from gateway.core.request.machine import Action, Cancel, Launch, RequestMachine, WakeAt
+from gateway.core.request.token_budget import TokenBudget
 from tests.support.interleave import draws
 from tests.support.interleave.books import Bookkeeping, Purse, check_target
 from tests.support.interleave.door import Door

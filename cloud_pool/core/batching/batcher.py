@@ -1,0 +1,274 @@
+"""The batcher: requests wait here in the order of their deadlines and leave as batches worth running.
+
+A batch is formed when the worker is free and not before: as long as it computes, waiting costs nothing and a better
+batch may yet form; once it is idle, waiting for company costs its time (`reference/numbers.md`, part 2, points 5 to
+7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of its oldest member;
+it is 0 by default.
+
+Who forms it is a policy's to say (`policies.py`), by name in the model's manifest; the batcher keeps the line, and what
+is true under every policy. The line is in the order of deadlines with priority (`tidegate/priority.py`); its first
+says of which kind the next batch is.
+
+What is too late is dropped early and provably: a request that would miss its deadline even if it began now and took
+DOOM_RATIO of its predicted time. It is refused when it comes, and removed by a timer (`next_wake`, `expire`) while it
+waits, so that it never costs compute. Plain expiry would let hopeless ones take a worker's time from those with hope;
+dropping on the full prediction would refuse what a warm cache still makes.
+
+Invariants: an item leaves exactly once, by `release`, `expire` or `remove`; nothing leaves by `release` at or after
+its deadline; a batch holds items of one `kind` within the limits, or a single item over them; at most
+`max_queue_size` items wait, but that an empty queue takes one request of any size; whoever has waited FAR_S and the
+worth of its level is passed by nobody who comes then, and is in the next batch that is formed (`policies.py`).
+
+It can be wrong where the cost table is: then groups are too large or too small, never incorrect.
+
+Source: `reference/batching.md` D (Triton's scheduler and everyone's bugs), `reference/routing.md` B6 and B7; late,
+provable drop as in Clockwork (Gujarati et al., OSDI 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import inf, nextafter
+
+from cloud_pool.core.batching.batch_cost import BatchCost
+from cloud_pool.core.batching.deadline_queue import SLACK, Entry, Line
+from cloud_pool.core.batching.grouping import WINDOW, Limits, seconds_of
+from cloud_pool.core.batching.policies import policy_of
+from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_policy import QueuePolicies
+from tidegate.models.manifest import BatchingPolicy
+from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.priority import LEVEL_S
+
+DOOM_RATIO = 0.6  # simulated: late drop at 0.6 gains 6.4 points at 1.2 of the load (`reference/routing.md` B6)
+RETRY_AFTER_RANGE_S = (0.05, 30.0)
+_SHARING_WEIGHT = 0.2
+_SCANNED = 4 * WINDOW  # company is looked for among so many after the head, however long the queue
+
+
+class Batcher:
+    """Mutable queue of one model variant on one device.
+
+    Args:
+        cost: what calls take.
+        max_rows, max_work: limits of one batch; work counts padding.
+        max_queue_size: how many items may wait.
+        max_queue_delay_s: how long a partial batch may be held back; 0 never waits for company.
+        policy: who forms a batch, and when.
+        preferred_batch_size: rows of batches that the policy `window` does not hold back.
+        queue_policies: of those who wait, by their level of priority.
+    """
+
+    def __init__(
+        self,
+        cost: BatchCost,
+        *,
+        max_rows: int,
+        max_work: float = inf,
+        max_queue_size: int = 256,
+        max_queue_delay_s: float = 0.0,
+        policy: BatchingPolicy = "deadline",
+        preferred_batch_size: Sequence[int] = (),
+        queue_policies: QueuePolicies | None = None,
+    ) -> None:
+        self._cost = cost
+        self._policy = policy_of(
+            policy,
+            cost,
+            Limits(max_rows, max_work),
+            max_queue_delay_s=max_queue_delay_s,
+            preferred=preferred_batch_size,
+        )
+        self._max_rows = self._policy.limits.max_rows
+        self._max_work = max_work
+        self._max_queue_delay_s = max_queue_delay_s
+        self._preferred = frozenset(preferred_batch_size)
+        self._max_queue_size = max_queue_size
+        self._queue_policies = queue_policies or QueuePolicies()
+        self._line = Line()
+        self._delays: list[tuple[float, int]] = []  # a heap of when who loses its place; may hold some that have left
+        self.closed_by = ""  # why the batch that left last held no more: full, preferred, delay, deadline, shape, idle
+        self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
+
+    def add(self, items: Sequence[Queued], now: float, *, readmit: bool = False) -> None:
+        """Queue all parts of one request, or none.
+
+        Args:
+            readmit: they were here before and go back (their batch failed), so the queue's size does not count, and
+                they are no new demand.
+
+        Raises:
+            Overloaded: the queue is full; `retry_after_s` is when it should have drained.
+            DeadlineExceeded: it is provably too late.
+        """
+        entries = [self._entry(item, timed=not readmit) for item in items]
+        if not readmit:
+            self._check_room(items)
+        least_s = DOOM_RATIO * sum(entry.alone_s for entry in entries)
+        left_s = min(item.deadline for item in items) - now
+        if least_s >= left_s:
+            raise DeadlineExceeded(
+                f"{max(left_s, 0.0) * 1e3:.0f} ms are left, but this takes at least {least_s * 1e3:.0f} ms"
+            )
+        for entry in entries:
+            self._line.add(entry)
+            if not readmit:  # else it has been counted as demand, and timed, when it came
+                self._policy.came(entry, now)
+                self._time(entry.item)
+
+    def limit_work(self, units: float) -> None:
+        """A batch holds at most so much work from now on, and never more than `max_work`: memory may be short."""
+        self._policy.limits = Limits(self._policy.limits.max_rows, min(units, self._max_work))
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Take out those of `ids` that still wait: their caller has left."""
+        for id in ids:
+            self._line.take(id)
+
+    def expire(self, now: float) -> list[Queued]:
+        """Take out and return what is provably too late."""
+        return [entry.item for entry in self._line.take_doomed(now)]
+
+    def release(self, now: float, *, early: bool = False) -> list[Queued]:
+        """The batch to run now, in order; empty when there is none yet. Call it when a worker is free.
+
+        Args:
+            early: it is to be ready for a worker that is about to be free, so there is a batch only if others are left
+                waiting: else whoever comes in that moment could still be in it.
+        """
+        chosen = self._choose(now)
+        if not chosen or self._policy.held_until(chosen) > now or (early and len(chosen) == len(self._line)):
+            return []
+        batch_s = seconds_of(self._cost, [entry.item.shape for entry in chosen])
+        self.closed_by = self._closed_by(chosen)
+        self._learn_sharing(chosen, batch_s)
+        self._policy.left(chosen, batch_s)
+        self.remove([entry.item.id for entry in chosen])
+        return [entry.item for entry in chosen]
+
+    def took(self, batch_s: float) -> None:
+        """A batch out of here has been computed, in so many seconds."""
+        self._policy.took(batch_s)
+
+    def next_wake(self, now: float, *, worker_free: bool = True) -> float | None:
+        """When to call `expire`, or with a free worker `release`, again; None while nothing waits.
+
+        A batch that is due already waits for something else than time (memory, a worker that rests): an instant in the
+        past would only have the caller look again and again.
+        """
+        doomed_at = self._line.next_doom_at
+        if doomed_at is None:
+            return None
+        chosen = self._choose(now) if worker_free and self._policy.holds_back else []
+        held_until = self._policy.held_until(chosen) if chosen else inf
+        return min(doomed_at, held_until) if held_until > now else doomed_at
+
+    def shared_by(self, workers: int) -> None:
+        """So many workers feed from this line: what waits is done in that many parts at once."""
+        self._policy.workers = workers
+
+    def cap_rows(self, ratio: float) -> None:
+        """Batches hold at most this part of `max_rows` from now on, and at least one row."""
+        limits = self._policy.limits
+        self._policy.limits = Limits(max(1, int(self._max_rows * ratio)), limits.max_work, limits.max_s)
+
+    @property
+    def head_key(self) -> float:
+        """The key of the first in order; infinity when nothing waits."""
+        first = self._line.first
+        return first.key if first is not None else inf
+
+    def ahead(self, key: float) -> tuple[int, float]:
+        """How many wait before an order key, and the seconds they should take."""
+        count, seconds = self._line.before(key)
+        return count, self._sharing_ratio * seconds
+
+    def drain_s(self) -> float:
+        """Predicted seconds until all that waits has been computed."""
+        return self._sharing_ratio * self._line.total_s
+
+    def waiting(self) -> list[Queued]:
+        """Everything that waits, in order."""
+        return [entry.item for entry in self._line]
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __repr__(self) -> str:
+        return f"<Batcher {len(self)}/{self._max_queue_size} waiting, drained in {self.drain_s() * 1e3:.0f} ms>"
+
+    def _check_room(self, items: Sequence[Queued]) -> None:
+        """An empty queue, or level, takes one request of any size."""
+        waiting, at_level = len(self._line), self._line.at_level(items[0].priority)
+        room = self._queue_policies.room(items[0].priority)
+        if waiting and waiting + len(items) > self._max_queue_size:
+            full = f"the queue is full: {waiting} of {self._max_queue_size} wait"
+        elif at_level and at_level + len(items) > room:
+            full = f"the queue is full: {at_level} of {room:g} wait at this level of priority"
+        else:
+            return
+        low, high = RETRY_AFTER_RANGE_S
+        raise Overloaded(full, retry_after_s=min(max(self.drain_s(), low), high))
+
+    def _entry(self, item: Queued, *, timed: bool) -> Entry:
+        alone_s = self._cost.predict_s(item.shape.units, item.shape.length)
+        doomed_at = item.deadline - DOOM_RATIO * alone_s
+        return Entry(
+            item, item.key, alone_s, min(doomed_at, self._queue_policies.rejected_at(item)) if timed else doomed_at
+        )
+
+    def _time(self, item: Queued) -> None:
+        """Note when it loses its place; those that have left are dropped once they are the majority."""
+        if (delayed_at := self._queue_policies.delayed_at(item)) < inf:
+            heappush(self._delays, (delayed_at, item.id))
+        if len(self._delays) > 2 * len(self._line) + SLACK:
+            self._delays = [(at, id) for at, id in self._delays if id in self._line]
+            heapify(self._delays)
+
+    def _delay(self, now: float) -> None:
+        """Who has waited too long to keep its place goes behind everybody who waits now."""
+        while self._delays and self._delays[0][0] <= now:
+            entry = self._line.take(heappop(self._delays)[1])
+            if entry is not None:
+                key = max(entry.key + LEVEL_S, nextafter(self._line.last_key, inf))
+                self._line.add(replace(entry, key=key, delayed=True))
+
+    def _choose(self, now: float) -> list[Entry]:
+        """The next batch, held back or not; those that are doomed are in none."""
+        self._delay(now)
+        alive = (entry for entry in self._line if entry.doomed_at > now)
+        head = next(alive, None)
+        if head is None:
+            return []
+        company = (entry for entry in islice(alive, _SCANNED) if _may_share(entry, head))
+        return self._policy.choose([head, *islice(company, WINDOW - 1)], now)
+
+    def _closed_by(self, chosen: Sequence[Entry]) -> str:
+        """`full`: nothing more fits. `preferred`: a size that does not wait. `shape`: others wait that are better off
+        in another batch. `delay`, `deadline`: it was held back for company, until its time was over. `idle`: a worker
+        was free, and nobody else waited."""
+        rows = sum(entry.item.shape.rows for entry in chosen)
+        if rows >= self._policy.limits.max_rows:
+            return "full"
+        if rows in self._preferred:
+            return "preferred"
+        if len(chosen) < len(self._line):
+            return "shape"
+        held_until = self._policy.held_until(chosen)
+        if held_until == -inf:
+            return "idle"
+        oldest_at = min(entry.item.arrived_at for entry in chosen)
+        return "delay" if held_until >= oldest_at + self._max_queue_delay_s else "deadline"
+
+    def _learn_sharing(self, chosen: Sequence[Entry], batch_s: float) -> None:
+        ratio = batch_s / sum(entry.alone_s for entry in chosen)
+        self._sharing_ratio += _SHARING_WEIGHT * (min(ratio, 1.0) - self._sharing_ratio)
+
+
+def _may_share(entry: Entry, head: Entry) -> bool:
+    """Who has lost its place comes along with others like it, not with those who have theirs."""
+    alike = entry.item.kind == head.item.kind and entry.item.cohort == head.item.cohort
+    return alike and (head.delayed or not entry.delayed)

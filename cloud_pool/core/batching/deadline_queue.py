@@ -1,0 +1,171 @@
+"""The waiting line: who waits, in order, with what everybody before an instant will cost.
+
+A batcher asks the same few things for every request: put this in its place, take that out, who is first, what is
+lost by now, how much waits before this key. With a plain sorted list each removal, each look for the lost and each
+sum walks through all that wait, so the busiest moment is also the slowest. Here no answer looks at more than a bounded
+number of entries and a few sums.
+
+Method: a sorted list cut into chunks of at most CHUNK entries, each with its last key and the sum of its seconds. A
+place is found by two bisections; inserting moves at most one chunk's pointers; a sum takes whole chunks and part of
+one. The lost are found by a heap of when each will be, out of which those that left earlier are dropped as they come
+up, or all together once they are the majority.
+
+Invariants: iteration is by key, then arrival, then number; sums and counts are those of the entries inside; the heap
+holds at most SLACK more than twice as many as wait. Cost per operation: O(log n) comparisons, with n / CHUNK numbers
+to be summed, which at a hundred thousand is less time than a Python call.
+
+Source: chunked sorted lists as in Jenks, "Sorted Containers" (SciPy 2016); lazy deletion as in the standard library's
+heapq documentation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from cloud_pool.core.batching.queue_item import Queued
+from tidegate.priority import level_of
+
+CHUNK = 256
+SLACK = 64
+
+_Place = tuple[float, float, int]  # key, arrival, number
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Who waits, and what the batcher needs to know of it: its place, what it would cost alone, when it is lost."""
+
+    item: Queued
+    key: float
+    alone_s: float
+    doomed_at: float
+    delayed: bool = False  # it has lost its place (`queue_policy.py`)
+
+    @property
+    def place(self) -> _Place:
+        return self.key, self.item.arrived_at, self.item.id
+
+
+class Line:
+    """Mutable: `add`, `take` by number, `take_doomed`."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._chunks: list[list[tuple[_Place, Entry]]] = []
+        self._lasts: list[_Place] = []  # the place of the last entry of each chunk
+        self._seconds: list[float] = []  # of each chunk
+        self._levels = Counter[int]()
+        self._dooms: list[tuple[float, int]] = []  # a heap; may hold some that have left, or whose time is another now
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry into its place. Its number must not be inside."""
+        place = entry.place
+        self._entries[entry.item.id] = entry
+        self._levels[level_of(entry.item.priority)] += 1
+        heappush(self._dooms, (entry.doomed_at, entry.item.id))
+        if not self._chunks:
+            self._chunks, self._lasts, self._seconds = [[(place, entry)]], [place], [entry.alone_s]
+            return
+        at = min(bisect_left(self._lasts, place), len(self._chunks) - 1)
+        chunk = self._chunks[at]
+        insort(chunk, (place, entry))
+        self._lasts[at] = chunk[-1][0]
+        self._seconds[at] += entry.alone_s
+        if len(chunk) > CHUNK:
+            self._split(at)
+
+    def take(self, id: int) -> Entry | None:
+        """Take out the entry of this number; None if it is not inside."""
+        entry = self._entries.pop(id, None)
+        if entry is None:
+            return None
+        self._levels[level_of(entry.item.priority)] -= 1
+        place = entry.place
+        at = bisect_left(self._lasts, place)
+        chunk = self._chunks[at]
+        del chunk[bisect_left(chunk, (place,))]
+        if chunk:
+            self._lasts[at] = chunk[-1][0]
+            self._seconds[at] -= entry.alone_s
+        else:
+            del self._chunks[at], self._lasts[at], self._seconds[at]
+        if len(self._dooms) > 2 * len(self._entries) + SLACK:
+            self._dooms = [(inside.doomed_at, id) for id, inside in self._entries.items()]
+            heapify(self._dooms)
+        return entry
+
+    def take_doomed(self, now: float) -> list[Entry]:
+        """Take out all that are lost by `now`, in the order in which they were lost."""
+        lost = []
+        while self._dooms and self._dooms[0][0] <= now:
+            doom = heappop(self._dooms)
+            if self._is_true(doom) and (entry := self.take(doom[1])) is not None:
+                lost.append(entry)
+        return lost
+
+    @property
+    def next_doom_at(self) -> float | None:
+        """When the next of those inside will be lost."""
+        while self._dooms and not self._is_true(self._dooms[0]):
+            heappop(self._dooms)
+        return self._dooms[0][0] if self._dooms else None
+
+    @property
+    def first(self) -> Entry | None:
+        return self._chunks[0][0][1] if self._chunks else None
+
+    @property
+    def last_key(self) -> float:
+        """The key of the last in order; minus infinity when nobody is inside."""
+        return self._lasts[-1][0] if self._lasts else -inf
+
+    def at_level(self, priority: int) -> int:
+        """How many of this level of priority are inside."""
+        return self._levels[level_of(priority)]
+
+    @property
+    def total_s(self) -> float:
+        """What all would cost, each alone."""
+        return sum(self._seconds, 0.0)
+
+    def before(self, key: float) -> tuple[int, float]:
+        """How many are before this key, and what they would cost, each alone."""
+        at = bisect_left(self._lasts, (key,))
+        if at == len(self._chunks):
+            return len(self), self.total_s
+        chunk = self._chunks[at]
+        inside = bisect_left(chunk, ((key,),))
+        count = sum(map(len, self._chunks[:at])) + inside
+        return count, sum(self._seconds[:at]) + sum(entry.alone_s for _, entry in chunk[:inside])
+
+    def __iter__(self) -> Iterator[Entry]:
+        for chunk in self._chunks:
+            for _, entry in chunk:
+                yield entry
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<Line {len(self)} in {len(self._chunks)} chunks, {self.total_s * 1e3:.0f} ms>"
+
+    def _is_true(self, doom: tuple[float, int]) -> bool:
+        """Whether that one is inside and lost then: who goes back into the line may have more time than before."""
+        entry = self._entries.get(doom[1])
+        return entry is not None and entry.doomed_at == doom[0]
+
+    def _split(self, at: int) -> None:
+        chunk = self._chunks[at]
+        halves = chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]
+        self._chunks[at : at + 1] = halves
+        self._lasts[at : at + 1] = [half[-1][0] for half in halves]
+        # Summed afresh, so that rounding does not add up over the life of a chunk.
+        self._seconds[at : at + 1] = [sum(entry.alone_s for _, entry in half) for half in halves]

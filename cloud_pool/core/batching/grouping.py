@@ -1,0 +1,128 @@
+"""Length-aware groups: who should share a padded batch with whom, so that all together cost least.
+
+Padding makes every row as long as the longest, and a padded token costs what a real one does. On a device where
+cost grows with tokens, joining whoever waits therefore collapses: the longer the queue, the bigger the batch, the
+longer its longest row, 27 answers a second where one at a time gives 114 (`reference/numbers.md`, part 2). What a
+batch saves is the fixed part of each call. So a row joins exactly when the padding that it brings costs less than
+the calls that it saves, by the device's own measured table: a CPU gets small groups of like lengths, a GPU with a
+flat table large mixed ones, from the same rule.
+
+Method: rows sorted by length; with the cost of a group depending only on its cells and its longest row, an optimal
+partition is made of contiguous runs, found by dynamic programming over run ends, best[j] = min over i of best[i] +
+cost(run i..j). Growing a run stops early once a row adds more than it costs alone, since still shorter rows only do
+worse. Which group runs is decided elsewhere (`cloud_pool/core/sharing/batch_choice.py`); the rest is planned again next
+time, with whoever has come.
+
+Invariants: each request is in one group; rows, padded work and seconds stay within the limits, but for a single
+request that is over them on its own; whoever calls it with at most WINDOW requests waits a millisecond at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from operator import add
+
+import numpy as np
+
+from cloud_pool.core.batching.batch_cost import BatchCost, Numbers
+
+WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What grouping sees of a request: rows, their common length, and the work of all of them unpadded."""
+
+    rows: int
+    length: int
+    units: float
+
+    @property
+    def cells(self) -> float:
+        """Work per unit of length: stretched to length L, the request is `cells · L` units."""
+        return self.units / self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one group: rows, padded work, and seconds."""
+
+    max_rows: int
+    max_work: float = inf
+    max_s: float = inf
+
+
+def padded(shapes: Sequence[Shape]) -> Shape:
+    """The shape of a batch whose rows are all padded to the longest."""
+    longest = max(shape.length for shape in shapes)
+    return Shape(sum(shape.rows for shape in shapes), longest, longest * sum(shape.cells for shape in shapes))
+
+
+def seconds_of(cost: BatchCost, shapes: Sequence[Shape]) -> float:
+    """Seconds that these take in one batch."""
+    batch = padded(shapes)
+    return cost.predict_s(batch.units, batch.length)
+
+
+def cheapest_groups(
+    shapes: Sequence[Shape],
+    cost: BatchCost,
+    limits: Limits,
+    rooms_s: Sequence[float] | None = None,
+) -> list[list[int]]:
+    """Who should share a batch with whom, so that all together cost least: indices of `shapes`, each in one group.
+
+    Args:
+        shapes: in the order of their turns; it decides who is left over from a full batch. At most WINDOW are cheap.
+        rooms_s: for each, the most seconds of a batch that it may share; alone it may take longer.
+    """
+    if len(shapes) == 1:
+        return [[0]]
+    # Among equal lengths those whose turn is first come last: runs are filled up from the end, so what does not fit
+    # into a full batch is left over from those who can wait.
+    order = sorted(range(len(shapes)), key=lambda index: (shapes[index].length, -index))
+    rooms_s = [limits.max_s] * len(shapes) if rooms_s is None else [min(room_s, limits.max_s) for room_s in rooms_s]
+    starts = _cheapest_runs([shapes[index] for index in order], cost, limits, [rooms_s[index] for index in order])
+    groups, last = list[list[int]](), len(starts) - 1
+    while last >= 0:
+        groups.append(sorted(order[starts[last] : last + 1]))
+        last = starts[last] - 1
+    return groups
+
+
+def _cheapest_runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, rooms_s: Sequence[float]) -> list[int]:
+    """For each index as the end of a run, where that run starts in the cheapest partition up to there."""
+    run_s, longest = _runs(ordered, cost, limits, np.array(rooms_s))
+    best_s, starts = [0.0], list[int]()
+    for end, (seconds, most) in enumerate(zip(run_s.tolist(), longest.tolist(), strict=True)):
+        first = end + 1 - most
+        totals_s = list(map(add, best_s[first:], reversed(seconds[:most])))
+        least_s = min(totals_s)
+        best_s.append(least_s)
+        starts.append(first + totals_s.index(least_s))  # on a tie the larger group: fewer calls
+    return starts
+
+
+def _runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, rooms_s: Numbers) -> tuple[Numbers, Numbers]:
+    """Seconds of each run, [end, how many before it]; and for each end, how many in a run are worth looking at."""
+    most = min(len(ordered), limits.max_rows)
+    starts = np.arange(len(ordered))[:, None] - np.arange(most)
+    at = np.maximum(starts, 0)
+    lengths = np.array([[float(shape.length)] for shape in ordered])
+    rows, cells = _sums([shape.rows for shape in ordered], at), _sums([shape.cells for shape in ordered], at)
+    units = cells * lengths
+    run_s = cost.predict_many_s(units, lengths)
+    room_s = np.minimum.accumulate(rooms_s[at], axis=1)
+    barred = (starts < 0) | (rows > limits.max_rows) | (units > limits.max_work) | (run_s > room_s)
+    barred[:, 1:] |= np.diff(run_s, axis=1) > run_s[:, 0][at[:, 1:]]
+    barred[:, 0] = False  # alone everybody may be, whatever the limits
+    return run_s, np.where(barred.any(axis=1), barred.argmax(axis=1), most)
+
+
+def _sums(numbers: Sequence[float], starts: Numbers) -> Numbers:
+    """From each start to the end that its row stands for, both included."""
+    until = np.concatenate(([0.0], np.cumsum(numbers)))
+    sums: Numbers = until[1:, None] - until[starts]
+    return sums

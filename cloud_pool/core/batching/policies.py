@@ -1,0 +1,263 @@
+"""Policies: of those who wait, who forms the next batch, and for how long it may be held back.
+
+    deadline   groups of like lengths, whose turn it is by deadlines, worth and what is still to come (`grouping.py`,
+               `cloud_pool/core/sharing/batch_choice.py`, `arrival_rate.py`); starts at once, unless `max_queue_delay_s`
+               allows to wait and company is expected within that time
+    eager      the first in order with whoever is next, whatever their lengths, as soon as the device is free
+    window     the same, but a partial batch waits for company up to `max_queue_delay_s` after its oldest member came;
+               one of a `preferred_batch_size` does not (Triton's dynamic batcher)
+    adaptive   a window that is learned: it starts at 50 ms, is looked at again after every 10 batches, and goes a step
+               towards what those really took, within 10 and 100 ms: waiting as long as one computes halves calls
+               under load, and waiting longer only makes the wait the larger part
+    none       one request a call
+
+All but the first are here so that one may compare: padding to the longest makes eager batches of mixed lengths
+collapse on a CPU, and a window that waits beside an idle device only adds to the answer.
+
+Invariants, for every policy: rows and work within the limits, but for a single request that is over them alone; kinds
+and cohorts are not mixed; who is doomed is in no batch; the deadline of a member never passes while a batch is held
+back, by prediction.
+
+Source: Triton's dynamic batcher (`reference/batching.md` D.4); `reference/numbers.md`, part 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final, Protocol
+
+from cloud_pool.core.batching.arrival_rate import Demand
+from cloud_pool.core.batching.batch_cost import BatchCost
+from cloud_pool.core.batching.deadline_queue import Entry
+from cloud_pool.core.batching.grouping import Limits, cheapest_groups, seconds_of
+from cloud_pool.core.batching.queue_item import FAR_S
+from cloud_pool.core.sharing.batch_choice import Group, whose_turn
+from tidegate.models.manifest import BatchingPolicy
+from tidegate.priority import WEIGHTS, level_of
+
+ROOM_RATIO: Final = 0.5  # of its slack, so much may a member's batch take; what is left is for errors and the way back
+GUARD_RATIO: Final = 0.3  # of its whole budget, so much slack is left to whom another goes before
+GUARD_S: Final = 0.010
+# A batch lets its like pass until it has waited so many times what it computes, however late it is due: with 64 callers
+# who have time and send the next when they are answered, long ones otherwise waited for ever, and alone at last held
+# 0.84 of the limit and not 0.94. Replayed with 1, 3 and 7: 1 has short ones wait for long ones, 7 is no better.
+PASSED_CALLS: Final = 3.0
+LEAST_COMPANY: Final = 0.5  # where fewer are expected within the delay, waiting for them costs more than it gains
+BLOCKING_RATIO: Final = 0.5  # of the slack of the tight ones, so long may a batch be that they may have to wait for
+_SMOOTHING: Final = 0.2
+_SURE: Final = 0.95  # a batch is held back only while so many of its like would still be in time
+_STEP_RATIO: Final = 0.3
+_FEWEST_CALLS: Final = 4.0  # but it takes as long as so many of the cheapest calls, or it would be split for nothing
+
+
+class Policy(Protocol):
+    """What a batcher asks. `limits` are those of a batch, and `workers` share the line; both may change at any time."""
+
+    limits: Limits
+    workers: int
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether it ever does."""
+
+    def came(self, entry: Entry, now: float) -> None:
+        """Somebody has joined the line."""
+
+    def choose(self, candidates: Sequence[Entry], now: float) -> list[Entry]:
+        """The batch to run next, out of entries of one kind in order, at least one."""
+
+    def held_until(self, chosen: Sequence[Entry]) -> float:
+        """Until when it may wait for company; in the past when it should not."""
+
+    def left(self, chosen: Sequence[Entry], batch_s: float) -> None:
+        """A batch has left that should compute for so long."""
+
+    def took(self, batch_s: float) -> None:
+        """A batch has computed for so long."""
+
+
+class Deadline:
+    """The default: by cost and deadlines."""
+
+    def __init__(self, cost: BatchCost, limits: Limits, max_queue_delay_s: float) -> None:
+        self._cost = cost
+        self.limits = limits
+        self.workers = 1
+        self._delay_s = max_queue_delay_s
+        self._demand = Demand()
+        self._sharing_ratio = 1.0
+
+    @property
+    def holds_back(self) -> bool:
+        return self._delay_s > 0.0
+
+    def came(self, entry: Entry, now: float) -> None:
+        slack_s = entry.item.deadline - now - entry.alone_s
+        self._demand.record(self._sharing_ratio * entry.alone_s, slack_s, now)
+
+    def choose(self, candidates: Sequence[Entry], now: float) -> list[Entry]:
+        blocking_s = max(BLOCKING_RATIO * self._demand.tight_s, _FEWEST_CALLS * self._cost.predict_s(0.0, 1.0))
+        limits = Limits(self.limits.max_rows, self.limits.max_work, blocking_s)
+        shapes = [entry.item.shape for entry in candidates]
+        rooms_s = [_room_s(entry, now) for entry in candidates]
+        groups = [self._group(candidates, run) for run in cheapest_groups(shapes, self._cost, limits, rooms_s)]
+        if now - candidates[0].item.arrived_at > FAR_S:  # and it is the first in order: it has waited long enough
+            turn = next(group for group in groups if 0 in group.members)
+        else:
+            turn = whose_turn(groups, now, self._demand.stretch(now, self.workers))
+        return [candidates[index] for index in turn.members]
+
+    def held_until(self, chosen: Sequence[Entry]) -> float:
+        if self._demand.rate * self._delay_s < LEAST_COMPANY:
+            return -inf
+        return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
+
+    def left(self, chosen: Sequence[Entry], batch_s: float) -> None:
+        ratio = min(1.0, batch_s / sum(entry.alone_s for entry in chosen))
+        self._sharing_ratio += _SMOOTHING * (ratio - self._sharing_ratio)
+
+    def took(self, batch_s: float) -> None:
+        """The model of what batches cost is told, and that is asked."""
+
+    def _group(self, candidates: Sequence[Entry], run: Sequence[int]) -> Group:
+        members = [candidates[index].item for index in run]
+        batch_s = seconds_of(self._cost, [item.shape for item in members])
+        return Group(
+            tuple(run),
+            batch_s,
+            min(item.deadline for item in members),
+            sum(WEIGHTS[level_of(item.priority)] for item in members),
+            GUARD_S + GUARD_RATIO * min(item.deadline - item.arrived_at for item in members),
+            min(item.arrived_at for item in members) + PASSED_CALLS * batch_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Deadline {self._demand!r}>"
+
+
+class Window:
+    """First come, first batched: `eager` with no delay, `window` with one.
+
+    Args:
+        preferred: rows of batches that need not wait for more; empty: only full ones need not.
+    """
+
+    def __init__(
+        self, cost: BatchCost, limits: Limits, max_queue_delay_s: float, preferred: Sequence[int] = ()
+    ) -> None:
+        self._cost = cost
+        self.limits = limits
+        self.workers = 1
+        self._delay_s = max_queue_delay_s
+        self._preferred = frozenset(preferred)
+
+    @property
+    def holds_back(self) -> bool:
+        return self._delay_s > 0.0
+
+    def came(self, entry: Entry, now: float) -> None:
+        """It only looks at who waits."""
+
+    def choose(self, candidates: Sequence[Entry], now: float) -> list[Entry]:
+        """As many as fit; before the delay is over, only up to the largest preferred size if there is one."""
+        fitting = _fitting(candidates, self.limits)
+        preferred = [count for count, rows in _rows_by_count(fitting) if rows in self._preferred]
+        over = now >= min(entry.item.arrived_at for entry in fitting) + self._delay_s
+        return fitting if over or not preferred else fitting[: preferred[-1]]
+
+    def held_until(self, chosen: Sequence[Entry]) -> float:
+        if sum(entry.item.shape.rows for entry in chosen) in self._preferred:
+            return -inf
+        return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
+
+    def left(self, chosen: Sequence[Entry], batch_s: float) -> None:
+        """It knows nothing of costs."""
+
+    def took(self, batch_s: float) -> None:
+        """Its window is fixed."""
+
+    def __repr__(self) -> str:
+        return f"<Window {self._delay_s * 1e3:.0f} ms>"
+
+
+class Adaptive(Window):
+    """A window that follows how long batches compute."""
+
+    START_S: Final = 0.050
+    LEAST_S: Final = 0.010
+    MOST_S: Final = 0.100
+    EVERY: Final = 10  # batches
+
+    def __init__(self, cost: BatchCost, limits: Limits) -> None:
+        super().__init__(cost, limits, self.START_S)
+        self._batches = 0
+        self._sum_s = 0.0
+
+    def took(self, batch_s: float) -> None:
+        self._batches += 1
+        self._sum_s += batch_s
+        if self._batches == self.EVERY:
+            aim_s = min(self.MOST_S, max(self.LEAST_S, self._sum_s / self._batches))
+            self._delay_s += _STEP_RATIO * (aim_s - self._delay_s)
+            self._batches, self._sum_s = 0, 0.0
+
+    def __repr__(self) -> str:
+        return f"<Adaptive {self._delay_s * 1e3:.0f} ms>"
+
+
+def policy_of(
+    name: BatchingPolicy,
+    cost: BatchCost,
+    limits: Limits,
+    *,
+    max_queue_delay_s: float = 0.0,
+    preferred: Sequence[int] = (),
+) -> Policy:
+    """The policy of this name."""
+    match name:
+        case "deadline":
+            return Deadline(cost, limits, max_queue_delay_s)
+        case "adaptive":
+            return Adaptive(cost, limits)
+        case "window":
+            return Window(cost, limits, max_queue_delay_s, preferred)
+        case "eager":
+            return Window(cost, limits, 0.0)
+        case "none":
+            return Window(cost, Limits(1), 0.0)
+
+
+def _room_s(entry: Entry, now: float) -> float:
+    """The longest batch in which it may be; who is late by prediction has nothing to lose by company."""
+    slack_s = entry.item.deadline - now
+    return ROOM_RATIO * slack_s if entry.alone_s <= slack_s else inf
+
+
+def _fitting(candidates: Sequence[Entry], limits: Limits) -> list[Entry]:
+    """The first, and those after it until one does not fit."""
+    rows, cells, longest = 0, 0.0, 0
+    for count, entry in enumerate(candidates):
+        shape = entry.item.shape
+        rows, cells, longest = rows + shape.rows, cells + shape.cells, max(longest, shape.length)
+        if count and (rows > limits.max_rows or cells * longest > limits.max_work):
+            return list(candidates[:count])
+    return list(candidates)
+
+
+def _rows_by_count(entries: Sequence[Entry]) -> list[tuple[int, int]]:
+    rows, found = 0, []
+    for count, entry in enumerate(entries, 1):
+        rows += entry.item.shape.rows
+        found.append((count, rows))
+    return found
+
+
+def _held_until(chosen: Sequence[Entry], delay_s: float, max_rows: int, cost: BatchCost) -> float:
+    """A full batch, and one whose time is short, does not wait; the age of a batch is its oldest member's."""
+    if delay_s <= 0.0 or sum(entry.item.shape.rows for entry in chosen) >= max_rows:
+        return -inf
+    oldest_at = min(entry.item.arrived_at for entry in chosen)
+    batch_s = seconds_of(cost, [entry.item.shape for entry in chosen])
+    due_at = min(entry.item.deadline for entry in chosen)
+    return min(oldest_at + delay_s, due_at - batch_s * max(1.0, cost.quantile(_SURE)))

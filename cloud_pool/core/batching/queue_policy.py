@@ -1,0 +1,56 @@
+"""Queue policies: how many may wait at each level of priority, for how long, and what becomes of who has waited longer.
+
+The words are Triton's, so that a `config.pbtxt` carries over: `max_queue_size`, `default_timeout_microseconds` and
+`timeout_action` (REJECT or DELAY), for all levels (`default_queue_policy`) or for one (`priority_queue_policy`). What
+is different is what has hurt its users:
+
+    time        a timeout is an instant at which something happens, whether a device is free or not; Triton looks when
+                it next forms a batch (server#7512)
+    the caller  its own timeout is its deadline and counts always, beside the level's: the least of those that are set.
+                Triton ignores it where the level has none, without a word
+    DELAY       who has waited too long goes behind everybody who waits in that moment, and no further: who comes later
+                than that by more than levels are worth goes behind it. Triton's delayed ones may wait for ever
+
+Whoever goes back into the queue because its batch failed has had its turn in time, and has no timeout any more.
+
+Source: Triton's `ModelQueuePolicy` (`reference/batching.md` D.1, D.2, D.6 and D.7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from cloud_pool.core.batching.queue_item import Queued
+from tidegate.models.manifest import QueuePolicy
+from tidegate.priority import level_of
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicies:
+    """Of one queue: a policy for all levels, and others for some."""
+
+    default: QueuePolicy = field(default_factory=QueuePolicy)
+    by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+    def of(self, priority: int) -> QueuePolicy:
+        return self.by_level.get(level_of(priority), self.default)
+
+    def room(self, priority: int) -> float:
+        """How many may wait at this level; infinity for any number."""
+        return self.of(priority).max_queue_size or inf
+
+    def rejected_at(self, item: Queued) -> float:
+        """When it has waited too long to be computed at all; infinity for never."""
+        return self._timeout_at(item, "REJECT")
+
+    def delayed_at(self, item: Queued) -> float:
+        """When it has waited too long to keep its place; infinity for never."""
+        return self._timeout_at(item, "DELAY")
+
+    def _timeout_at(self, item: Queued, action: str) -> float:
+        policy = self.of(item.priority)
+        if policy.timeout_action != action or not policy.default_timeout_microseconds:
+            return inf
+        return item.arrived_at + policy.default_timeout_microseconds / 1e6

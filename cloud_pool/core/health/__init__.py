@@ -1,0 +1,1 @@
+"""Room cloud_pool/core/health."""

@@ -1,0 +1,34 @@
+"""Batches as they were computed: how many rows, why they held no more, and what padding they carried.
+
+Counted once a batch, by lane. Waste is the share of a batch's work that is padding: `padded_units` of `work_units`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from cloud_pool.scheduling.job import Batch
+from tidegate.metrics.histogram import ROWS, Histogram
+
+
+class BatchCounts:
+    """Mutable: `took` for each batch that came back with results."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Histogram] = {}  # by lane
+        self.closes: Counter[tuple[str, str]] = Counter()  # (lane, why)
+        self.work_units: defaultdict[str, float] = defaultdict(float)  # by lane, padding included
+        self.padded_units: defaultdict[str, float] = defaultdict(float)  # of them: padding
+
+    def took(self, batch: Batch) -> None:
+        lane = batch.lane.key
+        rows = self.rows.get(lane)
+        if rows is None:
+            rows = self.rows[lane] = Histogram(ROWS)
+        rows.observe(batch.rows)
+        self.closes[lane, batch.closed_by] += 1
+        self.work_units[lane] += batch.units
+        self.padded_units[lane] += max(0.0, batch.units - batch.own_units)
+
+    def __repr__(self) -> str:
+        return f"<BatchCounts {sum(self.closes.values())} batches>"

@@ -1,0 +1,137 @@
+"""Who gets a device next, and how much of it: the shares and the memory of the pool's devices in one place.
+
+The scheduler asks whose turn it is, and tells what begins and ends; which requests make a batch stays the batchers'
+affair, under the limits that are set here. A batch is charged to its model's share when it is given to a worker, as
+predicted, and corrected when it ends; its memory is reserved for as long.
+
+A model whose share is overdue and whose batch finds no room just now is waited for: were others let in meanwhile,
+smaller batches could keep a large one out for ever.
+
+Decisions are `cloud_pool/core/sharing/fair_share.py`'s and `cloud_pool/core/memory/device_memory.py`'s; this keeps who
+is who. It awaits nothing and reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+import structlog
+
+from cloud_pool.core.batching.model_instance import Lane
+from cloud_pool.core.memory.device_memory import DeviceMemory, in_words
+from cloud_pool.core.sharing.fair_share import Shares
+from cloud_pool.scheduling.job import Batch, Queue
+from tidegate.outcome import OutOfMemory
+
+RETRY_AFTER_S = 1.0  # for callers whom memory refused: by then other batches have ended, or other requests come
+
+log = structlog.get_logger("scheduler")
+
+
+class Allotment:
+    """Mutable: workers `join` and `leave`, batches `begin` and `end`."""
+
+    def __init__(self, shares: Shares | None = None) -> None:
+        self._shares = shares or Shares()
+        self._devices: dict[str, DeviceMemory] = {}
+        self._by_worker: dict[str, DeviceMemory] = {}
+        self._given: dict[int, tuple[Batch, str, float]] = {}  # by id: the batch, its worker, and what was charged
+
+    def join(self, worker: str, device: str, *, held_bytes: float, limit_bytes: float) -> None:
+        """A worker is there, with all engines loaded; workers of one device share its memory."""
+        memory = self._devices.setdefault(device, DeviceMemory(limit_bytes))
+        memory.limit_bytes = limit_bytes
+        memory.hold(worker, held_bytes)
+        self._by_worker[worker] = memory
+
+    def leave(self, worker: str) -> None:
+        """A worker is gone."""
+        if (memory := self._by_worker.pop(worker, None)) is not None:
+            memory.leave(worker)
+
+    @property
+    def devices(self) -> Mapping[str, DeviceMemory]:
+        """The memory of each device, by its name."""
+        return self._devices
+
+    def owed_s(self, lanes: Iterable[Lane]) -> dict[str, float]:
+        """Seconds that each of those who share the devices should have had and has not."""
+        return {group: self._shares.owed_s(group) for group in sorted({self._group(lane) for lane in lanes})}
+
+    def most_units(self, lane: Lane) -> float:
+        """The largest batch of a lane that some worker could ever run."""
+        return max((lane.memory.most_units(memory) for memory in self._by_worker.values()), default=inf)
+
+    def check(self, lane: Lane, units: float) -> None:
+        """Refuse what no worker will ever have memory for. Raises OutOfMemory."""
+        footprint, rooms = lane.memory.footprint, [memory.room_bytes for memory in self._by_worker.values()]
+        needed_bytes, room_bytes = footprint.predict_bytes(units), max(rooms, default=inf)
+        if needed_bytes > room_bytes:
+            raise OutOfMemory(
+                f"{lane.key} should need {in_words(needed_bytes)} for a row of {units:g} units of work, but there are "
+                f"{in_words(room_bytes)} beside the weights (key 'memory_limit_bytes'); send shorter rows",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def in_turn(self, queues: Iterable[Queue], worker: str) -> list[Queue]:
+        """The queues that a worker may feed from, first those whose turn it is, each limited to what fits now."""
+        heads: dict[str, float] = {}
+        for queue in (queues := list(queues)):
+            group = self._group(queue.lane)
+            heads[group] = min(queue.batcher.head_key, heads.get(group, inf))
+        turns = {group: turn for turn, group in enumerate(self._shares.order(heads))}
+        own = [queue for queue in queues if queue.worker in (None, worker) and queue.batcher.head_key < inf]
+        for queue in own:
+            queue.batcher.limit_work(self._fitting_units(queue.lane, worker))
+        return sorted(own, key=lambda queue: (turns[self._group(queue.lane)], queue.batcher.head_key))
+
+    def begin(self, worker: str, batch: Batch) -> bool:
+        """A worker gets this batch, if there is memory for it just now."""
+        memory = self._by_worker.get(worker)
+        needed_bytes = batch.lane.memory.footprint.predict_bytes(batch.units)
+        if memory is not None and not memory.reserve(worker, id(batch), needed_bytes):
+            return False
+        takes_s = batch.takes_s
+        self._given[id(batch)] = batch, worker, takes_s
+        self._shares.charge(self._group(batch.lane), takes_s)
+        return True
+
+    def must_wait_for(self, queue: Queue) -> bool:
+        """Whether nobody may go before this queue, whose batch found no room."""
+        return self._shares.is_owed(self._group(queue.lane))
+
+    def passed(self, batch: Batch, peak_bytes: int | None) -> None:
+        """A batch went well."""
+        batch.lane.memory.passed(batch.units, peak_bytes)
+
+    def failed(self, batch: Batch, error: OutOfMemory) -> OutOfMemory:
+        """A batch had no memory for all that was predicted: no such large ones for a while. The error in full words."""
+        batch.lane.memory.cap.failed(batch.units)
+        cap = batch.lane.memory.cap.units
+        log.warning(
+            "out of memory", lane=batch.lane.key, units=round(batch.units), cap=round(cap), reason=error.message
+        )
+        words = f"{batch.lane.key} had no memory for {batch.units:g} units of work: {error.message}"
+        return OutOfMemory(words, retry_after_s=RETRY_AFTER_S)
+
+    def end(self, batch: Batch, now: float) -> None:
+        """A batch is over, however it ended. To say so twice does no harm."""
+        found = self._given.pop(id(batch), None)
+        if found is None:
+            return
+        _, worker, charged_s = found
+        took_s = now - batch.began_at if batch.has_begun else 0.0
+        self._shares.charge(self._group(batch.lane), took_s - charged_s)
+        if (memory := self._by_worker.get(worker)) is not None:
+            memory.release(worker, id(batch))
+
+    def _fitting_units(self, lane: Lane, worker: str) -> float:
+        memory = self._by_worker.get(worker)
+        return lane.memory.cap.units if memory is None else lane.memory.fitting_units(memory, worker)
+
+    def _group(self, lane: Lane) -> str:
+        return self._shares.group_of(lane.manifest)
+
+    def __repr__(self) -> str:
+        return f"<Allotment {self._shares!r} {self._devices}>"

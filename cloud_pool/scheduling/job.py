@@ -1,0 +1,172 @@
+"""A job: one caller's request in the pool, the parts that it is cut into, the queue they wait in and the batch they
+leave it with.
+
+    Ask ─▶ Job ─▶ Part … ─▶ Queue ─▶ Batch ─▶ Answer
+
+What the pure core must not know is kept here (arrays, futures, callers); what may be done with it is the scheduler's.
+
+Who may wait in which queue is said in `queues.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cloud_pool.core.batching.batcher import Batcher
+from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.model_instance import Lane, Piece
+from cloud_pool.core.batching.padding import Arrays
+from cloud_pool.core.batching.queue_item import Queued
+from tidegate.tracing.trace_context import Trace
+from tidegate.types import Accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One checked request for one lane. `units` is its work without padding; `deadline` is a finite instant.
+
+    `worker` names the only one that may compute it; by default any may.
+    """
+
+    arrays: Arrays
+    units: float
+    arrived_at: float
+    deadline: float
+    priority: int = 0
+    on_accepted: Callable[[Accepted], None] | None = None
+    worker: str | None = None
+    trace: Trace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Outputs, and how they came to be; `batch_rows` and `worker` are of the batch that the last part was in."""
+
+    outputs: dict[str, NDArray[Any]]
+    queue_s: float
+    compute_s: float
+    batch_rows: int
+    worker: str = ""
+    batch_wait_s: float = 0.0  # of `queue_s`: beside a free worker, for company
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Those who wait for one lane, on any worker or on one."""
+
+    lane: Lane
+    batcher: Batcher
+    worker: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A caller who waits."""
+
+    queue: Queue
+    ask: Ask
+    answer: asyncio.Future[Answer]
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def lane(self) -> Lane:
+        return self.queue.lane
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A piece of a job in the queue or in a batch, with its results once it has any."""
+
+    job: Job
+    piece: Piece
+    queued: Queued
+    deaths: int = 0  # of workers, under batches that it was in
+    starved: int = 0  # times that there was no memory for it alone
+    began_at: float = 0.0
+    batch_wait_s: float = 0.0  # until then, beside a free worker
+    compute_s: float = 0.0
+    outputs: dict[str, NDArray[Any]] | None = None
+    batch: Batch | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Parts that leave together. Its times are set when it begins; until then it is only prepared."""
+
+    lane: Lane
+    parts: tuple[Part, ...]
+    shape: Shape  # of all together, padding included
+    closed_by: str = ""  # why it holds those and no more
+    began_at: float = 0.0
+    expected_end_at: float = 0.0
+    stuck_at: float = 0.0  # from then on its worker counts as hung
+    run: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            part.batch = self
+
+    def traces(self) -> list[Trace]:
+        """Of its members that are sampled."""
+        asks = {id(part.job): part.job.ask for part in self.parts}
+        return [ask.trace for ask in asks.values() if ask.trace is not None and ask.trace.kept]
+
+    def close(self) -> None:
+        """It is over: its parts know it no more, but for those that are in another one by now."""
+        self.run = None
+        for part in self.parts:
+            if part.batch is self:
+                part.batch = None
+
+    @property
+    def units(self) -> float:
+        """Its work, padding included."""
+        return self.shape.units
+
+    @property
+    def own_units(self) -> float:
+        """The work of its parts by themselves, without padding."""
+        return sum(part.piece.shape.units for part in self.parts)
+
+    @property
+    def takes_s(self) -> float:
+        """By prediction."""
+        return self.lane.service.predict_s(self.shape.units, self.shape.length)
+
+    def begin(self, now: float, free_since: float) -> None:
+        """Args: free_since: since when the worker had nothing to do."""
+        self.began_at, self.expected_end_at = now, now + self.takes_s
+        for part in self.parts:
+            part.began_at, part.batch_wait_s = now, now - max(free_since, part.job.ask.arrived_at)
+
+    def arrays(self) -> Arrays:
+        """What the engine gets."""
+        return self.lane.layout.stack([part.piece.arrays for part in self.parts])
+
+    def split(self, outputs: Arrays) -> Iterable[tuple[Part, dict[str, NDArray[Any]]]]:
+        """Each part with its own outputs. Raises WrongResults."""
+        own = self.lane.layout.split(outputs, [part.piece.extent for part in self.parts])
+        return zip(self.parts, own, strict=True)
+
+    @property
+    def is_for_nobody(self) -> bool:
+        """Whether it can still be left undone, and should be."""
+        return not self.has_begun and all(part.job.answer.done() for part in self.parts)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.began_at > 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(part.piece.extent.rows for part in self.parts)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether its members were in a batch that failed, which was logged."""
+        return self.parts[0].queued.cohort is not None

@@ -1,0 +1,115 @@
+"""Who waits in the pool, by number: from when they enter a queue until a batch takes them, or they are told that none
+will.
+
+The batchers hold what the decisions need, numbers and times; here are the parts that go with these numbers, so that a
+batch, an error or a caller who leaves finds them in one step. Whoever leaves here leaves its queue in the same instant.
+
+While there is no worker at all, those are hopeless whose budget will not last until one should be back
+(`is_hopeless`): a fault of ours that another target may mend. Who was bound to a worker that is gone is told so.
+
+Invariants: a part is here as long as its number is in its queue, and a job that has its answer has no part here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from cloud_pool.core.batching.batcher import DOOM_RATIO
+from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.scheduling.job import Job, Part
+from cloud_pool.scheduling.worker_slots import Seats
+from tidegate import clock
+from tidegate.outcome import InternalError, ServeError
+from tidegate.workers.process import WorkerDied
+
+
+class Waiting:
+    """Mutable: `enter` and `readmit`; `leave` with a batch, `withdraw` or `fail` without one."""
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+        self._parts: dict[int, Part] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def absence(self) -> str:
+        """Why there is no worker."""
+        return self._seats.absence
+
+    def next_number(self) -> int:
+        """For a part, or for a group that is searched: never given twice."""
+        return next(self._numbers)
+
+    def enter(self, job: Job, now: float) -> None:
+        """All parts of a job wait from now on. Raises what `Batcher.add` does; then none waits."""
+        job.queue.batcher.add([part.queued for part in job.parts], now)
+        self._parts.update((part.queued.id, part) for part in job.parts)
+
+    def readmit(self, part: Part) -> None:
+        """A part that was in a batch waits again, or is told why it cannot."""
+        if part.job.answer.done():  # its caller has left, or another part of it was given up just now
+            return
+        if (worker := part.job.queue.worker) is not None and worker not in self._seats:
+            self.fail(part.job, WorkerDied(f"worker {worker} is gone"))
+            return
+        try:
+            part.job.queue.batcher.add([part.queued], clock.now(), readmit=True)
+        except ServeError as error:
+            self.fail(part.job, error)
+        else:
+            self._parts[part.queued.id] = part
+
+    def leave(self, items: Sequence[Queued]) -> tuple[Part, ...]:
+        """The parts of those that their batcher has given out."""
+        return tuple([self._parts.pop(item.id) for item in items])
+
+    def get(self, item: Queued) -> Part | None:
+        return self._parts.get(item.id)
+
+    def is_hopeless(self, part: Part) -> bool:
+        """Whether there is no worker, and none will be back in time for it."""
+        seats, queued = self._seats, part.queued
+        return not seats and seats.back_at + DOOM_RATIO * part.job.lane.alone_s(queued.shape) > queued.deadline
+
+    def withdraw(self, job: Job) -> None:
+        """Take what waits of a job out of the queue before it costs anything, and what is with a worker, unbegun."""
+        waiting = [part.queued.id for part in job.parts if self._parts.pop(part.queued.id, None)]
+        if waiting:
+            job.queue.batcher.remove(waiting)
+        for part in job.parts:
+            if part.batch is not None and part.batch.is_for_nobody and part.batch.run is not None:
+                part.batch.run.cancel()
+
+    def fail(self, job: Job, error: ServeError) -> None:
+        """Tell the caller, and withdraw the rest of its request."""
+        if not job.answer.done():
+            job.answer.set_exception(error)
+        self.withdraw(job)
+
+    def fail_all(self, parts: Iterable[Part], error: ServeError) -> None:
+        for part in parts:
+            self.fail(part.job, error)
+
+    @contextmanager
+    def nobody_lost(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Who has left a queue and is in no running batch yet is told of a defect of ours, rather than forgotten."""
+        try:
+            yield
+        except Exception as error:
+            self.fail_all(parts, InternalError(f"its batch could not be formed: {type(error).__name__}"))
+            raise
+
+    def fail_items(self, items: Iterable[Queued], error: ServeError) -> None:
+        """The same for those of a queue that is no more."""
+        self.fail_all([part for item in items if (part := self._parts.get(item.id))], error)
+
+    def fail_hopeless(self, error: ServeError) -> None:
+        self.fail_all([part for part in self._parts.values() if self.is_hopeless(part)], error)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"<Waiting {len(self)} parts>"

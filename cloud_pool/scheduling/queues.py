@@ -1,0 +1,80 @@
+"""The queues: for each lane one that all workers feed from, and one for each worker that something is bound to.
+
+A job that is bound to a worker, because its state lives there, waits in a queue of that worker's own, so that it never
+blocks those that could run elsewhere. Such a queue lives as long as its worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from math import inf
+
+from cloud_pool.core.batching.model_instance import Lane
+from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.scheduling.job import Queue
+
+
+class Queues:
+    """Mutable: `open` lanes, `drop` what was bound to a worker that is gone."""
+
+    def __init__(self) -> None:
+        self._shared: dict[str, Queue] = {}  # by lane
+        self._bound: dict[tuple[str, str], Queue] = {}  # by lane and worker
+        self._cap_ratio = 1.0
+
+    def open(self, lane: Lane) -> None:
+        self._shared[lane.key] = self._capped(Queue(lane, lane.batcher))
+
+    def of(self, key: str, worker: str | None) -> Queue:
+        """Where to wait in a lane that is open, for any worker or for this one."""
+        if worker is None:
+            return self._shared[key]
+        if (key, worker) not in self._bound:
+            lane = self._shared[key].lane
+            self._bound[key, worker] = self._capped(Queue(lane, lane.new_batcher(), worker))
+        return self._bound[key, worker]
+
+    def drop(self, worker: str) -> list[Queued]:
+        """Forget the queues of a worker that is gone; returns who waited there."""
+        dropped = [self._bound.pop(key) for key in [key for key in self._bound if key[1] == worker]]
+        return [item for queue in dropped for item in queue.batcher.waiting()]
+
+    def next_wake(self, now: float, *, worker_free: bool) -> float:
+        """When to look again; infinity while nobody waits."""
+        wakes = [queue.batcher.next_wake(now, worker_free=worker_free) for queue in self]
+        return min((wake for wake in wakes if wake is not None), default=inf)
+
+    def ahead(self, key: float) -> tuple[int, float]:
+        """How many wait for any worker before an order key, and the seconds they should take."""
+        ahead = [queue.batcher.ahead(key) for queue in self._shared.values()]
+        return sum(count for count, _ in ahead), sum(seconds for _, seconds in ahead)
+
+    def drain_s(self) -> float:
+        """Seconds of one worker that those who wait for any should take."""
+        return sum(queue.batcher.drain_s() for queue in self._shared.values())
+
+    def shared_by(self, workers: int) -> None:
+        """So many workers feed from what is not bound to one of them."""
+        for queue in self._shared.values():
+            queue.batcher.shared_by(workers)
+
+    def cap_batches(self, ratio: float) -> None:
+        """No batch has more rows than this part of what its model's manifest allows, from now on."""
+        self._cap_ratio = ratio
+        for queue in self:
+            self._capped(queue)
+
+    def _capped(self, queue: Queue) -> Queue:
+        queue.batcher.cap_rows(self._cap_ratio)
+        return queue
+
+    def __iter__(self) -> Iterator[Queue]:
+        return chain(self._shared.values(), self._bound.values())
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a lane is open."""
+        return key in self._shared
+
+    def __repr__(self) -> str:
+        return f"<Queues of {len(self._shared)} lanes, {len(self._bound)} bound>"

@@ -1,0 +1,76 @@
+"""Retries: a batch failed; its members are tried again in smaller company, so that only a bad one fails in the end.
+
+In which company, and when a member is given up, `cloud_pool/core/batching/isolation.py` says. Members of a batch that
+had only been prepared when its worker died go back as if they had not left: nothing is known against them.
+
+Invariants: each member of the batch waits again or is told; one whose caller has left is neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import structlog
+
+from cloud_pool.core.batching.isolation import MAX_DEATHS, MAX_STARVED, apart, verdict
+from cloud_pool.scheduling.job import Batch, Part
+from cloud_pool.scheduling.pending import Waiting
+from tidegate.outcome import OutOfMemory, ServeError
+from tidegate.workers.process import WorkerDied
+
+log = structlog.get_logger("scheduler")
+
+
+class Retries:
+    """Acts on the batches that it is told of; keeps nothing."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
+    def retry(self, batch: Batch, error: ServeError) -> None:
+        """Try those who still wait again, in smaller company; one that was by itself was the reason.
+
+        A dead worker is detached before this is called.
+        """
+        died, starved = isinstance(error, WorkerDied), isinstance(error, OutOfMemory)
+        if died and not batch.has_begun:
+            self.put_back(batch)
+            return
+        alone = starved and len(batch.parts) == 1
+        groups = [
+            [part for part in group if self._may_retry(part, died=died, starved_alone=alone)]
+            for group in apart(batch.parts, worker_died=died, starved=starved)
+        ]
+        again = {part.queued.id for group in groups for part in group}
+        told = verdict(error, [part.deaths for part in batch.parts])
+        self._waiting.fail_all([part for part in batch.parts if part.queued.id not in again], told)
+        if again and not batch.is_search:
+            words = {"lane": batch.lane.key, "members": len(batch.parts), "reason": error.message}
+            log.warning("a batch failed; its members are tried in smaller ones", **words)
+        for group in groups:
+            self._requeue(group)
+
+    def put_back(self, batch: Batch) -> None:
+        """It had only been prepared: nothing is known against its members, and they wait as if they had not left."""
+        for part in batch.parts:
+            if self._waiting.is_hopeless(part):
+                self._waiting.fail(part.job, WorkerDied(self._waiting.absence))
+            else:
+                self._waiting.readmit(part)
+
+    def _may_retry(self, part: Part, *, died: bool, starved_alone: bool) -> bool:
+        part.deaths += died
+        part.starved += starved_alone
+        if part.job.answer.done() or part.deaths >= MAX_DEATHS or part.starved >= MAX_STARVED:
+            return False
+        return not (died and self._waiting.is_hopeless(part))
+
+    def _requeue(self, group: Iterable[Part]) -> None:
+        cohort = self._waiting.next_number()
+        for part in group:
+            part.queued = replace(part.queued, id=self._waiting.next_number(), cohort=cohort)
+            self._waiting.readmit(part)
+
+    def __repr__(self) -> str:
+        return f"<Retries into {self._waiting!r}>"

@@ -1,0 +1,397 @@
+"""The scheduler: sole owner of the futures; it feeds the workers batch after batch and gives each caller its answer.
+
+All decisions are the batchers' (`cloud_pool/core/batching/batcher.py`), one for each lane, which is a model variant on
+this pool's devices. The scheduler performs them: it wakes at the instants that the batchers name, gives each free
+worker the next batch, and settles its members. Which lane's turn it is, and how large a batch the device has memory
+for, `device_arbiter.py` says; who waits is kept in `pending.py`, and what becomes of the members of a batch that failed
+is `retries.py`.
+
+Workers are alike, and pull: whoever is free takes what is due now, so a slow one takes less by itself and nobody is
+stuck behind a worker. What is bound to a worker (`Ask.worker`) waits in a queue of that worker's own.
+
+Invariants:
+* A caller is answered exactly once. Futures are made, set and dropped here alone, and never set after their caller
+  has left. A caller who leaves frees its places in the queue in the same instant, and disturbs no batch-mate.
+* One batch runs at a time on each worker, so that whoever comes while all run still takes part in forming the next. A
+  second is with the worker already only for the last moment before, and where more wait than it holds
+  (`worker_slots.py`).
+* A batch that fails does not fail all of its members: they are tried again in smaller company
+  (`cloud_pool/core/batching/isolation.py`), so that only a bad one fails in the end. Who was in a batch that took its
+  worker down is tried once more, wherever there is room. Other workers' batches go on. A batch that had no memory is
+  halved too; who has none alone, twice.
+* A batch that takes far longer than any like it is stuck, and its worker is given up
+  (`cloud_pool/core/health/watchdog.py`).
+* While there is no worker at all, those whose budget will not last until one should be back are refused at once, as a
+  fault of ours that another target may mend; the others wait. Who was bound to a worker that is gone is refused.
+* A request larger than a batch runs in parts, on any workers, and is answered when the last of them is done.
+
+`submit` costs what its batcher's `add` does and a future; nothing in it grows with the number of those who wait but by
+their logarithm.
+
+Source: `reference/batching.md` D.2, the list of what has gone wrong in others' batchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Final, Self
+
+import structlog
+
+from cloud_pool.core.batching.grouping import padded
+from cloud_pool.core.batching.model_instance import Lane, Piece
+from cloud_pool.core.batching.padding import WrongResults
+from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.health.standby import Standby
+from cloud_pool.core.health.watchdog import patience_s
+from cloud_pool.scheduling.batch_counts import BatchCounts
+from cloud_pool.scheduling.device_arbiter import Allotment
+from cloud_pool.scheduling.job import Answer, Ask, Batch, Job, Part, Queue
+from cloud_pool.scheduling.pending import Waiting
+from cloud_pool.scheduling.queues import Queues
+from cloud_pool.scheduling.retries import Retries
+from cloud_pool.scheduling.worker_slots import Compute, Seat, Seats
+from tidegate import clock
+from tidegate.outcome import DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ServeError, Unreachable
+from tidegate.tracing.trace_context import Trace
+from tidegate.types import Accepted
+from tidegate.workers.process import Computed, WorkerDied
+
+_AGAIN_S: Final = 1.0  # after a defect the next look is no later than this
+_RESOLUTION_S: Final = 0.001  # uvloop's timers count in these
+_RECENT: Final = 4096  # answers of which times are kept
+log = structlog.get_logger("scheduler")
+
+
+class Scheduler:
+    """Runs inside `async with`. Give it lanes with `open` and workers with `attach`; then `submit`."""
+
+    def __init__(self, standby: Standby | None = None, allotment: Allotment | None = None) -> None:
+        self.seats = Seats(standby)
+        self.refused = 0  # since the start, for a full queue or a wait that was too long
+        self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
+        self.queues = Queues()
+        self.batches = BatchCounts()
+        # Told of each batch with sampled members, and on which worker it was computed.
+        self.on_traced: Callable[[Batch, list[Trace], str], None] = lambda _batch, _members, _worker: None
+        self.allotment = allotment or Allotment()
+        self._waiting = Waiting(self.seats)
+        self._retries = Retries(self._waiting)
+        self._jobs: set[Job] = set()
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+        self._server: asyncio.Task[None] | None = None
+        self._runs: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._server = asyncio.create_task(self._serve(), name="scheduler")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        if self._server is not None:
+            await asyncio.wait([self._server, *self._runs])
+
+    def close(self) -> None:
+        """Stop for good: whoever still waits is answered now. Call it before the workers are ended, to end quietly."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._runs, *([self._server] if self._server is not None else [])):
+            task.cancel()
+        for job in list(self._jobs):
+            self._waiting.fail(job, Unreachable("the pool is shutting down"))
+
+    def open(self, lane: Lane) -> None:
+        """Take requests for a lane from now on."""
+        self.queues.open(lane)
+
+    def attach(self, worker: str, compute: Compute, *, restart_s: float, standby: bool = False) -> None:
+        """A worker is there.
+
+        Args:
+            worker: the name of this life of it: no other has it, nor had.
+            restart_s: how long the next one would take to come back.
+            standby: it is a reserve (`cloud_pool/core/health/standby.py`).
+        """
+        if worker not in self.seats:
+            self.seats.add(worker, compute, restart_s=restart_s, standby=standby, now=clock.now())
+            self._changed.set()
+
+    def detach(self, worker: str, reason: str) -> None:
+        """A worker is gone: refuse whoever was bound to it and, if none is left, whoever cannot wait for the next."""
+        if not self.seats.remove(worker, reason, clock.now()):
+            return
+        self.allotment.leave(worker)
+        self._changed.set()  # others may have the memory that it held, and a reserve its part
+        self._waiting.fail_items(self.queues.drop(worker), WorkerDied(reason))
+        if not self.seats:
+            self._waiting.fail_hopeless(WorkerDied(reason))
+
+    async def retire(self, worker: str) -> None:
+        """Give a worker no more batches, and wait until it has done what it has; `detach` it then."""
+        if (seat := self.seats.get(worker)) is not None:
+            seat.retiring = True
+            if seat.running is not None:
+                await seat.vacated.wait()
+
+    async def submit(self, key: str, ask: Ask) -> Answer:
+        """Wait in the lane of `key` and be answered. Cancelling gives the place up at once.
+
+        Raises:
+            Overloaded, DeadlineExceeded: as `Batcher.add` says, or later when the time has run out.
+            OutOfMemory: there will never be memory for it here, by prediction, or there was none when it was tried.
+            WorkerDied: there is no worker, and no time to wait for one; or it died under this request twice; or the
+                worker that the request is bound to is gone.
+            InternalError: the engine failed on this request.
+        """
+        if self._closed or key not in self.queues:
+            raise Unreachable("the pool is shutting down" if self._closed else f"{key} is not loaded yet")
+        try:
+            job = self._enqueue(self._queue_for(key, ask.worker), ask)
+        except Overloaded:
+            self.refused += 1
+            raise
+        try:
+            self._accept(job)
+            return await job.answer
+        finally:
+            self._forget(job)
+
+    def look(self) -> None:
+        """A limit has changed: there may be something to do that no request and no batch's end would say."""
+        self._changed.set()
+
+    async def drained(self) -> None:
+        """Wait until nobody waits and nothing runs."""
+        answers = [job.answer for job in self._jobs]
+        if answers:
+            await asyncio.wait(answers)
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        return self.seats.in_flight
+
+    def queue_delay_s(self, now: float) -> float:
+        """Predicted wait of a request that would come now with the default priority and a late deadline."""
+        return self.seats.busy_s(now) + self.queues.drain_s() / self.seats.width
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.seats!r}, {self.queued} waiting, {self.in_flight} in flight>"
+
+    # In: requests become parts in a batcher's queue.
+
+    def _queue_for(self, key: str, worker: str | None) -> Queue:
+        """Raises WorkerDied where `worker` is not there."""
+        if worker is not None and worker not in self.seats:
+            raise WorkerDied(f"worker {worker} is gone")
+        return self.queues.of(key, worker)
+
+    def _enqueue(self, queue: Queue, ask: Ask) -> Job:
+        job, lane = Job(queue, ask, asyncio.get_running_loop().create_future()), queue.lane
+        pieces = lane.pieces(ask.arrays, ask.units, self.allotment.most_units(lane))
+        self.allotment.check(lane, max(piece.shape.units for piece in pieces))
+        job.parts = [Part(job, piece, self._queued(piece, ask)) for piece in pieces]
+        if any(self._waiting.is_hopeless(part) for part in job.parts):
+            raise WorkerDied(self.seats.absence)
+        now = clock.now()
+        lane.service.relax(now)
+        self._waiting.enter(job, now)
+        self._jobs.add(job)
+        self._wake(now)
+        return job
+
+    def _queued(self, piece: Piece, ask: Ask) -> Queued:
+        return Queued(self._waiting.next_number(), ask.arrived_at, ask.deadline, piece.shape, piece.kind, ask.priority)
+
+    def _accept(self, job: Job) -> None:
+        if job.ask.on_accepted is None:
+            return
+        key, now = job.parts[0].queued.key, clock.now()
+        count, ahead_s = self.queues.ahead(key)
+        own_s = sum(job.lane.alone_s(part.piece.shape) for part in job.parts)
+        work_s = ahead_s / self.seats.width + own_s / min(self.seats.width, len(job.parts))
+        job.ask.on_accepted(Accepted(self.in_flight + count, self.seats.busy_s(now) + work_s))
+
+    def _forget(self, job: Job) -> None:
+        """The caller has its answer or has left. A part of it in a running batch is ignored when that ends."""
+        self._jobs.discard(job)
+        self._waiting.withdraw(job)
+        job.parts = []  # no cycle keeps its arrays longer than it lives
+        if not job.answer.cancel() and not job.answer.cancelled():
+            job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
+
+    # Around: a batch for each free worker, and a timer for those whose time runs out meanwhile.
+
+    async def _serve(self) -> None:
+        while True:
+            self._changed.clear()
+            self._dispatch()
+            await self._changed.wait()
+
+    def _dispatch(self) -> None:
+        """Give every free worker what is due now, and in advance what is settled already. Never raises."""
+        try:
+            self._give_out(clock.now())
+        except Exception:  # a defect of ours, say in a policy, must not end the service of all others
+            log.exception("the next batches could not be formed")
+            self._arm_at(clock.now() + _AGAIN_S, clock.now())  # or nobody would be told when his time has run out
+
+    def _give_out(self, now: float) -> None:
+        self._expire(now)
+        self.queues.shared_by(self.seats.width)
+        for seat in self.seats.free(now, lambda: self.queue_delay_s(now)):
+            if self.seats.has_room:  # asked of each: some of them may have nothing to do, and leave it to the next
+                self._feed(seat, now)
+        for seat in self.seats.preparable(now):
+            self._feed(seat, now, early=True)
+        self._arm(now, worker_free=self.seats.any_free())
+
+    def _feed(self, seat: Seat, now: float, *, early: bool = False) -> None:
+        """Send a worker the next batch, if there is one, and memory for it."""
+        batch = self._next_batch(seat, now, early=early)
+        if batch is None:
+            return
+        with self._waiting.nobody_lost(batch.parts):
+            patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
+            batch.stuck_at = now + patience
+            seat.give(batch, now)
+        batch.run = asyncio.create_task(self._run(seat, batch, patience), name=f"batch on {seat.name}")
+        self._runs.add(batch.run)
+        batch.run.add_done_callback(lambda run: self._left(seat, batch, run))
+
+    def _next_batch(self, seat: Seat, now: float, *, early: bool) -> Batch | None:
+        for queue in self.allotment.in_turn(self.queues, seat.name):
+            batch = self._release(queue, now, early=early)
+            if batch is None and early:
+                return None  # it is this one's turn next, and nothing may be settled before it
+            if batch is None:
+                continue
+            with self._waiting.nobody_lost(batch.parts):
+                if self.allotment.begin(seat.name, batch):
+                    return batch
+                self._retries.put_back(batch)
+            if self.allotment.must_wait_for(queue):
+                return None
+        return None
+
+    def _release(self, queue: Queue, now: float, *, early: bool) -> Batch | None:
+        parts = self._waiting.leave(queue.batcher.release(now, early=early))
+        with self._waiting.nobody_lost(parts):
+            shape = padded([part.piece.shape for part in parts]) if parts else None
+            return Batch(queue.lane, parts, shape, queue.batcher.closed_by) if shape else None
+
+    def _expire(self, now: float) -> None:
+        for queue in self.queues:
+            for item in queue.batcher.expire(now):
+                if part := self._waiting.get(item):  # else another part of its job was found just now
+                    self.refused += 1
+                    waited_ms = (now - part.job.ask.arrived_at) * 1e3
+                    late = DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here")
+                    self._waiting.fail(part.job, late)
+
+    def _wake(self, now: float) -> None:
+        self._changed.set()
+        if not self.seats.any_free():  # else `_dispatch` is about to arm the timer
+            self._arm(now, worker_free=False)
+
+    def _arm(self, now: float, *, worker_free: bool) -> None:
+        """An earlier timer is left alone: it finds nothing to do and arms again, for less than one for each request."""
+        wake_at = self.queues.next_wake(now, worker_free=worker_free)
+        if self._waiting:
+            wake_at = min(wake_at, self.seats.next_at(now))
+        self._arm_at(wake_at, now)
+
+    def _arm_at(self, wake_at: float, now: float) -> None:
+        """A loop may run a timer a little early; what is left then would round to nothing, and spin till it is over."""
+        wake_at = max(wake_at, now + _RESOLUTION_S)
+        if wake_at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at, self._timer = wake_at, asyncio.get_running_loop().call_at(wake_at, self._tick)
+
+    def _tick(self) -> None:
+        # A loop's timers may come a rounding error early, and would come again and again until the clock gets there.
+        now, self._timer, self._timer_at = max(clock.now(), self._timer_at), None, inf
+        self._expire(now)
+        self._wake(now)
+
+    # Out: a batch's results, or its failure, to each of its members.
+
+    async def _run(self, seat: Seat, batch: Batch, patience: float) -> None:
+        try:
+            computed = await seat.compute(batch.lane.key, batch.arrays(), patience)
+            self._record(seat, batch, computed)
+            self._dispatch()  # the worker first, then the callers: it idles meanwhile
+            self._settle(seat, batch, computed)
+        except ServeError as error:
+            self._failed(seat, batch, error)
+        except WrongResults as error:
+            self._failed(seat, batch, InternalError(f"{batch.lane.key}: {error}"))
+        except Exception as error:  # a defect of ours must not stop the queue: those it hit are told, the rest go on
+            log.exception("a batch could not be run", lane=batch.lane.key, rows=batch.rows)
+            self._waiting.fail_all(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
+        finally:
+            self._over(seat, batch)
+
+    def _left(self, seat: Seat, batch: Batch, run: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step runs no `finally`: the seat would be taken for ever."""
+        self._runs.discard(run)
+        if batch.run is not None:
+            self._over(seat, batch)
+
+    def _over(self, seat: Seat, batch: Batch) -> None:
+        self._end(seat, batch)
+        batch.close()
+        self._changed.set()
+
+    def _end(self, seat: Seat, batch: Batch) -> None:
+        now = clock.now()
+        self.allotment.end(batch, now)
+        seat.end(batch, now)
+
+    def _record(self, seat: Seat, batch: Batch, computed: Computed) -> None:
+        now = clock.now()
+        batch.lane.service.record(batch.shape.units, batch.shape.length, now - batch.began_at)
+        batch.parts[0].job.queue.batcher.took(now - batch.began_at)
+        self.batches.took(batch)
+        if members := batch.traces():
+            self.on_traced(batch, members, seat.name)
+        batch.lane.count(batch.rows, computed.compute_s, utc_s=clock.utc_s())
+        seat.saw(batch, now)
+        self.allotment.passed(batch, computed.peak_bytes)
+        self._end(seat, batch)
+
+    def _settle(self, seat: Seat, batch: Batch, computed: Computed) -> None:
+        rows = batch.rows
+        for part, outputs in batch.split(computed.outputs):
+            part.outputs, part.compute_s = outputs, computed.compute_s
+            self._settle_job(part.job, rows, seat.name)
+
+    def _settle_job(self, job: Job, batch_rows: int, worker: str) -> None:
+        done = [part.outputs for part in job.parts if part.outputs is not None]
+        if len(done) < len(job.parts) or job.answer.done():
+            return
+        self.took_s.append(clock.now() - job.ask.arrived_at)
+        queue_s = max(0.0, min(part.began_at for part in job.parts) - job.ask.arrived_at)
+        batch_wait_s = min(queue_s, max(0.0, min(part.batch_wait_s for part in job.parts)))
+        compute_s = sum(part.compute_s for part in job.parts)
+        outputs = job.lane.layout.join_rows(done)
+        job.answer.set_result(Answer(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
+
+    def _failed(self, seat: Seat, batch: Batch, error: ServeError) -> None:
+        if isinstance(error, OutOfMemory):
+            error = self.allotment.failed(batch, error)
+        if isinstance(error, WorkerDied):
+            self.detach(seat.name, error.message)
+        self._retries.retry(batch, error)

@@ -1,0 +1,203 @@
+"""A worker: a process on a device that holds every model of the pool there, one batch at a time.
+
+How many there are, and where, is said in `cloud_pool/core/sharing/worker_layout.py`. This is a thin use of
+`WorkerProcess`: it adds what a device needs (where to load to, how many threads) and a guard against a worker that
+neither answers nor dies, which a driver or a kernel can make of any process: after what the caller thinks far too long
+for one call (`cloud_pool/core/health/watchdog.py`), and `hang_timeout_s` at most, it is ended, and that is then a death
+like any other. Where this process stood still as well (a frozen machine), the worker gets its time anew: it was hardly
+given any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Final, Protocol
+
+from cloud_pool.core.batching.padding import Arrays
+from cloud_pool.core.health.watchdog import left_s
+from tidegate import clock
+from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.packing import packing_of
+from tidegate.runtime.owned_task import cancelled
+from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
+
+
+class Process(Protocol):
+    """What is asked of `tidegate.workers.process.WorkerProcess`."""
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def starved_s(self) -> float: ...
+    async def load(self, spec: EngineSpec) -> Loaded: ...
+    async def infer(self, key: str, inputs: Arrays) -> Computed: ...
+    async def died(self) -> str: ...
+
+
+_STANDSTILL_S: Final = 1.0  # late for its own timer by so much, a process did not run
+_LEAST_WAIT_S: Final = 0.01  # less is not worth another look
+StartProcess = Callable[[str, frozenset[int]], AbstractAsyncContextManager[Process]]  # a name, and cores to run on
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A variant that is to run here, with its verified artefact."""
+
+    manifest: Manifest
+    variant: Variant
+    artefact: Path
+
+    @property
+    def key(self) -> str:
+        """Names the lane and the engine."""
+        return f"{self.manifest.name}:{self.manifest.version}/{self.variant.name}"
+
+
+class DeviceWorker:
+    """One process on one device, from its start to its end. The process is entered and left by its owner.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1" or "auto".
+        threads: of one computation on the CPU; 0 takes all cores.
+        hang_timeout_s: after so long in one call the worker counts as hung, whatever the caller thinks.
+        paced_slow: how many times slower than their artefacts paced engines are here.
+    """
+
+    def __init__(
+        self, process: Process, *, device: str, threads: int, hang_timeout_s: float, paced_slow: float = 1.0
+    ) -> None:
+        self._process = process
+        self._device = device
+        self._threads = threads
+        self._paced_slow = paced_slow
+        self._hang_timeout_s = hang_timeout_s
+        self.loaded = Loaded(0.0)  # the last word on what it holds
+        self._hung = asyncio.Event()
+        self._hung_for_s = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def on_device(self) -> tuple[int, int] | None:
+        """Bytes that it holds of its device's own memory, and that there are; None where that is the machine's."""
+        held_bytes, device_bytes = self.loaded.held_bytes, self.loaded.device_bytes
+        return None if held_bytes is None or device_bytes is None else (held_bytes, device_bytes)
+
+    async def load(self, loadable: Loadable) -> Loaded:
+        """Load one engine. Raises InternalError, OutOfMemory or WorkerDied."""
+        outputs = tuple(spec.name for spec in loadable.manifest.outputs)
+        variant = loadable.variant
+        engine = variant.engine
+        # ONNX Runtime takes no "auto": where it runs a pool's variant, that is on the CPU unless a device is named.
+        device = "cpu" if engine == "onnx" and self._device == "auto" else self._device
+        spec = EngineSpec(
+            loadable.key,
+            engine,
+            loadable.artefact,
+            outputs,
+            self._threads,
+            device,
+            paced_slow=self._paced_slow,
+            packing=packing_of(loadable.manifest, variant.packed),
+            compile=variant.compile,
+        )
+        loaded = await self._process.load(spec)
+        if loaded.device_bytes is not None or self.loaded.device_bytes is None:  # the device's own word, if it has one
+            self.loaded = loaded
+        return loaded
+
+    @property
+    def memory_of(self) -> str:
+        """Whose memory it holds its models in: "cpu", or the device's own name."""
+        if self.loaded.device_bytes is None:
+            return "cpu"
+        return "cuda:0" if self._device in ("auto", "cuda") else self._device
+
+    async def infer(self, key: str, inputs: Arrays, patience_s: float = inf) -> Computed:
+        """Run one batch. Raises InternalError, or WorkerDied when the worker died, or was silent for `patience_s`."""
+        within_s = min(patience_s, self._hang_timeout_s)
+        try:
+            async with asyncio.timeout(None) as limit:
+                patience = _Patience(limit, within_s, lambda: self._process.starved_s)
+                try:
+                    return await self._process.infer(key, inputs)
+                finally:
+                    patience.end()
+        except TimeoutError:
+            pass
+        self._hung_for_s = within_s
+        self._hung.set()
+        raise WorkerDied(f"the worker hung for {within_s:.3g} s in {key} and is ended")
+
+    async def end(self) -> str:
+        """Wait until the process has died or is given up as hung, and say which."""
+        died = asyncio.create_task(self._process.died(), name="worker's end")
+        hung = asyncio.create_task(self._hung.wait(), name="worker's hang")
+        try:
+            await asyncio.wait((died, hung), return_when=asyncio.FIRST_COMPLETED)
+            return f"worker {died.result()}" if died.done() else f"worker hung for {self._hung_for_s:.3g} s"
+        finally:
+            await cancelled(died, hung)
+
+    def __repr__(self) -> str:
+        return f"<DeviceWorker on {self._device} {self._process!r}>"
+
+
+class _Patience:
+    """Ends a call after so long; where this process stood still as well, the call gets its time anew.
+
+    Seconds in which the worker was kept from running do not count (`cloud_pool/core/health/watchdog.py`). They are
+    asked for from the first half of the patience on, which hardly any call comes to: asking costs a file.
+
+    A timer and not a task around the call: every batch has one, and a task would cost it two turns of the loop.
+    """
+
+    def __init__(self, limit: asyncio.Timeout, within_s: float, starved_s: Callable[[], float]) -> None:
+        self._limit = limit
+        self._within_s = within_s
+        self._starved_s = starved_s
+        self._loop = asyncio.get_running_loop()
+        self._begin()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._arm(0.5 * self._within_s, self._half)
+
+    def _half(self) -> None:
+        if self._stood_still():
+            self._begin()
+        else:
+            self._half_at, self._starved_before_s = clock.now(), self._starved_s()
+            self._arm(0.5 * self._within_s, self._look)
+
+    def _look(self) -> None:
+        if self._stood_still():
+            self._begin()
+            return
+        starved_s = self._starved_s() - self._starved_before_s
+        wait_s = left_s(0.5 * self._within_s, elapsed_s=clock.now() - self._half_at, starved_s=starved_s)
+        if wait_s > _LEAST_WAIT_S:
+            self._arm(wait_s, self._look)
+        else:
+            self._limit.reschedule(self._loop.time())
+
+    def _stood_still(self) -> bool:
+        return clock.now() >= self._due_at + _STANDSTILL_S
+
+    def _arm(self, wait_s: float, then: Callable[[], None]) -> None:
+        self._due_at = clock.now() + wait_s
+        self._timer = self._loop.call_later(wait_s, then)
+
+    def __repr__(self) -> str:
+        return f"<_Patience {self._within_s:.3g} s, next look at {self._due_at:.3f}>"

@@ -1,0 +1,171 @@
+"""The supervisor: the pool's workers, each in a slot of its own, and what they have in common.
+
+The first slot starts first and measures what every variant costs here, undisturbed; then the others start together.
+The pool is ready when every slot has been ready once, and stays ready for as long as one is: a worker that dies
+touches only its own batch (`replica.py`), and the others take over what waits.
+
+While there is no worker at all the scheduler holds those who can wait and refuses the others (`Scheduler.detach`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Self
+
+import structlog
+
+from cloud_pool.core.batching.model_instance import Lane
+from cloud_pool.core.sharing.worker_layout import Place
+from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.workers.catalogue import check_memory
+from cloud_pool.workers.device_worker import DeviceWorker, Loadable, StartProcess
+from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
+from cloud_pool.workers.replica import Slot
+from tidegate import clock
+from tidegate.fleet.offers import ModelState
+from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.owned_task import cancelled
+from tidegate.workers.warmup import measure, warm
+
+_BEST_FIRST: Final[tuple[ModelState, ...]] = ("ready", "warming", "loading", "bad")
+
+log = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """Alive inside `async with`, which returns once every model is warm on every worker.
+
+    Args:
+        places: one worker for each; the last `standby` of them are a reserve.
+        start_process: makes a worker process of a name on some cores; entered for each life.
+        new_backoff: makes the waits between the lives of one slot.
+        memory_limit: of each device; what cannot fit is refused before it is loaded.
+        warmup_budget_s: for measuring, shared by all variants.
+        on_change: called after each change of `state`.
+        on_progress: told in words what a start is at.
+    """
+
+    def __init__(
+        self,
+        loadables: Sequence[Loadable],
+        scheduler: Scheduler,
+        *,
+        start_process: StartProcess,
+        new_backoff: Callable[[], Backoff],
+        places: Sequence[Place] = (Place("0"),),
+        standby: int = 0,
+        paced_slow: float = 1.0,
+        hang_timeout_s: float = 30.0,
+        memory_limit: MemoryLimit = NO_LIMIT,
+        warmup_budget_s: float = 10.0,
+        on_change: Callable[[], None] = lambda: None,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self._loadables = tuple(loadables)
+        self._scheduler = scheduler
+        self._memory_limit = memory_limit
+        self._warmup_budget_s = warmup_budget_s
+        self._on_change = on_change
+        self._on_progress = on_progress
+        self._told: ModelState = "loading"
+        self._tasks: list[asyncio.Task[None]] = []
+        self.slots = tuple(
+            Slot(
+                place,
+                scheduler,
+                start_process=start_process,
+                prepare=self._prepare,
+                backoff=new_backoff(),
+                standby=n >= len(places) - standby,
+                paced_slow=paced_slow,
+                hang_timeout_s=hang_timeout_s,
+                memory_limit=memory_limit,
+                on_change=self._tell,
+            )
+            for n, place in enumerate(places)
+        )
+
+    @property
+    def state(self) -> ModelState:
+        """That of the slot that is best off."""
+        return min((slot.state for slot in self.slots), key=_BEST_FIRST.index)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start(self.slots[:1])
+            await self._start(self.slots[1:])
+        except BaseException:
+            await cancelled(*self._tasks)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancelled(*self._tasks)
+
+    async def failed(self) -> None:
+        """Wait for the end of a supervision itself, which never comes but by a defect: raises that."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _start(self, slots: Sequence[Slot]) -> None:
+        """Start the lives in these slots and wait until each has been ready. Raises StartError."""
+        for slot in slots:
+            self._tasks.append(asyncio.create_task(slot.live(), name=f"slot {slot.place.name}"))
+        ready = asyncio.create_task(_all_ready(slots), name="first start")
+        try:
+            await asyncio.wait((*self._tasks, ready), return_when=asyncio.FIRST_COMPLETED)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+        finally:
+            await cancelled(ready)
+
+    async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
+        """Load and warm everything; returns the seconds that a later life should need for it."""
+        began_at = clock.now()
+        for loadable in self._loadables:
+            self._on_progress(f"loading {loadable.key}")
+            loaded = await worker.load(loadable)
+            if loaded.device_bytes is not None:
+                limit_bytes = self._memory_limit.of(loaded.device_bytes)
+                check_memory(self._loadables, workers=1, limit_bytes=limit_bytes, device=worker.memory_of)
+        loaded_s = clock.now() - began_at
+        if not self.lanes:
+            on_warming()
+        for loadable in self._loadables:
+            await self._warm(worker, loadable)
+        return loaded_s
+
+    async def _warm(self, worker: DeviceWorker, loadable: Loadable) -> None:
+        key, manifest, variant = loadable.key, loadable.manifest, loadable.variant
+        if key in self.lanes:
+            await warm(worker, key, manifest, variant)
+            return
+        self._on_progress(f"measuring {key}")
+        if variant.paced:
+            log.warning("nothing is computed: the model is paced, and answers with zeros", model=key)
+        budget_s = self._warmup_budget_s / len(self._loadables)
+        peaks = list[tuple[float, int]]()
+        cost = await measure(
+            worker, key, manifest, variant, budget_s=budget_s, on_peak=lambda *peak: peaks.append(peak)
+        )
+        self.lanes[key] = lane = Lane(key, manifest, variant, cost)
+        for units, peak_bytes in peaks:
+            lane.memory.footprint.record(units, peak_bytes)
+        self._scheduler.open(lane)
+
+    def _tell(self) -> None:
+        if self.state != self._told:
+            self._told = self.state
+            self._on_change()
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self.state}, {len(self._loadables)} variants, {', '.join(map(repr, self.slots))}>"
+
+
+async def _all_ready(slots: Sequence[Slot]) -> None:
+    for slot in slots:
+        await slot.ready_once.wait()

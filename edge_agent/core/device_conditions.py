@@ -1,0 +1,139 @@
+"""What Linux says of a device's battery and heat, read into `Conditions`, and what follows from them.
+
+The kernel tells it as small text files: a folder for each power supply, thermal zone and cooling device under
+`/sys/class`. `edge_agent/device/sensors.py` reads the files; here their texts are understood, so every odd device that
+a driver can make is a dictionary in a test.
+
+    battery      mean share of the system's own batteries (a mouse's is none: scope "Device")
+    charging     no battery says Discharging, and one says otherwise or a mains adapter is online
+    temperature  the hottest zone that names a processor; without such a zone, the hottest of all
+    throttled    a processor's cooling device (not a fan) is at work
+
+A driver that gives no number, or an impossible one, is ignored. A device on its battery below `min_battery` takes no
+new work, nor does one that is hotter than `max_temperature_c` until it has cooled; what it has taken is finished. Below
+that, a processor that the kernel throttles is dearer to its gateway, and so gets less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import Final
+
+from tidegate.fleet.conditions import Conditions
+
+Attributes = Mapping[str, str]  # file name → text, of one folder of sysfs
+
+_PROCESSORS: Final = ("cpu", "x86_pkg", "soc", "core", "package", "tdie", "tctl", "processor")
+_THROTTLES: Final = ("processor", "cpufreq", "cpu-freq", "thermal-cpu", "devfreq", "cpu_throttle")
+_EXTERNAL: Final = ("Mains", "USB", "Wireless", "UPS")
+COOLER_BY_C: Final = 5.0
+_HOTTEST_C: Final = 200.0
+_COLDEST_C: Final = -100.0
+
+
+def conditions_of(
+    supplies: Iterable[Attributes], zones: Iterable[Attributes], coolers: Iterable[Attributes], *, metered: bool
+) -> Conditions:
+    """What the folders of `power_supply`, `thermal_zone*` and `cooling_device*` say together."""
+    supplies = list(supplies)
+    batteries = [one for one in supplies if one.get("type") == "Battery" and one.get("scope") != "Device"]
+    shares = [share for one in batteries if (share := _share(one)) is not None]
+    temperature_c = _temperature_c(list(zones))
+    return Conditions(
+        battery=round(fmean(shares), 2) if shares else None,
+        charging=bool(shares) and _is_charging(batteries, supplies),
+        temperature_c=None if temperature_c is None else round(temperature_c, 1),
+        throttled=any(_is_throttling(one) for one in coolers),
+        metered=metered,
+    )
+
+
+def exhausted(conditions: Conditions, min_battery: float) -> str:
+    """Why the device takes no new work; "" when it does."""
+    share = conditions.battery
+    if share is None or not conditions.on_battery or share >= min_battery:
+        return ""
+    return f"its battery is at {share:.0%} and discharging, below min_battery {min_battery:.0%}"
+
+
+class Endurance:
+    """Mutable: whether the device may go on, which takes COOLER_BY_C degrees to become true again after heat.
+
+    Args:
+        min_battery: share below which a discharging device takes no new work.
+        max_temperature_c: at which it takes none; None: the kernel's own throttling is all there is.
+    """
+
+    def __init__(self, min_battery: float, max_temperature_c: float | None) -> None:
+        self._min_battery = min_battery
+        self._max_temperature_c = max_temperature_c
+        self._too_hot = False
+
+    def why_not(self, conditions: Conditions) -> str:
+        """Why the device takes no new work; "" when it does."""
+        return self._heat(conditions.temperature_c) or exhausted(conditions, self._min_battery)
+
+    def _heat(self, temperature_c: float | None) -> str:
+        limit_c = self._max_temperature_c
+        if limit_c is None or temperature_c is None:
+            self._too_hot = False
+            return ""
+        self._too_hot = temperature_c >= (limit_c - COOLER_BY_C if self._too_hot else limit_c)
+        if not self._too_hot:
+            return ""
+        return (
+            f"it is at {temperature_c:.0f} °C: max_temperature_c is {limit_c:g}, and it goes on {COOLER_BY_C:g} below"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Endurance {'too hot' if self._too_hot else 'goes on'}>"
+
+
+def news_of(conditions: Conditions) -> tuple[object, ...]:
+    """What must not wait for the next heartbeat when it changes: everything but degrees, and the battery by tenths."""
+    tenths = None if conditions.battery is None else int(conditions.battery * 10.0)
+    return tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode
+
+
+def _share(battery: Attributes) -> float | None:
+    percent = _number(battery.get("capacity"))
+    if percent is None:
+        for now, full in (("energy_now", "energy_full"), ("charge_now", "charge_full")):
+            have, most = _number(battery.get(now)), _number(battery.get(full))
+            if have is not None and most:
+                percent = 100.0 * have / most
+    return None if percent is None else min(1.0, max(0.0, percent / 100.0))
+
+
+def _is_charging(batteries: Iterable[Attributes], supplies: Iterable[Attributes]) -> bool:
+    words = {one.get("status", "Unknown") for one in batteries}
+    if "Discharging" in words:
+        return False  # also on a charger that is too weak
+    if words - {"Unknown"}:
+        return True
+    return any(one.get("type") in _EXTERNAL and one.get("online") == "1" for one in supplies)
+
+
+def _temperature_c(zones: list[Attributes]) -> float | None:
+    processors = [one for one in zones if any(name in one.get("type", "").lower() for name in _PROCESSORS)]
+    for some in (processors, zones):
+        degrees = [milli / 1e3 for one in some if (milli := _number(one.get("temp"))) is not None]
+        plausible = [one for one in degrees if _COLDEST_C < one < _HOTTEST_C]
+        if plausible:
+            return max(plausible)
+    return None
+
+
+def _is_throttling(cooler: Attributes) -> bool:
+    kind = cooler.get("type", "").lower()
+    return any(name in kind for name in _THROTTLES) and (_number(cooler.get("cur_state")) or 0.0) > 0.0
+
+
+def _number(text: str | None) -> float | None:
+    if text is None or len(text) > 20:
+        return None
+    try:
+        return float(int(text))
+    except ValueError:
+        return None

@@ -1,0 +1,106 @@
+"""What this device should do next about its documents: accept or refuse one, begin, give up or remove a model.
+
+Documents. Per scope, revisions only grow. A lower one is refused whoever signed it, because an old document that is
+played again must not bring an old model back; the same revision with other bytes is refused too, because then nobody
+knows which of the two was meant. The same bytes again are no news: retained documents come with every connection.
+
+Models. One rollout at a time: a small device has memory for one generation beside the one that answers. The wish that
+differs from what is committed and was not tried under its revision is begun, in the order of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from edge_agent.core.rollout_machine import Rollout, S
+from tidegate.rollout.desired import Desired, Wish
+
+Contents = Mapping[str, str]  # model → the content that is committed
+Blocked = Mapping[str, Mapping[str, int]]  # content → scope → the revision up to which it is not tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is remembered of a scope's accepted document."""
+
+    revision: int
+    digest: str
+
+
+def refusal(desired: Desired, digest: str, held: Held | None, *, scope: str) -> str:
+    """Why a signed document is not accepted, "" when it is (again). `scope`: of the topic that it came on."""
+    if desired.scope != scope:
+        return f"scope: it is for {desired.scope}, but came to {scope}"
+    if held is None or desired.revision > held.revision:
+        return ""
+    if desired.revision < held.revision:
+        return f"revision: {desired.revision} is older than {held.revision}, which is in force"
+    return "" if digest == held.digest else f"revision: {desired.revision} is in force with other content"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin a rollout of this model."""
+
+    model: str
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Nothing to do but to note that the wish is fulfilled: the content is committed already."""
+
+    model: str
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Take the deployed generation of this model away."""
+
+    model: str
+    wish: Wish
+
+
+Next = Begin | Settle | Remove
+
+
+def next_of(
+    wishes: Mapping[str, Wish], committed: Contents, records: Mapping[str, Rollout], blocked: Blocked
+) -> Next | None:
+    """What to do next while no rollout is under way; None: all that can be done is done."""
+    for model, wish in sorted(wishes.items()):
+        held, record = committed.get(model), records.get(model)
+        if wish.plan is None:
+            if held is not None or record is not None:
+                return Remove(model, wish)
+            continue
+        content = wish.plan.content
+        if held == content:
+            if record is None or not _is_noted(record, wish):
+                return Settle(model, wish)
+        elif wish.revision > blocked.get(content, {}).get(wish.scope, 0):
+            return Begin(model, wish)
+    return None
+
+
+def _is_noted(record: Rollout, wish: Wish) -> bool:
+    said = (record.scope, record.revision) == (wish.scope, wish.revision)
+    return said and record.state is S.COMMITTED and record.plan == wish.plan
+
+
+def is_still_wanted(rollout: Rollout, wishes: Mapping[str, Wish]) -> bool:
+    """Whether what is being rolled out is what the documents ask for now, or ask nothing about any more."""
+    wish = wishes.get(rollout.model)
+    return wish is None or (wish.plan is not None and wish.plan.content == rollout.content)
+
+
+def adopted(rollout: Rollout, wishes: Mapping[str, Wish]) -> Rollout:
+    """A rollout under way, by the newest rules for the same content; a wish for any other is not its business."""
+    wish = wishes.get(rollout.model)
+    if wish is None or wish.plan is None or wish.plan.content != rollout.content:
+        return rollout
+    return replace(rollout, plan=wish.plan, scope=wish.scope, revision=wish.revision, urls=wish.urls)

@@ -1,0 +1,199 @@
+"""One model's way from a signed wish to the generation that answers, as a table of data.
+
+    PLANNED → DOWNLOADING → VERIFIED → STAGED → LOADING → WARM → PROBED → ACTIVE → COMMITTED
+       ⇅ DEFERRED (metered · window · ram · disk · thermal)      └──────┬──────┘
+       └──────────────┬──────────────┘                              ROLLING_BACK → ROLLED_BACK (reason)
+                FAILED (reason)
+
+Each state has one piece of work (`Work`), a timeout, and rules for what may happen meanwhile. Up to STAGED nothing
+that serves has been touched, so what goes wrong there FAILED. From LOADING on a second worker runs, or the first one
+was stopped, and there is something to undo: ROLLING_BACK, whose work is to have the old generation answer again.
+
+A power cut is an event like others. The agent boots with what is *committed*, always; so a rollout that had a worker
+begins it again from STAGED and has used up one of its `exits`. After `max_exits` of them, of the worker or the agent,
+it is a crash loop and goes back for good. The commit itself is one rename on disk, and the journal follows it: a
+rollout that wakes up as ACTIVE with its own generation committed was cut between the two, and is COMMITTED.
+
+A lost link is no event at all: it neither commits nor rolls back. It only stops the clock of the soak (`soak.py`).
+
+Invariants (`test_rollout_machine`): every sequence of events ends in COMMITTED, ROLLED_BACK or FAILED once its work is
+allowed to end or time out; the new generation is committed if and only if the state is COMMITTED; without it there is
+a reason.
+It leaves the work to `deployer/`, and which model is next to `reconcile.py`.
+
+Source: `edge-state.md` 5.5; RAUC (boot attempts), Greengrass (three exits), Mender #97 (never retry by itself), #931
+and mender-convert #46 (the network decides nothing).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from tidegate.fleet.reported import RolloutState
+from tidegate.rollout.plan import ModelPlan
+
+S = RolloutState
+MAX_REASON: Final = 300
+
+
+class Event(StrEnum):
+    """What happens to a rollout."""
+
+    DONE = "done"  # the state's work succeeded
+    FAILED = "failed"  # it cannot succeed, by the plan's or the content's fault
+    TIMED_OUT = "timed_out"
+    DEFERRED = "deferred"  # not now: the device spares something
+    RESUMED = "resumed"  # what it was deferred for has passed
+    WORKER_EXITED = "worker_exited"  # of the new generation
+    REBOOTED = "rebooted"  # the agent began again, without having said that it would end
+    STOPPED = "stopped"  # the agent ends in an orderly way
+    SUPERSEDED = "superseded"  # another plan, or none, is wanted
+
+
+class Work(StrEnum):
+    """What the deployer does while a rollout is in a state."""
+
+    PLAN = "plan"  # policy and room: may it begin?
+    FETCH = "fetch"  # every chunk of every artefact, then size, digest and content
+    STAGE = "stage"  # a version's folder out of the store
+    GATE = "gate"  # memory, heat and window; decides between hand-over and stop-start
+    LOAD = "load"  # a worker of its own, loaded and measured
+    PROBE = "probe"  # golden cases, side by side with the generation that runs
+    ACTIVATE = "activate"  # requests go to the new generation
+    SOAK = "soak"  # real requests; ends with the commit on disk
+    ROLL_BACK = "roll_back"  # requests go to the old generation again, and the new worker ends
+
+
+WORK: Final = {
+    S.PLANNED: Work.PLAN, S.DOWNLOADING: Work.FETCH, S.VERIFIED: Work.STAGE, S.STAGED: Work.GATE, S.LOADING: Work.LOAD,
+    S.WARM: Work.PROBE, S.PROBED: Work.ACTIVATE, S.ACTIVE: Work.SOAK, S.ROLLING_BACK: Work.ROLL_BACK,
+}  # fmt: skip
+
+_LINE: Final = (
+    S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.LOADING, S.WARM, S.PROBED, S.ACTIVE, S.COMMITTED,
+)  # fmt: skip
+_UNTOUCHED: Final = (S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.DEFERRED)
+_TOUCHED: Final = (S.LOADING, S.WARM, S.PROBED, S.ACTIVE)
+_ENDS: Final = (Event.FAILED, Event.TIMED_OUT, Event.SUPERSEDED)
+
+# (state, event) → state. What is not here changes nothing: an event that came too late.
+TRANSITIONS: Final[dict[tuple[RolloutState, Event], RolloutState]] = {
+    **{(before, Event.DONE): after for before, after in pairwise(_LINE)},
+    **{(state, event): S.FAILED for state in _UNTOUCHED for event in _ENDS},
+    **{(state, event): S.ROLLING_BACK for state in _TOUCHED for event in _ENDS},
+    **{(state, Event.DEFERRED): S.DEFERRED for state in _UNTOUCHED[:-1]},
+    **{(state, event): S.STAGED for state in _TOUCHED for event in (Event.REBOOTED, Event.STOPPED)},
+    (S.DEFERRED, Event.REBOOTED): S.PLANNED,
+    (S.DEFERRED, Event.RESUMED): S.PLANNED,
+    (S.DEFERRED, Event.DEFERRED): S.DEFERRED,  # for another reason now
+    **{(state, Event.WORKER_EXITED): S.ROLLING_BACK for state in _TOUCHED[:-1]},
+    (S.ACTIVE, Event.WORKER_EXITED): S.ACTIVE,
+    # A rollback that fails leaves the model without a worker here; it is over all the same, and says so.
+    **{(S.ROLLING_BACK, event): S.ROLLED_BACK for event in (Event.DONE, Event.FAILED, Event.TIMED_OUT)},
+}
+# Uses up an exit, after `max_exits` of which the state is left for good.
+_EXITS: Final = {(state, Event.REBOOTED) for state in _TOUCHED} | {(S.ACTIVE, Event.WORKER_EXITED)}
+# Events that spend the model's good name under this revision: it is not tried again by itself.
+_OWN_FAULT: Final = (Event.FAILED, Event.TIMED_OUT, Event.WORKER_EXITED, Event.REBOOTED)
+
+
+class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One model's rollout as the journal has it.
+
+    Args:
+        scope, revision: the document that asks for it.
+        generation: the number that it will have when it is committed; previous: the committed one before it.
+        state, reason: where it is, and why it is not on the straight line.
+        exits: of its worker or the agent since it was loaded first.
+        spent_s: powered seconds since it was planned, for the deadline; fetched_bytes: for the byte budget.
+        blocked: whether this content is not tried again under this revision.
+    """
+
+    model: str
+    plan: ModelPlan
+    scope: str
+    revision: int
+    generation: int
+    previous: int
+    urls: tuple[str, ...] = ()
+    state: RolloutState = S.PLANNED
+    reason: str = ""
+    exits: int = 0
+    spent_s: float = 0.0
+    fetched_bytes: int = 0
+    blocked: bool = False
+
+    @property
+    def content(self) -> str:
+        return self.plan.content
+
+    def __repr__(self) -> str:
+        return f"<Rollout {self.model}:{self.plan.version} {self.state}{f' {self.reason!r}' if self.reason else ''}>"
+
+
+def after(rollout: Rollout, event: Event, reason: str = "") -> Rollout:
+    """The rollout after an event; the same object when the event changes nothing.
+
+    Args:
+        reason: why, for FAILED and DEFERRED; the last trouble, for TIMED_OUT; how, for WORKER_EXITED.
+    """
+    state = TRANSITIONS.get((rollout.state, event))
+    if state is None:
+        return rollout
+    exits = rollout.exits + ((rollout.state, event) in _EXITS)
+    words = _words(rollout, event, reason)
+    if (rollout.state, event) in _EXITS and exits >= rollout.plan.soak.max_exits:
+        state, words = S.ROLLING_BACK, f"crash_loop: {exits} exits of its worker or of the agent, last: {words}"
+    if state is S.ROLLED_BACK:
+        words = rollout.reason if event is Event.DONE else f"{rollout.reason}; and then {words}"
+    elif state not in (S.FAILED, S.ROLLING_BACK, S.DEFERRED):
+        words = ""
+    blocked = rollout.blocked or (state in (S.FAILED, S.ROLLING_BACK) and event in _OWN_FAULT)
+    return replace(rollout, state=state, reason=words[:MAX_REASON], exits=exits, blocked=blocked)
+
+
+def rebooted(rollout: Rollout, committed: int) -> Rollout:
+    """The rollout at the agent's next start, where `committed` is the generation on disk."""
+    if rollout.state.is_settled:
+        return rollout
+    if rollout.generation == committed:
+        return replace(rollout, state=S.COMMITTED, reason="")
+    return after(rollout, Event.REBOOTED)
+
+
+def timeout_s(rollout: Rollout) -> float:
+    """How long the rollout's state may last, counted from entering it."""
+    plan = rollout.plan
+    left_s = max(0.0, plan.net.deadline_s - rollout.spent_s)
+    match rollout.state:
+        case S.PLANNED | S.DOWNLOADING | S.DEFERRED:
+            return left_s
+        case S.VERIFIED | S.STAGED | S.PROBED:
+            return 120.0  # a folder of links, a look at the memory, a switch
+        case S.LOADING:
+            return plan.warmup.load_s + plan.warmup.warm_s
+        case S.WARM:
+            return plan.probe.timeout_s
+        case S.ROLLING_BACK:
+            return 300.0
+    return inf  # ACTIVE: the soak has a clock of its own; settled ones wait for nothing
+
+
+def _words(rollout: Rollout, event: Event, reason: str) -> str:
+    match event:
+        case Event.TIMED_OUT:
+            last = f", last: {reason or rollout.reason}" if reason or rollout.reason else ""
+            return f"timeout: {rollout.state} took longer than it may{last}"
+        case Event.SUPERSEDED:
+            return "superseded: another document asks for something else"
+        case Event.WORKER_EXITED:
+            return f"worker_exited: {reason or 'its worker ended'}"
+        case Event.REBOOTED:
+            return f"the agent ended in {rollout.state}"
+    return reason or str(event)

@@ -1,0 +1,46 @@
+"""What an agent serves when it starts, with no network and whatever the last power cut left.
+
+Per model, the first of these that can be read, verified and loaded: the committed generation, the ones before it that
+are kept, the model of the static repository. So a file that rotted on the disk costs a step back and not the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_agent.delivery.model_store import Store
+from edge_agent.serving.catalogue import Entry, read_entry
+from tidegate.models.manifest import EngineName
+from tidegate.models.repository import Repository
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A generation of a model that may be served. `read` blocks, and raises RepositoryError or StartError."""
+
+    generation: int
+    read: Callable[[], Entry]
+
+
+def candidates(
+    model: str, store: Store, statics: Mapping[str, Entry], allowed: tuple[EngineName, ...]
+) -> Sequence[Candidate]:
+    """What may be served for a model, best first. Blocks on the disk."""
+    found, seen = [], set[str]()
+    committed = store.committed()
+    if model in committed.models:
+        for generation in [committed, *store.kept()]:
+            deployed = generation.models.get(model)
+            if deployed is not None and deployed.content not in seen and generation.number <= committed.number:
+                seen.add(deployed.content)
+                repository = Repository(store.repository(deployed.content))
+                found.append(Candidate(generation.number, _reader(repository, model, allowed)))
+    if model in statics:
+        static = statics[model]
+        found.append(Candidate(0, lambda: static))
+    return found
+
+
+def _reader(repository: Repository, model: str, allowed: tuple[EngineName, ...]) -> Callable[[], Entry]:
+    return lambda: read_entry(repository, model, allowed)

@@ -1,0 +1,320 @@
+"""Drives rollouts: takes documents in, has each state's work done, and writes down what came of it before it goes on.
+
+    document → documents.py → edge_agent/core/reconcile.py: what next? → a Rollout in the journal
+    while it is not settled:  its state's work (steps.py)  →  event  →  core/rollout.after  →  journal  →  next state
+
+One task does all of it, one rollout at a time. What a state's work has done is only believed once the journal has the
+next state, and each work can be done again; so a power cut anywhere costs that work and nothing else. A document that
+comes meanwhile is taken in at once: it may change the rules of what is under way, or end it.
+
+It leaves transitions to `edge_agent/core/rollout_machine.py`, what is next to `edge_agent/core/reconcile.py`, the
+soak's judgement to `edge_agent/core/soak.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Final, Self
+
+import structlog
+from msgspec.structs import replace
+
+from edge_agent.core.reconcile import Begin, Remove, Settle, adopted, is_still_wanted, next_of
+from edge_agent.core.reporting import Rollouts
+from edge_agent.core.rollout_machine import TRANSITIONS, Event, Rollout, S, after, rebooted, timeout_s
+from edge_agent.delivery.documents import Documents
+from edge_agent.delivery.failures import NotNow, WorkerGone, WorkFailed
+from edge_agent.delivery.journal import Journal
+from edge_agent.delivery.model_store import Store
+from edge_agent.delivery.steps import Works, blocking
+from edge_agent.serving.runner import Runner
+from tidegate import clock
+from tidegate.fleet.reported import ModelReport
+from tidegate.models.repository import RepositoryError
+from tidegate.rollout.desired import Wish
+from tidegate.runtime.owned_task import OwnedTask, cancelled
+from tidegate.runtime.process import StartError
+
+NOTE_GAP_S: Final = 60.0  # bytes and time that were spent are noted this often; a power cut forgets no more
+REST_S: Final = 5.0  # until it is tried again, when the journal could not be written
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_MAX_REASON: Final = 300
+log = structlog.get_logger(__name__)
+
+
+class Deployer:
+    """Works inside `async with`.
+
+    Args:
+        routed: the runner that answers for a model now.
+        on_change: called when `rollouts` has something new.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        documents: Documents,
+        works: Works,
+        *,
+        routed: Callable[[str], Runner | None],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._documents = documents
+        self._works = works
+        self._routed = routed
+        self._on_change = on_change
+        self._inbox: dict[str, bytes] = {}  # the newest message of each scope
+        self._news = asyncio.Event()
+        self._task = OwnedTask(self._run, name="deployer")
+        self._rollout: Rollout | None = None  # under way
+        self._writing = asyncio.Lock()
+        self._entered_at = self._noted_at = 0.0
+        self._trouble = ""
+        self._told: Rollouts | None = None
+
+    async def __aenter__(self) -> Self:
+        await blocking(self._open)
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+        if self._rollout is not None:
+            try:
+                await self._advance(Event.STOPPED, "")
+            except OSError:
+                log.warning("the rollout journal cannot be written at the end", exc_info=True)
+
+    # -- what others tell and ask ----------------------------------------------------------------------------------
+
+    def take(self, scope: str, message: bytes) -> None:
+        """A message came on a scope's topic; whether it is believed is found out later."""
+        if scope in self._documents.scopes:
+            self._inbox[scope] = message
+            self._news.set()
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """What to report; the same object until something changed."""
+        if self._told is None:
+            accepted = tuple(sorted(self._documents.accepted.items()))
+            models = tuple(self._report(record) for _, record in sorted(self._journal.records.items()))
+            groups = tuple(scope.removeprefix("group/") for scope in self._documents.scopes[1:])
+            self._told = Rollouts(accepted, models, tuple(self._documents.refused.values()), groups)
+        return self._told
+
+    def changed(self) -> None:
+        """There is something new to report."""
+        self._told = None
+        self._on_change()
+
+    # -- the task --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._store.prepare()
+        self._journal.open()
+        self._documents.open()
+        committed = self._store.committed().number
+        for record in list(self._journal.records.values()):
+            found = rebooted(record, committed)
+            if found is not record:
+                log.info("a rollout was interrupted", model=record.model, was=record.state, now=found.state)
+                self._journal.write(found)
+            if not found.state.is_settled:
+                self._enter(found)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._turn()
+                self._trouble = ""
+            except OSError as error:  # the journal could not be written: nothing has changed, and the old model serves
+                self._trouble = f"disk: {error.strerror or error}"
+                log.warning("the rollout journal cannot be written", reason=self._trouble)
+                await self._rest()
+            except Exception as error:  # a defect of ours: what serves goes on serving, and it is told
+                self._trouble = f"internal: {error!r}"
+                log.exception("the deployer has a defect")
+                await self._rest()
+
+    async def _rest(self) -> None:
+        self.changed()
+        await clock.sleep(REST_S)
+
+    async def _turn(self) -> None:
+        await self._take_documents()
+        if self._rollout is not None:
+            await self._perform(self._rollout)
+        elif not await self._begin():
+            await self._news.wait()
+
+    async def _take_documents(self) -> None:
+        self._news.clear()
+        inbox, self._inbox = self._inbox, {}
+        for scope, message in inbox.items():
+            try:
+                await blocking(self._documents.take, scope, message)
+            except OSError:
+                self._inbox = {**inbox, **self._inbox}
+                raise
+        if inbox:
+            self.changed()
+
+    async def _begin(self) -> bool:
+        """Begin what the documents ask for next; whether there was anything."""
+        committed = self._store.committed()
+        contents = {model: one.content for model, one in committed.models.items()}
+        found = next_of(self._documents.wishes(), contents, self._journal.records, self._journal.blocked)
+        match found:
+            case Remove():
+                log.info("a model is removed", model=found.model)
+                await self._works.remove(found.model)
+                await blocking(self._journal.forget, found.model)
+                await self._collect()
+            case Begin() | Settle():
+                rollout = self._of(found.model, found.wish)
+                if isinstance(found, Settle):
+                    rollout = replace(rollout, state=S.COMMITTED, generation=committed.number)
+                log.info("rollout", model=found.model, version=rollout.plan.version, state=str(rollout.state))
+                await blocking(self._journal.write, rollout)
+                self._enter(rollout)
+        self.changed()
+        return found is not None
+
+    def _of(self, model: str, wish: Wish) -> Rollout:
+        assert wish.plan is not None
+        number, previous = self._store.next_number(), self._store.committed().number
+        return Rollout(model, wish.plan, wish.scope, wish.revision, number, previous, wish.urls)
+
+    def _enter(self, rollout: Rollout) -> None:
+        self._entered_at = self._noted_at = clock.now()
+        self._rollout = None if rollout.state.is_settled else rollout
+
+    async def _perform(self, rollout: Rollout) -> None:
+        """The work of the rollout's state, from beginning to end, and the transition that follows from it."""
+        began_at = clock.now()
+        work = asyncio.create_task(self._outcome(rollout), name=f"rollout {rollout.model} {rollout.state}")
+        try:
+            event, reason = await self._until_done(work, began_at)
+        finally:
+            await cancelled(work)
+        if event is not Event.DONE and self._store.committed().number == rollout.generation:
+            event, reason = Event.DONE, ""  # it was committed in the moment in which it was to be ended
+        found = await self._advance(event, reason)
+        if found.state.is_settled:
+            self._rollout = None
+            await self._works.settle(found)
+            self.changed()
+            await self._collect()
+
+    async def _until_done(self, work: asyncio.Task[tuple[Event, str]], began_at: float) -> tuple[Event, str]:
+        while not work.done():
+            assert self._rollout is not None
+            # Asked anew each time: a document may have come between two states' works, too.
+            may_end = (self._rollout.state, Event.SUPERSEDED) in TRANSITIONS  # a rollback is let finish
+            if may_end and not is_still_wanted(self._rollout, self._documents.wishes()):
+                return Event.SUPERSEDED, ""
+            await self._note()
+            left_s = timeout_s(self._rollout) - (clock.now() - began_at)
+            if left_s <= 0:
+                return Event.TIMED_OUT, self._works.last_trouble
+            news = asyncio.create_task(self._news.wait(), name="news for the deployer")
+            try:
+                await asyncio.wait((work, news), timeout=min(left_s, NOTE_GAP_S), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancelled(news)
+            if self._news.is_set():
+                await self._take_documents()
+        return work.result()
+
+    async def _note(self) -> None:
+        """Write down new rules, and now and then what was spent."""
+        async with self._writing:
+            assert self._rollout is not None
+            found = adopted(self._rollout, self._documents.wishes())
+            if found != self._rollout or clock.now() >= self._noted_at + NOTE_GAP_S:
+                await self._write(self._spent(found))
+
+    async def _advance(self, event: Event, reason: str) -> Rollout:
+        """The rollout after an event, in the journal."""
+        async with self._writing:
+            assert self._rollout is not None
+            before = self._rollout
+            rollout = after(self._spent(before), event, reason)
+            if rollout.state is not before.state or rollout.reason != before.reason:
+                words = {"model": rollout.model, "version": rollout.plan.version, "reason": rollout.reason}
+                log.info("rollout", state=str(rollout.state), event_was=str(event), **words)
+            await self._write(rollout)
+            return rollout
+
+    def _spent(self, rollout: Rollout) -> Rollout:
+        now = clock.now()
+        spent_s, self._entered_at = now - self._entered_at, now
+        fetched_bytes = max(rollout.fetched_bytes, self._works.fetched_bytes)
+        return replace(rollout, spent_s=rollout.spent_s + spent_s, fetched_bytes=fetched_bytes)
+
+    async def _write(self, rollout: Rollout) -> None:
+        try:
+            await blocking(self._journal.write, rollout)
+        finally:  # whatever ended the wait, what the journal has is true
+            self._rollout = self._journal.records[rollout.model]
+        self._noted_at = clock.now()
+        self.changed()
+
+    async def _outcome(self, rollout: Rollout) -> tuple[Event, str]:
+        """What became of the state's work."""
+        try:
+            return await self._works.do(rollout, self._advance, lambda: self._rollout or rollout), ""
+        except NotNow as error:
+            return Event.DEFERRED, str(error)
+        except WorkerGone as error:
+            return Event.WORKER_EXITED, str(error)
+        except WorkFailed as error:
+            return Event.FAILED, str(error)
+        except (StartError, RepositoryError) as error:
+            return Event.FAILED, f"load: {error}"
+        except OSError as error:
+            words = f"disk: {error.strerror or error}"
+            may_wait = error.errno in _FULL and (rollout.state, Event.DEFERRED) in TRANSITIONS
+            return (Event.DEFERRED if may_wait else Event.FAILED), words
+        except Exception as error:
+            log.exception("a rollout's work has a defect", model=rollout.model, state=str(rollout.state))
+            return Event.FAILED, f"internal: {error!r}"
+
+    async def _collect(self) -> None:
+        wanted = [wish.plan for wish in self._documents.wishes().values() if wish.plan is not None]
+        await blocking(self._store.collect, wanted)
+
+    # -- the report ------------------------------------------------------------------------------------------------
+
+    def _report(self, record: Rollout) -> ModelReport:
+        is_current = not record.state.is_settled
+        runner, plan = self._routed(record.model), record.plan
+        trial = self._works.trial if is_current else None
+        done_bytes = plan.size_bytes if record.state is S.COMMITTED else 0
+        if is_current:
+            done_bytes = plan.size_bytes - self._store.missing_bytes(plan)
+        return ModelReport(
+            name=record.model,
+            state=record.state,
+            version=plan.version,
+            content=record.content,
+            reason=(self._trouble if is_current and self._trouble else record.reason)[:_MAX_REASON],
+            scope=record.scope,
+            revision=record.revision,
+            running=runner.manifest.version if runner else "",
+            generation=runner.generation if runner else 0,
+            done_bytes=done_bytes,
+            total_bytes=plan.size_bytes,
+            fetched_bytes=max(record.fetched_bytes, self._works.fetched_bytes if is_current else 0),
+            requests=trial.requests if trial else 0,
+            errors=trial.errors if trial else 0,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Deployer {self._rollout!r} of {self._journal!r}>"

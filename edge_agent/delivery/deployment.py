@@ -1,0 +1,258 @@
+"""The models of this device put together: the static repository's and the deployed ones, how they start and change.
+
+    read()     what is there, per model: the generation to serve first, and those to fall back to    (boot.py)
+    start()    one model after another is loaded                                                     (edge_agent/serving/runner_set.py)
+    inside     documents come in and are rolled out, where `rollout` is configured                   (deployer/)
+
+Without `rollout` this is the static repository alone, and one that cannot be served is a reason not to start. With it
+the agent starts whatever its disk or its network are like: a deployed model falls back to the generation before it,
+then to the static one, then to none, and the fleet is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from ssl import SSLContext
+from typing import Self
+
+import structlog
+
+from edge_agent.config import EdgeConfig, RolloutConfig
+from edge_agent.core.reporting import Rollouts
+from edge_agent.delivery import preconditions
+from edge_agent.delivery.boot import Candidate, candidates
+from edge_agent.delivery.deployer import Deployer
+from edge_agent.delivery.documents import Documents
+from edge_agent.delivery.journal import Journal
+from edge_agent.delivery.model_store import Store
+from edge_agent.delivery.steps import Works
+from edge_agent.fleet.epoch import SANE_UTC_S
+from edge_agent.serving.catalogue import Entry, read_catalogue
+from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.runner import Runner
+from edge_agent.serving.runner_set import MakeRunner, Serving
+from tidegate import clock
+from tidegate.config import ConfigError
+from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.messages import GatewayState
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository, RepositoryError
+from tidegate.runtime.process import StartError
+from tidegate.security.attestation.keys import read_allowed
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What is served first of a model, and what may be served instead."""
+
+    runner: Runner
+    instead: list[Candidate]
+
+
+class Deployment:
+    """Owns every runner inside `async with`. `read`, then make the host, then enter, `start`, and `begin`.
+
+    Args:
+        make: a runner of an entry and the number of its generation.
+        conditions: of the device, now.
+        gateways: what each last said, for the time where this device has no clock.
+        linked: whether the fleet can be reached.
+        draw: chance, uniform in [0, 1).
+        tls: for servers of artefacts with https.
+        on_routed: another runner answers for a model. on_change: there is something new to report.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        make: MakeRunner,
+        *,
+        conditions: Callable[[], Conditions],
+        gateways: Callable[[], Mapping[str, GatewayState]],
+        linked: Callable[[], bool],
+        draw: Callable[[], float],
+        tls: Callable[[], SSLContext] | None,
+        on_routed: Callable[[], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._make = make
+        self._conditions = conditions
+        self._gateways = gateways
+        self._linked = linked
+        self._draw = draw
+        self._tls = tls
+        self._on_routed = on_routed
+        self._on_change = on_change
+        self._stack = AsyncExitStack()
+        self._store = Store(config.state_dir / "rollout") if config.rollout else None
+        self._statics: dict[str, Entry] = {}
+        self._chosen: dict[str, _Chosen] = {}
+        self._serving: Serving | None = None
+        self._works: Works | None = None
+        self._deployer: Deployer | None = None
+
+    @property
+    def runners(self) -> tuple[Runner, ...]:
+        """What is served first."""
+        return tuple(chosen.runner for chosen in self._chosen.values())
+
+    @property
+    def rollouts(self) -> Rollouts | None:
+        """What to report; None where models are not rolled out to this device."""
+        return self._deployer.rollouts if self._deployer is not None else None
+
+    def read(self) -> None:
+        """Find out what to serve first; blocks on the disk. Raises StartError, RepositoryError."""
+        config = self._config
+        repository = Repository(config.model_repository)
+        entries = read_catalogue(repository, config.models, config.allowed_engines, or_none=config.rollout is not None)
+        self._statics = {entry.manifest.name: entry for entry in entries}
+        deployed: Sequence[str] = ()
+        if self._store is not None:
+            try:
+                self._store.prepare()
+            except OSError as error:
+                raise StartError(f"cannot write {self._store.root} (key 'state_dir'): {error.strerror}") from error
+            deployed = tuple(self._store.committed().models)
+        for model in dict.fromkeys((*self._statics, *deployed)):
+            found = list(self._candidates(model))
+            if (runner := self._first(model, found)) is not None:
+                self._chosen[model] = _Chosen(runner, found)
+
+    async def enter(self, host: EdgeHost) -> Self:
+        """The runners live until this object's `async with` ends."""
+        self._serving = await self._stack.enter_async_context(Serving(host, self._make, on_routed=self._on_routed))
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def start(self, on_progress: Callable[[str], None]) -> None:
+        """Load every model, one after another. Raises StartError for one that is not deployed and does not load."""
+        serving = self.serving
+        for number, (model, chosen) in enumerate(self._chosen.items(), start=1):
+            on_progress(f"warming up {chosen.runner.name} ({number} of {len(self._chosen)})")
+            runner: Runner | None = chosen.runner
+            while runner is not None:
+                try:
+                    await serving.enter(runner)
+                    break
+                except StartError as error:
+                    if self._store is None or (not chosen.instead and not runner.generation):
+                        raise
+                    log.error("a deployed model does not load", model=runner.name, reason=str(error))
+                runner = await asyncio.to_thread(self._first, model, chosen.instead)
+                if runner is None:
+                    serving.unroute(model)
+                else:
+                    serving.route(runner)
+
+    async def begin(self) -> None:
+        """Go on with rollouts, and take documents in."""
+        config, store, serving = self._config.rollout, self._store, self.serving
+        if config is None or store is None:
+            return
+        scopes = (f"device/{self._config.name}", *(f"group/{group}" for group in config.groups))
+        self._works = Works(
+            store,
+            serving,
+            statics=self._statics,
+            servers=config.servers,
+            allowed_engines=self._config.allowed_engines,
+            device=self._device,
+            linked=self._linked,
+            draw=self._draw,
+            on_change=self._progress,
+            tls=self._tls,
+            recheck_s=config.recheck_s,
+        )
+        self._deployer = Deployer(
+            store,
+            Journal(store.root / "journal.json"),
+            Documents(store.root, scopes=scopes, pinned=_pinned(config)),
+            self._works,
+            routed=serving.routed,
+            on_change=self._on_change,
+        )
+        await self._stack.enter_async_context(self._deployer)
+
+    def folder(self, manifest: Manifest) -> Path:
+        """Where the files of a model that is served are, whichever way it came here."""
+        runner = self._serving.routed(manifest.name) if self._serving else self._chosen[manifest.name].runner
+        return runner.folder if runner is not None else self._config.model_repository / manifest.name / manifest.version
+
+    async def failed(self) -> None:
+        """Wait for a defect that ends the supervision of a model: raises it."""
+        await self.serving.failed()
+
+    def take(self, scope: str, message: bytes) -> None:
+        """A document came for a scope of this device."""
+        if self._deployer is not None:
+            self._deployer.take(scope, message)
+
+    def answered(self, runner: Runner, compute_s: float | None) -> None:
+        """A runner answered a request in so long, or failed to by its own fault."""
+        if self._works is not None:
+            self._works.answered(runner, compute_s)
+
+    @property
+    def serving(self) -> Serving:
+        assert self._serving is not None, "enter it first"
+        return self._serving
+
+    def _candidates(self, model: str) -> Sequence[Candidate]:
+        if self._store is None:
+            static = self._statics[model]
+            return [Candidate(0, lambda: static)]
+        return candidates(model, self._store, self._statics, self._config.allowed_engines)
+
+    def _first(self, model: str, found: list[Candidate]) -> Runner | None:
+        """A runner of the first candidate that can be read; it and those before it are taken off the list."""
+        while found:
+            candidate = found.pop(0)
+            try:
+                return self._make(candidate.read(), candidate.generation)
+            except (RepositoryError, StartError) as error:
+                log.error("a deployed model cannot be read", model=model, reason=str(error))
+        return None
+
+    def _progress(self) -> None:
+        if self._deployer is not None:
+            self._deployer.changed()
+
+    def _device(self) -> preconditions.Device:
+        assert self._store is not None
+        return preconditions.Device(
+            self._conditions(), self._utc_s(), self._store.free_bytes(), preconditions.free_memory_bytes()
+        )
+
+    def _utc_s(self) -> float | None:
+        """By this device's clock where it can be right, else as the gateways last said."""
+        own = clock.utc_s()
+        if SANE_UTC_S[0] <= own <= SANE_UTC_S[1]:
+            return own
+        told = max((state.utc_ms for state in self._gateways().values()), default=0)
+        return told / 1000.0 if told > 0 else None
+
+    def __repr__(self) -> str:
+        return f"<Deployment {self._serving!r} {self._deployer!r}>"
+
+
+def _pinned(config: RolloutConfig) -> dict[str, bytes]:
+    keys: dict[str, bytes] = {}
+    for path in config.keys:
+        try:
+            keys |= read_allowed(path, what="keys that sign rollouts")
+        except ConfigError as error:
+            raise StartError(f"key 'rollout.keys': {error}") from error
+    return keys

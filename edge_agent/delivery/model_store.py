@@ -1,0 +1,199 @@
+"""Models on this device's disk: every file once, by its digest, and one link that says what is committed.
+
+    models/sha256/DIGEST                 whole and verified; what is here never changes
+    partial/DIGEST                       on its way in (`partial_file.py`)
+    versions/CONTENT/MODEL/VERSION/…     hard links into models/, in the layout of a model repository
+    generations/N.json                   what runs: a version per model
+    current → generations/N.json         what is committed
+
+A generation is the whole of what was deployed here, so `current` is one truth for all models, and swapping it is one
+rename. A file is synced before it gets its name under `models/`, and a folder of links before it gets its own; so
+whatever has a name is whole. What no kept generation and no rollout refers to is collected.
+
+Everything blocks on the disk and raises OSError.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from tidegate.rollout.plan import Artefact, ModelPlan
+from tidegate.storage.atomic_file import link_durably, sync_folder, write_durably
+
+SPARE_BYTES: Final = 4 * 1024 * 1024  # stays free for the journal, the epoch and whoever else lives here
+log = structlog.get_logger(__name__)
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """One model of a generation."""
+
+    version: str
+    content: str
+    files: tuple[str, ...]  # digests
+    keep: int = 2
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """What was deployed on this device at one time; number 0 is nothing."""
+
+    number: int = 0
+    models: dict[str, Deployed] = {}
+    v: Literal[1] = 1
+
+    def with_model(self, model: str, plan: ModelPlan, number: int) -> Generation:
+        deployed = Deployed(plan.version, plan.content, tuple(file.sha256 for file in plan.files), plan.keep)
+        return replace(self, number=number, models={**self.models, model: deployed})
+
+    def without(self, model: str, number: int) -> Generation:
+        return replace(self, number=number, models={name: one for name, one in self.models.items() if name != model})
+
+
+class Store:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._contents = root / "models" / "sha256"
+        self._partials = root / "partial"
+        self._versions = root / "versions"
+        self._generations = root / "generations"
+
+    def prepare(self) -> None:
+        for folder in (self._contents, self._partials, self._versions, self._generations):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def has(self, artefact: Artefact) -> bool:
+        return self.path(artefact.sha256).is_file()
+
+    def path(self, digest: str) -> Path:
+        """Where a verified file is."""
+        return self._contents / digest
+
+    def partial(self, digest: str) -> Path:
+        return self._partials / digest
+
+    def admit(self, digest: str) -> None:
+        """The partial file is whole and right: it gets its name."""
+        os.replace(self.partial(digest), self.path(digest))
+        sync_folder(self._contents)
+
+    def missing_bytes(self, plan: ModelPlan) -> int:
+        """What has to be fetched yet."""
+        sizes = (one.size_bytes - self._partial_bytes(one) for one in plan.artefacts if not self.has(one))
+        return sum(max(0, size) for size in sizes)
+
+    def is_complete(self, plan: ModelPlan) -> bool:
+        return all(map(self.has, plan.artefacts))
+
+    def free_bytes(self) -> int:
+        """What may still be written here, less what stays spare."""
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize - SPARE_BYTES
+
+    def _partial_bytes(self, artefact: Artefact) -> int:
+        try:
+            return self.partial(artefact.sha256).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    # -- versions --------------------------------------------------------------------------------------------------
+
+    def repository(self, content: str) -> Path:
+        """The root of a model repository with this content alone."""
+        return self._versions / content
+
+    def stage(self, model: str, plan: ModelPlan) -> Path:
+        """Make the version's folder; the root of its repository."""
+        root = self.repository(plan.content)
+        if root.exists():
+            return root
+        beside = self._versions / f".{plan.content}"
+        shutil.rmtree(beside, ignore_errors=True)
+        folder = beside / model / plan.version
+        for file in plan.files:
+            place = folder / file.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.link(self.path(file.sha256), place)
+        for one in [*beside.rglob("*"), beside]:
+            if one.is_dir():
+                sync_folder(one)
+        os.replace(beside, root)
+        sync_folder(self._versions)
+        return root
+
+    # -- generations -----------------------------------------------------------------------------------------------
+
+    def committed(self) -> Generation:
+        """What the agent boots with; nothing when `current` cannot be read."""
+        return self._read(self.root / "current") or Generation()
+
+    def kept(self) -> list[Generation]:
+        """Every generation on disk, the newest first."""
+        found = (self._read(path) for path in self._generations.glob("*.json"))
+        return sorted((one for one in found if one is not None), key=lambda one: -one.number)
+
+    def next_number(self) -> int:
+        return 1 + max([self.committed().number, *(one.number for one in self.kept())])
+
+    def commit(self, generation: Generation) -> None:
+        """From now on, and after the next power cut, this is what runs."""
+        name = f"{generation.number}.json"
+        write_durably(self._generations / name, msgspec.json.encode(generation))
+        link_durably(self.root / "current", f"generations/{name}")
+
+    def collect(self, in_use: Iterable[ModelPlan]) -> None:
+        """Remove what no kept generation and none of these plans refers to.
+
+        A model's `keep` newest versions stay, each with the newest generation that has it.
+        """
+        plans = list(in_use)
+        kept, versions = self._kept_versions()
+        contents = {one.content for one in versions} | {plan.content for plan in plans}
+        wanted = {artefact.sha256 for plan in plans for artefact in plan.artefacts}
+        files = {digest for one in versions for digest in one.files} | wanted
+        _remove(self._generations, {f"{number}.json" for number in kept})
+        _remove(self._versions, contents)
+        _remove(self._contents, files)
+        _remove(self._partials, wanted)
+
+    def _kept_versions(self) -> tuple[set[int], list[Deployed]]:
+        committed = self.committed()
+        numbers, found = {committed.number}, dict[str, dict[str, Deployed]]()
+        for generation in [committed, *self.kept()]:
+            for model, deployed in generation.models.items():
+                held = found.setdefault(model, {})
+                keep = committed.models[model].keep if model in committed.models else 0
+                if deployed.content not in held and len(held) < keep:
+                    held[deployed.content] = deployed
+                    numbers.add(generation.number)
+        return numbers, [one for held in found.values() for one in held.values()]
+
+    def _read(self, path: Path) -> Generation | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Generation)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            log.warning("a generation cannot be read", path=str(path), reason=str(error))
+            return None
+
+    def __repr__(self) -> str:
+        return f"<Store {self.root} at generation {self.committed().number}>"
+
+
+def _remove(folder: Path, names: Collection[str]) -> None:
+    """Remove from the folder whatever has none of these names."""
+    for entry in list(folder.iterdir()):
+        if entry.name not in names:
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)

@@ -1,0 +1,307 @@
+"""The work of each state of a rollout: what is really done with disk, network and workers.
+
+Each piece of work returns when it succeeded and raises one of `failures.py` when not; each can be done again, from
+whatever an earlier try has left. Between LOADING and the end this object holds the new generation's runner and the
+old one's: the old one stays loaded while the new one soaks, unless the memory was too little for both and it was
+parked. Going back is then one switch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from ssl import SSLContext
+from typing import Any, Final, TypeVar
+
+from edge_agent.core.fetch_retry import Patience
+from edge_agent.core.rollout_machine import WORK, Event, Rollout, S, Work
+from edge_agent.core.soak import SoakTrial, Times
+from edge_agent.delivery import preconditions
+from edge_agent.delivery.boot import candidates
+from edge_agent.delivery.failures import NotNow, WorkerGone, WorkFailed
+from edge_agent.delivery.fetching import Fetcher, session
+from edge_agent.delivery.golden_probe import probe
+from edge_agent.delivery.model_store import Store
+from edge_agent.delivery.verifying import verify
+from edge_agent.serving.catalogue import Entry, read_entry
+from edge_agent.serving.runner import Runner
+from edge_agent.serving.runner_set import Serving
+from tidegate import clock
+from tidegate.models.manifest import EngineName
+from tidegate.models.repository import Repository, RepositoryError
+from tidegate.rollout.golden import decode_golden
+from tidegate.runtime.process import StartError
+
+T = TypeVar("T")
+SOAK_TICK_S: Final = 0.5
+Advance = Callable[[Event, str], Awaitable[Rollout]]
+Live = Callable[[], Rollout]
+
+
+class Works:
+    """Mutable: the runners of the rollout that is under way.
+
+    Args:
+        statics: the models of the static repository, by name; what a removed model falls back to.
+        servers: of artefacts, instead of those that documents name; empty: theirs.
+        device: what it has now.
+        linked: whether the fleet can be reached.
+        draw: chance, uniform in [0, 1).
+        tls: makes the context for servers of artefacts with https; None: the machine's trusted CAs.
+        on_change: called when there is progress to tell.
+        recheck_s: how often what a rollout waits for is looked at.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        serving: Serving,
+        *,
+        statics: Mapping[str, Entry],
+        servers: Sequence[str] = (),
+        allowed_engines: tuple[EngineName, ...],
+        device: Callable[[], preconditions.Device],
+        linked: Callable[[], bool],
+        draw: Callable[[], float],
+        on_change: Callable[[], None],
+        tls: Callable[[], SSLContext] | None = None,
+        recheck_s: float = 5.0,
+    ) -> None:
+        self.trial: SoakTrial | None = None
+        self._store = store
+        self._serving = serving
+        self._statics = statics
+        self._servers = tuple(servers)
+        self._allowed = allowed_engines
+        self._device = device
+        self._linked = linked
+        self._draw = draw
+        self._on_change = on_change
+        self._tls = tls
+        self._recheck_s = recheck_s
+        self._patience: Patience | None = None
+        self._fetcher: Fetcher | None = None
+        self._new: Runner | None = None
+        self._old: Runner | None = None
+        self._parked = False  # the old one was stopped to make room
+        self._times: dict[str, Times] = {}  # of real requests to the generation that is committed, by model
+        self._works: dict[Work, Callable[[Rollout], Awaitable[None]]] = {
+            Work.PLAN: self._plan, Work.STAGE: self._stage, Work.GATE: self._gate,
+            Work.LOAD: self._load, Work.PROBE: self._probe, Work.ACTIVATE: self._activate,
+            Work.ROLL_BACK: self._roll_back,
+        }  # fmt: skip
+
+    async def do(self, rollout: Rollout, advance: Advance, live: Live) -> Event:
+        """Do the work of the rollout's state; what has happened then.
+
+        Args:
+            advance: notes what happens meanwhile, and gives the rollout as it is then.
+            live: the rollout as it is now: a document may change its rules while this lasts.
+
+        Raises:
+            WorkFailed, WorkerGone, NotNow: as they say.
+            StartError, RepositoryError: a generation does not load.
+            OSError: the disk.
+        """
+        if rollout.state is S.DEFERRED:
+            await self._wait_for_better_times(advance, live)
+            return Event.RESUMED
+        if rollout.state is S.DOWNLOADING:
+            await self._fetch(rollout, live)
+        elif rollout.state is S.ACTIVE:
+            await self._soak(advance, live)
+        else:
+            await self._works[WORK[rollout.state]](rollout)
+        return Event.DONE
+
+    def answered(self, runner: Runner, compute_s: float | None) -> None:
+        """A runner answered a request in so long, or failed to by its own fault."""
+        if self.trial is not None and runner is self._new:
+            self.trial.record(compute_s)
+        elif compute_s is not None and runner is self._serving.routed(runner.manifest.name):
+            self._times.setdefault(runner.manifest.name, Times()).record(compute_s)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Over the network for the rollout that is under way, as far as this start of the agent knows."""
+        return self._patience.fetched_bytes if self._patience else 0
+
+    @property
+    def last_trouble(self) -> str:
+        """Why the last try of a download ended."""
+        return self._fetcher.last_trouble if self._fetcher else ""
+
+    # -- before anything is touched --------------------------------------------------------------------------------
+
+    async def _plan(self, rollout: Rollout) -> None:
+        missing = self._store.missing_bytes(rollout.plan)
+        if missing and not self._servers_of(rollout):
+            raise WorkFailed("no_server: neither the document nor the key 'rollout.servers' names one")
+        _not_now(self._to_fetch(rollout))
+
+    async def _fetch(self, rollout: Rollout, live: Live) -> None:
+        plan, servers = rollout.plan, self._servers_of(rollout)
+        self._patience = Patience(plan.net, plan.max_bytes, len(servers), rollout.fetched_bytes)
+        async with session(tls=self._tls() if self._tls else None) as http:
+            self._fetcher = Fetcher(
+                http,
+                self._store,
+                hindrance=lambda: self._to_fetch(live()),
+                draw=self._draw,
+                on_progress=self._on_change,
+            )
+            await self._fetcher.fetch(plan, servers, self._patience)
+        await verify(rollout.model, plan, self._store, self._allowed)
+
+    async def _stage(self, rollout: Rollout) -> None:
+        await blocking(self._store.stage, rollout.model, rollout.plan)
+
+    async def _gate(self, rollout: Rollout) -> None:
+        beside, device = self._has_old(rollout), self._device()
+        _not_now(preconditions.to_load(rollout.plan, device, beside=beside))
+        self._parked = beside and not preconditions.fits_beside(rollout.plan, device)
+
+    async def _wait_for_better_times(self, advance: Advance, live: Live) -> None:
+        while why := self._hindrance(live()):
+            if why.partition(":")[0] != live().reason.partition(":")[0]:
+                await advance(Event.DEFERRED, why)
+            await clock.sleep(self._recheck_s)
+
+    def _hindrance(self, rollout: Rollout) -> str:
+        """What stands against the rollout, whichever part of it comes next."""
+        if not self._store.is_complete(rollout.plan):
+            return self._to_fetch(rollout)
+        return preconditions.to_load(rollout.plan, self._device(), beside=self._has_old(rollout))
+
+    def _to_fetch(self, rollout: Rollout) -> str:
+        return preconditions.to_fetch(rollout.plan, self._store.missing_bytes(rollout.plan), self._device())
+
+    def _has_old(self, rollout: Rollout) -> bool:
+        return self._serving.routed(rollout.model) is not None
+
+    def _servers_of(self, rollout: Rollout) -> tuple[str, ...]:
+        return self._servers or rollout.urls
+
+    # -- with a generation beside ----------------------------------------------------------------------------------
+
+    async def _load(self, rollout: Rollout) -> None:
+        if self._new is not None:  # of a try that the journal could not note
+            await self._serving.stop(self._new)
+            self._new = None
+        self._old = self._serving.routed(rollout.model)
+        repository = Repository(self._store.repository(rollout.content))
+        entry = await blocking(read_entry, repository, rollout.model, self._allowed)
+        if self._old is not None and self._parked:
+            await self._serving.park(self._old)
+        self._new = await self._serving.start(entry, rollout.generation)
+
+    async def _probe(self, rollout: Rollout) -> None:
+        golden, new = rollout.plan.probe.golden, self._new
+        if golden is None or new is None:
+            return
+        cases = decode_golden(await blocking(self._store.path(golden.sha256).read_bytes))
+        await probe(rollout.plan.probe, cases, new, None if self._parked else self._old)
+
+    async def _activate(self, rollout: Rollout) -> None:
+        assert self._new is not None
+        self._serving.route(self._new, soaking=True)
+
+    async def _soak(self, advance: Advance, live: Live) -> None:
+        """Judge the new generation by real requests; then the commit on disk."""
+        rollout = live()
+        new, before = self._new, self._times.get(rollout.model)
+        assert new is not None
+        trial = self.trial = SoakTrial(rollout.plan.soak, before.p95_s if before else None)
+        seen = 0
+        while True:
+            while seen < new.exits:
+                seen += 1
+                if rollout.exits + 1 >= rollout.plan.soak.max_exits:
+                    raise WorkerGone(new.last_exit)
+                rollout = await advance(Event.WORKER_EXITED, new.last_exit)
+            rollout = live()
+            trial.rules = rollout.plan.soak
+            trial.tick(clock.now(), linked=self._linked())
+            if why := trial.failure():
+                raise WorkFailed(why)
+            self._on_change()
+            if trial.passed:
+                break
+            await clock.sleep(SOAK_TICK_S)
+        committed = self._store.committed()
+        await blocking(self._store.commit, committed.with_model(rollout.model, rollout.plan, rollout.generation))
+
+    async def _roll_back(self, rollout: Rollout) -> None:
+        new, old, self.trial = self._new, self._old, None
+        if new is None and not self._parked:
+            return  # the agent began anew since, with what is committed
+        if old is not None and not self._parked:
+            self._serving.route(old)
+        elif self._serving.routed(rollout.model) is new and new is not None:
+            self._serving.unroute(rollout.model)
+        if new is not None:
+            await self._serving.stop(new)
+        if self._parked:  # after it: the memory was too little for both
+            await self._bring_back(rollout.model)
+
+    async def _bring_back(self, model: str) -> None:
+        """Start again what was stopped to make room."""
+        trouble = "there is none"
+        for candidate in await blocking(candidates, model, self._store, self._statics, self._allowed):
+            try:
+                entry = await blocking(candidate.read)
+                self._serving.route(await self._serving.start(entry, candidate.generation))
+                return
+            except (StartError, RepositoryError) as error:
+                trouble = str(error)
+        raise WorkFailed(f"the generation before does not start again: {trouble}")
+
+    # -- after it --------------------------------------------------------------------------------------------------
+
+    async def settle(self, rollout: Rollout) -> None:
+        """A rollout is settled: one generation of its model is left."""
+        new, old, parked = self._new, self._old, self._parked
+        self.trial = self._new = self._old = self._patience = self._fetcher = None
+        self._parked = False
+        if rollout.state is S.COMMITTED and new is not None:
+            self._serving.route(new)
+            self._times.pop(rollout.model, None)
+            if old is not None and not parked:
+                await self._serving.stop(old)
+        elif new is not None and self._serving.routed(rollout.model) is new:  # its rollback failed, too
+            self._serving.unroute(rollout.model)
+            await self._serving.stop(new)
+
+    async def remove(self, model: str) -> None:
+        """The model is deployed no more: the static repository's answers, if it has one."""
+        committed = self._store.committed()
+        if model in committed.models:
+            await blocking(self._store.commit, committed.without(model, self._store.next_number()))
+        runner, static = self._serving.routed(model), self._statics.get(model)
+        if static is not None:
+            with suppress(StartError):
+                self._serving.route(await self._serving.start(static))
+        if runner is not None:
+            if self._serving.routed(model) is runner:
+                self._serving.unroute(model)
+            await self._serving.stop(runner)
+        self._times.pop(model, None)
+
+    def __repr__(self) -> str:
+        return f"<Works new {self._new!r} old {self._old!r}{' parked' if self._parked else ''}>"
+
+
+def _not_now(why: str) -> None:
+    if why:
+        raise NotNow(why)
+
+
+async def blocking(function: Callable[..., T], *arguments: Any) -> T:
+    """Run what waits for the disk in a thread; a cancellation waits until it has ended, so nothing is half known."""
+    work = asyncio.create_task(asyncio.to_thread(function, *arguments), name="disk work of the deployer")
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait((work,))
+        raise

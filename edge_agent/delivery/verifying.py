@@ -1,0 +1,91 @@
+"""Whether what was fetched is the model that the plan names: the manifest first, then each artefact by its engine.
+
+The bytes are right by then (every digest is signed). This asks whether they make sense together: the manifest is of
+this model and version, its edge variants are among the files with the digests it names, and their engines are ones
+that may run here. ONNX files are opened in a process of their own, with little memory and time and no way to look at
+other files (`tidegate/engines/onnx_check.py`): a file that crashes the runtime must not do so inside the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import suppress
+from typing import Final
+
+from edge_agent.delivery.failures import WorkFailed
+from edge_agent.delivery.model_store import Store
+from tidegate.models.manifest import EngineName, Manifest, Variant
+from tidegate.models.repository import RepositoryError, parse_manifest
+from tidegate.models.trust import check_engine
+from tidegate.rollout.golden import BadGolden, decode_golden
+from tidegate.rollout.plan import ModelPlan
+from tidegate.runtime.process import StartError
+
+CHECK_TIMEOUT_S: Final = 120.0
+_MAX_WORDS: Final = 200
+
+
+async def verify(model: str, plan: ModelPlan, store: Store, allowed: tuple[EngineName, ...]) -> None:
+    """Raises WorkFailed with what is wrong."""
+    manifest = await asyncio.to_thread(_manifest, model, plan, store, allowed)
+    for variant in manifest.variants_for("edge"):
+        if variant.engine == "onnx":
+            await _check_onnx(variant, plan, store)
+
+
+def _manifest(model: str, plan: ModelPlan, store: Store, allowed: tuple[EngineName, ...]) -> Manifest:
+    path = store.path(plan.manifest)
+    try:
+        manifest = parse_manifest(path.read_text(encoding="utf-8"), path)
+    except (RepositoryError, UnicodeError) as error:
+        raise WorkFailed(f"manifest: {str(error).replace(str(path), 'model.yaml')}") from error
+    if (manifest.name, manifest.version) != (model, plan.version):
+        raise WorkFailed(f"manifest: it is {manifest.name}:{manifest.version}, and the plan {model}:{plan.version}")
+    files = {file.path: file for file in plan.files}
+    variants = manifest.variants_for("edge")
+    if not variants:
+        raise WorkFailed("manifest: no variant may run on an edge")
+    for variant in variants:
+        file = files.get(variant.artefact)
+        if file is None or (file.sha256, file.size_bytes) != (variant.sha256, variant.size_bytes):
+            raise WorkFailed(f"manifest: the plan has no file {variant.artefact!r} with the size and digest it names")
+        try:
+            check_engine(manifest, variant, allowed)
+        except (StartError, RepositoryError) as error:
+            raise WorkFailed(f"engine: {error}") from error
+    if manifest.text is not None and manifest.text.tokenizer not in files:
+        raise WorkFailed(f"manifest: the plan has no file {manifest.text.tokenizer!r}, its tokenizer")
+    if plan.probe.golden is not None:
+        try:
+            decode_golden(store.path(plan.probe.golden.sha256).read_bytes())
+        except BadGolden as error:
+            raise WorkFailed(f"golden: {error}") from error
+    return manifest
+
+
+async def _check_onnx(variant: Variant, plan: ModelPlan, store: Store) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "tidegate.engines.onnx_check"),
+        *(str(store.path(variant.sha256)), str(store.path(plan.manifest)), variant.name),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        raise WorkFailed(f"onnx: {variant.artefact} could not be checked within {CHECK_TIMEOUT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    try:
+        problem = str(json.loads(said)["problem"])
+    except (ValueError, KeyError, TypeError):
+        problem = f"the check ended with code {process.returncode} and no word"
+    if problem:
+        raise WorkFailed(f"onnx: {variant.artefact}: {problem[:_MAX_WORDS]}")

@@ -1,0 +1,328 @@
+"""Looks at everything a device needs, from outside the agent: it may run beside one, and disturbs none.
+
+Read-only but for a small file in `state_dir` that is written, synced and removed, and two messages to the broker that
+nobody reads (`edge_agent/core/acl_check.py`), sent under the device's second name, `NAME~cli`, so that a running agent
+keeps its session. What is found is judged in `edge_agent/core/diagnosis.py`. No check waits longer than `PATIENCE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import platform
+import shutil
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import aiohttp
+
+from edge_agent.config import EdgeConfig
+from edge_agent.core import diagnosis
+from edge_agent.core.acl_check import AclCheck
+from edge_agent.core.diagnosis import Finding
+from edge_agent.fleet.dialling import configured_gateways
+from edge_agent.serving.catalogue import read_catalogue
+from tidegate import clock
+from tidegate.fleet.messages import BadMessage, decode_gateway_state
+from tidegate.fleet.topics import Topics
+from tidegate.models.repository import Repository, RepositoryError
+from tidegate.mqtt.broker_url import BrokerUrl
+from tidegate.mqtt.link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink
+from tidegate.runtime.process import StartError
+from tidegate.security.certificate_identity import Identity, alternative_names, identity_of
+from tidegate.security.tls import Tls, tls_of
+from tidegate.servers.address import joined
+
+PATIENCE_S: Final = 5.0
+_LISTEN_S: Final = 1.0  # for what gateways have retained
+WILDCARDS: Final = ("", "0.0.0.0", "::")
+_WRITES: Final = 5
+_CLOCK_UNSYNCHRONIZED: Final = 0x40  # STA_UNSYNC of <sys/timex.h>
+_TIMEX_BYTES, _STATUS_AT = 512, 40  # generous, and where `status` lies on 64 bits
+
+
+async def examined(config: EdgeConfig) -> list[Finding]:
+    """Every finding, in the order in which they matter."""
+    tls, certificate = _certificate(config)
+    (broker, heard, skew_s), agent = await asyncio.gather(_broker(config, tls), _agent(config, tls))
+    reached = await _reached(config, heard)
+    return [
+        diagnosis.clock(clock.utc_s(), _synchronized(), skew_s),
+        await asyncio.to_thread(_disk, config.state_dir),
+        *await asyncio.to_thread(_models, config),
+        _processor(),
+        *_ports(config, (agent or {}).get("addresses")),
+        certificate,
+        *broker,
+        diagnosis.gateways(
+            reached,
+            dial_out=config.dial_out,
+            advertised=config.advertise or _own_address(config),
+            callers=_callers(agent),
+            fleet=config.mqtt is not None,
+        ),
+    ]
+
+
+def _own_address(config: EdgeConfig) -> str:
+    return "" if config.host in WILDCARDS or config.mqtt is None else joined(config.host, config.grpc_port)
+
+
+def _synchronized() -> bool | None:
+    """What the kernel says of its clock; None where nobody can tell."""
+    if sys.platform != "linux" or sys.maxsize <= 2**32:
+        return None
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: only read
+    if ctypes.CDLL(None, use_errno=True).adjtimex(timex) < 0:
+        return None
+    return not int.from_bytes(timex.raw[_STATUS_AT : _STATUS_AT + 4], sys.byteorder) & _CLOCK_UNSYNCHRONIZED
+
+
+def _disk(folder: Path) -> Finding:
+    file = folder / ".doctor"
+    took: list[float] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(_WRITES):
+            began_at = clock.now()
+            with file.open("wb") as out:
+                out.write(b"0" * 4096)
+                out.flush()
+                os.fsync(out.fileno())
+            took.append(clock.now() - began_at)
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return diagnosis.disk(str(folder), error=error.strerror or str(error), full=full, free_bytes=0, fsync_s=0.0)
+    finally:
+        with suppress(OSError):  # a full disk leaves an empty file
+            file.unlink()
+    return diagnosis.disk(str(folder), error="", free_bytes=free_bytes, fsync_s=median(took))
+
+
+def _models(config: EdgeConfig) -> list[Finding]:
+    """Whether all are whole, by their digests, and fit into memory."""
+    try:
+        entries = read_catalogue(Repository(config.model_repository), config.models, config.allowed_engines)
+    except (StartError, RepositoryError) as error:
+        return [Finding("models", "failure", str(error), "copy the model again, or `tidegate model build`")]
+    names = ", ".join(f"{one.manifest.name}:{one.manifest.version}" for one in entries)
+    sizes = [sum(loadable.artefact.stat().st_size for loadable in one.loadables) for one in entries]
+    return [Finding("models", "ok", f"whole by their digests: {names}"), diagnosis.memory(_available_bytes(), sizes)]
+
+
+def _available_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _processor() -> Finding:
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        text = ""
+    lines = (line.partition(":") for line in text.splitlines() if line.startswith(("flags", "Features")))
+    return diagnosis.processor(platform.machine(), next((set(words.split()) for _, _, words in lines), set()))
+
+
+def _ports(config: EdgeConfig, agents: Any) -> list[Finding]:
+    """Args: agents: where the running agent says that it listens, by door; None where none runs."""
+    keys = {"grpc": config.grpc_port, "http": config.http_port}
+    listens = agents if isinstance(agents, dict) else {}
+    return [
+        diagnosis.port(
+            f"{door}_port",
+            joined(config.host, port),
+            free=_is_free(config.host, port),
+            ours=str(listens.get(door, "")).endswith(f":{port}"),
+        )
+        for door, port in keys.items()
+        if port
+    ]
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _certificate(config: EdgeConfig) -> tuple[Tls | None, Finding]:
+    own = f"edge/{config.name}"
+    try:
+        tls = tls_of(config.tls, lambda: Identity("edge", config.name))
+    except StartError as error:
+        return None, diagnosis.certificate(own, None, error=str(error))
+    issued = tls.issued() if tls else None
+    return tls, diagnosis.certificate(own, issued.ends.timestamp() - clock.utc_s() if issued else None)
+
+
+async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[Finding], dict[str, str], float | None]:
+    """What the broker lets this device do; what gateways say where they may be dialled; this clock against theirs."""
+    if config.mqtt is None:
+        return [], {}, None
+    try:
+        url = BrokerUrl.parse(config.mqtt)
+        topics, device = Topics(config.fleet), config.name
+        name = f"{device}~cli"[-64:]
+        listening = _Listening(AclCheck(topics, device), topics)
+        link = MqttLink(
+            config.mqtt,
+            client_id=name,
+            subscriptions=topics.for_device(device)[1:],  # commands are for the agent
+            draw=lambda: 0.5,
+            on_activity=listening.wake,
+            tls=tls.client_context if tls else None,
+        )
+    except ValueError as error:
+        return [diagnosis.broker("mqtt", str(error), ())], {}, None
+    where = joined(url.host, url.port)
+    if why_not := await _why_not(where):
+        return [diagnosis.broker(where, why_not, ())], {}, None
+    async with link:
+        await listening.listen(link)
+    return [diagnosis.broker(where, listening.error, listening.acl)], listening.links, listening.skew_s
+
+
+class _Listening:
+    """One session with the broker, and what came of it."""
+
+    def __init__(self, acl: AclCheck, topics: Topics) -> None:
+        self.error = f"no session within {PATIENCE_S:g} s"
+        self.acl: list[tuple[str, str]] = []
+        self.links: dict[str, str] = {}
+        self.skew_s: float | None = None
+        self._check = acl
+        self._topics = topics
+        self._woken = asyncio.Event()
+        self._asked = 0
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def listen(self, link: MqttLink) -> None:
+        done_by = clock.now() + PATIENCE_S
+        while clock.now() < done_by:
+            self._woken.clear()
+            for event in link.take():
+                self._take_in(event, link)
+            if not self.error and len(self.acl) >= self._asked:
+                done_by = min(done_by, clock.now() + _LISTEN_S)
+            try:
+                async with asyncio.timeout_at(done_by):
+                    await self._woken.wait()
+            except TimeoutError:
+                return
+
+    def _take_in(self, event: LinkEvent, link: MqttLink) -> None:
+        match event:
+            case Connected():
+                self.error = ""
+                asked = self._check.topics(event.protocol)
+                self._asked = max(1, len(asked))
+                if not asked:
+                    self._note(self._check.cannot_tell())
+                for topic in asked:
+                    link.publish(topic, b"{}", qos=1, answered=True)
+            case Disconnected():
+                self.error = event.reason
+            case Answered():
+                self._note(self._check.answered(event.topic, event.refusal))
+            case Message():
+                self._hear(event)
+
+    def _note(self, finding: Any) -> None:
+        if finding is not None:
+            self.acl.append((finding.severity, finding.words))
+
+    def _hear(self, message: Message) -> None:
+        name = self._topics.parse_gateway(message.topic)
+        if name is None:
+            return
+        try:
+            state = decode_gateway_state(message.payload)
+        except BadMessage:
+            return
+        self.links.update({address: f"gateway/{name}" for address in state.links if state.online})
+        if not message.retained and state.utc_ms:
+            self.skew_s = clock.utc_s() - state.utc_ms / 1e3
+
+
+async def _reached(config: EdgeConfig, heard: dict[str, str]) -> dict[str, str]:
+    addresses = sorted({**configured_gateways(config.gateways), **heard})
+    return dict(zip(addresses, await asyncio.gather(*map(_why_not, addresses)), strict=True))
+
+
+async def _why_not(address: str) -> str:
+    """Why nobody answers there; "" when somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return f"no answer within {PATIENCE_S:g} s"
+    except (OSError, OverflowError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        return os.strerror(number) if number is not None and number > 0 else str(error)
+    writer.close()
+    return ""
+
+
+async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
+    """What the running agent says of itself; None where none of this name answers."""
+    host = "127.0.0.1" if config.host in WILDCARDS else config.host
+    if tls is not None:
+        return await _certified(host, config, tls)
+    if not config.http_port:
+        return None
+    try:
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"http://{joined(host, config.http_port)}/v1/state") as answer,
+        ):
+            found: Any = await answer.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("name") == config.name else None
+
+
+async def _certified(host: str, config: EdgeConfig, tls: Tls) -> dict[str, Any] | None:
+    """Over TLS a device may not ask itself, as its doors are for gateways and clients; its certificate says enough."""
+    doors = {door: port for door, port in (("grpc", config.grpc_port), ("http", config.http_port)) if port}
+    own = await asyncio.gather(*(_shows(Identity("edge", config.name), host, port, tls) for port in doors.values()))
+    found = {door: joined(host, port) for (door, port), ours in zip(doors.items(), own, strict=True) if ours}
+    return {"name": config.name, "addresses": found} if found else None
+
+
+async def _shows(identity: Identity, host: str, port: int, tls: Tls) -> bool:
+    """Whether who listens there shows a certificate of this name."""
+    context = tls.client_context()
+    context.check_hostname = False  # it is the name in our own form that counts
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except (OSError, ValueError):
+        return False
+    whose = identity_of(alternative_names(writer.get_extra_info("peercert")))
+    writer.close()
+    return whose == identity
+
+
+def _callers(agent: dict[str, Any] | None) -> list[str]:
+    links = (agent or {}).get("links")
+    return [f"{name} ({road})" for name, road in links.items()] if isinstance(links, dict) else []

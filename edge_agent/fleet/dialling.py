@@ -1,0 +1,269 @@
+"""Dials the gateways that cannot dial this device, and answers them on the streams that result.
+
+    Dialling   looks about a second at a time at who is there and who is not (`edge_agent/core/dial_policy.py` decides), and keeps …
+    _Road      … one task for each gateway that is to be dialled: dial, answer until the stream ends, dial again
+
+A stream that was lost is dialled again once the gateway takes connections (`reachability.py`), so that a device is back
+within a second of its link. A gateway that takes connections and ends streams is dialled at a full-jitter distance of
+at most `REDIAL_CAP_S`. A dial that hangs is ended by the stream's own heartbeat, as it has no hello to show. Every dial
+is a new connection.
+
+Which gateways there are is configured (`gateways`), or heard over MQTT, where each says of itself where it may be
+dialled. Over TLS the other side must show the certificate of the gateway that it is said to be; where only an address
+is configured, one for that host. Without TLS the address is believed, as everything else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Self
+
+import structlog
+
+from edge_agent.config import EdgeConfig, is_gateway_address
+from edge_agent.core.dial_policy import Roads
+from edge_agent.fleet.reachability import opened
+from tidegate import clock
+from tidegate.fleet.messages import GatewayState
+from tidegate.link.server import Answerer
+from tidegate.link.service import LinkService
+from tidegate.link.streams import DIAL_OPTIONS, DialledStream
+from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.owned_task import OwnedTask, cancelled
+from tidegate.runtime.process import StartError
+from tidegate.security.certificate_identity import Identity
+from tidegate.security.tls import Dialler, PlainDialler, Tls, explained
+
+LOOK_S: Final = 1.0
+REDIAL_BASE_S: Final = 0.1
+REDIAL_CAP_S: Final = 2.0
+STEADY_S: Final = 1.0
+_TOLD_MOST: Final = 200  # characters of a reason that is told to the log
+
+log = structlog.get_logger(__name__)
+
+
+class Dialling:
+    """`async with` keeps dialling until its end.
+
+    Args:
+        link: what answers on the streams.
+        configured: address → "gateway/NAME", "" where only the address is configured.
+        heard: what gateways have said of themselves over MQTT, by name; read at each look.
+        key: shown to gateways that ask for one, an API key.
+    """
+
+    def __init__(
+        self,
+        link: LinkService,
+        roads: Roads,
+        configured: Mapping[str, str],
+        heard: Callable[[], Mapping[str, GatewayState]],
+        *,
+        tls: Tls | None,
+        draw: Callable[[], float],
+        key: str = "",
+    ) -> None:
+        self._link = link
+        self._roads = roads
+        self._configured = configured
+        self._heard = heard
+        self._tls = tls
+        self._draw = draw
+        self._key = key
+        self._open: dict[str, _Road] = {}
+        self._names: dict[str, str] = {}  # what addresses have answered as
+        self._links: dict[str, tuple[str, ...]] = {}  # where gateways were last, by name
+        self._task = OwnedTask(self._keep_looking, name="dial out")
+
+    async def __aenter__(self) -> Self:
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+        for road in self._open.values():
+            await road.close()
+
+    @property
+    def up(self) -> frozenset[str]:
+        """The gateways that this device serves on streams it dialled, "gateway/NAME"."""
+        return frozenset(road.peer for road in self._open.values() if road.peer)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:
+                log.exception("cannot look for gateways to dial")  # a defect of ours must not end it for good
+            await clock.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        if self._link.draining:
+            return
+        gateways = self._gateways()
+        wanted = self._roads.wanted(gateways, self._link.callers, clock.now())
+        for address in wanted - self._open.keys():
+            dialler = self._dialler(address, gateways[address])
+            if dialler is not None:
+                self._open[address] = _Road(address, self._link, dialler, self._draw, self._key, self._names)
+        for address in self._open.keys() - wanted:
+            self._open[address].leave("this gateway reaches the device by itself")
+        for address in [address for address, road in self._open.items() if road.done]:
+            del self._open[address]
+
+    def _gateways(self) -> dict[str, str]:
+        """Address → name, of those that are there by their own word, or that a stream stands to."""
+        for address, road in self._open.items():
+            if road.peer:
+                self._names[address] = road.peer
+        found = {address: name or self._names.get(address, "") for address, name in self._configured.items()}
+        for name, state in self._heard().items():
+            if state.online:  # its will does not say where it was
+                self._links[name] = state.links
+            for address in filter(is_gateway_address, self._links.get(name, ())):
+                if state.online or (address in self._open and self._open[address].peer):
+                    found.setdefault(address, f"gateway/{name}")
+        return found
+
+    def _dialler(self, address: str, name: str) -> Dialler | None:
+        if self._tls is None:
+            return PlainDialler()
+        try:
+            named = self._configured.get(address, name)
+            return self._tls.dialler(Identity.parse(named) if named else None)
+        except ValueError as error:
+            log.warning("a gateway is not dialled", address=address, reason=str(error))
+            return None
+
+    def __repr__(self) -> str:
+        return f"<Dialling {self._roads!r} {list(self._open.values())}>"
+
+
+class _Road:
+    """One gateway that is dialled, from the first dial until `leave` has been heeded or `close`."""
+
+    def __init__(
+        self,
+        address: str,
+        link: LinkService,
+        dialler: Dialler,
+        draw: Callable[[], float],
+        key: str,
+        names: dict[str, str],
+    ) -> None:
+        self._address = address
+        self._link = link
+        self._dialler = dialler
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._draw = draw
+        self._backoff = Backoff(draw, REDIAL_BASE_S, REDIAL_CAP_S)
+        self._names = names
+        self._answerer: Answerer | None = None
+        self._leaving = ""
+        self._told = ""
+        self._task = asyncio.create_task(self._keep_up(), name=f"dial {address}")
+
+    @property
+    def peer(self) -> str:
+        """Who answers on the stream now; "" where there is none."""
+        return self._answerer.peer if self._answerer else ""
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    def leave(self, reason: str) -> None:
+        """Take nothing new, answer what is under way, end, and dial no more."""
+        if not self._leaving:
+            self._leaving = reason
+            if self._answerer is not None and self._answerer.peer:
+                self._answerer.leave(reason)
+            else:
+                self._task.cancel()
+
+    async def close(self) -> None:
+        await cancelled(self._task)
+
+    async def _keep_up(self) -> None:
+        while not self._leaving and not self._link.draining:
+            dialled_at = clock.now()
+            peer, reason = await self._exchange()
+            self._tell(peer, reason)
+            if self._leaving or self._link.draining:
+                return
+            await opened(self._address, self._draw)
+            if peer and clock.now() - dialled_at > STEADY_S:
+                self._backoff.reset()
+            else:
+                await clock.sleep_until(dialled_at + self._backoff.next_delay_s())
+
+    async def _exchange(self) -> tuple[str, str]:
+        """Dial once and answer until the stream ends; who it was, if anybody answered, and why it ended."""
+        # With its scheme: gRPC would take "unix:80" for a file.
+        channel = self._dialler.open(f"dns:///{self._address}", DIAL_OPTIONS)
+        stream = DialledStream(channel, self._metadata)
+        self._answerer = answerer = self._link.answerer(stream, dialled=True)
+        try:
+            reason = explained(await self._link.run(answerer))
+        except Exception as error:  # a defect of ours must not cost the gateway for good
+            log.exception("a link that was dialled failed", address=self._address)
+            reason = f"internal error: {type(error).__name__}"
+        finally:
+            self._answerer = None
+            stream.close()
+            await channel.close(None)
+        if answerer.peer:
+            self._names[self._address] = answerer.peer
+        return answerer.peer, reason
+
+    def _tell(self, peer: str, reason: str) -> None:
+        """Once for each reason, until a stream stood: a gateway that is away is dialled once a second."""
+        reason = reason[:_TOLD_MOST]
+        if peer or reason != self._told:
+            log.info("a gateway was dialled", address=self._address, gateway=peer or "no answer", ended=reason)
+        self._told = "" if peer else reason
+
+    def __repr__(self) -> str:
+        return f"<_Road {self._address} {self.peer or 'down'}{' leaving' if self._leaving else ''}>"
+
+
+def dialling_of(
+    config: EdgeConfig,
+    link: LinkService,
+    heard: Callable[[], Mapping[str, GatewayState]],
+    *,
+    tls: Tls | None,
+    draw: Callable[[], float],
+) -> Dialling:
+    """As a configuration says. Raises StartError."""
+    return Dialling(
+        link,
+        Roads(config.dial_out),
+        configured_gateways(config.gateways),
+        heard,
+        tls=tls,
+        draw=draw,
+        key=read_key(config.dial_key_file),
+    )
+
+
+def configured_gateways(gateways: tuple[str, ...]) -> dict[str, str]:
+    """Address → "gateway/NAME" of `[NAME@]HOST:PORT`, each; "" where no name is given."""
+    parts = [one.rpartition("@") for one in gateways]
+    return {address: f"gateway/{name}" if name else "" for name, _, address in parts}
+
+
+def read_key(path: Path | None) -> str:
+    """The API key in a file; "" without one. Raises StartError."""
+    if path is None:
+        return ""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"key 'dial_key_file': {path} cannot be read: {error}") from error
+    if not key or not key.isprintable():
+        raise StartError(f"key 'dial_key_file': {path} holds no key")
+    return key

@@ -1,0 +1,51 @@
+"""Knock until somebody opens: when a road that was lost is there again.
+
+A dial that began while the road swallowed packets is of little use when it is back: TCP sends its SYN again after 1, 3
+and 7 s, and whoever waits for that dial waits as long. So plain connections are tried instead, one begun every
+`EVERY_S` with the last few still open, and the first that is taken ends the wait; what is dialled then finds an open
+road. A slow road loses nothing by it: every try has `TRY_S` to succeed, however many began after it.
+
+At most `MOST` are open, and chance spreads them, so a fleet that lost its gateway does not knock in step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tidegate import clock
+from tidegate.runtime.owned_task import cancelled
+
+EVERY_S: Final = 0.5  # on average; with the dial that follows, a device is back within a second
+TRY_S: Final = 3.0
+MOST: Final = 4
+
+
+async def opened(address: str, draw: Callable[[], float]) -> None:
+    """Return once HOST:PORT takes a connection."""
+    host, _, port = address.rpartition(":")
+    tries: set[asyncio.Task[bool]] = set()
+    try:
+        while True:
+            if len(tries) < MOST:
+                knock = _knocked(host.strip("[]"), int(port))
+                tries.add(asyncio.create_task(knock, name=f"knock at {address}"))
+            next_at = clock.now() + EVERY_S * (0.5 + draw())
+            while tries and (left_s := next_at - clock.now()) > 0:
+                done, tries = await asyncio.wait(tries, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if any(one.result() for one in done):
+                    return
+            await clock.sleep_until(next_at)
+    finally:
+        await cancelled(*tries)
+
+
+async def _knocked(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(TRY_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, OverflowError):  # a TimeoutError is an OSError too
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,247 @@
+"""The agent's side of MQTT: a new epoch, a birth, an inventory, then a heartbeat a second, and a goodbye at the end.
+
+    epoch on disk → CONNECT with the will of that epoch → subscriptions granted → birth → inventory → heartbeats …
+
+The order matters. The epoch is safe before the broker learns of it, so no later session can be mistaken for a past one.
+The subscriptions stand before the birth, so a gateway that answers the birth is heard. The goodbye is acknowledged
+before the DISCONNECT, so a gateway need not wait for a will.
+
+What to say and when is decided in `edge_agent/core/reporting.py`; this file sends it, and does what a gateway may ask:
+say everything again (`resync`), or begin a session with a greater epoch (`epoch_hint`). Serving requests never waits
+for any of this: without a broker the agent serves whoever reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from edge_agent.core.acl_check import AclCheck, Finding
+from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporting
+from edge_agent.fleet.epoch import EpochStore
+from tidegate import clock
+from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
+from tidegate.fleet.stored import Receipt, decode_receipt
+from tidegate.fleet.topics import Stored, Topics, checked_name
+from tidegate.mqtt.link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt.loop import MqttLoop
+
+RESYNC_GAP_S = 1.0  # however many gateways ask
+MAX_GATEWAYS = 64
+
+log = structlog.get_logger(__name__)
+
+
+class Ear(Protocol):
+    """Who wants to know of sessions and gateways. Called on the loop; must not block."""
+
+    def session(self, *, up: bool) -> None: ...
+
+    def heard(self, state: GatewayState, *, retained: bool) -> None:
+        """A gateway said that it is there, or the broker that it was."""
+        ...
+
+    def receipt(self, receipt: Receipt) -> None: ...
+
+
+class EdgeSync:
+    """Owns the link to the broker and its task (`MqttLoop`), from `async with` to its end.
+
+    Args:
+        url: of the broker, "mqtt://host:1883".
+        fleet: the namespace that agents and gateways share.
+        device: this agent's name in it; one live agent per name.
+        state: what to tell, read whenever something is about to be said; must be cheap.
+        epochs: where this device's session number is kept.
+        draw: chance, uniform in [0, 1).
+        agent_version: for people, told in the birth.
+        interval_s: between heartbeats.
+        backoff_cap_s: the longest wait between attempts at a broker that is there; a gateway allows 30 s for it.
+        tls: for an address with `mqtts://`, see `MqttLink`.
+        ear: told of sessions, gateways and receipts.
+        groups: whose documents of what to run are listened to, beside the device's own.
+        on_desired: told each document, by its scope; None: they are not listened to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        fleet: str,
+        device: str,
+        state: Callable[[], AgentState],
+        epochs: EpochStore,
+        draw: Callable[[], float],
+        agent_version: str = "",
+        interval_s: float = 1.0,
+        backoff_cap_s: float = 30.0,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        ear: Ear | None = None,
+        groups: tuple[str, ...] = (),
+        on_desired: Callable[[str, bytes], None] | None = None,
+    ) -> None:
+        self._ear = ear
+        self._on_desired = on_desired
+        self.gateways: dict[str, GatewayState] = {}  # the last word of each
+        self._topics = Topics(fleet)
+        self._device = checked_name(device, "the device's name")
+        self._acl = AclCheck(self._topics, device)
+        self._state = state
+        self._epochs = epochs
+        self._boot = uuid.uuid4().hex[:16]
+        documents = self._topics.for_rollout(device, groups) if on_desired is not None else ()
+        self._reporting = Reporting(
+            device,
+            boot=self._boot,
+            started_at=clock.now(),
+            draw=draw,
+            agent_version=agent_version,
+            interval_s=interval_s,
+        )
+        self._loop = MqttLoop(
+            lambda on_activity: MqttLink(
+                url,
+                client_id=device,
+                subscriptions=(*self._topics.for_device(device), *documents),
+                draw=draw,
+                on_activity=on_activity,
+                before_connect=self._begin_epoch,
+                backoff_cap_s=backoff_cap_s,
+                tls=tls,
+            ),
+            name=f"edge-sync {device}",
+            take_in=self._take_in,
+            turn=self._turn,
+            farewell=self._say_goodbye,
+            crash_means="state reporting has crashed; gateways will think this agent dead",
+        )
+        self._link = self._loop.link
+        self._minimum_epoch = 1
+        self._resync_from = 0.0
+        self._farewell: Farewell = "shutdown"
+
+    async def __aenter__(self) -> EdgeSync:
+        await self._loop.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._loop.__aexit__()
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest session, for load reports on other roads; 0 before the first."""
+        return self._epochs.current
+
+    def notify(self) -> None:
+        """The state changed; whether that is worth a message now is decided by `edge_agent/core/reporting.py`."""
+        self._loop.wake()
+
+    def send_stored(self, kind: Stored, gateway: str, payload: bytes) -> bool:
+        """Hand one message from the store over; False when there is no session or no room in it."""
+        return self._link.publish(self._topics.stored(self._device, kind, gateway), payload, qos=1)
+
+    def leave_with(self, reason: Farewell) -> None:
+        """What the goodbye shall say instead of `shutdown`."""
+        self._farewell = reason
+
+    def cut(self) -> None:
+        """Lose the connection as a power cut does; for those who simulate one, and end this agent in the same turn."""
+        self._link.cut()
+
+    async def _begin_epoch(self) -> Will:
+        # In a thread, since it waits for the disk and the loop serves requests.
+        epoch = await asyncio.to_thread(self._epochs.bump, clock.utc_s(), at_least=self._minimum_epoch)
+        will = self._reporting.will(epoch)
+        return Will(self._topics.up(self._device, will.kind), will.payload, will.qos, will.retain)
+
+    def _turn(self) -> float | None:
+        self._publish(self._reporting.due(self._state(), clock.now(), clock.utc_s()))
+        return self._reporting.next_wake(self._state())
+
+    def _say_goodbye(self) -> bool:
+        return self._publish(self._reporting.farewell(self._farewell))
+
+    def _take_in(self, event: LinkEvent) -> None:
+        match event:
+            case Connected():
+                self._publish(
+                    self._reporting.connected(self._epochs.current, self._state(), clock.now(), clock.utc_s())
+                )
+                self._try_the_acl(event.protocol)
+                if self._ear is not None:
+                    self._ear.session(up=True)
+            case Answered():
+                self._tell(self._acl.answered(event.topic, event.refusal))
+            case Disconnected():
+                self._reporting.disconnected()
+                if self._ear is not None:
+                    self._ear.session(up=False)
+            case Message():
+                self._hear(event)
+
+    def _try_the_acl(self, protocol: str) -> None:
+        topics = self._acl.topics(protocol)
+        if not topics:
+            self._tell(self._acl.cannot_tell())
+        for topic in topics:
+            self._link.publish(topic, b"{}", qos=1, answered=True)
+
+    def _tell(self, finding: Finding | None) -> None:
+        if finding is not None:
+            getattr(log, finding.severity)(finding.words, device=self._device)
+
+    def _hear(self, message: Message) -> None:
+        try:
+            if message.topic == self._topics.command(self._device):
+                self._obey(decode_command(message.payload))
+            elif message.topic == self._topics.receipt(self._device):
+                receipt = decode_receipt(message.payload)
+                if self._ear is not None and not message.retained:
+                    self._ear.receipt(receipt)
+            elif self._on_desired is not None and (scope := self._topics.parse_desired(message.topic)):
+                self._on_desired(scope, message.payload)
+            elif gateway := self._topics.parse_gateway(message.topic):
+                self._note_gateway(gateway, decode_gateway_state(message.payload), retained=message.retained)
+        except BadMessage as error:
+            log.info("ignored a message", topic=message.topic, reason=str(error))
+
+    def _obey(self, command: Command) -> None:
+        now = clock.now()
+        if command.op == "resync" and now >= self._resync_from:
+            self._resync_from = now + RESYNC_GAP_S
+            self._publish(self._reporting.resync(self._state(), now, clock.utc_s()))
+        elif command.op == "epoch_hint" and self._is_meant(command):
+            self._minimum_epoch = command.minimum or 1
+            self._link.restart("a gateway knows a greater epoch")
+
+    def _is_meant(self, command: Command) -> bool:
+        """Whether the hint is about the session that is on, and not a past one's late message."""
+        return command.seen == self._reporting.epoch and command.boot in ("", self._boot)
+
+    def _note_gateway(self, name: str, state: GatewayState, *, retained: bool) -> None:
+        if state.gateway != name:
+            return  # the topic is what the broker's ACL holds a gateway to
+        if name in self.gateways or len(self.gateways) < MAX_GATEWAYS:
+            self.gateways[name] = state
+            if self._ear is not None:
+                self._ear.heard(state, retained=retained)
+
+    def _publish(self, publications: list[Publication]) -> bool:
+        """Send in order; whether there was anything and all of it was taken."""
+        taken = [
+            self._link.publish(self._topics.up(self._device, one.kind), one.payload, qos=one.qos, retain=one.retain)
+            for one in publications
+        ]
+        return bool(taken) and all(taken)
+
+    def __repr__(self) -> str:
+        return f"<EdgeSync {self._device} {self._reporting!r} {self._link!r}>"

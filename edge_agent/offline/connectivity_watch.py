@@ -1,0 +1,92 @@
+"""Looks about once a second at whom this device can reach, and says so once when that changes.
+
+What the looks mean is `edge_agent/core/connectivity.py`'s. A change is one line in the log, news for the fleet (the
+heartbeat carries the mode), and an event in the store, so that a gateway that was away can be told later. Requests do
+not pass here and nothing that runs is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Self
+
+import structlog
+
+from edge_agent.core.connectivity import Change, Connectivity
+from tidegate import clock
+from tidegate.fleet.conditions import Mode
+from tidegate.runtime.owned_task import OwnedTask
+
+LOOK_S: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Reach:
+    """Looks inside `async with`.
+
+    Args:
+        has_broker: whether one is configured.
+        session: whether there is one with it now.
+        links: how many link streams of gateways stand now.
+        on_change: called on the loop with each change of mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_broker: bool,
+        session: Callable[[], bool],
+        links: Callable[[], int],
+        on_change: Callable[[Change], None] = lambda _: None,
+    ) -> None:
+        self._connectivity = Connectivity(has_broker=has_broker)
+        self._session = session
+        self._links = links
+        self._on_change = on_change
+        self._task = OwnedTask(self._watch, name="reach")
+
+    async def __aenter__(self) -> Self:
+        self._connectivity.since = clock.now()
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+
+    @property
+    def mode(self) -> Mode:
+        return self._connectivity.mode
+
+    @property
+    def since_s(self) -> float:
+        """For how long it has been so."""
+        return clock.now() - self._connectivity.since
+
+    def heard(self, gateway: str = "") -> None:
+        """A gateway asked, or beat."""
+        self._connectivity.heard(clock.now(), gateway)
+
+    def left(self, gateway: str) -> None:
+        """A gateway is gone by its own word."""
+        self._connectivity.left(gateway)
+
+    def look(self) -> None:
+        """Weigh what is known now: also at once when a session ends."""
+        change = self._connectivity.look(session=self._session(), links=self._links(), now=clock.now())
+        if change is None:
+            return
+        say = log.warning if change.is_worse else log.info
+        say("mode changed", mode=change.mode, before=change.before, why=change.why)
+        self._on_change(change)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception:
+                log.exception("cannot tell whom this device reaches")  # the next look may
+            await clock.sleep(LOOK_S)
+
+    def __repr__(self) -> str:
+        return f"<Reach {self._connectivity!r}>"

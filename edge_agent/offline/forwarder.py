@@ -1,0 +1,217 @@
+"""Takes what the store keeps to a gateway, at the pace of `edge_agent/core/drain.py`, and deletes what a gateway has taken.
+
+    session + a gateway that takes things → train → receipts → deleted here → pause → train …
+
+One gateway at a time: the one that things went to last, while it is there, since only it can tell what it has had;
+else the first by name. "There" means that the broker says so in this session or that it was heard since.
+
+A receipt is worked off in order and on the disk before the drain learns of it. Answers to deferred requests come in
+receipts too. What was taken and is not answered is asked for, at once when a session begins and then every ASK_S:
+an answer that was sent while this device was away is not sent again by itself.
+
+Whatever goes wrong here is logged and tried again; the store keeps what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol, Self
+
+import structlog
+
+from edge_agent.core.drain import Drain
+from edge_agent.offline.queue_db import Item, Waiting
+from edge_agent.offline.store import Store
+from tidegate import clock
+from tidegate.fleet.messages import GatewayState
+from tidegate.fleet.stored import MAX_IDS, Forwarded, Inquiry, Receipt, encode_stored
+from tidegate.fleet.topics import Stored
+from tidegate.runtime.owned_task import OwnedTask
+from tidegate.storage.database import Unavailable
+
+ASK_S: Final = 20.0
+SWEEP_S: Final = 60.0
+THERE_S: Final = 20.0  # four of a gateway's heartbeats
+NO_ROOM_S: Final = 0.5  # the session takes nothing just now
+RETRY_S: Final = 5.0  # after a defect or a disk that fails
+MAX_RECEIPTS: Final = 256
+
+log = structlog.get_logger(__name__)
+
+
+class Uplink(Protocol):
+    """The part of `EdgeSync` that is needed here."""
+
+    def send_stored(self, kind: Stored, gateway: str, payload: bytes) -> bool: ...
+
+
+class Forwarder:
+    """Told by `Offline` of what the sync hears; one task inside `async with`.
+
+    Args:
+        live: whether requests are being answered just now.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        device: str,
+        *,
+        live: Callable[[], bool],
+        drain: Drain | None = None,
+    ) -> None:
+        self.drain = drain or Drain()
+        self.gateway = ""  # that things go to; "" while there is none
+        self.uplink: Uplink | None = None  # set once there is one
+        self._store = store
+        self._device = device
+        self._live = live
+        self._session = False
+        self._begun = False  # whether the drain knows of this session
+        self._there: dict[str, float] = {}  # gateways that take things, by when they were heard in this session
+        self._receipts: deque[Receipt] = deque(maxlen=MAX_RECEIPTS)
+        self._news = asyncio.Event()
+        self._ask_at = 0.0
+        self._sweep_at = 0.0
+        self._task = OwnedTask(self._run, name="forwarder")
+
+    async def __aenter__(self) -> Self:
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+
+    # what the sync tells
+
+    def session(self, *, up: bool) -> None:
+        self._session = up
+        self._there.clear()
+        self._begun = False
+        self._news.set()
+
+    def heard(self, state: GatewayState) -> None:
+        now = clock.now()
+        if state.online and state.ingest:
+            self._there[state.gateway] = now
+        else:
+            self._there.pop(state.gateway, None)
+        if (state.gateway == self.gateway) != (state.gateway in self._there):
+            self._news.set()
+
+    def receipt(self, receipt: Receipt) -> None:
+        if len(self._receipts) == MAX_RECEIPTS:
+            log.warning("receipts come faster than the disk takes them; the oldest is asked for again")
+        self._receipts.append(receipt)
+        self._news.set()
+
+    def stored(self) -> None:
+        """There is something new to send."""
+        self._news.set()
+
+    # the task
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            try:
+                await self._turn()
+                until = self._next_wake()
+            except Unavailable:
+                until = clock.now() + RETRY_S  # the store has said so
+            except Exception:
+                log.exception("forwarding has a defect; what is stored stays stored")
+                until = clock.now() + RETRY_S
+            try:
+                async with asyncio.timeout(max(0.0, until - clock.now())):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def _turn(self) -> None:
+        while self._receipts:
+            await self._settle(self._receipts.popleft())
+        self._follow(clock.now())
+        if clock.now() >= self._sweep_at:
+            self._sweep_at = clock.now() + SWEEP_S
+            await self._store.sweep()
+        if self.gateway:
+            await self._ask()
+            await self._send()
+
+    def _next_wake(self) -> float:
+        wake = self.drain.next_wake(clock.now())
+        times = [self._sweep_at, self._ask_at if self.gateway else self._sweep_at]
+        return min(times if wake is None else [*times, wake])
+
+    def _follow(self, now: float) -> None:
+        """Begin with a gateway that is there, end with one that is not."""
+        there = {name for name, at in self._there.items() if now - at <= THERE_S} if self._session else set()
+        if self._begun and self.gateway in there:
+            return
+        self.drain.end()  # what was under way in a session that ended is sent again
+        if self.gateway not in there:
+            self.gateway = min(there, default="")
+        self._begun = bool(self.gateway)
+        if self.gateway:
+            self.drain.begin(now)
+            self._ask_at = now
+
+    async def _settle(self, receipt: Receipt) -> None:
+        for id in await self._store.settle(receipt):
+            why = next((one.why for one in receipt.refused if one.id == id), "")
+            log.warning("a dead letter: no gateway takes it", id=id, why=why, see="tidegate edge store list")
+        now = clock.now()
+        named = [*receipt.taken, *(one.id for one in receipt.refused), *(one.id for one in receipt.answers)]
+        for one in receipt.refused:
+            self.drain.refused(one.id, now)
+        self.drain.settled(named, now, live=self._live())
+        if receipt.busy_s > 0.0:
+            self.drain.busy(receipt.busy_s, now)
+
+    async def _ask(self) -> None:
+        now = clock.now()
+        if now < self._ask_at or self.uplink is None:
+            return
+        self._ask_at = now + ASK_S
+        ids = await self._store.unanswered(self.gateway, MAX_IDS)
+        if ids:
+            self.uplink.send_stored(Stored.RESULT, self.gateway, encode_stored(Inquiry(self._device, tuple(ids))))
+
+    async def _send(self) -> None:
+        budget = self.drain.budget(clock.now(), live=self._live())
+        if budget is None or self.uplink is None:
+            return
+        without = self.drain.held_back(clock.now())
+        waiting = await self._store.waiting(budget.entries, without)
+        for entry in self.drain.choose(waiting, budget, clock.now()):
+            kind = Stored.EVENT if entry.item.kind == "event" else Stored.RESULT
+            if not self.uplink.send_stored(kind, self.gateway, encode_stored(forwarded(self._device, entry))):
+                # No session any more, or no room beside what is live. What has left is waited for; else again soon.
+                if not self.drain.under_way:
+                    self.drain.busy(NO_ROOM_S, clock.now())
+                return
+            self.drain.sent(entry, clock.now())
+
+    def __repr__(self) -> str:
+        return f"<Forwarder to {self.gateway or 'nobody'} {self.drain!r}>"
+
+
+def forwarded(device: str, entry: Waiting) -> Forwarded:
+    """An entry as it crosses."""
+    item: Item = entry.item
+    return Forwarded(
+        device=device,
+        id=item.id,
+        kind=item.kind,
+        age_ms=round(entry.age_s * 1e3),
+        body=item.body,
+        key=item.key,
+        priority=item.priority,
+        model=item.model,
+        version=item.version,
+        variant=item.variant,
+        attempt=entry.attempts + 1,
+    )

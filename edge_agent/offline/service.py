@@ -1,0 +1,178 @@
+"""What makes this device live on its own, put together: whom it reaches, what it keeps, and how that gets to a gateway.
+
+    Reach      which of the four modes, by evidence                      (`connectivity_watch.py`, `edge_agent/core/connectivity.py`)
+    Store      deferred requests, their answers, results, events         (`store/`)
+    Forwarder  takes them to a gateway when there is one                 (`forwarder.py`, `edge_agent/core/drain.py`)
+
+Entered before the doors open and left after they are closed, so that a request that is under way at the end can still
+be kept. Nothing here is needed for an answer: without a broker, a network or a disk the models answer all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+import structlog
+
+from edge_agent.config import EdgeConfig
+from edge_agent.core.connectivity import Change
+from edge_agent.offline.connectivity_watch import Reach
+from edge_agent.offline.forwarder import Forwarder
+from edge_agent.offline.queue_db import Item
+from edge_agent.offline.store import Store
+from tidegate import clock
+from tidegate.fleet.conditions import Mode
+from tidegate.fleet.messages import GatewayState
+from tidegate.fleet.stored import Kind, Receipt
+from tidegate.storage.database import Unavailable
+
+EVENT_PRIORITY: Final = 4
+MAX_EVENTS: Final = 64  # that wait for the disk
+
+log = structlog.get_logger(__name__)
+
+
+class Offline:
+    """A `Keeper`, and the sync's `Ear`, inside `async with`.
+
+    Args:
+        session: whether there is one with the broker.
+        links: how many link streams of gateways stand.
+        live: whether requests are being answered.
+        on_mode: called when the mode changed.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        *,
+        session: Callable[[], bool],
+        links: Callable[[], int],
+        live: Callable[[], bool],
+        on_mode: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._on_mode = on_mode
+        self.store: Store | None = None
+        self.forwarder: Forwarder | None = None
+        self.forwards = "none"
+        self.reach = Reach(
+            has_broker=config.mqtt is not None, session=session, links=links, on_change=self._mode_changed
+        )
+        if config.store is not None and config.mqtt is not None:
+            bounds = config.store
+            self.forwards = bounds.forward_results
+            self.store = Store(
+                config.state_dir, max_bytes=bounds.max_bytes, max_rows=bounds.max_rows, on_lost=self._lost
+            )
+            self.forwarder = Forwarder(self.store, config.name, live=live)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: set[asyncio.Task[None]] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        async with self._stack:
+            if self.store is not None and self.forwarder is not None:
+                await self._stack.enter_async_context(self.store)
+                self._stack.push_async_callback(self._events_end)
+                await self._stack.enter_async_context(self.forwarder)
+            await self._stack.enter_async_context(self.reach)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def mode(self) -> Mode:
+        return self.reach.mode
+
+    def session(self, *, up: bool) -> None:
+        if self.forwarder is not None:
+            self.forwarder.session(up=up)
+        self.reach.look()
+
+    def heard(self, state: GatewayState, *, retained: bool) -> None:
+        if not state.online:
+            self.reach.left(state.gateway)
+        elif not retained:
+            self.reach.heard(state.gateway)
+            if self.store is not None:
+                self.store.wall.heard(state.utc_ms / 1e3, clock.utc_s())
+        if self.forwarder is not None:
+            self.forwarder.heard(state)
+
+    def receipt(self, receipt: Receipt) -> None:
+        if self.forwarder is not None:
+            self.forwarder.receipt(receipt)
+
+    @property
+    def backlog(self) -> int:
+        """Things that wait to be sent to a gateway."""
+        return 0 if self.store is None else self.store.backlog
+
+    def why_not(self) -> str:
+        """Why nothing can be deferred on this device; "" where it can."""
+        if self._config.mqtt is None:
+            return "this device has no broker (key 'mqtt'), so nobody would ever compute it"
+        return "" if self.store is not None else "this device keeps nothing (key 'store' is null)"
+
+    def stored(self) -> None:
+        if self.forwarder is not None:
+            self.forwarder.stored()
+
+    def ttl_s(self, kind: Kind) -> float:
+        assert self._config.store is not None
+        return self._config.store.request_ttl_s if kind == "request" else self._config.store.result_ttl_s
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Keep an event for a gateway. Never waits and never fails: what cannot be kept is counted."""
+        if self.store is None or len(self._events) >= MAX_EVENTS:
+            return
+        body = msgspec.json.encode({"event": event, **fields})
+        item = Item(self.store.new_id(), "event", body, EVENT_PRIORITY, self.ttl_s("event"), "events")
+        task = asyncio.get_running_loop().create_task(self._keep(self.store, item), name=f"event {event}")
+        self._events.add(task)
+        task.add_done_callback(self._events.discard)
+
+    async def state(self) -> dict[str, Any]:
+        """What `GET /v1/state` tells of it."""
+        told: dict[str, Any] = {"mode": self.mode, "mode_for_s": round(self.reach.since_s, 1), "store": None}
+        if self.store is None or self.forwarder is None:
+            return told
+        told["gateway"] = self.forwarder.gateway
+        told["store"] = self.store.state()
+        try:
+            usage = await self.store.usage()
+        except Unavailable:
+            return told  # which says so
+        told["store"] |= msgspec.to_builtins(usage)
+        return told
+
+    async def _keep(self, store: Store, item: Item) -> None:
+        try:
+            await store.put(item)
+        except Unavailable:
+            return
+        self.stored()
+
+    async def _events_end(self) -> None:
+        await asyncio.gather(*self._events, return_exceptions=True)
+
+    def _mode_changed(self, change: Change) -> None:
+        self.note("mode", mode=change.mode, before=change.before, why=change.why)
+        self._on_mode()
+
+    def _lost(self, aside: Path) -> None:
+        # In the store's thread, which cannot wait for itself.
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self.note("store-corrupt", moved_to=aside.name))
+
+    def __repr__(self) -> str:
+        return f"<Offline {self.reach!r} {self.store!r} {self.forwarder!r}>"

@@ -1,0 +1,134 @@
+"""The ledger with its file, its thread and its clocks: what the rest of the agent calls.
+
+Every call returns when the disk has it. What cannot be stored raises `Unavailable` (or `Full`, one of those) with the
+reason in words, is counted, and costs nothing else: the agent answers its callers with a broken disk as with none.
+
+How long the device was on is noted with every change and once a minute, so a power cut forgets at most a minute of a
+lifetime of hours. Whether the wall clock counts is said from outside (`edge_agent/core/wall_clock.py`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from edge_agent.core.wall_clock import WallClock
+from edge_agent.offline.queue_db import SCHEMA, Item, Ledger, Moment, Ticket, Usage, Waiting
+from tidegate import clock
+from tidegate.fleet.stored import Receipt
+from tidegate.storage.database import Database, Full, Unavailable
+
+T = TypeVar("T")
+FILE_NAME: Final = "store.db"
+_PAGE_BYTES: Final = 4096
+_OVERHEAD: Final = 3  # times `max_bytes`: what SQLite's pages, indices and free list may take at worst
+
+
+class Store:
+    """Open inside `async with`.
+
+    Args:
+        folder: where `store.db` lies.
+        max_bytes, max_rows: bounds of what is kept.
+        on_lost: told, in the store's thread, that a corrupt file was moved aside, and where to.
+    """
+
+    def __init__(
+        self, folder: Path, *, max_bytes: int, max_rows: int, on_lost: Callable[[Path], None] = lambda _: None
+    ) -> None:
+        self.wall = WallClock()
+        self.ledger = Ledger(max_bytes=max_bytes, max_rows=max_rows)
+        self.refused: Counter[str] = Counter()  # what could not be stored since the start, by reason
+        self.backlog = 0  # things that waited to be sent when the store was last used
+        self._on_lost = on_lost
+        self._former_s: float | None = None  # powered in former lives; None: not read yet
+        self._started_at = clock.now()
+        max_pages = max(64, _OVERHEAD * max_bytes // _PAGE_BYTES)
+        self._database = Database(folder / FILE_NAME, SCHEMA, max_pages=max_pages, on_moved_aside=self._lost)
+
+    async def __aenter__(self) -> Self:
+        await self._database.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._database.__aexit__()
+
+    @property
+    def unavailable(self) -> str:
+        """Why nothing can be stored; "" while it can."""
+        return self._database.unavailable
+
+    @staticmethod
+    def new_id() -> str:
+        """An id that nobody guesses and no other life of this device has given out."""
+        return secrets.token_hex(16)
+
+    async def put(self, item: Item) -> None:
+        """Keep it; on the disk when this returns. Raises Unavailable."""
+        try:
+            await self._run(lambda db, now: self.ledger.put(db, item, now))
+        except Full:
+            self.refused["full"] += 1
+            raise
+        except Unavailable:
+            self.refused["unavailable"] += 1
+            raise
+
+    async def waiting(self, limit: int, without: Collection[str] = ()) -> list[Waiting]:
+        return await self._run(lambda db, now: self.ledger.waiting(db, now, limit, without))
+
+    async def settle(self, receipt: Receipt) -> list[str]:
+        """Note what a gateway says; the ids that became dead letters by it."""
+
+        def work(db: sqlite3.Connection, now: Moment) -> list[str]:
+            self.ledger.took(db, receipt.taken, receipt.gateway, now)
+            self.ledger.answered(db, receipt.answers, now)
+            self.ledger.unknown(db, receipt.unknown, receipt.gateway, now)
+            return self.ledger.refused(db, receipt.refused, now)
+
+        return await self._run(work)
+
+    async def unanswered(self, gateway: str, limit: int) -> Sequence[str]:
+        return await self._run(lambda db, _: self.ledger.unanswered(db, gateway, limit))
+
+    async def ticket(self, id: str) -> Ticket | None:
+        return await self._run(lambda db, _: self.ledger.ticket(db, id))
+
+    async def forget(self, id: str) -> bool:
+        return await self._run(lambda db, _: self.ledger.forget(db, id))
+
+    async def sweep(self) -> int:
+        return await self._run(self.ledger.sweep)
+
+    async def usage(self) -> Usage:
+        return await self._run(lambda db, _: self.ledger.usage(db))
+
+    async def _run(self, work: Callable[[sqlite3.Connection, Moment], T]) -> T:
+        def noted(db: sqlite3.Connection) -> T:
+            done = work(db, self._moment(db))
+            self.backlog = self.ledger.backlog(db)
+            return done
+
+        return await self._database.run(noted)
+
+    def _moment(self, db: sqlite3.Connection) -> Moment:
+        # In the thread, and at the time of the work: an open file's own word for how long its device was on.
+        if self._former_s is None:
+            self._former_s = self.ledger.powered_s(db)
+        powered_s = self._former_s + clock.now() - self._started_at
+        return Moment(powered_s, clock.utc_s() if self.wall.right else None)
+
+    def _lost(self, aside: Path) -> None:
+        self._former_s = None
+        self._on_lost(aside)
+
+    def state(self) -> dict[str, Any]:
+        """What can be said without the disk."""
+        return {"unavailable": self.unavailable, "refused": dict(self.refused), "wall_clock_is_right": self.wall.right}
+
+    def __repr__(self) -> str:
+        return f"<Store {self._database!r}>"

@@ -1,0 +1,241 @@
+"""This device as its local callers see it: the models of `host.py`, and what becomes of an answer that is not sure.
+
+Behind a gateway an unsure answer goes to a better variant. A local caller asked this device because it has nobody
+else, so the manifest says what it gets (`confidence.unsure`):
+
+    accept   the answer, declared: `provisional=1` in `tidegate-route`
+    reject   503 with a time to come back
+    defer    202 with a ticket: a gateway computes it when there is a way to one, and the answer comes back to here
+
+A caller who sends `tidegate-defer: 1` takes a ticket instead of any refusal for want of room, time or a worker, and
+instead of an unsure answer. A pinned request stays where it is: nothing of it is deferred, its unsure answer is only
+declared. So it is for a demanded variant, of which there is no better.
+
+A ticket is given when the request is on the disk, never before. Where that cannot be, the refusal says why and what
+it costs: nothing. Calls that a gateway passes on are none of this file's business: it judges for itself.
+
+What this process calls unreachable (its worker is gone) is, to a local caller, that nobody is alive: the same code as
+at a gateway, so that whoever fails over from one to the other by an address keeps its rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from edge_agent.offline.queue_db import Item
+from edge_agent.offline.store import Store
+from edge_agent.serving.host import EdgeHost
+from tidegate import clock
+from tidegate.fleet.stored import MAX_BODY_BYTES, Kind
+from tidegate.models.confidence import Judge
+from tidegate.models.manifest import Manifest, Unsure
+from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
+from tidegate.oip.grpc.codec import message_from_request, message_from_response
+from tidegate.oip.host import ModelStatistics
+from tidegate.oip.reply import reply_parameters
+from tidegate.oip.request_constraints import MIN_QUALITY_KEY, VARIANT_KEY
+from tidegate.oip.sequence import sequence_of
+from tidegate.outcome import (
+    CapacityError,
+    Deferred,
+    NothingAlive,
+    NotSupported,
+    Overloaded,
+    PeerError,
+    ServeError,
+    TooLarge,
+    Unreachable,
+)
+from tidegate.placement_pin import stricter
+from tidegate.storage.database import Full, Unavailable
+from tidegate.types import Call, InferRequest, Parameter, Reply
+
+LOOK_AGAIN_S: Final = 5.0  # for a ticket
+UNSURE_AGAIN_S: Final = 30.0
+RESULT_PRIORITY: Final = 2
+_PRIORITIES: Final = {1: 9, 2: 7, 3: 5, 4: 3}  # OIP's, 1 the highest, as the store's, 9 the highest
+_NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms")  # a caller's own hurry is over when it is told
+
+
+class Keeper(Protocol):
+    """What decides whether and how things are kept."""
+
+    store: Store | None
+    forwards: str  # which results: none, unsure, all
+
+    def why_not(self) -> str:
+        """Why nothing can be deferred on this device; "" where it can."""
+        ...
+
+    def stored(self) -> None: ...
+
+    def ttl_s(self, kind: Kind) -> float: ...
+
+
+class LocalHost:
+    """A `ModelHost` for local callers.
+
+    Args:
+        keeper: of what is deferred and forwarded.
+        on_gateway: called when a gateway's call comes this way.
+    """
+
+    def __init__(self, host: EdgeHost, keeper: Keeper, *, on_gateway: Callable[[], None] = lambda: None) -> None:
+        self._host = host
+        self._keeper = keeper
+        self._on_gateway = on_gateway
+        self._judges: dict[tuple[str, str], Judge | None] = {}
+
+    @property
+    def server_name(self) -> str:
+        return self._host.server_name
+
+    def ready(self) -> bool:
+        return self._host.ready()
+
+    def manifests(self) -> Sequence[Manifest]:
+        return self._host.manifests()
+
+    def manifest(self, name: str, version: str = "") -> Manifest:
+        return self._host.manifest(name, version)
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        return self._host.model_ready(name, version)
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        return self._host.statistics(name, version)
+
+    async def infer(self, call: Call) -> Reply:
+        """The answer, or what the model's policy says instead of one that is not sure.
+
+        Raises:
+            Deferred: it is kept; carries the ticket.
+            NothingAlive: nobody here is sure enough, or the model has no worker.
+            ServeError: as `EdgeHost.infer`; or why it could not be kept.
+        """
+        if call.headers.get(HOP_KEY) == GATEWAY_HOP:
+            self._on_gateway()
+            return await self._host.infer(call)
+        began_at = clock.now()
+        try:
+            reply = await self._host.infer(call)
+        except (CapacityError, PeerError) as error:
+            if call.defer and self._may_leave(call):
+                raise await self._defer(call, "", error.message) from error
+            if isinstance(error, Unreachable):
+                raise NothingAlive(error.message, retry_after_s=error.retry_after_s or 1.0) from error
+            raise
+        reply = replace(reply, stages={"admit": began_at - call.arrived_at, **reply.stages})
+        doubt = self._doubt(call, reply)
+        if doubt:
+            reply = await self._unsure(call, reply, doubt)
+        if self._keeper.forwards == "all" or (doubt and self._keeper.forwards == "unsure"):
+            await self._forward(reply)
+        return reply
+
+    def _doubt(self, call: Call, reply: Reply) -> str:
+        """Why the answer is not sure; "" where it is, or where nobody can say."""
+        manifest = self._host.manifest(call.request.model_name, call.request.model_version)
+        key = manifest.name, manifest.version
+        if key not in self._judges:
+            how = manifest.confidence
+            self._judges[key] = None if how is None else Judge(manifest, how)
+        judge = self._judges[key]
+        if judge is None or manifest.confidence is None:
+            return ""
+        confidence = judge.confidence(reply.variant, call.request.outputs, reply.response.outputs)
+        if confidence is None or confidence >= manifest.confidence.threshold:
+            return ""
+        return f"model {manifest.name!r} is sure by {confidence:.2f}, below {manifest.confidence.threshold:g}"
+
+    async def _unsure(self, call: Call, reply: Reply, doubt: str) -> Reply:
+        policy = self._policy(call)
+        if policy == "reject":
+            raise NothingAlive(f"{doubt}, and nobody better is here", retry_after_s=UNSURE_AGAIN_S)
+        if policy == "defer":
+            raise await self._defer(call, reply.variant, doubt)
+        assert reply.route is not None
+        return replace(reply, route=replace(reply.route, provisional=True))
+
+    def _policy(self, call: Call) -> Unsure:
+        if call.variant or not self._may_leave(call):
+            return "accept"
+        confidence = self._host.manifest(call.request.model_name, call.request.model_version).confidence
+        return "defer" if call.defer or confidence is None else confidence.unsure
+
+    def _may_leave(self, call: Call) -> bool:
+        manifest = self._host.manifest(call.request.model_name, call.request.model_version)
+        return stricter(call.pin, manifest.pin) == "any"
+
+    async def _defer(self, call: Call, variant: str, why: str) -> ServeError:
+        """What to raise: the ticket, or why there is none."""
+        store, manifest = self._keeper.store, self._host.manifest(call.request.model_name, call.request.model_version)
+        if store is None or self._keeper.why_not():
+            return NotSupported(f"{why}; it cannot be deferred: {self._keeper.why_not()}")
+        body = message_from_request(_to_keep(call, manifest.version)).SerializeToString()
+        if len(body) > MAX_BODY_BYTES:
+            return TooLarge(f"{why}; it cannot be deferred: {len(body)} bytes, at most {MAX_BODY_BYTES} can be kept")
+        step = sequence_of(call.request.parameters)
+        item = Item(
+            store.new_id(),
+            "request",
+            body,
+            _PRIORITIES.get(call.priority, 5),
+            self._keeper.ttl_s("request"),
+            "" if step is None else f"{manifest.name}/{step.id}"[:128],
+            manifest.name,
+            manifest.version,
+            variant,
+            promised=True,
+        )
+        try:
+            await store.put(item)
+        except Unavailable as error:
+            again_s = UNSURE_AGAIN_S if isinstance(error, Full) else LOOK_AGAIN_S
+            return Overloaded(f"{why}; it cannot be deferred: {error}", retry_after_s=again_s)
+        self._keeper.stored()
+        return Deferred(f"{why}; ask later for the ticket {item.id}", retry_after_s=LOOK_AGAIN_S, ticket=item.id)
+
+    async def _forward(self, reply: Reply) -> None:
+        """Keep the answer for a gateway. What cannot be kept is counted by the store, and the caller has its answer."""
+        store, response = self._keeper.store, reply.response
+        if store is None:
+            return
+        body = message_from_response(response, reply_parameters(reply)).SerializeToString()
+        if len(body) > MAX_BODY_BYTES:
+            store.refused["too_large"] += 1
+            return
+        item = Item(
+            store.new_id(),
+            "result",
+            body,
+            RESULT_PRIORITY,
+            self._keeper.ttl_s("result"),
+            f"results/{response.model_name}"[:128],
+            response.model_name,
+            response.model_version,
+            reply.variant,
+        )
+        try:
+            await store.put(item)
+        except Unavailable:
+            return
+        self._keeper.stored()
+
+    def __repr__(self) -> str:
+        return f"<LocalHost {self._host!r}>"
+
+
+def _to_keep(call: Call, version: str) -> InferRequest:
+    """The request with its demands as parameters, since headers are not kept."""
+    kept: dict[str, Parameter] = {
+        name: value for name, value in call.request.parameters.items() if name not in _NOT_KEPT
+    }
+    if call.variant:
+        kept[VARIANT_KEY] = call.variant
+    if call.min_quality:
+        kept[MIN_QUALITY_KEY] = call.min_quality
+    return replace(call.request, model_version=version, parameters=kept)

@@ -1,0 +1,78 @@
+"""The edge agent's metrics for Prometheus: what waits, what is computed, how its models and the device are.
+
+Off by default: a small device has other things to do than keep a scraper's connection, and its gateway sees most of
+this from its reports. Counters are read where they are kept when somebody scrapes. Names begin with `tidegate_edge_`;
+Triton's names (`nv_…`) are there as well.
+
+prometheus-client is imported here and in `tidegate/metrics`: it is needed only by those who set `metrics_port`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric
+
+from edge_agent.device.sensors import Sensors
+from edge_agent.fleet.sync import EdgeSync
+from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.runner import Runner
+from edge_agent.serving.scheduler import Scheduler
+from tidegate.metrics.families import counter, gauge, single
+from tidegate.metrics.serving import served_families
+
+
+class EdgeMetrics:
+    """`collect` makes the families, for `tidegate.metrics.exposition`."""
+
+    def __init__(
+        self,
+        host: EdgeHost,
+        runners: Callable[[], Sequence[Runner]],
+        scheduler: Scheduler,
+        sensors: Sensors,
+        sync: EdgeSync | None,
+    ) -> None:
+        self._host = host
+        self._runners = runners
+        self._scheduler = scheduler
+        self._sensors = sensors
+        self._sync = sync
+
+    def collect(self) -> Iterator[Metric]:
+        yield from served_families("tidegate_edge", self._host.served, self._host.statistics())
+        yield from self._queue_families()
+        yield from self._model_families()
+        yield from self._device_families()
+
+    def _queue_families(self) -> Iterator[Metric]:
+        scheduler = self._scheduler
+        yield single("tidegate_edge_queued", "Requests that wait.", scheduler.queued)
+        yield single("tidegate_edge_in_flight", "Requests that are computed.", scheduler.in_flight)
+        yield single("tidegate_edge_queue_delay_seconds", "Predicted wait now.", scheduler.queue_delay_s())
+        words = "Wait so far of who waits longest."
+        yield single("tidegate_edge_queue_oldest_age_seconds", words, scheduler.oldest_age_s)
+
+    def _model_families(self) -> Iterator[Metric]:
+        up = [((one.name,), float(one.state == "ready")) for one in self._runners()]
+        yield gauge("tidegate_edge_model_up", "Whether the model has a worker that serves.", ("model",), up)
+        starts = [((one.name,), float(one.restarts)) for one in self._runners()]
+        words = "Workers that were started after another had ended."
+        yield counter("tidegate_edge_worker_restarts", words, ("model",), starts)
+
+    def _device_families(self) -> Iterator[Metric]:
+        seen = self._sensors.now
+        battery = [] if seen.battery is None else [((), seen.battery)]
+        yield gauge("tidegate_edge_battery_ratio", "Charge of the device's battery, if it has one.", (), battery)
+        words = "1 while it computes on its battery."
+        yield single("tidegate_edge_on_battery", words, float(seen.on_battery))
+        heat = [] if seen.temperature_c is None else [((), seen.temperature_c)]
+        yield gauge("tidegate_edge_temperature_celsius", "Of its processor, if it can be read.", (), heat)
+        yield single("tidegate_edge_throttled", "1 while it computes slower to cool down.", float(seen.throttled))
+        yield single("tidegate_edge_draining", "1 while it takes no new work to end.", float(self._host.draining))
+        if self._sync is not None:
+            yield single("tidegate_edge_mqtt_connected", "Whether the fleet's broker hears it.", self._sync.connected)
+            yield single("tidegate_edge_epoch", "Number of its session with the fleet.", self._sync.epoch)
+
+    def __repr__(self) -> str:
+        return f"<EdgeMetrics of {self._host!r}>"

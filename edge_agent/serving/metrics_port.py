@@ -1,0 +1,38 @@
+"""The port at which Prometheus asks this device, where one is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from edge_agent.device.sensors import Sensors
+from edge_agent.fleet.sync import EdgeSync
+from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.runner import Runner
+from edge_agent.serving.scheduler import Scheduler
+from tidegate.metrics.scrape_port import ScrapeDoor
+from tidegate.runtime.process import StartError
+
+
+async def open_metrics(
+    stack: AsyncExitStack,
+    address: tuple[str, int],
+    host: EdgeHost,
+    runners: Callable[[], Sequence[Runner]],
+    scheduler: Scheduler,
+    sensors: Sensors,
+    sync: EdgeSync | None,
+) -> str:
+    """Where it listens, until the stack ends. Raises StartError."""
+    try:
+        # Needed only by those who set the port.
+        from edge_agent.serving.metrics import EdgeMetrics
+        from tidegate.metrics.exposition import Exposition
+    except ModuleNotFoundError as error:
+        raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync)
+    door = ScrapeDoor(Exposition(metrics.collect).render, *address)
+    try:
+        return (await stack.enter_async_context(door)).address
+    except OSError as error:
+        raise StartError(f"key 'metrics_port': {address[1]} cannot be listened on: {error}") from error

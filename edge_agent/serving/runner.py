@@ -1,0 +1,329 @@
+"""One generation of one model: its worker process, kept alive.
+
+ONNX Runtime does not give memory back when a session ends, and native code can take its process with it; so each
+model version gets a worker process of its own, and is replaced by ending that process. A runner starts it, loads
+every variant that may run on an edge, measures on this very device what they cost, and then waits for the worker's
+end to do it again:
+
+    loading → warming → ready → (the worker died or hung) → loading → …        after CRASH_LOOP lives without health:
+bad
+
+A restart waits a full-jitter backoff that is forgotten after HEALTHY_S of service. A restarted worker is only warmed:
+what its calls cost is known from the first life. `bad` is still tried, but nobody should expect it to come back soon.
+
+While there is no worker, calls fail with Unreachable at once: the gateway has other places, and a device that holds
+requests until it may be well again makes them all late. Calls that were inside the dead worker fail the same way,
+through it.
+
+A worker that is silent for `hang_timeout_s` during one call is taken as hung and ended. The first life must succeed:
+an artefact that does not load is a reason not to start, told by name.
+
+Source: `edge-state.md` item 10 (memory, #26831) and 5.5 (one worker process per generation, crash-loop guard).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import structlog
+from numpy.typing import NDArray
+
+from tidegate import clock
+from tidegate.estimate.service_time import ServiceTime
+from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
+from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.packing import packing_of
+from tidegate.outcome import ServeError, Unreachable
+from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.process import StartError
+from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
+from tidegate.workers.warmup import CostPoints
+
+CRASH_LOOP = 3
+HEALTHY_S = 30.0
+WARMUP_TIMEOUT_S = 300.0  # measuring stops by itself much earlier; this is for a worker that hangs in it
+log = structlog.get_logger(__name__)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Worker(Protocol):
+    """What a runner asks of `tidegate.workers.process.WorkerProcess`."""
+
+    @property
+    def alive(self) -> bool: ...
+    async def load(self, spec: EngineSpec) -> Loaded: ...
+    async def infer(self, key: str, inputs: Arrays) -> Computed: ...
+    async def died(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+
+
+StartWorker = Callable[[str], AbstractAsyncContextManager[Worker]]
+Measure = Callable[[Worker, str, Manifest, Variant], Awaitable[CostPoints]]
+Warm = Callable[[Worker, str, Manifest, Variant], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A variant that may run here, with its verified artefact."""
+
+    variant: Variant
+    artefact: Path
+
+
+class Runner:
+    """Alive inside `async with`, which returns once the model is ready.
+
+    Args:
+        start_worker: makes a worker process of a name; entered for each life.
+        measure, warm: first and later warm-ups (`tidegate.workers.warmup`).
+        on_change: called after each change of `state`.
+        generation: tells runners of one version apart, where models are rolled out; 0: of the static repository.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        loadables: Sequence[Loadable],
+        *,
+        start_worker: StartWorker,
+        measure: Measure,
+        warm: Warm,
+        backoff: Backoff,
+        on_change: Callable[[Runner], None] = lambda _: None,
+        threads: int = 1,
+        paced_slow: float = 1.0,
+        hang_timeout_s: float = 30.0,
+        generation: int = 0,
+    ) -> None:
+        self.manifest = manifest
+        self.generation = generation
+        self.exits = 0  # of its workers, since it was entered
+        self.last_exit = ""
+        self.state: ModelState = "loading"
+        self._loadables = tuple(loadables)
+        self._start_worker = start_worker
+        self._measure = measure
+        self._warm = warm
+        self._backoff = backoff
+        self._on_change = on_change
+        self._threads = threads
+        self._paced_slow = paced_slow
+        self._hang_timeout_s = hang_timeout_s
+        self._times: dict[str, ServiceTime] = {}
+        self._worker: Worker | None = None
+        self._unwanted = asyncio.Event()  # the worker is to be ended, ...
+        self._why_unwanted = ""  # ... and why
+        self._task: asyncio.Task[None] | None = None
+        self._life = 0
+        self._ready_once = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        which = f"{self.manifest.name}:{self.manifest.version}"
+        return f"{which}@{self.generation}" if self.generation else which
+
+    @property
+    def folder(self) -> Path:
+        """Where its version's files are."""
+        return self._loadables[0].artefact.parent
+
+    @property
+    def restarts(self) -> int:
+        """Workers after the first."""
+        return max(0, self._life - 1)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return tuple(loadable.variant for loadable in self._loadables)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._live(), name=f"runner {self.name}")
+        first_ready = asyncio.create_task(self._ready_once.wait(), name=f"start of {self.name}")
+        try:
+            await asyncio.wait((self._task, first_ready), return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                self._task.result()
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            await cancelled(first_ready)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def park(self) -> None:
+        """End the worker and its supervision, but go on telling callers that the model is loading."""
+        await self._stop()
+        self._become("loading")
+
+    async def failed(self) -> None:
+        """Wait for the end of the supervision itself, which never comes but by a defect: raises that."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def service_time(self, variant: str) -> ServiceTime:
+        """What a variant costs here; it learns from `record`. Only after the model was ready once."""
+        return self._times[variant]
+
+    def offer(self) -> ModelOffer:
+        """What the gateway is told of this model, with the costs as measured at warm-up."""
+        offers = tuple(self._variant_offer(variant) for variant in self.variants)
+        return ModelOffer(
+            self.manifest.name, self.manifest.version, offers, state=self.state, digest=self.variants[0].sha256
+        )
+
+    async def infer(self, variant: str, inputs: Arrays) -> Computed:
+        """Compute with one variant.
+
+        Raises:
+            Unreachable: there is no worker now, or it died or hung during this call.
+            InternalError: the engine raised.
+        """
+        worker = self._worker
+        if worker is None or not worker.alive:
+            raise Unreachable(self.unready())
+        try:
+            async with asyncio.timeout(self._hang_timeout_s):
+                return await worker.infer(variant, inputs)
+        except WorkerDied as error:
+            raise Unreachable(f"model {self.name!r}: {error.message}") from error
+        except TimeoutError as error:
+            if self._worker is worker:
+                self.recycle(f"hung for {self._hang_timeout_s:g} s")
+            message = f"model {self.name!r}: its worker hung for {self._hang_timeout_s:g} s and is restarted"
+            raise Unreachable(message) from error
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker that serves; None while there is none."""
+        return self._worker.pid if self._worker is not None else None
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+    def recycle(self, reason: str) -> None:
+        """Have the worker ended and another one started. What is inside it fails, as when it dies."""
+        self._why_unwanted = reason
+        self._unwanted.set()
+
+    def unready(self) -> str:
+        """Why it does not answer, for a caller to read."""
+        return f"model {self.name!r} is {'restarting' if self.state == 'ready' else self.state} here"
+
+    async def _live(self) -> None:
+        while True:
+            reason, healthy_s = await self._one_life()
+            self.exits, self.last_exit = self.exits + 1, reason
+            if not self._ready_once.is_set():
+                raise StartError(f"model {self.name!r} cannot be served: {reason}")
+            if healthy_s >= HEALTHY_S:
+                self._backoff.reset()
+            delay_s = self._backoff.next_delay_s()
+            if self._backoff.failures >= CRASH_LOOP:
+                self._become("bad")
+            log.warning("worker lost", model=self.name, reason=reason, restart_in_s=round(delay_s, 3), state=self.state)
+            await clock.sleep(delay_s)
+
+    async def _one_life(self) -> tuple[str, float]:
+        """One worker from its start to its end; why it ended, and how long it served."""
+        ready_at: float | None = None
+        self._life += 1
+        if self._life == 1 and any(variant.paced for variant in self.variants):
+            log.warning("nothing is computed: the model is paced, and answers with zeros", model=self.name)
+        try:
+            async with self._start_worker(f"{self.name}/{self._life}") as worker:
+                async with asyncio.timeout(WARMUP_TIMEOUT_S):
+                    await self._load(worker)
+                ready_at = clock.now()
+                self._serve(worker)
+                reason = await self._end_of(worker)
+        except ServeError as error:
+            reason = error.message
+        except TimeoutError:
+            reason = f"its worker was not warm within {WARMUP_TIMEOUT_S:g} s"
+        except OSError as error:
+            reason = f"its worker could not be started: {error}"
+        finally:
+            self._worker = None
+        return reason, clock.now() - ready_at if ready_at is not None else 0.0
+
+    def _serve(self, worker: Worker) -> None:
+        self._unwanted.clear()
+        self._worker = worker
+        self._become("ready")
+        if self._ready_once.is_set():
+            log.info("worker back", model=self.name)
+        self._ready_once.set()
+
+    async def _load(self, worker: Worker) -> None:
+        outputs = tuple(spec.name for spec in self.manifest.outputs)
+        for loadable in self._loadables:
+            variant = loadable.variant
+            await worker.load(
+                EngineSpec(
+                    variant.name,
+                    variant.engine,
+                    loadable.artefact,
+                    outputs,
+                    self._threads,
+                    paced_slow=self._paced_slow,
+                    packing=packing_of(self.manifest, variant.packed),
+                    compile=variant.compile,
+                )
+            )
+        if not self._times:
+            self._become("warming")
+        for variant in self.variants:
+            if variant.name in self._times:
+                await self._warm(worker, variant.name, self.manifest, variant)
+            else:
+                points = await self._measure(worker, variant.name, self.manifest, variant)
+                self._times[variant.name] = ServiceTime(points)
+
+    async def _end_of(self, worker: Worker) -> str:
+        """Wait until the worker has died or is not wanted any more; leaving its `async with` then ends it."""
+        died = asyncio.create_task(worker.died(), name=f"end of {self.name}")
+        unwanted = asyncio.create_task(self._unwanted.wait(), name=f"replacement of {self.name}")
+        try:
+            await asyncio.wait((died, unwanted), return_when=asyncio.FIRST_COMPLETED)
+            self._worker = None
+            self._become("loading")  # now and not after the burial, which takes a second where the worker hangs
+            return died.result() if died.done() else self._why_unwanted
+        finally:
+            self._worker = None
+            await cancelled(died, unwanted)
+
+    def _become(self, state: ModelState) -> None:
+        if state != self.state:
+            self.state = state
+            self._on_change(self)
+
+    def _variant_offer(self, variant: Variant) -> VariantOffer:
+        time = self._times.get(variant.name)
+        return VariantOffer(
+            variant.name,
+            variant.precision,
+            cost=tuple(time.table.points) if time is not None else (),
+            max_batch=variant.max_batch,
+            max_tokens=variant.max_tokens,
+            quality=variant.quality.value if variant.quality is not None else None,
+            paced=variant.paced,
+        )
+
+    async def _stop(self) -> None:
+        if self._task is not None:
+            await cancelled(self._task)
+
+    def __repr__(self) -> str:
+        return f"<Runner {self.name} {self.state} life {self._life}>"

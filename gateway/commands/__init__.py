@@ -1,0 +1,1 @@
+"""Room gateway/commands."""

@@ -1,0 +1,210 @@
+"""`tidegate explain`: why a running gateway sent requests where it did, read from its admin port."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from gateway.commands.admin_reader import read_admin
+from gateway.commands.waterfall_view import show
+
+NARROW: Final = 100  # columns of a terminal
+_FIRST_TO_GO: Final = ("margin", "claim", "harm", "price")
+_COLOURS = {"ok": "green", "late": "yellow"}
+_EXAMPLES = """\b
+Examples:
+  tidegate explain                      the last requests, a line each
+  tidegate explain 3fa09c-17            one of them in full, by the id that its answer said; also by its caller's id,
+                                        by its trace-id, or by the number in front of a line ('#17')
+  tidegate explain --late --target edge/kiosk-1
+  tidegate explain --slowest 10 --model minilm
+  tidegate explain --last 100 --json | jq '.decisions[] | select(.outcome != "ok")'
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("request_id", required=False)
+@click.option("--last", default=10, show_default=True, type=click.IntRange(1), help="How many requests, newest first.")
+@click.option("--late", is_flag=True, help="Those without an answer in time: late, expired or refused.")
+@click.option("--failed", is_flag=True, help="Those without any answer.")
+@click.option("--hedged", is_flag=True, help="Those that were sent to a second target beside a silent one.")
+@click.option("--slowest", type=click.IntRange(1), help="So many of the slowest, slowest first.")
+@click.option("--model", default="", help="Of this model only.")
+@click.option("--target", default="", help="Only those that were sent there: edge/NAME or pool/NAME.")
+@click.option("--tenant", default="", help="Of this tenant only.")
+@click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON, with every number.")
+@click.option(
+    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
+)
+def explain(
+    request_id: str | None,
+    last: int,
+    late: bool,
+    failed: bool,
+    hedged: bool,
+    slowest: int | None,
+    model: str,
+    target: str,
+    tenant: str,
+    as_json: bool,
+    admin: str,
+) -> None:
+    """Show why requests went where they did: every target's odds, the choice, where the time went, what was better.
+
+    REQUEST_ID is the id that the caller gave, the one that the answer said (`tidegate-request-id`), a trace-id, or the
+    number in front of a line ('#17'); without one, the last requests are shown, a line each. A gateway remembers its
+    last thousands (`remember_decisions`, `remember_bytes`).
+    """
+    flags = {"late": late, "failed": failed, "hedged": hedged}
+    names = {"id": request_id, "model": model, "target": target, "tenant": tenant, "slowest": slowest}
+    query = {"last": last, **{name: 1 for name, on in flags.items() if on}, **{k: v for k, v in names.items() if v}}
+    found = read_admin(admin, f"/debug/decisions?{urlencode(query)}")
+    decisions = found["decisions"]
+    if not decisions:
+        click.echo(f"the gateway remembers no request {_about(request_id, query)}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps(found))
+    elif request_id:
+        for one in decisions:
+            in_full(one, Console())
+    else:
+        Console().print(summaries(decisions))
+
+
+def _about(request_id: str | None, query: dict[str, Any]) -> str:
+    if request_id:
+        return f"of the id {request_id!r}"
+    return "of that kind" if len(query) > 1 else "yet"
+
+
+def summaries(decisions: list[dict[str, Any]]) -> Table:
+    """A line a request."""
+    table = Table(Column("#", no_wrap=True), "id", "work", "budget", Column("went to", no_wrap=True), "why", "took", "")
+    for one in decisions:
+        table.add_row(
+            f"#{one['number']}",
+            escape(one["id"]),
+            _work(one),
+            _milliseconds(one.get("budget_ms")),
+            one["end"].get("served_by", "-"),
+            one["end"].get("reason", "refused"),
+            _milliseconds(one["elapsed_ms"]),
+            _outcome(one),
+        )
+    return table
+
+
+def in_full(one: dict[str, Any], console: Console) -> None:
+    """One request: the sentence, the table of candidates, and what happened."""
+    told = f", id {one['id']}" if one["id"] else ""
+    console.print(f"[bold]#{one['number']}[/]{escape(told)}: {_work(one)}, {_demands(one)}", highlight=False)
+    called = [f"{name} {one[key]}" for name, key in (("answered as", "answered_as"), ("trace", "trace_id")) if one[key]]
+    if called:
+        console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
+    console.print(escape(one["sentence"]), highlight=False)
+    if one.get("candidates"):
+        narrow = console.width < NARROW
+        console.print(candidates_table(one, narrow=narrow))
+        if narrow:
+            console.print(f"[dim](on {NARROW} columns also {', '.join(_FIRST_TO_GO)})[/]", highlight=False)
+    for passed in one.get("passed_over", []):
+        console.print(f"not {passed['target']} in {passed['variant']}: {escape(passed['why_not'])}", highlight=False)
+    if more := one.get("more_passed_over", 0):
+        console.print(f"and {more} more were passed over")
+    if one.get("prices", {}).get("scarcity", 1.0) > 1.0:
+        console.print(f"the cloud's budget is short: it cost {one['prices']['scarcity']:g} times its plain price")
+    for event in one["events"]:
+        console.print(escape(_event(event)), highlight=False)
+    console.print(f"{_milliseconds(one['elapsed_ms']):>9}  {_outcome(one)} {escape(_end(one))}", highlight=False)
+    show(one, console)
+    if hindsight := one.get("hindsight"):
+        console.print(f"in hindsight: {escape(hindsight['sentence'])}", highlight=False)
+
+
+def candidates_table(one: dict[str, Any], *, narrow: bool = False) -> Table:
+    whole = [Column(name, no_wrap=True) for name in ("target", "variant")]
+    numbers = ("link", "wait", "comp", "margin", "finish", "chance", "claim", "harm", "price", "cost", "value", "trust")
+    shown = [name for name in numbers if not (narrow and name in _FIRST_TO_GO)]
+    right = [Column(name, justify="right", no_wrap=True) for name in shown]
+    table = Table(*whole, *right, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for candidate in one["candidates"]:
+        mark = "[bold green]" if candidate["target"] == one["chosen"] else ""
+        times = (f"{candidate[f'{name}_ms']:.1f}" for name in ("link", "wait", "compute", "margin", "finish"))
+        cells = (
+            *times,
+            f"{candidate['chance']:.1%}",
+            _number(candidate.get("calibrated"), ".1%"),
+            _number(candidate.get("harm"), ".3g"),
+            f"{candidate['price']:.2g}",
+            f"{candidate['cost']:.2g}",
+            _number(candidate.get("value"), ".3f"),
+            f"{candidate['trust']:g}",
+        )
+        told = dict(zip(numbers, cells, strict=True))
+        table.add_row(f"{mark}{candidate['target']}", candidate["variant"], *(told[name] for name in shown))
+    return table
+
+
+def _work(one: dict[str, Any]) -> str:
+    if "rows" not in one:
+        return escape(one["model"] or "-")
+    return f"{one['model']} {one['rows']} x {one['longest_row']}"
+
+
+def _demands(one: dict[str, Any]) -> str:
+    words = [f"budget {_milliseconds(one.get('budget_ms'))}"]
+    if one.get("priority"):
+        words.append(f"priority {one['priority']}")
+    if one.get("demanded"):
+        words.append(f"variant {one['demanded']}")
+    if one.get("pin", "any") != "any":
+        words.append(f"pinned to {one['pin']}")
+    if one.get("min_quality"):
+        words.append(f"quality of at least {one['min_quality']:g}")
+    if one.get("attested"):
+        words.append("attested targets only")
+    return escape(", ".join(words))
+
+
+def _event(event: dict[str, Any]) -> str:
+    when, what = f"{_milliseconds(event['at_ms']):>9}", event["what"]
+    if what == "look":
+        return f"{when}  planned: a second attempt is considered if there is no answer by then"
+    attempt = f"attempt {event['attempt'] + 1}"
+    if what == "launched":
+        return f"{when}  {attempt} to {event['target']} in {event['variant']} ({event.get('reason', '')})"
+    if what == "accepted":
+        return f"{when}  {attempt} accepted, promised in {_milliseconds(event['promised_in_ms'])}"
+    if what == "failed":
+        return f"{when}  {attempt} failed: {event['error']}"
+    stages = ", ".join(f"{name} {_milliseconds(took)}" for name, took in event.get("stages_ms", {}).items())
+    sure = f", confidence {event['confidence']:g}" if "confidence" in event else ""
+    return f"{when}  {attempt} {what}{f': {stages}' if stages else ''}{sure}"
+
+
+def _outcome(one: dict[str, Any]) -> str:
+    return f"[{_COLOURS.get(one['outcome'], 'red')}]{one['outcome']}[/]"
+
+
+def _end(one: dict[str, Any]) -> str:
+    end = one["end"]
+    if "error" in end:
+        return str(end["error"]).partition(": ")[2]
+    extra = [name for name in ("hedged", "fallback", "degraded", "provisional") if end[name]]
+    return f"from {end['served_by']} ({', '.join([end['reason'], *extra])})"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} ms" if value < 100.0 else f"{value:.0f} ms"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"

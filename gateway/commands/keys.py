@@ -1,0 +1,209 @@
+"""`tidegate keys`: make, list, rotate and revoke the API keys of a gateway's clients, and make operators' signing keys.
+
+A key is shown once, on stdout and nowhere else, so that it can be piped into a secret store; words for people go to
+stderr. Gateways that read the file follow within a second. Each change is a line of the trail beside the file.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Column, Table
+
+from gateway.commands.signing_keys import signing
+from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, made, rotated
+from gateway.identity.key_file import changing, read_keys
+from tidegate import clock
+from tidegate.oip.tenant import RULE, is_tenant
+from tidegate.placement_pin import PINS
+from tidegate.priority import LAST_LEVEL
+from tidegate.runtime.duration import Duration
+from tidegate.security.caller import RIGHTS, Grant, Limits
+from tidegate.storage import audit_log
+
+_EXAMPLES = """
+\b
+Examples:
+  tidegate keys create --tenant clinic --models 'minilm*' --expires 90d
+  tidegate keys create --tenant ops --right admin --right metrics
+  tidegate keys list
+  tidegate keys rotate 3f9a0c11d2e4 --overlap 24h
+  tidegate keys revoke 3f9a0c11d2e4
+  tidegate keys signing create operator
+"""
+_file = click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="keys.json",
+    show_default=True,
+    envvar="TIDEGATE_KEYS_FILE",
+    help="The file that `auth.keys_file` of the gateway names.",
+)
+
+
+@click.group(epilog=_EXAMPLES)
+def keys() -> None:
+    """Make, list, rotate and revoke the API keys by which clients are known to a gateway, and make signing keys."""
+
+
+keys.add_command(signing)
+
+
+@keys.command()
+@_file
+@click.option("--tenant", required=True, help="Whose budgets its requests are on.")
+@click.option("--models", multiple=True, default=("*",), show_default=True, help="Glob of models; may be repeated.")
+@click.option("--expires", type=Duration(), help="How long it is good: 24h, 90d. Default: until it is revoked.")
+@click.option(
+    "--highest-priority", type=click.IntRange(1, LAST_LEVEL), default=1, show_default=True, help="1 is the highest."
+)
+@click.option("--pin", type=click.Choice(PINS), default="any", show_default=True, help="How far its requests may go.")
+@click.option(
+    "--right", "rights", multiple=True, type=click.Choice(RIGHTS), default=("infer",), show_default=True,
+    help="What it may do; may be repeated.",
+)  # fmt: skip
+@click.option("--requests-per-s", type=click.FloatRange(0, min_open=True), help="Its own limit, within its tenant's.")
+@click.option("--bytes-per-s", type=click.FloatRange(0, min_open=True), help="Bytes of tensors, both ways together.")
+@click.option("--pool-s-per-s", type=click.FloatRange(0), help="Seconds of pool compute a second.")
+@click.option("--edge-s-per-s", type=click.FloatRange(0), help="Seconds of edge compute a second.")
+@click.option("--max-in-flight", type=click.IntRange(1), help="Its requests inside at once.")
+@click.option("--note", default="", help="For whom it is; shown in lists.")
+def create(path: Path, tenant: str, expires: float | None, note: str, **given: Any) -> None:
+    """Make a key for a client and print it, once.
+
+    \b
+    Examples:
+      tidegate keys create --tenant clinic --models 'minilm*' --expires 90d
+      tidegate keys create --tenant ops --right admin --right metrics
+    """
+    if not is_tenant(tenant):
+        raise click.BadParameter(f"{tenant!r} is no tenant's name: {RULE}", param_hint="--tenant")
+    limits = Limits(**{name: given[name] for name in Limits.__struct_fields__})
+    grant = Grant(tenant, given["models"], given["highest_priority"], given["pin"], given["rights"], limits)
+    now = clock.utc_s()
+    record, key = made(
+        grant,
+        secrets.token_bytes(ID_BYTES + SALT_BYTES + SECRET_BYTES),
+        utc_s=now,
+        expires_at=None if expires is None else now + expires,
+        note=note,
+    )
+    with changing(path) as records:
+        records[record.id] = record
+    click.echo(f"key {record.id} of tenant {tenant} is in {path}; it is shown here and never again:", err=True)
+    click.echo(key)
+    audit_log.note(
+        audit_log.beside(path), "key-created", id=record.id, tenant=tenant, models=list(grant.models),
+        rights=list(grant.rights), expires=_date(record.expires_at),
+    )  # fmt: skip
+
+
+@keys.command("list")
+@_file
+@click.option("--json", "as_json", is_flag=True, help="As JSON, without hashes.")
+def list_(path: Path, as_json: bool) -> None:
+    """List the keys, with what they may and whether they are good.
+
+    \b
+    Examples:
+      tidegate keys list
+      tidegate keys list --json | jq '.[] | select(.tenant == "clinic")'
+    """
+    now = clock.utc_s()
+    rows = [_row(one, now) for one in read_keys(path)]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    table = Table(Column("id", no_wrap=True), "tenant", "standing", "models", "rights", "expires", "note")
+    for row in rows:
+        table.add_row(
+            row["id"], row["tenant"], row["standing"], ", ".join(row["models"]), ", ".join(row["rights"]),
+            row["expires"] or "never", row["note"],
+        )  # fmt: skip
+    Console().print(table)
+
+
+@keys.command()
+@_file
+@click.argument("id")
+@click.option(
+    "--overlap", type=Duration(), default="24h", show_default=True, help="How long the old secret stays good beside it."
+)
+def rotate(path: Path, id: str, overlap: float) -> None:
+    """Give key ID a new secret and print it; the old one stays good for a while.
+
+    \b
+    Example:
+      tidegate keys rotate 3f9a0c11d2e4 --overlap 24h
+    """
+    now = clock.utc_s()
+    with changing(path) as records:
+        record = _good(records, id, path, now)
+        records[id], key = rotated(record, secrets.token_bytes(SECRET_BYTES), utc_s=now, overlap_s=overlap)
+    click.echo(f"key {id} has a new secret; the old one is good for another {overlap:g} s:", err=True)
+    click.echo(key)
+    audit_log.note(
+        audit_log.beside(path), "key-rotated", id=id, tenant=record.grant.tenant, old_good_until=_date(now + overlap)
+    )
+
+
+@keys.command()
+@_file
+@click.argument("id")
+def revoke(path: Path, id: str) -> None:
+    """Make key ID worthless, within a second at every gateway that reads the file.
+
+    \b
+    Example:
+      tidegate keys revoke 3f9a0c11d2e4
+    """
+    now = clock.utc_s()
+    with changing(path) as records:
+        record = _known(records, id, path)
+        records[id] = replace(record, revoked_at=now)
+    click.echo(f"key {id} is revoked", err=True)
+    audit_log.note(audit_log.beside(path), "key-revoked", id=id, tenant=record.grant.tenant)
+
+
+def _known(records: dict[str, KeyRecord], id: str, path: Path) -> KeyRecord:
+    if id not in records:
+        raise click.ClickException(f"{path} has no key {id!r}; `tidegate keys list` shows them")
+    return records[id]
+
+
+def _good(records: dict[str, KeyRecord], id: str, path: Path, now: float) -> KeyRecord:
+    record = _known(records, id, path)
+    standing = record.standing(now)
+    if standing != "valid":
+        raise click.ClickException(f"key {id} is {standing}; make another with `tidegate keys create`")
+    return record
+
+
+def _row(record: KeyRecord, now: float) -> dict[str, Any]:
+    grant = record.grant
+    return {
+        "id": record.id,
+        "tenant": grant.tenant,
+        "standing": record.standing(now),
+        "models": list(grant.models),
+        "rights": list(grant.rights),
+        "highest_priority": grant.highest_priority,
+        "pin": grant.pin,
+        "limits": {name: getattr(grant.limits, name) for name in Limits.__struct_fields__},
+        "created": _date(record.created_at),
+        "expires": _date(record.expires_at),
+        "rotating_until": _date(next((one.until for one in record.secrets if one.until and one.until > now), None)),
+        "note": record.note,
+    }
+
+
+def _date(utc_s: float | None) -> str | None:
+    return None if utc_s is None else datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="seconds")

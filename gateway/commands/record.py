@@ -1,0 +1,148 @@
+"""`tidegate record`: real traffic and links, as a file that `tidegate simulate --replay` asks what would have been."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Final
+
+import click
+import msgspec
+from rich.console import Console
+
+from gateway.commands.admin_reader import answer_of
+from gateway.core.history.trace_format import AnyLine, End, Header, Link, Request, Target
+
+MEMBERS: Final = {Header: "header.jsonl", Target: "targets.jsonl", Request: "requests.jsonl", Link: "links.jsonl"}
+_UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_ABOUT: Final = """A recording of a Tidegate gateway's traffic; docs/recording.md has the format.
+
+In it: when requests came, for which model, how much work each was, its wishes (budget, priority, variant, pin), where
+it was sent, what came of it and where the time went; which targets there were with their models and costs; how each
+target's link was, second by second.
+
+Not in it: tensors, texts, request ids, trace ids, headers, addresses, credentials. Tenants are aliases that mean
+something within this file only. Names of models and of targets are as they are: look through them before you pass the
+file on.
+"""
+_EXAMPLES = """\b
+Examples:
+  tidegate record --for 60s -o monday.tgz
+  tidegate simulate --replay monday.tgz --policy tidegate,least-request
+  tidegate simulate --replay monday.tgz --more-devices kiosk-1=5
+"""
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # click's stubs and its runtime disagree
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"([0-9.]+)\s*(s|m|min|h|)", str(value))
+        try:
+            seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+        except ValueError:
+            seconds = 0.0
+        if seconds <= 0.0:
+            self.fail(f"{value!r} is no duration: 90s, 5m or 1h is one", param, ctx)
+        return seconds
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--for", "for_s", type=Duration(), default="60s", show_default=True, help="How long; an hour at most.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write (.tgz)."
+)
+@click.option("--most", type=click.IntRange(1), default=None, help="Stop after so many requests.")
+@click.option("--max-mb", type=click.IntRange(1), default=512, show_default=True, help="Stop at so many MB of lines.")
+@click.option(
+    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
+)
+def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str) -> None:
+    """Record what comes to a running gateway, and how its links are, without bodies and ids.
+
+    The file says when requests came, how much work each was, what became of them and where the time went, what each
+    target offers at what cost, and its link second by second. `tidegate simulate --replay` asks what would have been
+    with another policy, more devices or another link.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-record-")))
+        files: dict[type, IO[bytes]] = {
+            kind: stack.enter_context(open(folder / name, "wb")) for kind, name in MEMBERS.items()
+        }
+        said = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
+        lines = stack.enter_context(answer_of(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
+        tape = _Written(files, most or sys.maxsize, max_mb * 10**6)
+        with suppress(KeyboardInterrupt):  # what has come until then is kept
+            tape.take(lines)
+        said.stop()
+        for file in files.values():
+            file.close()
+        _pack(output, folder, tape.end)
+    _tell(output, tape)
+
+
+class _Written:
+    """Mutable: each line into the file of its kind, up to as many requests and bytes as are wanted."""
+
+    def __init__(self, files: Mapping[type, IO[bytes]], most: int, most_bytes: int) -> None:
+        self.requests = 0
+        self.in_time = 0
+        self.end: End | None = None
+        self.enough = ""  # why it stopped by itself
+        self._files = files
+        self._most = most
+        self._most_bytes = most_bytes
+
+    def take(self, lines: Iterable[bytes]) -> None:
+        decode = msgspec.json.Decoder(AnyLine).decode
+        taken = 0
+        for raw in lines:
+            taken += len(raw)
+            if taken > self._most_bytes:
+                self.enough = f"stopped at {self._most_bytes // 10**6} MB (--max-mb)"
+                return
+            line = decode(raw)
+            if isinstance(line, End):
+                self.end = line
+                return
+            self._files[type(line)].write(raw)
+            if isinstance(line, Request):
+                self.requests += 1
+                self.in_time += line.in_time
+                if self.requests >= self._most:
+                    self.enough = f"stopped after {self._most} requests (--most)"
+                    return
+
+
+def _pack(output: Path, folder: Path, end: End | None) -> None:
+    with tarfile.open(output, "w:gz") as tar:
+        about = tarfile.TarInfo("README")
+        about.size = len(_ABOUT.encode())
+        tar.addfile(about, io.BytesIO(_ABOUT.encode()))
+        for name in MEMBERS.values():
+            tar.add(folder / name, arcname=name)
+        if end is not None:
+            told = msgspec.json.encode(end) + b"\n"
+            last = tarfile.TarInfo("end.jsonl")
+            last.size = len(told)
+            tar.addfile(last, io.BytesIO(told))
+
+
+def _tell(output: Path, tape: _Written) -> None:
+    share = f", {tape.in_time / tape.requests:.1%} in time" if tape.requests else ""
+    click.echo(f"{output}: {tape.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
+    if tape.enough:
+        click.echo(tape.enough, err=True)
+    elif tape.end is None:
+        click.echo("it ended early: what had come until then is kept", err=True)
+    elif tape.end.lost:
+        click.echo(f"{tape.end.lost} lines were lost because they were not taken fast enough", err=True)
+    if not tape.requests:
+        click.echo("no request came in that time: there is nothing to replay", err=True)
+        sys.exit(1)

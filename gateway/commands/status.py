@@ -1,0 +1,132 @@
+"""`tidegate status`: the targets and models of a running gateway, read from its admin port.
+
+Of a large fleet a screenful: whoever is not ready first, the others counted by state. `--all` and `--json` leave nobody
+out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from gateway.commands.admin_reader import read_admin
+
+MOST_ROWS: Final = 40
+NAMED: Final = 4
+NARROW: Final = 100  # columns of a terminal
+MOST_REFUSED: Final = 10
+_WORST_FIRST: Final = ("down", "suspect", "ready")
+_COPIED: Final = ("target", "state", "address")  # by people, so they stay whole
+_COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
+_EXAMPLES = """
+\b
+Examples:
+  tidegate status
+  tidegate status --all | less
+  tidegate status --json | jq '.targets[] | select(.state != "ready")'
+  tidegate status --admin http://10.0.0.2:8003
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON.")
+@click.option("--all", "whole", is_flag=True, help="Every target of a large fleet, and all their names.")
+@click.option(
+    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
+)
+def status(as_json: bool, whole: bool, admin: str) -> None:
+    """Show what a running gateway can use: targets with their state and load, models with who offers them."""
+    state = read_admin(admin, "/v1/state")
+    if as_json:
+        click.echo(json.dumps(state))
+        return
+    console = Console()
+    targets = sorted(state["targets"], key=lambda one: _WORST_FIRST.index(one["state"]))  # those alike as they came
+    shown = targets if whole else targets[:MOST_ROWS]
+    console.print(targets_table(shown, narrow=console.width < NARROW))
+    if rest := targets[len(shown) :]:
+        console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
+    console.print(models_table(state["models"], named=None if whole else NAMED))
+    refused = state.get("refused", ())  # an older gateway does not tell
+    for one in refused if whole else refused[:MOST_REFUSED]:
+        console.print(f"[yellow]not dialled[/]: {escape(one['device'])}, {escape(one['reason'])}", highlight=False)
+    if not whole and len(refused) > MOST_REFUSED:
+        more = len(refused) - MOST_REFUSED
+        console.print(f"[yellow]not dialled[/]: and {more} more (--all shows them)", highlight=False)
+
+
+def _states(targets: Sequence[dict[str, Any]]) -> str:
+    counts = Counter(one["state"] for one in targets)
+    return ", ".join(f"{counts[state]} {state}" for state in _WORST_FIRST if counts[state])
+
+
+def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Table:
+    """Args: narrow: without the models, whose own table says who offers them."""
+    target, state, address = (Column(name, no_wrap=not narrow or name != "state") for name in _COPIED)
+    load = (Column(name, no_wrap=narrow) for name in ("rtt", "queued", "in flight"))
+    asked = any(one.get("attestation") for one in targets)  # a column that would say nothing is left out
+    ailing = any(one.get("ails") for one in targets)
+    seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
+    table = Table(target, state, address, "over", *seldom, *([] if narrow else ["models"]), *load)
+    for one in targets:
+        words = [word for word in (one["reason"], _mode(one), _kept(one)) if word]
+        reason = f" ({'; '.join(words)})" if words else ""
+        table.add_row(
+            one["id"],
+            f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
+            one["address"],
+            _over(one),
+            *([_evidence(one)] if asked else []),
+            *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if ailing else []),
+            *([] if narrow else [", ".join(map(_offered, one["models"]))]),
+            f"{one['rtt_ms']:.1f} ms",
+            str(one["queued"]),
+            str(one["in_flight"]),
+        )
+    return table
+
+
+def _over(target: dict[str, Any]) -> str:
+    """The transport, and the road where the device dialled us; an older gateway knows of no roads."""
+    return f"{target['transport']}, dialled out" if target.get("road") == "dialled out" else str(target["transport"])
+
+
+def _mode(target: dict[str, Any]) -> str:
+    """Whom a device misses, in its own view; an older gateway does not tell."""
+    mode = target.get("mode", "online")
+    return "" if mode == "online" else str(mode).replace("-", " ")
+
+
+def _kept(target: dict[str, Any]) -> str:
+    """What a device has still to bring in."""
+    kept = target.get("kept", 0)
+    return f"{kept} kept for a gateway" if kept else ""
+
+
+def _evidence(target: dict[str, Any]) -> str:
+    words = escape(target["attestation"] or "not asked for")
+    return f"[green]{words}[/]" if target["attested"] else f"none: {words}"
+
+
+def _offered(model: dict[str, Any]) -> str:
+    paced = " (paced: no model, it only takes the time)" if model.get("paced") else ""
+    return f"{model['name']} {'/'.join(model['variants'])}{paced}"
+
+
+def models_table(models: list[dict[str, Any]], *, named: int | None = None) -> Table:
+    """Args: named: of those who offer a model, so many by name; None: all."""
+    table = Table("model", "version", "ready", "offered by")
+    for one in models:
+        ready = "[green]yes[/]" if one["ready"] else "[red]no[/]"
+        names = one["targets"][:named]
+        more = len(one["targets"]) - len(names)
+        offered = ", ".join(names) + (f" and {more} more" if more else "")
+        table.add_row(one["name"], one["version"], ready, offered)
+    return table

@@ -1,0 +1,266 @@
+"""The gateway's configuration: what it listens on, which models it knows, whom it asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from gateway.config.sections import AttestationPolicyConfig, ScalingConfig, TargetConfig, TenantConfig, default_scaling
+from gateway.core.access.networks import LOOPBACK, PRIVATE, Networks
+from gateway.core.fleet.target import Transport
+from gateway.delivery.artifacts.config import ArtifactsConfig
+from gateway.identity.config import AuthConfig
+from gateway.ingest.config import IngestConfig
+from tidegate.config import ProcessConfig
+from tidegate.oip.tenant import RULE, is_tenant
+from tidegate.runtime.logs import Format, Level
+from tidegate.security.tls import TlsConfig
+from tidegate.servers.address import is_loopback
+from tidegate.servers.limits_config import LimitsConfig, default_limits
+from tidegate.tracing.config import TracingConfig
+
+
+class GatewayConfig(ProcessConfig):
+    """One gateway."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix="TIDEGATE_GATEWAY_", env_nested_delimiter="__"
+    )
+
+    name: str = Field("main", min_length=1, description="This gateway's name towards targets and the broker.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 lets other machines in.")
+    http_port: int = Field(8000, ge=0, le=65535, description="OIP and OpenAI over HTTP; 0 takes a free port.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="OIP over gRPC; 0 takes a free port.")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="Prometheus metrics under /metrics.")
+    metrics_host: str | None = Field(None, description="Address of the metrics port; none: as `host`.")
+    metrics_targets: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="Targets with time series of their own, the troubled first; the rest are one series. More shows "
+        "more, and costs Prometheus some 20 series each.",
+    )
+    metrics_dir: Path | None = Field(
+        None,
+        description="Folder in which gateways on this machine that share one address leave their counts for each "
+        "other, so that a scrape of any answers for all. None: each for itself.",
+    )
+    metrics_credentials: bool = Field(
+        False, description="Whether /metrics asks for a credential with the right `metrics`; needs `auth`."
+    )
+    admin_port: int = Field(8003, ge=0, le=65535, description="State and explanations for operators.")
+    admin_host: str = Field(
+        "127.0.0.1",
+        description="Address of the admin port. Any but a loopback one needs `auth`, and asks for the right `admin`.",
+    )
+    console: bool = Field(True, description="Whether the admin port serves the operators' web page, under /.")
+    auth: AuthConfig | None = Field(
+        None, description="Which credentials are believed; none: everybody is let in, and names its own tenant."
+    )
+    trials_file: Path | None = Field(
+        None,
+        description="Where it is kept which versions are on trial or were promoted (`tidegate model split`), as JSON. "
+        "None: it lasts until the gateway stops.",
+    )
+    model_repository: Path | None = Field(
+        None,
+        description="Folder of models; the gateway needs their manifests and tokenizers only. None: foreign models.",
+    )
+    mqtt: str | None = Field(
+        None, description="Broker that edges report to, mqtt://host:1883 or mqtts://host; none: static targets only."
+    )
+    ingest: IngestConfig | None = Field(
+        None, description="Take and compute what devices had to store; needs `mqtt`. None: devices keep it."
+    )
+    fleet: str = Field(
+        "demo", min_length=1, description="Fleet whose edges are used; others on the broker are ignored."
+    )
+    advertised_networks: tuple[str, ...] | None = Field(
+        None,
+        description="Networks in which devices may say that they are reached, such as [10.7.0.0/16]. Default: private "
+        "ones, and loopback where the broker is on loopback too. Static targets are not asked.",
+    )
+    tls: TlsConfig | None = Field(
+        None,
+        description="Encryption: HTTPS and gRPC over TLS for callers, mutual TLS to targets and broker. None: plain "
+        "text.",
+    )
+    attestation: AttestationPolicyConfig | None = Field(
+        None,
+        description="Whose evidence is believed, for requests that require attested targets; needs `tls`. None: "
+        "nobody's, so that such requests are refused.",
+    )
+    artifacts: ArtifactsConfig | None = Field(
+        None,
+        description="Model files for devices, and rollouts (`docs/rollout.md`). None: this gateway ships no models.",
+    )
+    targets: tuple[TargetConfig, ...] = Field((), description="Targets that are known without MQTT.")
+    link_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port that devices dial which cannot be dialled (behind NAT); 0 takes a free one, none: they are "
+        "not served. Over TLS it demands a device's certificate, with `auth` alone a key with the right `dial-in`.",
+    )
+    link_advertise: str | None = Field(
+        None,
+        pattern=r"^[^\s/]+:\d{1,5}$",
+        description="HOST:PORT under which devices reach `link_port`, told to them over MQTT. Default: host:link_port, "
+        "and nothing where `host` is a wildcard.",
+    )
+    max_dialled_in: int = Field(
+        4096, gt=0, description="Devices that may have dialled in; each costs some 100 kB. Beyond, they are refused."
+    )
+    edge_transport: Transport = Field("link", description="How edges found over MQTT are called.")
+    max_body_bytes: int = Field(
+        64 * 2**20, gt=0, description="Largest body or message, in bytes; more takes memory times max_in_flight."
+    )
+    limits: LimitsConfig = Field(
+        default_factory=default_limits, description="What strangers can make this process spend: docs/security.md."
+    )
+    max_in_flight: int = Field(
+        1024,
+        gt=0,
+        description="Most requests inside at once; the limit in force adapts below it. Beyond, callers get 429.",
+    )
+    adaptive_limit: bool = Field(
+        True, description="Learn from targets' queues how many requests to let in; false: always `max_in_flight`."
+    )
+    shed: bool = Field(
+        True, description="In overload refuse the least important requests first; false: only queues refuse."
+    )
+    tenants: dict[str, TenantConfig] = Field(
+        {},
+        description="What each tenant may use, by name; `default` is for all others. True with `auth` only.",
+    )
+    access_log: Literal["none", "text", "json"] = Field(
+        "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."
+    )
+    log_sample: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the requests in time that `access_log` has a line of. Those that were late or failed, "
+        "and those whose trace is kept, have theirs in any case.",
+    )
+    tracing: TracingConfig | None = Field(
+        None, description="Where spans of requests go: docs/observability.md. None: nowhere."
+    )
+    log_level: Level = Field("info", description="Least severity of logs on stderr; it can be changed at run time.")
+    log_format: Format = Field(
+        "text", description="Logs as `text` (key=value, or colours on a terminal), or as `json`, an object a line."
+    )
+    policy: Literal["cheapest", "value"] = Field(
+        "value",
+        description="`cheapest` of those sure enough; `value` weighs quality, calibrated chance, cost and harm.",
+    )
+    cloud_budget: float | None = Field(
+        None,
+        gt=0,
+        description="Pool-seconds a second that this gateway may spend in the cloud; beyond it the cloud gets dearer "
+        "until only what is worth it goes there. Needs `policy: value`. Default: no limit.",
+    )
+    shares_targets: bool = Field(
+        False,
+        description="Whether other gateways send to the same targets: the best of two near equals is then left to "
+        "chance (`policy: value`), so that gateways do not all turn to one at once; it costs a little value.",
+    )
+    scaling: ScalingConfig = Field(
+        default_factory=default_scaling, description="How many replicas of the pool are asked for."
+    )
+    remember_decisions: int = Field(
+        4096, ge=0, description="Finished requests that the flight recorder keeps, for `tidegate explain` and traces."
+    )
+    remember_bytes: int = Field(
+        2**25, ge=0, description="Bytes that they may take; a request with few targets takes some 800, with many 5 kB."
+    )
+
+    @model_validator(mode="after")
+    def _certificates_are_asked_for(self) -> Self:
+        asked = self.tls is not None and (self.tls.require_client_cert or self.tls.client_ca is not None)
+        if self.auth is not None and self.auth.mtls is not None and not asked:
+            raise ValueError(
+                "auth.mtls has no effect: callers are asked for certificates by tls.client_ca, over HTTP "
+                "only, or by tls.require_client_cert; set one of them, or leave auth.mtls out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _operators_are_known(self) -> Self:
+        if self.auth is None and not is_loopback(self.admin_host):
+            raise ValueError(
+                f"admin_host {self.admin_host!r} lets other machines in: set `auth`, or leave it at 127.0.0.1"
+            )
+        if self.auth is None and self.metrics_credentials:
+            raise ValueError("metrics_credentials needs `auth`: without it there are no credentials to ask for")
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_is_bound_to_certificates(self) -> Self:
+        if self.attestation is not None and self.tls is None:
+            raise ValueError("attestation needs the section `tls`: evidence is bound to certificates")
+        return self
+
+    @model_validator(mode="after")
+    def _who_dials_speaks_the_link_stream(self) -> Self:
+        if self.link_port is not None and self.edge_transport != "link":
+            raise ValueError("link_port needs edge_transport: link; devices that dial out speak nothing else")
+        return self
+
+    @model_validator(mode="after")
+    def _prices_need_a_policy_that_weighs_them(self) -> Self:
+        if self.cloud_budget is not None and self.policy != "value":
+            raise ValueError(f"cloud_budget needs policy: value; {self.policy!r} does not weigh what the cloud costs")
+        return self
+
+    @model_validator(mode="after")
+    def _tls_to_a_target_needs_the_gateways_own(self) -> Self:
+        named = [target.name for target in self.targets if target.tls]
+        if named and self.tls is None:
+            raise ValueError(f"target {named[0]!r} has tls: true, which needs the gateway's own section tls")
+        return self
+
+    @model_validator(mode="after")
+    def _rollouts_need_a_broker(self) -> Self:
+        if self.artifacts is not None and self.mqtt is None:
+            raise ValueError("artifacts needs `mqtt`: devices are told over the broker which model they shall run")
+        if self.artifacts is not None and self.artifacts.advertise is None and self.artifacts.port is not None:
+            host = self.artifacts.host or self.host
+            if host in ("", "0.0.0.0", "::"):
+                raise ValueError(f"artifacts.advertise is needed: {host!r} tells no device where to fetch models")
+        return self
+
+    @field_validator("advertised_networks")
+    @classmethod
+    def _networks_can_be_read(cls, networks: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        Networks(networks or ())
+        return networks
+
+    @property
+    def networks(self) -> Networks:
+        """Where devices may be."""
+        if self.advertised_networks is not None:
+            return Networks(self.advertised_networks)
+        at_home = self.mqtt is not None and is_loopback(urlsplit(self.mqtt).hostname or "")
+        return Networks((*PRIVATE, *LOOPBACK) if at_home else PRIVATE)
+
+    @field_validator("tenants")
+    @classmethod
+    def _names_can_be_said(cls, tenants: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+        for name in tenants:
+            if not is_tenant(name):
+                raise ValueError(f"{name!r} is no tenant's name: {RULE}")
+        return tenants
+
+    @field_validator("targets")
+    @classmethod
+    def _names_are_unique(cls, targets: tuple[TargetConfig, ...]) -> tuple[TargetConfig, ...]:
+        ids = [target.spec.id for target in targets]
+        twice = sorted({one for one in ids if ids.count(one) > 1})
+        if twice:
+            raise ValueError(f"two targets are called {', '.join(twice)}")
+        return targets

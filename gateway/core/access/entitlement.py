@@ -1,0 +1,50 @@
+"""What a call becomes once it is known who made it: its tenant fixed, its priority and its pin within what is granted.
+
+Asking for more urgency or more distance than is granted is no error: a client library sets such things without its user
+knowing. A model or a tenant that is not granted is one, since nothing else can be given in its place. The refusal goes
+by the name alone, so it is the same for a model that exists and for one that does not.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tidegate.outcome import Forbidden
+from tidegate.placement_pin import stricter
+from tidegate.priority import level_of
+from tidegate.security.caller import Identity
+from tidegate.types import Call
+
+
+def entitled(call: Call, identity: Identity, payer: str) -> Call:
+    """The call as this identity may make it, on the budget of `payer`. Raises Forbidden."""
+    grant = identity.grant
+    check_may_infer(identity)
+    check_model(identity, call.request.model_name)
+    tenant = acted_for(call, identity)
+    level = level_of(call.priority)
+    priority = call.priority if level >= grant.highest_priority else grant.highest_priority
+    return replace(
+        call, tenant=tenant or payer, priority=priority, pin=stricter(call.pin, grant.pin), identity=identity
+    )
+
+
+def acted_for(call: Call, identity: Identity) -> str:
+    """The other tenant that the call names; "" is none. Raises Forbidden: it may not act for that one."""
+    if call.tenant in ("", identity.tenant):
+        return ""
+    if not identity.may("act-for-others"):
+        raise Forbidden(f"{identity.id} is of tenant {identity.tenant!r} and may not act for {call.tenant!r}")
+    return call.tenant
+
+
+def check_may_infer(identity: Identity) -> None:
+    """Raises Forbidden."""
+    if not identity.may("infer"):
+        raise Forbidden(f"{identity.id} has no right to use models")
+
+
+def check_model(identity: Identity, name: str) -> None:
+    """Raises Forbidden, whether or not there is such a model."""
+    if not identity.may_use(name):
+        raise Forbidden(f"{identity.id} may not use a model called {name[:200]!r}")

@@ -1,0 +1,185 @@
+"""Who is let in: one door for all requests, with a reason for each refusal and an honest word on when to come back.
+
+A request passes, in this order, and the first that says no is the reason:
+
+    over-budget   its tenant has neither pool- nor edge-seconds left, or too many requests inside   `tenants.py`
+    shed          the fleet is overloaded and the request is above the cut                           `cut_level.py`
+    full          as many are inside as the targets' queues stand, or as memory allows               `concurrency.py`
+    hopeless      placed and judged: in overload, its calibrated odds are below 5 %, or its answer is
+                  worth less than what it takes from others                                          `placement_guard.py`
+
+What is provably late is refused later and further in, by the queues themselves, who know best. Everything here is there
+so that their refusals stay rare: work that is refused at the door costs nobody anything.
+
+Whether there is overload at all is a state with a memory (`overload.py`), and how much has to be refused is predicted
+from what is placed (`rejection.py`). While the state is off nobody is shed, whatever the levels. Whoever else depends
+on it (hedges, escalations, exploration) reads `overloaded`.
+
+`retry_after_s` is the time in which those inside should have gone, by Little's law one mean stay, or the predicted wait
+if that is longer; times U(1, 1.3), since callers who were refused together shall not come back together.
+
+Invariants: each `enter` that let somebody in is followed by exactly one `leave`; counters are 0 when nobody is inside.
+Source: routing.md B6; Cinnamon; DAGOR; Zhou and others' and Google's rule that a retry must not have a better chance
+than the first try (Beyer et al., "Site Reliability Engineering", 2016, ch. 21).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import ceil
+from typing import Final, Literal, NamedTuple
+
+from gateway.core.admission.concurrency import AdaptiveLimit
+from gateway.core.admission.cut_level import CutLevel, level
+from gateway.core.admission.overload import Overload
+from gateway.core.admission.rejection import TICK_S, Rejection
+from gateway.core.admission.tenants import Purse, Tenants
+from tidegate.outcome import Overloaded
+from tidegate.priority import level_of
+
+Reason = Literal["over-budget", "shed", "full", "hopeless"]
+SHORTEST_S: Final = 0.05
+LONGEST_S: Final = 30.0
+_SPREAD: Final = 0.3
+_STAY_WEIGHT: Final = 0.05  # a mean over some 20 stays
+_SHEDDING: Final = 0.02  # a rate below this keeps nothing from coming back
+_MOST_TICKS: Final = 200  # to catch up on after a pause: by then everything is forgotten
+
+
+class Applicant(NamedTuple):
+    """Who asks to be let in. `asked` is a fingerprint of what is asked, worked out only when it matters."""
+
+    tenant: str
+    priority: int
+    asked: Callable[[], int]
+
+
+class Admission:
+    """Mutable: `enter` and `leave` for each request; the gate tells it of placements, tolls of attempts."""
+
+    def __init__(
+        self,
+        limit: AdaptiveLimit,
+        tenants: Tenants,
+        *,
+        draw: Callable[[], float],
+        shed: bool = True,
+        on_change: Callable[[bool, str], None] = lambda _on, _reason: None,
+    ) -> None:
+        """Args:
+        draw: uniform in [0, 1).
+        shed: whether anybody is refused for the others' sake.
+        on_change: told of each change of the overload state, and why.
+        """
+        self.sheds = shed
+        self.limit = limit
+        self.tenants = tenants
+        self.overload = Overload()
+        self.rejection = Rejection()
+        self.cut = CutLevel()
+        self.refused: Counter[Reason] = Counter()
+        self._draw = draw
+        self._on_change = on_change
+        self._next_tick: float | None = None
+        self._mean_stay_s = 0.0
+        self._mean_wait_s = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        return self.limit.in_flight
+
+    def weight_of(self, tenant: str) -> float:
+        return self.tenants.weight_of(tenant)
+
+    def overloaded(self) -> bool:
+        return self.overload.on
+
+    def enter(self, who: Applicant, now: float) -> Overloaded | None:
+        """Let the request in, or say why not."""
+        self._tick(now)
+        purse, priority_level = self.tenants.of(who.tenant), level_of(who.priority)
+        refusal = self._over_budget(purse, now)
+        if refusal is None and self.overload.on and self.sheds:
+            refusal = self._shed(purse, priority_level, who.asked(), now)
+        if refusal is None and not self.limit.try_acquire(urgent=priority_level == 1):
+            refusal = self._refuse("full", f"{self.limit.in_flight} requests are in flight", self._drain_s)
+        if refusal is None:
+            purse.enter()
+        return refusal
+
+    def leave(self, tenant: str, stayed_s: float) -> None:
+        """A request that was let in is over; `stayed_s` is how long it was inside."""
+        self.limit.release()
+        self.tenants.of(tenant).leave()
+        self._mean_stay_s += _STAY_WEIGHT * (stayed_s - self._mean_stay_s)
+
+    def placed(self, wait_s: float, strain: float, loss: float) -> None:
+        """A request was placed for the first time, see `Gate`."""
+        self.overload.placed(strain)
+        self.rejection.placed(loss)
+        self._mean_wait_s += _STAY_WEIGHT * (wait_s - self._mean_wait_s)
+
+    def hopeless(self, why: str) -> Overloaded:
+        """The refusal of a request that was placed and is not worth its place."""
+        return self._refuse("hopeless", why, self._drain_s)
+
+    def unpaid(self, purse: Purse, wait_s: float) -> Overloaded:
+        """The refusal of a request whose tenant can pay for it in `wait_s`."""
+        return self._refuse("over-budget", f"tenant {purse.name!r} has used up its compute", wait_s)
+
+    def too_often(self, purse: Purse, wait_s: float) -> Overloaded:
+        """The refusal of a request before it is read: its tenant asks, or sends, more than it may."""
+        return self._refuse("over-budget", f"tenant {purse.name!r} has used up its requests or bytes", wait_s)
+
+    def _over_budget(self, purse: Purse, now: float) -> Overloaded | None:
+        if not purse.has_place():
+            why = f"tenant {purse.name!r} has {purse.in_flight} requests in flight, its limit"
+            return self._refuse("over-budget", why, self._drain_s)
+        wait_s = min(purse.wait_s(tier, 0.0, now) for tier in purse.buckets)
+        return self.unpaid(purse, wait_s) if wait_s > 0.0 else None
+
+    def _shed(self, purse: Purse, priority_level: int, asked: int, now: float) -> Overloaded | None:
+        place = level(priority_level, purse.name, asked, now, purse.spec.weight)
+        self.cut.record(place)
+        if not self.cut.refuses(place):
+            return None
+        return self._refuse("shed", f"overloaded: level {place} is not below the cut at {self.cut.cut}", self._drain_s)
+
+    def _refuse(self, reason: Reason, why: str, wait_s: float) -> Overloaded:
+        self.refused[reason] += 1
+        return Overloaded(f"{reason}: {why}", retry_after_s=self._retry_after_s(wait_s))
+
+    def _retry_after_s(self, wait_s: float) -> float:
+        """Whole milliseconds: what is told is what is meant."""
+        spread_s = min(LONGEST_S, wait_s) * (1.0 + _SPREAD * self._draw())
+        return min(LONGEST_S, max(SHORTEST_S, ceil(1e3 * spread_s) / 1e3))
+
+    @property
+    def _drain_s(self) -> float:
+        return max(self._mean_stay_s, self._mean_wait_s)
+
+    def _tick(self, now: float) -> None:
+        if self._next_tick is None:
+            self._next_tick = now + TICK_S
+        ticks = 0
+        while now >= self._next_tick:
+            self._next_tick = now + TICK_S if ticks >= _MOST_TICKS else self._next_tick + TICK_S
+            ticks += 1
+            self.rejection.tick(active=self.overload.on)
+        if ticks and self.overload.on:
+            self.cut.tick(self.rejection.rate)
+        if self.overload.observe(now, shedding=self.rejection.rate > _SHEDDING):
+            self._changed()
+
+    def _changed(self) -> None:
+        if self.overload.on:
+            self.rejection.begin()
+            self.cut.tick(self.rejection.rate)
+        else:
+            self.rejection.end()
+            self.cut.reset()
+        self._on_change(self.overload.on, self.overload.reason)
+
+    def __repr__(self) -> str:
+        return f"<Admission {self.limit!r} {self.overload!r} {self.rejection!r} {dict(self.refused)}>"

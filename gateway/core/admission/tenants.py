@@ -1,0 +1,205 @@
+"""Who may use how much of the fleet's compute: a token bucket per tenant and tier, in seconds of compute.
+
+Requests per second mean little where one request costs a thousand times another, so budgets are in what is scarce: a
+tenant that may use 0.5 pool-seconds a second keeps half a device busy, however it asks. An attempt is charged its
+predicted compute as it is launched and settled when its answer says what it took; a refused or failed one is refunded.
+Several requests that a pool computes together share one batch: each is charged the share of it by which it lengthens
+the queue (`placement.work_of`).
+
+A request may be paid when the bucket holds its cost, or is full: what costs more than a whole burst would otherwise
+never run. What the prediction was short of becomes a debt, which is repaid before anything else is spent.
+
+Requests and bytes are budgeted in the same way, for what compute does not show: a flood of small questions about
+metadata, or bodies that fill the link. Their bursts are one second's worth.
+
+A tenant is a name in the configuration; any other name shares the purse of `default`, so what callers invent costs no
+memory. Who was authenticated is known (`known`) and has a purse of its own, as large as that of `default` where nothing
+else is configured: a neighbour's storm must not empty it. A credential with limits has a purse within its tenant's:
+whatever it spends is spent from both.
+
+Invariants: 0 <= available <= burst; what a tenant is granted in t seconds is at most rate · t + burst + the largest
+single cost; in_flight never exceeds the tenant's own limit. O(1), and as many purses as there are names configured and
+authenticated, MOST_PURSES at most.
+Source: routing.md B6.1; Stripe, "Scaling your API with rate limiters", 2017 (token buckets, and a cap in flight).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from gateway.core.fleet.pricing import Tier
+from tidegate.security.caller import NO_LIMITS, Identity, Limits
+
+DEFAULT: Final = "default"
+MOST_PURSES: Final = 10_000  # beyond, whoever is new shares what is there
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSpec:
+    """What one tenant may use. Infinite rates are no limit."""
+
+    weight: float = 1.0
+    pool_s_per_s: float = inf
+    edge_s_per_s: float = inf
+    burst_s: float = 1.0
+    max_in_flight: int | None = None
+    requests_per_s: float = inf
+    bytes_per_s: float = inf
+
+
+class Bucket:
+    """Mutable: seconds of compute, requests or bytes that may be spent now; refilled at `rate` up to `burst`."""
+
+    __slots__ = ("_at", "_balance", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate = rate
+        self.burst = burst
+        self._balance = burst if rate > 0.0 else 0.0  # below 0: a debt
+        self._at = 0.0
+
+    def available(self, now: float) -> float:
+        """What may be spent, never below 0."""
+        self._refill(now)
+        return max(0.0, self._balance)
+
+    def affords(self, cost: float, now: float) -> bool:
+        if self.rate in (0.0, inf):
+            return self.rate > 0.0
+        self._refill(now)
+        return self._balance >= min(cost, self.burst)
+
+    def wait_s(self, cost: float, now: float) -> float:
+        """Until `cost` can be paid; infinite where nothing ever comes in."""
+        self._refill(now)
+        short = min(cost, self.burst) - self._balance
+        if short <= 0.0 or self.rate == inf:
+            return 0.0
+        return short / self.rate if self.rate > 0.0 else inf
+
+    def spend(self, cost: float, now: float) -> None:
+        """Charge; a negative cost is a refund."""
+        if self.rate < inf:
+            self._refill(now)
+            self._balance = min(self.burst, self._balance - cost)
+
+    def _refill(self, now: float) -> None:
+        if self.rate < inf and now > self._at:
+            self._balance = min(self.burst, self._balance + self.rate * (now - self._at))
+            self._at = now
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self._balance:.3f} of {self.burst:g}, {self.rate:g} a second>"
+
+
+class Purse:
+    """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the purse that pays with it."""
+
+    __slots__ = ("_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "within")
+
+    def __init__(self, name: str, spec: TenantSpec, within: Purse | None = None) -> None:
+        self.name = name
+        self.in_flight = 0
+        self.spent_s: dict[Tier, float] = {"edge": 0.0, "pool": 0.0}
+        self.within = within
+        self._all = (self,) if within is None else (self, within)
+        self.change(spec)
+
+    def change(self, spec: TenantSpec) -> None:
+        """Other limits from now on, with full buckets. Who is inside stays inside."""
+        self.spec = spec
+        self.buckets: dict[Tier, Bucket] = {
+            "edge": Bucket(spec.edge_s_per_s, spec.burst_s),
+            "pool": Bucket(spec.pool_s_per_s, spec.burst_s),
+        }
+        self.requests = Bucket(spec.requests_per_s, max(1.0, spec.requests_per_s))
+        self.bytes = Bucket(spec.bytes_per_s, spec.bytes_per_s)
+
+    def has_place(self) -> bool:
+        return all(one.spec.max_in_flight is None or one.in_flight < one.spec.max_in_flight for one in self._all)
+
+    def enter(self) -> None:
+        for one in self._all:
+            one.in_flight += 1
+
+    def leave(self) -> None:
+        for one in self._all:
+            one.in_flight -= 1
+
+    def affords(self, tier: Tier, cost_s: float, now: float) -> bool:
+        return all(one.buckets[tier].affords(cost_s, now) for one in self._all)
+
+    def wait_s(self, tier: Tier, cost_s: float, now: float) -> float:
+        return max(one.buckets[tier].wait_s(cost_s, now) for one in self._all)
+
+    def spend(self, tier: Tier, cost_s: float, now: float) -> None:
+        for one in self._all:
+            one.buckets[tier].spend(cost_s, now)
+            one.spent_s[tier] += cost_s
+
+    def ask(self, now: float) -> float:
+        """Pay for one request; how long it has to wait instead where it cannot be paid, or where bytes are owed."""
+        wait_s = max(max(one.requests.wait_s(1.0, now), one.bytes.wait_s(0.0, now)) for one in self._all)
+        if wait_s <= 0.0:
+            for one in self._all:
+                one.requests.spend(1.0, now)
+        return wait_s
+
+    def carry(self, size_bytes: int, now: float) -> None:
+        """Pay for bytes that came or went; more than there are is owed, and asked for first."""
+        for one in self._all:
+            one.bytes.spend(size_bytes, now)
+
+    def __repr__(self) -> str:
+        return f"<Purse {self.name} {self.in_flight} in flight, {self.buckets}>"
+
+
+class Tenants:
+    """The purses, by name."""
+
+    def __init__(self, specs: Mapping[str, TenantSpec] = {}) -> None:  # never changed
+        self.purses = {name: Purse(name, spec) for name, spec in {DEFAULT: TenantSpec(), **specs}.items()}
+        self._default = self.purses[DEFAULT]
+
+    def of(self, name: str) -> Purse:
+        """The tenant's purse; that of `default` for a name that nobody configured."""
+        return self.purses.get(name, self._default)
+
+    def weight_of(self, name: str) -> float:
+        return self.of(name).spec.weight
+
+    def known(self, tenant: str) -> Purse:
+        """The purse of an authenticated tenant, made where it is new."""
+        found = self.purses.get(tenant)
+        if found is not None:
+            return found
+        if len(self.purses) >= MOST_PURSES:
+            return self._default
+        return self.purses.setdefault(tenant, Purse(tenant, self._default.spec))
+
+    def of_identity(self, identity: Identity) -> Purse:
+        """The purse that pays for somebody: the tenant's, or one within it where the credential has limits."""
+        limits, tenant = identity.grant.limits, identity.grant.tenant
+        if limits == NO_LIMITS:
+            return self.known(tenant)
+        within = self.known(tenant)
+        spec = _spec_of(limits, within.spec.weight)
+        found = self.purses.get(identity.payer)
+        if found is None:
+            full = len(self.purses) >= MOST_PURSES
+            return within if full else self.purses.setdefault(identity.payer, Purse(identity.payer, spec, within))
+        if found.spec != spec:
+            found.change(spec)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Tenants {', '.join(self.purses)}>"
+
+
+def _spec_of(limits: Limits, weight: float) -> TenantSpec:
+    rates = (limits.pool_s_per_s, limits.edge_s_per_s, limits.requests_per_s, limits.bytes_per_s)
+    pool, edge, requests, octets = (inf if rate is None else rate for rate in rates)
+    return TenantSpec(weight, pool, edge, 1.0, limits.max_in_flight, requests, octets)

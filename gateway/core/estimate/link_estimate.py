@@ -1,0 +1,262 @@
+"""What a path to a target is like now, learned passively from the frames that come anyway.
+
+An answer says how long it queued and computed there, so what is left of its total time was the link: no clocks need
+to agree. An accept-ack is a round trip by itself, and the link stream's own pings stand in while there is no traffic.
+
+Three readings of the same round trips, for three kinds of reader:
+
+    rtt_s, jitter_s   smoothed round trip and mean deviation (TCP's estimator), weighted by time as well as by count:
+                      after a silence, and when the weather turns, the news counts for more
+    path(now)         the round trips themselves as a weighted sample, for chances: a jittering link has two humps and
+                      no normal distribution describes it. The last 32, the newest 6 twice, and two points that were
+                      never seen (1.2 × and 4 × the calm link), so that few samples make nobody sure
+    trust(now)        how far to believe that the path works at all
+
+The first round trips are often measured while one of the processes is still starting: on loopback 100 ms have been
+seen, which an idle link would need half a minute to unlearn. So, among the first 8, one that is four times as short as
+the estimate says that those before it were not the path's, and everything but the bandwidth begins anew with it.
+
+`path` knows the weather (`Regime`): while it is foul only round trips of the last 2 s count, since the calm ones speak
+of another link. Time on the wire is taken out of a round trip before it is kept (`s_per_byte`, learned from large
+bodies, both directions as one), so that a large body is not taken for jitter.
+
+Trust is Bayes' rule on silence: an attempt waits for its ack, and nothing else came over this path either. A path that
+works is silent for so long with the chance that its sample has of longer round trips; a broken one always is. So 40 ms
+say nothing of a WAN and everything of a WiFi, a silence that one round trip in ten exceeds says nothing at all, and no
+count of attempts is needed: those that are sent into one silence are one observation. Giving an attempt up does not
+take an unusual silence away; any frame that arrives does. One that is given up earlier proves nothing, as if it had
+not been sent. Paths that never acknowledge (plain unary calls) are always trusted.
+An answer that is merely overdue is never evidence: it is more often a mispredicted queue than a slow link, and taking
+it for link trouble feeds back on itself (routing.md B2: 4 to 9 points of attainment).
+
+Invariants: `path`'s weights sum to 1 and its values do not fall; 0 < trust <= 1; memory is bounded by the attempts
+under way. Everything but `path` after a change is O(1).
+Source: RFC 6298; routing.md B2.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from itertools import accumulate
+from math import exp, inf
+from typing import Final, NamedTuple
+
+from gateway.core.estimate.change_point import Regime
+from gateway.core.estimate.windowed_min import WindowedMin
+
+_MEAN_WEIGHT: Final = 1 / 8  # RFC 6298's alpha
+_DEVIATION_WEIGHT: Final = 1 / 4  # RFC 6298's beta
+_MEMORY_S: Final = 10.0  # a sample this old has lost two thirds of its say; also the window of the minimum
+_RING: Final = 32
+_NEWEST: Final = 6  # count twice
+_YOUNG: Final = 8  # the first round trips of a link
+_FAR_OFF: Final = 4.0
+_UNSEEN: Final = (1.2, 4.0)  # × the calm link
+_FOUL_S: Final = 2.0  # what older round trips say is void while the weather is foul
+LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
+_BANDWIDTH_WEIGHT: Final = 0.2
+_NOT_UNUSUAL: Final = 0.1  # a silence that so many round trips are longer than says nothing
+_MUTE_AFTER: Final = 3  # attempts without an ack, and times the patience
+_PATIENCE: Final = 4.0  # usual round trips without an ack, and ...
+_PATIENCE_S: Final = 0.020  # ... this on top
+RESENT_S: Final = 0.2  # TCP's least retransmission timeout (Linux): what a lost packet costs at least
+_LOSS_WEIGHT: Final = 1 / 32
+_LEAST_S: Final = 1e-6  # clocks round: a round trip of nothing is still one
+SLACK_S: Final = 0.020  # a busy process at either end is silent for so long without any fault
+BROKEN: Final = 0.02  # the chance, before any silence, that a path breaks while an attempt is on it
+
+
+class Path(NamedTuple):
+    """A weighted sample of round trips, sorted. `below[i]` is the weight of all before `values_s[i]`."""
+
+    values_s: tuple[float, ...]
+    weights: tuple[float, ...]
+    below: tuple[float, ...]  # one longer than the others; the last is 1
+    median_s: float
+
+    def slower_than(self, seconds: float) -> float:
+        """The chance that a round trip takes longer; above 0, since nobody has seen the longest yet."""
+        longest_s = max(_LEAST_S, self.values_s[-1])
+        if seconds >= longest_s:
+            return self.weights[-1] * (longest_s / seconds) ** 4
+        return max(self.weights[-1], 1.0 - self.below[bisect_right(self.values_s, seconds)])
+
+    def quantile_s(self, share: float) -> float:
+        """The round trip that so many do not exceed."""
+        return self.values_s[min(len(self.values_s), bisect_left(self.below, share - 1e-9)) - 1]
+
+
+class LinkEstimate:
+    """Mutable: `record` round trips; `sent`, `accepted` and `ended` follow attempts; read the rest."""
+
+    __slots__ = (
+        "_calm", "_path", "_path_until", "_regime", "_ring", "_sampled_at", "_seems_mute_since", "_unaccepted",
+        "_unanswered",
+        "acknowledges", "jitter_s", "loss_ratio", "rtt_s", "s_per_byte", "samples", "silent_since",
+    )  # fmt: skip
+
+    def __init__(self, *, prior_rtt_s: float = 0.005) -> None:
+        self.rtt_s = prior_rtt_s
+        self.jitter_s = prior_rtt_s / 2  # RFC 6298: the first deviation is half of the first round trip
+        self.loss_ratio = 0.0  # of round trips lately: as late as one whose packets had to be sent again
+        self.samples = 0
+        self.s_per_byte = 0.0  # seconds on the wire per byte of body; 0 until a large one was seen
+        self.acknowledges = False  # whether an accept-ack ever came over this path
+        self.silent_since: float | None = None  # an ack is due since then, and nothing came; None: trusted, not mute
+        self._sampled_at = 0.0
+        self._ring: deque[tuple[float, float]] = deque(maxlen=_RING)  # (instant, round trip)
+        self._calm = WindowedMin(_MEMORY_S, prior_rtt_s)
+        self._regime = Regime()
+        self._path: Path | None = None
+        self._path_until = 0.0  # when the kept path begins to say what is void
+        self._unaccepted: dict[int, tuple[float, int]] = {}  # attempt → (sent at, bytes), oldest first
+        self._seems_mute_since: float | None = None  # the first look that found it so
+        self._unanswered = 0  # attempts whose acks did not come since anything was heard
+
+    @property
+    def calm_s(self) -> float:
+        """The least round trip of the last 10 s: the link without its jitter."""
+        return self._calm.value
+
+    @property
+    def foul(self) -> bool:
+        """Whether round trips have lately been far above the calm ones."""
+        return self._regime.foul
+
+    def record(self, rtt_s: float, now: float, body_bytes: int = 0) -> None:
+        """Learn from one round trip without queue and compute. Negative ones (rounding) count as zero.
+
+        Args:
+            body_bytes: what travelled with it, both ways together.
+        """
+        self.heard(now)
+        if body_bytes >= LARGE_BYTES:
+            self._measure(rtt_s, body_bytes)
+        sample_s = max(0.0, rtt_s - body_bytes * self.s_per_byte)
+        self._calm.record(sample_s, now)
+        turned = self._regime.record(sample_s, self._calm.value)
+        self.loss_ratio += _LOSS_WEIGHT * ((sample_s - self._calm.value >= RESENT_S) - self.loss_ratio)
+        if settled := self.samples < _YOUNG and sample_s * _FAR_OFF < self.rtt_s:
+            self._ring.clear()
+        self._smooth(sample_s, now, afresh=turned or settled or self.samples == 0)
+        self._ring.append((now, sample_s))
+        self._path = None
+        self._sampled_at = now
+        self.samples += 1
+
+    def _measure(self, rtt_s: float, body_bytes: int) -> None:
+        observed = max(0.0, rtt_s - self._calm.value) / body_bytes
+        weight = _BANDWIDTH_WEIGHT if self.s_per_byte else 1.0
+        self.s_per_byte += weight * (observed - self.s_per_byte)
+
+    def _smooth(self, sample_s: float, now: float, *, afresh: bool) -> None:
+        if afresh:
+            self.rtt_s, self.jitter_s = sample_s, sample_s / 2
+            return
+        lost_say = 1.0 - exp(-(now - self._sampled_at) / _MEMORY_S)
+        error_s = sample_s - self.rtt_s
+        self.jitter_s += max(_DEVIATION_WEIGHT, lost_say) * (abs(error_s) - self.jitter_s)
+        self.rtt_s += max(_MEAN_WEIGHT, lost_say) * error_s
+
+    # the sample
+
+    def path(self, now: float) -> Path:
+        """The round trips that count now. The same object until something changes: keep it to explain later."""
+        if self._path is None or now >= self._path_until:
+            self._path = self._sampled(now)
+        return self._path
+
+    def _sampled(self, now: float) -> Path:
+        ring = list(self._ring)
+        self._path_until = inf
+        if self._regime.foul:
+            # The newest always counts: of nothing at all even a stale word is more.
+            ring = [one for one in ring[:-1] if one[0] > now - _FOUL_S] + ring[-1:]
+            self._path_until = max(now, ring[0][0] + _FOUL_S) if len(ring) > 1 else inf
+        points = [(self._calm.value * times, 1.0) for times in _UNSEEN]
+        points += [(value_s, 1.0) for _, value_s in ring[:-_NEWEST]]
+        points += [(value_s, 2.0) for _, value_s in ring[-_NEWEST:]]
+        points.sort()
+        total = sum(weight for _, weight in points)
+        weights = tuple([weight / total for _, weight in points])
+        below = (0.0, *accumulate(weights))
+        median = bisect_left(below, 0.5 - 1e-9) - 1
+        return Path(tuple([value_s for value_s, _ in points]), weights, below, points[median][0])
+
+    # acknowledgements
+
+    def sent(self, attempt: int, now: float, body_bytes: int = 0) -> None:
+        """An attempt was sent over this path. `ended` must follow."""
+        self._unaccepted[attempt] = (now, body_bytes)
+        self._unanswered += 1
+        if self.silent_since is None:
+            self.silent_since = now
+
+    def accepted(self, attempt: int, now: float) -> None:
+        """The attempt's accept-ack is here: a round trip by itself. Later acks of the same attempt are ignored."""
+        sent = self._unaccepted.pop(attempt, None)
+        if sent is not None:
+            self.acknowledges = True
+            self.record(now - sent[0], now, sent[1])
+
+    def ended(self, attempt: int, now: float, *, heard: bool) -> None:
+        """The attempt is over. `heard`: because something came back over this path."""
+        due = self._unaccepted.pop(attempt, None)
+        if heard:
+            self.heard(now)
+        elif due is not None and self.silent_since is not None and self.trust(now) == 1.0:
+            self._left_early(self.silent_since)
+
+    def _left_early(self, silent_since: float) -> None:
+        """Who is given up before silence was unusual leaves no ack due, and no evidence: the silence is the others'.
+
+        Otherwise callers who leave, one before the other's ack was due, would add up to a path that says nothing.
+        """
+        self._unanswered -= 1
+        self._seems_mute_since = None
+        oldest = next(iter(self._unaccepted.values()), None)
+        self.silent_since = None if oldest is None else max(silent_since, oldest[0])
+
+    def heard(self, now: float) -> None:
+        """A frame came over this path: it works."""
+        self.silent_since, self._unanswered = (now, len(self._unaccepted)) if self._unaccepted else (None, 0)
+        self._seems_mute_since = None
+
+    def is_mute(self, now: float) -> bool:
+        """Whether three acks are overdue, and nothing came for three times as long as makes one overdue.
+
+        To be seen twice, some time apart: where this process stood still itself, the acks wait to be read, and the
+        first look comes before them.
+        """
+        if self.silent_since is None or self._unanswered < _MUTE_AFTER or not self.acknowledges:
+            return False
+        if now - self.silent_since <= _MUTE_AFTER * self.patience_s(now):
+            return False
+        if self._seems_mute_since is None:
+            self._seems_mute_since = now
+        return now - self._seems_mute_since >= SLACK_S
+
+    def patience_s(self, now: float) -> float:
+        """How long an ack may take until its absence is held against the path's health (`breaker`)."""
+        return _PATIENCE * self.path(now).median_s + _PATIENCE_S
+
+    def trust(self, now: float) -> float:
+        """How far to believe that the path works now."""
+        if self.silent_since is None or not self.acknowledges:
+            return 1.0
+        return self.answers_after(now - self.silent_since, now)
+
+    def answers_after(self, silence_s: float, now: float) -> float:
+        """The chance that a path that has been silent for so long, with an ack due, will still speak.
+
+        By Bayes' rule: a working path takes longer than this with the chance that the sample has; a broken one always.
+        """
+        if silence_s <= SLACK_S:
+            return 1.0
+        slower = self.path(now).slower_than(silence_s - SLACK_S)
+        return 1.0 if slower >= _NOT_UNUSUAL else slower / (slower + BROKEN)
+
+    def __repr__(self) -> str:
+        weather = " foul" if self.foul else ""
+        return f"<LinkEstimate {self.rtt_s * 1e3:.2f} ms ± {self.jitter_s * 1e3:.2f} ms of {self.samples}{weather}>"

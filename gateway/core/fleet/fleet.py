@@ -1,0 +1,376 @@
+"""The gateway's view of its targets: who is there, what each offers, and how each has been doing.
+
+Two roads feed it. The data plane says what can be sent to now: a link that is up, with its offers and its load. The
+control plane (MQTT, and the configuration for static targets) says whom to connect to, and how fresh a device's own
+word is. The data plane outranks the control plane both ways: a device that MQTT shows alive but whose link is broken
+is not used, and one whose link works stays in use while its broker is gone.
+
+    link target     usable ⇔ its link is up              offers from its hello and its load frames
+    unary target    usable ⇔ its last probe succeeded    from whoever described it; it has no hello
+    any             used   ⇔ usable and neither its own breaker nor its path's is open, or it is spared (`ejection.py`)
+
+Per target the view keeps the estimators that placement reads: two breakers, link and ledger. They live as long as the
+target's entry does. A new epoch is a new process: it gets a new breaker and starts slowly. A new connection gets a new
+breaker for the path.
+
+`offered` is the hot path and reads an index that is kept up offer by offer: a target that comes, goes or changes what
+it offers costs as much as it has offers, however many targets there are.
+Invariant: the index holds exactly the offers of usable targets that serve: those that are ready or still soak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from gateway.core.estimate.conformal import Coverage
+from gateway.core.estimate.link_estimate import LinkEstimate
+from gateway.core.estimate.service_cost import CostModel
+from gateway.core.fleet.attestation import GONE
+from gateway.core.fleet.ejection import SLOW_START_S, Balance
+from gateway.core.fleet.link_events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.offer_index import Offered, Offers
+from gateway.core.fleet.pricing import Tier, byte_price_of, price_of
+from gateway.core.fleet.queue_estimate import Ledger
+from gateway.core.fleet.scaling import Needed, Scaling
+from gateway.core.fleet.target import TargetSpec, TargetView
+from gateway.core.fleet.variant_rank import quality_of
+from gateway.core.health.breaker import Breaker, State
+from gateway.core.health.degradation import WIDER, Change
+from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.offers import ModelOffer
+from tidegate.models.manifest import Feature
+from tidegate.types import LoadReport
+
+SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one that soaks: gateway/layers/versions.py
+LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
+STATIC_REDIAL_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
+_LONGEST_HOPE_S: Final = 0.25  # a caller would rather hear now than later that there is nobody
+_PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
+
+
+OfferKey = tuple[str, str, str]  # model, version, variant
+_NOBODY: Final = Offers()
+
+
+class Fleet:
+    """Mutable: `add` and `remove` targets, `fold` what links say, `heard` what the control plane says."""
+
+    def __init__(self, feature_of: Callable[[str, str], Feature], *, draw: Callable[[], float] = lambda: 0.5) -> None:
+        """Args: feature_of: the cost feature of (model, version), for priors.
+        draw: chance, uniform in [0, 1), for the breakers of paths.
+        """
+        self.targets: dict[str, TargetView] = {}
+        self.balance = Balance()
+        # Told when one is ejected, and when it is back.
+        self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
+        # Told when something ails one, and when it does no longer.
+        self.on_condition: Callable[[TargetView, Change], None] = lambda _target, _change: None
+        self.scaling: Scaling | None = None  # set before targets are added, where somebody wants to know
+        self.unhedged: set[str] = set()  # targets whose conditions keep hedges away
+        self._feature_of = feature_of
+        self._draw = draw
+        self._costs = CostModel()
+        self._coverage: dict[Tier, Coverage] = {"edge": Coverage(), "pool": Coverage()}
+        self._index: dict[tuple[str, str], Offers] = {}
+        self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
+        self._redialled_by = 0.0  # until then a link that was lost just now may be back
+        self.scarcity = 1.0  # how many times its plain price the cloud costs
+        self._cloud: set[str] = set()  # targets whose price it is
+        self._metered: set[str] = set()
+        self._reserve: set[str] = set()
+        self._static: set[str] = set()  # few, where devices that come and go may be ten thousand
+
+    def add(self, spec: TargetSpec, now: float) -> TargetView:
+        """Begin to know a target. It is down until its link or its offers say otherwise."""
+        self.remove(spec.id)
+        tier = spec.tier
+        link = LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier])
+        target = TargetView(spec, Ledger(batches=tier == "pool"), link, self.balance, self._draw, since=now)
+        target.coverage = self._coverage[tier]
+        target.scaling = self.scaling if tier == "pool" else None
+        self._renew(target, breaker=True)
+        self.targets[spec.id] = target
+        if self.balance.began_at is None:
+            self.balance.began_at = now
+        if spec.lies_in == "cloud":
+            self._cloud.add(spec.id)
+        if spec.standby:
+            self._reserve.add(spec.id)
+        if spec.static:
+            self._static.add(spec.id)
+        self._price(target)
+        return target
+
+    def remove(self, target_id: str) -> None:
+        """Forget a target and what was learned of it; attempts still under way there end on their own."""
+        target = self.targets.pop(target_id, None)
+        if target is not None:
+            target.breaker.retire()
+            target.path.retire()
+            self._costs.forget(target_id)
+            self._unlist(target_id)
+            self.balance.forget(target_id)
+            self._metered.discard(target_id)
+            self._cloud.discard(target_id)
+            self._reserve.discard(target_id)
+            self._static.discard(target_id)
+            self.unhedged.discard(target_id)
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether a target is known that only waits to be needed."""
+        return bool(self._reserve)
+
+    def fold(self, event: LinkEvent, now: float) -> None:
+        """Take in one event of a link. Events of targets that were removed meanwhile are ignored."""
+        target = self.targets.get(event.target_id)
+        if target is None:
+            return
+        match event:
+            case LinkLoad():  # first: one comes with every answer
+                target.ledger.report(event.load, "link", now)
+                target.link.heard(now)  # it came over the path, also where nobody waits for its answer any more
+                target.path.heard(now)
+                if event.offers is not None:
+                    self._offer(target, event.offers)
+            case LinkRtt():  # comes with every heartbeat
+                self._costs.relax(target.id, now)
+                target.link.record(event.rtt_s, now)
+                target.path.heard(now)
+                self._look(target, event.rtt_s, now)
+            case LinkUp():
+                self._came_up(target, event, now)
+            case LinkAttested():
+                target.attestation = event.attestation
+            case _:  # LinkDown, the only one left
+                if target.up and not event.in_order:
+                    hope_s = min(_LONGEST_HOPE_S, target.link.patience_s(now))
+                    self._redialled_by = max(self._redialled_by, now + hope_s)
+                self._went_down(target, event.reason, now)
+
+    def heard(
+        self,
+        target_id: str,
+        *,
+        load: LoadReport | None,
+        doubt: str,
+        now: float,
+        accepting: bool = True,
+        offers: tuple[ModelOffer, ...] | None = None,
+        conditions: Conditions = UNTOLD,
+    ) -> None:
+        """What the control plane says of a device: its load, why to doubt it, what it costs, and whether it takes work.
+
+        Args:
+            offers: for a unary target, which has no other way to say them; None leaves them as they are.
+        """
+        target = self.targets.get(target_id)
+        if target is None:
+            return
+        target.doubt = doubt
+        if conditions != target.conditions:
+            target.conditions = conditions
+            self._price(target)
+        if load is not None:
+            target.ledger.report(load, "mqtt", now)
+        if accepting != target.accepting or (offers is not None and offers != target.offers):
+            target.accepting = accepting
+            self._offer(target, target.offers if offers is None else offers)
+
+    def price_cloud(self, factor: float) -> None:
+        """How many times its usual price a second in the cloud costs now, at least once."""
+        if factor != self.scarcity:
+            self.scarcity = factor
+            for target_id in self._cloud:
+                self._price(self.targets[target_id])
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the bytes of a request have a price anywhere."""
+        return bool(self._metered)
+
+    def repriced(self) -> None:
+        """The cost features of models changed: read them again."""
+        for target in self.targets.values():
+            self._list(target)
+
+    def offers(self, model: str, version: str) -> Offers:
+        """Every variant of the model on a usable target. Breakers are not asked here: they change with time."""
+        return self._index.get((model, version), _NOBODY)
+
+    def offered(self, model: str, version: str) -> Sequence[Offered]:
+        """The same, to be walked at once: it changes when somebody comes or goes."""
+        return self.offers(model, version).all.items
+
+    def usable(self, now: float) -> bool:
+        """Whether at least one target can be used."""
+        return any(target.up and target.allows(now) for target in self.targets.values())
+
+    def retry_after_s(self, now: float) -> float | None:
+        """When there may be somebody again: soon after a link was lost, which is dialled again at once, else when the
+        next of those that are ejected gets its probe, or one that is configured and down its next dial. None when
+        nobody is expected."""
+        if now < self._redialled_by:
+            return LOOK_AGAIN_S
+        ejected = [self.targets[target_id] for target_id in self.balance.ejected]
+        waits_s = [max(0.0, one.breaker.retry_at - now, one.path.retry_at - now) for one in ejected]
+        if not all(self.targets[target_id].up for target_id in self._static):
+            waits_s.append(STATIC_REDIAL_S)
+        return min(waits_s, default=None)
+
+    def all_tried(self) -> bool:
+        """Whether every static target has been reached or found unreachable at least once."""
+        return all(self.targets[target_id].tried for target_id in self._static)
+
+    def _came_up(self, target: TargetView, event: LinkUp, now: float) -> None:
+        epoch, new_process = event.epoch, event.epoch != target.epoch
+        if new_process or not target.up or event.road != target.road:
+            self._renew(target, breaker=new_process)  # what failed before was another process, or another connection
+        if new_process and target.epoch:
+            target.degradation.new_process(now)
+            self._act(target)
+        if new_process and self._is_settled(now):
+            target.warm_up(now)
+        target.link.heard(now)
+        self._unattest(target)
+        target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
+        target.road = event.road
+        self._offer(target, event.offers)
+
+    def _is_settled(self, now: float) -> bool:
+        """Whether there are others that are warm: a fleet that has just begun has nobody to lean on."""
+        began_at = self.balance.began_at
+        return began_at is not None and now - began_at >= SLOW_START_S
+
+    def _went_down(self, target: TargetView, reason: str, now: float) -> None:
+        if target.up or not target.tried:
+            target.since = now
+        target.up, target.tried, target.reason = False, True, reason
+        self._unattest(target)
+        self._list(target)
+
+    def _unattest(self, target: TargetView) -> None:
+        """Evidence is of one connection: what was before says nothing of who is there now."""
+        if not target.attestation.why_not:
+            target.attestation = GONE
+
+    def _price(self, target: TargetView) -> None:
+        scarcity = self.scarcity if target.id in self._cloud else 1.0
+        ails = target.degradation
+        target.price = price_of(
+            target.spec.tier, target.conditions, scarcity, hot=ails.is_hot, ailing=ails.price_factor
+        )
+        target.byte_price = byte_price_of(target.conditions)
+        (self._metered.add if target.byte_price else self._metered.discard)(target.id)
+
+    def _offer(self, target: TargetView, offers: tuple[ModelOffer, ...]) -> None:
+        only = target.spec.models
+        target.offers = tuple(offer for offer in offers if not only or offer.name in only)
+        self._list(target)
+
+    def replicas_needed(self, now: float) -> Needed | None:
+        """How many replicas of the pool are needed; None where nobody wanted to know."""
+        if self.scaling is None:
+            return None
+        pools = [one for one in self.targets.values() if one.spec.tier == "pool" and one.up and one.accepting]
+        backlog_s = sum(one.ledger.wait_s(now) for one in pools)
+        return self.scaling.decide(now, replicas=len(pools), backlog_s=backlog_s)
+
+    # degradation
+
+    def but_unhedged(self, others: set[str]) -> set[str]:
+        """`others`, and those that hedges should not go to, unless nobody else would be left."""
+        avoided = others | self.unhedged
+        return avoided if len(avoided) < len(self.targets) else others
+
+    def _look(self, target: TargetView, rtt_s: float, now: float) -> None:
+        """With every heartbeat: what ails the target now."""
+        load = target.ledger.load
+        wait_s = load.queue_delay_s if load is not None else 0.0
+        target.degradation.look(now, rtt_s=rtt_s, wait_s=wait_s, conditions=target.conditions)
+        if target.degradation.changes:
+            self._act(target)
+
+    def _act(self, target: TargetView) -> None:
+        """Pull the levers of what has begun or ended there, and tell."""
+        ails = target.degradation
+        for change in ails.take_changes():
+            name, variant = change.condition.name, change.condition.variant
+            cost = self._costs.known(target.id, variant) if variant is not None else None
+            if name == "slow_drift" and cost is not None and variant is not None:
+                cost.widen(WIDER if change.begun else 1.0)
+                if change.begun:
+                    cost.relearn(ails.learned(variant))
+            elif name == "cold_cache" and change.begun and self._is_settled(change.at):
+                target.warm_up(change.at)
+            self.on_condition(target, change)
+        self._price(target)
+        (self.unhedged.discard if ails.hedges else self.unhedged.add)(target.id)
+
+    # health
+
+    def _renew(self, target: TargetView, *, breaker: bool) -> None:
+        """Forget what failed before: on the path, and with `breaker` in the process as well."""
+        target.path.retire()
+        target.path = Breaker(on_move=partial(self._moved, target))
+        if breaker:
+            target.breaker.retire()
+            target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
+        target.ejected = target.breaker.state is not State.CLOSED
+
+    def _breaker_moved(self, target: TargetView, now: float) -> None:
+        if target.breaker.state is State.CLOSED:
+            target.warm_up(now)
+        self._moved(target, now)
+
+    def _moved(self, target: TargetView, now: float) -> None:
+        """A breaker of the target has moved."""
+        ejected = target.breaker.state is not State.CLOSED or target.path.state is not State.CLOSED
+        if ejected == target.ejected:
+            return
+        target.ejected = ejected
+        self._count(target)
+        if target.up:  # of one whose link is down it was said that it is
+            self.on_health(target, now)
+
+    def _count(self, target: TargetView) -> None:
+        usable = target.up and target.accepting
+        self.balance.count(target.id, edge=target.spec.tier == "edge", usable=usable, ejected=target.ejected)
+
+    # the index
+
+    def _list(self, target: TargetView) -> None:
+        """Have the index hold what the target offers now. O(its offers)."""
+        self._count(target)
+        ready = {(one.model, one.version, one.variant.name): one for one in self._ready_offers(target)}
+        for key in self._indexed.get(target.id, ()):
+            if key not in ready:
+                self._drop(target.id, key)
+        for (model, version, variant), one in ready.items():
+            self._index.setdefault((model, version), Offers()).put((target.id, variant), one)
+        self._indexed[target.id] = list(ready)
+
+    def _unlist(self, target_id: str) -> None:
+        for key in self._indexed.pop(target_id, ()):
+            self._drop(target_id, key)
+
+    def _drop(self, target_id: str, key: OfferKey) -> None:
+        model, version, variant = key
+        offers = self._index[model, version]
+        offers.drop((target_id, variant))
+        if not offers.all:
+            del self._index[model, version]
+
+    def _ready_offers(self, target: TargetView) -> Iterator[Offered]:
+        zone = target.spec.lies_in
+        for model in target.offers if target.up and target.accepting else ():
+            feature = self._feature_of(model.name, model.version)
+            for variant in model.variants if model.state in SERVING else ():
+                cost = self._costs.of(target.id, model.name, model.version, variant, feature)
+                yield Offered(target, model.name, model.version, variant, cost, quality_of(variant), zone)
+
+    def __repr__(self) -> str:
+        up = sum(target.up for target in self.targets.values())
+        return f"<Fleet {up} of {len(self.targets)} targets up, {len(self._index)} models>"

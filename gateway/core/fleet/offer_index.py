@@ -1,0 +1,54 @@
+"""What is on offer: a variant of a model on a target, with its cost; and all of those for one model.
+
+Placement walks `Offers.all` for every request, so they are kept as it reads them (`indexed_set.py`), and changed one by
+one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.core.estimate.service_cost import VariantCost
+from gateway.core.fleet.indexed_set import Roster
+from gateway.core.fleet.target import TargetView
+from tidegate.fleet.offers import VariantOffer
+from tidegate.placement_pin import Zone
+
+
+class Offered(NamedTuple):
+    """One way to answer one model: a variant on a usable target, with its cost."""
+
+    target: TargetView
+    model: str
+    version: str
+    variant: VariantOffer
+    cost: VariantCost
+    quality: float = 1.0
+    zone: Zone = "cloud"
+
+    @property
+    def price(self) -> float:
+        return self.target.price
+
+
+class Offers:
+    """All offers of one model by (target, variant), and those of pools once more. Mutable: the fleet keeps it up."""
+
+    __slots__ = ("all", "pools")
+
+    def __init__(self) -> None:
+        self.all: Roster[tuple[str, str], Offered] = Roster()
+        self.pools: Roster[tuple[str, str], Offered] = Roster()
+
+    def put(self, key: tuple[str, str], one: Offered) -> None:
+        self.all.put(key, one)
+        if one.target.spec.tier == "pool":
+            self.pools.put(key, one)
+
+    def drop(self, key: tuple[str, str]) -> None:
+        self.all.drop(key)
+        if self.pools.get(key) is not None:
+            self.pools.drop(key)
+
+    def __repr__(self) -> str:
+        return f"<Offers {len(self.all)}, {len(self.pools)} of pools>"

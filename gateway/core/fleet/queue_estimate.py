@@ -1,0 +1,173 @@
+"""How long a request would wait at a target: what we have there ourselves, and what the target said last.
+
+A load report is as old as its way here; our own launches are known at once. Without the local count every gateway
+sends all it has to whoever looked idle last, which costs 7 to 24 points of attainment (routing.md B3): the local
+truth is a floor under what reports say.
+
+    wait = max(own work ahead, what is left of the reported delay + own work that no report speaks of yet)
+
+Work is what an attempt adds to the wait of those behind it: all of its compute where requests are computed one after
+another (an edge), and only what it adds to a call where those that wait are computed together (`batches`: a pool);
+there half of a call's fixed part is added once, for the call that is running. Counting a pool's work as an edge's
+makes a batcher look ten times as busy as it is.
+
+A report speaks of an attempt if the target had acknowledged it before, since frames keep their order; a report that is
+one link delay old says nothing of what was still on its way. The reported delay runs down as time passes and also
+loses credit: after `_STALE_S` it counts for nothing, since the others' work in it is long done. An accept-ack is the
+freshest word of all: it promises an answer, and by how much that differs from what was expected here, so much more is
+ahead there than was thought, or less (`corrected`).
+
+Reports come by several roads (answers and link frames, MQTT), each with sequences of its own: within an epoch a road's
+older report is ignored, and an older epoch is always ignored. `launch` is called once per attempt, and then one of
+`finish` and `abandon`: whoever is given up while it is computed still takes its time there, since no engine stops.
+
+Invariants: waits are finite and never negative; with nothing in flight and no fresh word the wait is 0. All O(1), a
+report amortized: each attempt is looked at by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.estimate.queue_externality import Place
+from gateway.core.estimate.shadow_price import Congestion
+from gateway.core.estimate.wait_error import WaitError
+from tidegate.types import LoadReport
+
+_STALE_S: Final = 1.5  # routing.md B3: reported background decays linearly over 1.5 s
+_LONGEST_S: Final = 60.0  # what a promise may say at most: it comes from the network
+
+
+@dataclass(slots=True)
+class _Entry:
+    work_s: float
+    launched_at: float
+    place: Place | None  # None: its deadline is not known here
+    accepted: bool = False  # the target said that it has it
+    reported: bool = False  # a report came after that: it is in there
+
+
+class Ledger:
+    """Mutable: one target's own in-flight attempts and its latest load report."""
+
+    __slots__ = (
+        "_accepted", "_call_s", "_entries", "_head_s", "_head_since", "_heard", "_own_s", "_since_s", "_word_at",
+        "_word_s", "batches", "congestion", "error", "load", "reported_at",
+    )  # fmt: skip
+
+    def __init__(self, *, batches: bool = False) -> None:
+        self.load: LoadReport | None = None
+        self.batches = batches
+        self.error = WaitError()
+        self.congestion = Congestion()
+        self._call_s = 0.0  # the fixed part of the latest call, where there are batches
+        self._accepted: dict[int, _Entry] = {}  # those that the next report speaks of
+        self._entries: dict[int, _Entry] = {}  # by attempt, in order of launch
+        self._own_s = 0.0  # work of all entries
+        self._since_s = 0.0  # work of those that no report speaks of
+        self._head_s = 0.0  # work of the oldest entry, which is taken to be the one that is computed
+        self._head_since = 0.0  # when its compute began: it was sent, or one before it came back
+        self.reported_at = 0.0
+        self._word_s = 0.0  # the wait by the target's latest word, of a report or of an ack ...
+        self._word_at = 0.0  # ... and when that came
+        self._heard: dict[str, tuple[int, int]] = {}  # road → (epoch, sequence)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._entries)
+
+    def launch(
+        self, attempt: int, work_s: float, now: float, place: Place | None = None, *, call_s: float = 0.0
+    ) -> None:
+        """Note an attempt that was just sent, with its place in the queue there.
+
+        Args:
+            work_s: what it adds to the wait of those behind it.
+            call_s: the fixed part of its call, where there are batches.
+        """
+        self._call_s = call_s
+        if not self._entries:
+            self._head_s, self._head_since = work_s, now
+        self._entries[attempt] = _Entry(work_s, now, place)
+        self.congestion.sent(work_s, now)
+        self._own_s += work_s
+        self._since_s += work_s
+
+    def finish(self, attempt: int, now: float) -> None:
+        """Note that the attempt ended, however it did."""
+        entry = self._entries.pop(attempt)
+        self._accepted.pop(attempt, None)
+        if not self._entries:
+            self._own_s = self._since_s = 0.0  # sums of floats drift; an empty ledger is exactly empty
+            return
+        self._head_s, self._head_since = next(iter(self._entries.values())).work_s, now
+        self._own_s -= entry.work_s
+        if not entry.reported:
+            self._since_s -= entry.work_s
+
+    def abandon(self, attempt: int, now: float) -> None:
+        """Note that we gave it up: its place in the queue is free, but the first one is being computed to its end."""
+        entry = self._entries[attempt]
+        is_first = next(iter(self._entries)) == attempt
+        left_s = entry.work_s - (now - self._head_since) if is_first and entry.accepted else 0.0
+        self.finish(attempt, now)
+        if left_s > 0.0:
+            self.corrected(left_s, now)
+
+    def accepted(self, attempt: int) -> None:
+        """The target has the attempt in its queue: its next report speaks of it."""
+        entry = self._entries.get(attempt)
+        if entry is not None and not entry.accepted:
+            entry.accepted = True
+            self._accepted[attempt] = entry
+
+    def report(self, load: LoadReport, road: str, now: float) -> bool:
+        """Take in a load report; returns whether it was news."""
+        epoch = self.load.epoch if self.load else 0
+        if load.epoch < epoch or (load.epoch, load.sequence) <= self._heard.get(road, (-1, -1)):
+            return False
+        self._heard[road] = (load.epoch, load.sequence)
+        self.load = load
+        self.reported_at = self._word_at = now
+        self._word_s = max(0.0, load.queue_delay_s)
+        for entry in self._accepted.values():
+            entry.reported = True
+            self._since_s -= entry.work_s
+        self._accepted.clear()
+        return True
+
+    def corrected(self, by_s: float, now: float) -> None:
+        """The target's word on one attempt differs from what was thought: so much more is ahead there, or less."""
+        wait_s = max(0.0, min(_LONGEST_S, self._queued_s(now) + by_s))
+        self._word_s, self._word_at = max(0.0, wait_s - self._since_s), now
+
+    def queue(self) -> Iterator[tuple[float, Place | None]]:
+        """(work, place) of what we have under way there, in order of launch."""
+        return ((entry.work_s, entry.place) for entry in self._entries.values())
+
+    def wait_s(self, now: float) -> float:
+        """How long a request that arrives there now would wait before its compute begins."""
+        wait_s = self._queued_s(now)
+        return wait_s + 0.5 * self._call_s if self.batches and self._entries else wait_s
+
+    def _queued_s(self, now: float) -> float:
+        # One straight run, not a call for each term: every decision asks every target.
+        queued_s = 0.0
+        if self._entries:
+            # The head may be overdue: the rest then waits for it no longer than predicted, because nothing is known of
+            # how much is still to come.
+            done_s = now - self._head_since
+            left_s = self._own_s - (done_s if done_s < self._head_s else self._head_s)
+            if left_s > 0.0:
+                queued_s = left_s
+        age_s = now - self._word_at
+        if age_s < self._word_s and age_s < _STALE_S:
+            told_s = (self._word_s - age_s) * (1.0 - age_s / _STALE_S) + self._since_s
+            if told_s > queued_s:
+                queued_s = told_s
+        return queued_s
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self._entries)} in flight, {self._own_s * 1e3:.1f} ms of own work, last {self.load}>"

@@ -1,0 +1,176 @@
+"""One target: who it is and how to reach it (`TargetSpec`), and what is known of it (`TargetView`).
+
+A view holds what placement reads of its target: the ledger of what waits there, the link's estimate, two breakers (the
+process behind it, and the path to it), and what a refusal or a new process has to say about the next wait. It is kept
+up by the fleet (`fleet.py`) and by attempts (`gateway/core/request/attempt.py`), and decides nothing but how far it is
+to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gateway.core.estimate.conformal import Coverage
+from gateway.core.estimate.link_estimate import LinkEstimate
+from gateway.core.fleet.attestation import UNASKED, Attestation
+from gateway.core.fleet.ejection import SLOW_START_S, Balance, slow_start_share
+from gateway.core.fleet.link_events import Road
+from gateway.core.fleet.pricing import Tier
+from gateway.core.fleet.queue_estimate import Ledger
+from gateway.core.fleet.scaling import Scaling
+from gateway.core.health.breaker import Breaker, State
+from gateway.core.health.degradation import Degradation
+from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.offers import ModelOffer
+from tidegate.placement_pin import Zone
+
+Transport = Literal["link", "unary"]
+TargetState = Literal["ready", "suspect", "down"]
+
+_USUAL_ZONE: Final[dict[Tier, Zone]] = {"edge": "edge", "pool": "cloud"}
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # after a refusal that does not say when there will be room
+_IN_A_ROW: Final = 2  # refusals, with nobody taken between: one may be about the one request
+_FULL_TRUST: Final = 0.05
+_SCOUT_RTTS, _SCOUT_S = 2.0, 0.02  # for the word on one who was sent when the pause was over
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """Who a target is and how to reach it. `static` ones are configured, the others come and go with the fleet."""
+
+    id: str  # "edge/NAME" or "pool/NAME"
+    tier: Tier
+    address: str
+    transport: Transport = "link"
+    foreign: bool = False
+    models: tuple[str, ...] = ()  # only these; () means all it offers
+    static: bool = True
+    zone: Zone | None = None  # None: the one that is usual for its tier
+    standby: bool = False  # in reserve: asked only where the others cannot make it
+    encrypted: bool = True  # whether a gateway that has a certificate calls it over TLS
+
+    @property
+    def lies_in(self) -> Zone:
+        return self.zone or _USUAL_ZONE[self.tier]
+
+
+@dataclass(slots=True)
+class TargetView:
+    """Mutable: what is known of one target."""
+
+    spec: TargetSpec
+    ledger: Ledger
+    link: LinkEstimate
+    balance: Balance
+    draw: Callable[[], float]
+    breaker: Breaker = field(default_factory=Breaker)
+    path: Breaker = field(default_factory=Breaker)
+    coverage: Coverage = field(default_factory=Coverage)  # its tier's
+    up: bool = False
+    tried: bool = False  # has it been up or down at least once
+    reason: str = "not connected yet"
+    since: float = 0.0  # when `up` last changed
+    epoch: int = 0
+    road: Road = "direct"  # by which it was last up
+    offers: tuple[ModelOffer, ...] = ()  # the last known ones, also while it is down
+    doubt: str = ""  # why the control plane distrusts it; "" when it does not
+    accepting: bool = True  # False while a device says that it takes no new work
+    ejected: bool = False  # one of its breakers is not closed
+    warm_since: float = -SLOW_START_S  # when its slow start began
+    plain_from: float = 0.0  # from then on its wait is what its ledger says
+    refused_until: float = 0.0
+    refusals: int = 0  # in a row, with nobody taken between
+    asked_at: float = 0.0  # when it was last sent a request
+    conditions: Conditions = UNTOLD  # what a device said of its battery, its heat and its link
+    price: float = 1.0  # of a second of compute there, now
+    byte_price: float = 0.0
+    attestation: Attestation = UNASKED  # what its evidence has shown
+    degradation: Degradation = field(default_factory=Degradation)  # what ails it
+    scaling: Scaling | None = None  # its tier's, where somebody asks how many replicas are needed
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    def takes(self, now: float) -> bool:
+        """Whether it is to be used as a matter of course; an ejected one only where too many are."""
+        if self.link.silent_since is not None and not self.ejected and self.link.is_mute(now):
+            self.path.trip("three requests were not acknowledged", now, self.draw())
+        return not self.ejected or self.balance.spares(edge=self.spec.tier == "edge")
+
+    def allows(self, now: float) -> bool:
+        """The same, or as a probe that is due."""
+        return self.takes(now) or (self.breaker.allows(now) and self.path.allows(now))
+
+    def trust(self, now: float) -> float:
+        """How far to believe that an attempt is answered at all: the path's silence, and an ejected one's record."""
+        if self.link.silent_since is None and not self.ejected and self.refusals < _IN_A_ROW:
+            return 1.0
+        trust = self.link.trust(now) * (_FULL_TRUST if self.says_no(now) else 1.0)
+        return trust * min(self.breaker.chance(now), self.path.chance(now)) if self.ejected else trust
+
+    def says_no(self, now: float) -> bool:
+        """Whether it has refused whoever came, and does not expect room yet, or somebody is out to see.
+
+        A wait alone does not say this: where others queue for longer, a pause of 200 ms looks like the shorter queue,
+        and all went there only to be refused, for as long as it lasted (the fault matrix' row 11).
+        """
+        if self.refusals < _IN_A_ROW:
+            return False
+        patience_s = _SCOUT_RTTS * self.link.rtt_s + _SCOUT_S
+        return now < self.refused_until or self.refused_until <= self.asked_at > now - patience_s
+
+    def wait_s(self, now: float) -> float:
+        """How long a request that arrives there now would wait; longer in its slow start, and after a refusal."""
+        wait_s = self.ledger.wait_s(now)
+        if now >= self.plain_from:
+            return wait_s
+        return max(self.refused_until - now, wait_s / slow_start_share(now - self.warm_since))
+
+    def expects_s(self, ahead_s: float, now: float) -> float:
+        """The wait with so much ahead, by how far such predictions have been off here."""
+        factor = self.ledger.error.factor
+        # What was learned of the usual wait must not shorten a pause that the target asked for.
+        return ahead_s * (factor if now >= self.plain_from else max(1.0, factor))
+
+    def refused(self, retry_after_s: float | None, now: float) -> None:
+        """It had no room: none is expected before it says so, or for a time that doubles with each refusal in a row."""
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self.refusals) if retry_after_s is None else retry_after_s
+        self.refusals = min(self.refusals + 1, 30)
+        self.refused_until = now + min(pause_s, _LONGEST_PAUSE_S)
+        self.plain_from = max(self.plain_from, self.refused_until)
+
+    def warm_up(self, now: float) -> None:
+        """Begin a slow start."""
+        self.warm_since = now
+        self.plain_from = max(self.plain_from, now + SLOW_START_S)
+
+    def state(self, now: float) -> tuple[TargetState, str]:
+        """For people: the state and its reason."""
+        if not self.up:
+            return "down", self.reason
+        if not self.accepting:
+            words = self.conditions.in_words()
+            return "down", f"it takes no new work ({words})" if words else "it takes no new work"
+        if self.ejected:
+            return self._ejected_state(now)
+        if self.doubt:
+            return "suspect", self.doubt
+        share = slow_start_share(now - self.warm_since)
+        return "ready", "" if share == 1.0 else f"warming up: counts for {share:.0%} of its capacity"
+
+    def _ejected_state(self, now: float) -> tuple[TargetState, str]:
+        what, breaker = ("it", self.breaker) if self.breaker.state is not State.CLOSED else ("the way to it", self.path)
+        if self.balance.spares(edge=self.spec.tier == "edge"):
+            return "suspect", f"{what} kept failing ({breaker.reason}), as most do: used all the same"
+        if breaker.state is State.HALF_OPEN:
+            return "suspect", f"{what} kept failing ({breaker.reason}) and is being probed"
+        left_s = max(0.0, breaker.retry_at - now)
+        return "down", f"{what} kept failing ({breaker.reason}); next probe in {left_s:.1f} s"
+
+    def __repr__(self) -> str:
+        state = "up" if self.up else f"down ({self.reason})"
+        breakers = f"{self.breaker.state.name}/{self.path.state.name}"
+        return f"<TargetView {self.id} {state} {breakers} {self.ledger.in_flight} in flight>"

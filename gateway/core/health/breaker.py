@@ -1,0 +1,219 @@
+"""Stop calling what keeps failing, and find out carefully when it works again.
+
+    CLOSED ──last straw──▶ OPEN ──cooled──▶ HALF_OPEN ──enough successes──▶ CLOSED
+                            ▲ └───heard──────▶  │
+                            └──────failure──────┘      (each time open for twice as long, up to a cap)
+
+Every target has two, since a process that answers nonsense and a path that swallows frames are different faults with
+different proofs and different cures (`blame` says whose an error is):
+
+    the target's   opens on its own hard failures: `threshold` in a row, or fewer than half good of ten or more in ten
+                   seconds. Only an answer speaks for it.
+    the path's     opens on connections that fail, and when three attempts stay unacknowledged (`LinkEstimate.is_mute`).
+                   Any frame that arrives speaks for it (`heard`): a pong proves as much as an answer.
+
+Nothing else counts. A caller's bad request, a full queue, a budget that was too short and our own cancellations say
+nothing about health. An Overloaded answer is load, and belongs to the ledger.
+
+While half open one attempt at a time goes through as a probe. A probe that was cancelled gives its place back.
+Attempts from before it opened change nothing when they end: only probes speak for the target as it is now. They are
+counted all the same: `chance` is what is left to go by when a fleet must use whom it would rather not
+(`gateway/core/fleet/ejection.py`).
+
+Invariants: nothing but a probe is allowed while not CLOSED; the open time stays within ±20 % of min(cap, base · 2^k).
+Chance is an argument. Source: routing.md B5; Nygard, "Release It!", chapter 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from typing import Final, NamedTuple
+
+from gateway.core.health.success_window import SuccessWindow
+from tidegate.outcome import BadAnswer, InternalError, ServeError, Unreachable
+
+
+class State(IntEnum):
+    """The values are those of the metric `tidegate_breaker_state`."""
+
+    CLOSED = 0
+    OPEN = 1
+    HALF_OPEN = 2
+
+
+class Verdict(StrEnum):
+    SUCCESS = "success"
+    FAILURE = "failure"
+    IGNORED = "ignored"
+
+
+class Blame(NamedTuple):
+    """What an attempt's end says about the process that was asked, and about the way there."""
+
+    target: Verdict
+    path: Verdict
+
+
+class _Event(StrEnum):
+    SUCCESS = "success"
+    ENOUGH = "enough"  # the success that makes a half-open breaker trust again
+    FAILURE = "failure"
+    LAST_STRAW = "last straw"  # the failure that opens a closed breaker
+    COOLED = "cooled"
+    HEARD = "heard"  # a sign of life that nobody had to ask for
+
+
+_NEXT: Final[dict[tuple[State, _Event], State]] = {
+    (State.CLOSED, _Event.SUCCESS): State.CLOSED,
+    (State.CLOSED, _Event.FAILURE): State.CLOSED,
+    (State.CLOSED, _Event.LAST_STRAW): State.OPEN,
+    (State.OPEN, _Event.COOLED): State.HALF_OPEN,
+    (State.OPEN, _Event.HEARD): State.HALF_OPEN,
+    (State.HALF_OPEN, _Event.SUCCESS): State.HALF_OPEN,
+    (State.HALF_OPEN, _Event.ENOUGH): State.CLOSED,
+    (State.HALF_OPEN, _Event.FAILURE): State.OPEN,
+}
+_PROBES_TO_CLOSE: Final = 2
+_LEAST_CALLS: Final = 10  # before a share of successes means anything
+_LEAST_SHARE: Final = 0.5
+
+
+def blame(error: ServeError | None) -> Blame:
+    """Whose fault an attempt's end is; None is an answer."""
+    if error is None:
+        return Blame(Verdict.SUCCESS, Verdict.SUCCESS)
+    if isinstance(error, Unreachable):
+        return Blame(Verdict.IGNORED, Verdict.FAILURE)
+    return Blame(
+        Verdict.FAILURE if isinstance(error, BadAnswer | InternalError) else Verdict.IGNORED,
+        Verdict.IGNORED,  # an error may be our own word for it: frames that came say `heard` themselves
+    )
+
+
+class Breaker:
+    """Mutable. `allows` before placing, `launched` with each attempt, `record` at its end with what `launched` said."""
+
+    __slots__ = (
+        "_base_s", "_cap_s", "_failures", "_on_move", "_openings", "_probing", "_recent", "_successes", "_threshold",
+        "reason", "retry_at", "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        threshold: int = 5,
+        base_s: float = 0.5,
+        cap_s: float = 30.0,
+        on_move: Callable[[float], None] = lambda _now: None,
+    ) -> None:
+        """Args: on_move: told the instant after the state has changed."""
+        self.state = State.CLOSED
+        self.retry_at = 0.0  # when an open breaker lets a probe through
+        self.reason = ""  # why it is not closed, in words
+        self._threshold = threshold
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._on_move = on_move
+        self._recent = SuccessWindow()
+        self._failures = 0  # in a row
+        self._successes = 0  # in a row, of probes
+        self._openings = 0  # without a return to CLOSED in between
+        self._probing = False
+
+    def allows(self, now: float) -> bool:
+        """Whether an attempt may be launched now: any while closed, else one probe when it is due."""
+        if self.state is State.CLOSED:
+            return True
+        return not self._probing and (self.state is State.HALF_OPEN or now >= self.retry_at)
+
+    def launched(self, now: float) -> bool:
+        """Note an attempt; returns whether it is a probe. One that `allows` did not let through is none."""
+        if self.state is State.CLOSED or not self.allows(now):
+            return False
+        if self.state is State.OPEN:
+            self._half_open(_Event.COOLED, now)
+        self._probing = True
+        return True
+
+    def record(self, outcome: Verdict, now: float, draw: float, *, probe: bool = False) -> None:
+        """The end of an attempt. `draw` in [0, 1) spreads the open time, so that gateways do not probe as one."""
+        if outcome is not Verdict.IGNORED:
+            self._recent.add(now, success=outcome is Verdict.SUCCESS)
+        if probe:
+            self._probing = False
+        if self.state is State.OPEN or (self.state is State.HALF_OPEN and not probe):
+            return  # an attempt from before it opened: its news is old
+        if outcome is Verdict.SUCCESS:
+            self._succeeded(now)
+        elif outcome is Verdict.FAILURE:
+            self._failed(now, draw)
+
+    def heard(self, now: float) -> None:
+        """A sign of life came unasked: it counts as a good probe, and an open breaker need not cool to believe it."""
+        if self.state is State.CLOSED:
+            return
+        if self.state is State.OPEN:
+            self._half_open(_Event.HEARD, now)
+        self._succeeded(now)
+
+    def trip(self, reason: str, now: float, draw: float) -> None:
+        """Open a closed one on other evidence than calls that ended. Nothing if it is not closed."""
+        if self.state is State.CLOSED:
+            self._open(_Event.LAST_STRAW, reason, now, draw)
+
+    def retire(self) -> None:
+        """It stands for nobody any more: attempts from its time may still end on it, and nobody is told."""
+        self._on_move = lambda _now: None
+
+    def chance(self, now: float) -> float:
+        """Of calls that reach it, the share that succeed, by the last ten seconds (Laplace's rule; ½ of nothing)."""
+        good, bad = self._recent.counts(now)
+        return (good + 1.0) / (good + bad + 2.0)
+
+    def _half_open(self, event: _Event, now: float) -> None:
+        self._successes = 0
+        self._move(event, now)
+
+    def _succeeded(self, now: float) -> None:
+        self._failures = 0
+        if self.state is not State.HALF_OPEN:
+            return self._move(_Event.SUCCESS, now)
+        self._successes += 1
+        if self._successes < _PROBES_TO_CLOSE:
+            return self._move(_Event.SUCCESS, now)
+        self._openings = 0
+        self.reason = ""
+        self._recent.clear()  # what it did before it was mended is held against it no more
+        return self._move(_Event.ENOUGH, now)
+
+    def _failed(self, now: float, draw: float) -> None:
+        self._failures += 1
+        if self.state is State.HALF_OPEN:
+            return self._open(_Event.FAILURE, "its probe failed", now, draw)
+        reason = self._last_straw(now)
+        return self._open(_Event.LAST_STRAW, reason, now, draw) if reason else self._move(_Event.FAILURE, now)
+
+    def _last_straw(self, now: float) -> str:
+        if self._failures >= self._threshold:
+            return f"{self._failures} calls in a row failed"
+        good, bad = self._recent.counts(now)
+        if good + bad >= _LEAST_CALLS and good < _LEAST_SHARE * (good + bad):
+            return f"{bad} of {good + bad} calls failed within 10 s"
+        return ""
+
+    def _open(self, event: _Event, reason: str, now: float, draw: float) -> None:
+        open_s = min(self._cap_s, self._base_s * 2.0**self._openings)
+        self.retry_at = now + open_s * (0.8 + 0.4 * draw)
+        self.reason = reason
+        self._openings = min(self._openings + 1, 30)  # 2^30 is past any cap; keeps the power finite
+        self._move(event, now)
+
+    def _move(self, event: _Event, now: float) -> None:
+        before, self.state = self.state, _NEXT[self.state, event]
+        if self.state is not before:
+            self._on_move(now)
+
+    def __repr__(self) -> str:
+        detail = f" retry_at={self.retry_at:.3f}" if self.state is State.OPEN else ""
+        return f"<Breaker {self.state.name} {self._failures}/{self._threshold} failures{detail}>"

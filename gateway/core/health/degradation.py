@@ -1,0 +1,184 @@
+"""What ails a target, by name: conditions with their evidence, which act through levers that exist, and clear.
+
+A breaker takes out what fails. Decay does not fail: answers get slower, memory fills, a path turns long, and every
+number is still an answer. A condition is the name of such a decay, since when, and its evidence in numbers:
+
+    condition      sign (`detectors.py`)        lever
+    slow_drift     compute shifts, creeps, or spreads   what was learned is learned anew; predictions are wider
+    memory_leak    memory grows, full within hours      a second there is dearer (and its agent recycles the worker)
+    link_regime    round trips stay long                no hedges go there
+    cold_cache     first answers are slow               slow start
+    thermal        it throttles, or is hot              the price of heat, for as long as the condition lasts
+    queue_buildup  the wait is long and grows           no hedges go there
+    error_burst    failures come in numbers             no hedges go there
+
+Levers are mild on purpose: predictions already hold what answers have shown, so a condition changes what they cannot
+say, and its chief use is to be told to people before a deadline is missed.
+
+Hysteresis, so that nothing flaps: each sign has a lower threshold to stay than to begin, and a condition ends only
+when its sign has been gone for `HOLD_S` without a break. A new process ends what was the old one's (all but
+`link_regime`); the next condition there is a new one.
+
+Invariants: at most one condition of a name; a condition that ends lasted `HOLD_S` at least, unless its process ended;
+`look` is called about once a second with non-decreasing `now`, and returns each change exactly once.
+It can be wrong where signs are. Pure. Source: routing.md B8.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log
+from typing import Final, Literal, NamedTuple, get_args
+
+from gateway.core.health.detectors import Errors, Memory, Queue, VariantSpeed, Way, heat
+from tidegate.fleet.conditions import UNTOLD, Conditions
+
+Name = Literal["slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst"]
+NAMES: Final[tuple[Name, ...]] = get_args(Name)
+Variant = tuple[str, str, str]  # model, version, variant
+
+HOLD_S: Final = 10.0
+LOOK_S: Final = 0.5  # heartbeats come every second, jittered
+WIDER: Final = 1.25  # times the spread of predictions that have just been wrong
+DEARER: Final = 1.5  # times the price of a second where memory runs out
+_OF_A_VARIANT: Final[tuple[Name, ...]] = ("slow_drift", "cold_cache")
+_OF_THE_PATH: Final = frozenset({"link_regime"})
+_UNHEDGED: Final = frozenset({"link_regime", "queue_buildup", "error_burst"})
+_INSTANT_S: Final = 1e-6
+
+
+class Condition(NamedTuple):
+    """What ails a target since when, with the evidence in words."""
+
+    name: Name
+    since: float
+    evidence: str
+    variant: Variant | None = None  # where it is about one
+
+
+class Change(NamedTuple):
+    """A condition has begun, or ended."""
+
+    condition: Condition
+    begun: bool
+    at: float
+
+
+class Degradation:
+    """Mutable: told of answers, failures and looks. `active` are the conditions that hold now, by name."""
+
+    __slots__ = ("_errors", "_gone_since", "_look_at", "_memory", "_queue", "_speeds", "_way", "active", "changes")
+
+    def __init__(self) -> None:
+        self.active: dict[Name, Condition] = {}
+        self.changes: list[Change] = []  # that nobody took yet
+        self._look_at = -inf
+        self._gone_since: dict[Name, float] = {}  # of active ones: when their sign was gone
+        self._speeds: dict[Variant, VariantSpeed] = {}
+        self._errors = Errors()
+        self._queue = Queue()
+        self._way = Way()
+        self._memory = Memory()
+
+    # what is seen
+
+    def answered(self, variant: Variant, table_s: float, took_s: float, now: float) -> None:
+        """An answer that was computed by itself took so long, where its table says `table_s`."""
+        speed = self._speeds.get(variant)
+        if speed is None:
+            speed = self._speeds[variant] = VariantSpeed()
+        if speed.answered(log((took_s or _INSTANT_S) / table_s), now):
+            self._judge_speed(variant, now)
+
+    def ended(self, *, failed: bool, now: float) -> None:
+        """An attempt ended in a way that says something of the target or of the way to it."""
+        if self._errors.ended(failed=failed):
+            self._judge("error_burst", self._errors.look(), now)
+
+    def look(self, now: float, *, rtt_s: float, wait_s: float, conditions: Conditions = UNTOLD) -> None:
+        """The regular look, about once a second: at the path, the queue and what the device says of itself."""
+        if now < self._look_at:
+            return  # heartbeats that come in a heap are one
+        self._look_at = now + LOOK_S
+        active = self.active
+        self._judge("link_regime", self._way.look(rtt_s), now)
+        self._judge("queue_buildup", self._queue.look(wait_s, now, raised="queue_buildup" in active), now)
+        if conditions is not UNTOLD or active:
+            self._judge("memory_leak", self._memory.look(conditions, now), now)
+            self._judge("thermal", heat(conditions, raised="thermal" in active), now)
+        if active:
+            self._look_again(now)
+
+    def new_process(self, now: float) -> None:
+        """Another process answers there now: what ailed the old one is over, and its caches are cold."""
+        for name in [name for name in self.active if name not in _OF_THE_PATH]:
+            self._end(name, now)
+        self._errors, self._queue, self._memory = Errors(), Queue(), Memory()
+        for speed in self._speeds.values():
+            speed.cool_down()
+
+    def take_changes(self) -> list[Change]:
+        """The changes since this was last called."""
+        changes, self.changes = self.changes, []
+        return changes
+
+    # what follows
+
+    @property
+    def hedges(self) -> bool:
+        """Whether hedges may go there."""
+        return not self.active or _UNHEDGED.isdisjoint(self.active)
+
+    @property
+    def price_factor(self) -> float:
+        return DEARER if "memory_leak" in self.active else 1.0
+
+    @property
+    def is_hot(self) -> bool:
+        return "thermal" in self.active
+
+    def learned(self, variant: Variant) -> float:
+        """How many times its table's seconds a variant's latest answers took."""
+        return exp(self._speeds[variant].shift.level)
+
+    # judging
+
+    def _judge_speed(self, variant: Variant, now: float) -> None:
+        for name in _OF_A_VARIANT:
+            held = self.active.get(name)
+            if held is None or held.variant == variant:
+                self._judge(name, self._told(name, variant), now, variant)
+
+    def _told(self, name: Name, variant: Variant) -> str:
+        speed = self._speeds[variant]
+        words = speed.slow() if name == "slow_drift" else speed.cold(raised=name in self.active)
+        return f"{variant[0]} {variant[2]}: {words}" if words else ""
+
+    def _look_again(self, now: float) -> None:
+        """Let conditions end whose sign is only seen with answers, where answers may have stopped coming."""
+        for name in _OF_A_VARIANT:
+            held = self.active.get(name)
+            if held is not None and held.variant is not None:
+                self._judge(name, self._told(name, held.variant), now, held.variant)
+        self._judge("error_burst", self._errors.look(), now)
+
+    def _judge(self, name: Name, words: str, now: float, variant: Variant | None = None) -> None:
+        held = self.active.get(name)
+        if words:
+            self._gone_since.pop(name, None)
+            if held is None:
+                self._begin(Condition(name, now, words, variant))
+            else:
+                self.active[name] = held._replace(evidence=words)
+        elif held is not None and now - self._gone_since.setdefault(name, now) >= HOLD_S:
+            self._end(name, now)
+
+    def _begin(self, condition: Condition) -> None:
+        self.active[condition.name] = condition
+        self.changes.append(Change(condition, True, condition.since))
+
+    def _end(self, name: Name, now: float) -> None:
+        self._gone_since.pop(name, None)
+        self.changes.append(Change(self.active.pop(name), False, now))
+
+    def __repr__(self) -> str:
+        return f"<Degradation {', '.join(self.active) or 'none'}>"

@@ -1,0 +1,191 @@
+"""A decision as it is remembered: every candidate's predicted odds at the time, packed into a few hundred bytes.
+
+A live decision holds candidates that hold targets with their estimators. Kept for thousands of requests that would keep
+every device alive that ever left, and a garbage collector busy; so what was known is written down at the request's end
+as plain numbers and as names. They are unpacked when somebody asks.
+
+Of those who were no candidates the first few are kept with the reason, in words, as it was then. The chosen candidate
+is always kept, and of the others at most `MOST_CANDIDATES`: as many as a decision looks at in a large fleet
+(`gateway/core/placement/shortlist.py`).
+
+Invariants: holds no target, no offer and no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.core.estimate.conformal import NORMAL, crowding_of
+from gateway.core.fleet.offer_index import Offered
+from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.placement.interval import chance_of
+from gateway.core.placement.placer import Ask, Candidate, Decision, Judged, misfit
+from gateway.core.placement.shortlist import MOST
+from tidegate.placement_pin import INSIDE
+
+MOST_CANDIDATES: Final = MOST
+MOST_PASSED: Final = 8  # of those passed over; the others are counted
+_UNJUDGED: Final = (NORMAL, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Weighed(NamedTuple):
+    """One candidate: where, and what was predicted of it. Times in seconds."""
+
+    target: str
+    variant: str
+    quality: float
+    compute_s: float
+    wait_s: float
+    link_s: float
+    margin_s: float
+    finish_s: float  # link + wait + compute
+    within_s: float  # ninety-five of a hundred are answered within
+    cost: float
+    price: float  # of a second of compute there
+    trust: float
+    chance: float  # of being in time, raw
+    claimed: float  # the same, calibrated; that of the margin where nobody judged
+    judged: float  # 1: a policy that deals in chances did; 0: nobody, and the three that follow are not known
+    harm: float
+    value: float
+    rent: float
+
+
+class Passed(NamedTuple):
+    """An offer that was no candidate."""
+
+    target: str
+    variant: str
+    why_not: str
+
+
+# A candidate as it is kept: target, variant, `compute_s` to `trust` as it has them, quality, and the price of a byte.
+Row = tuple[str, str, float, float, float, float, float, float, float, float, float]
+# What goes with one that was judged, and with the choice: the width of its 95 %, `chance` to `rent`, and 1.0 or 0.0.
+Verdict = tuple[float, float, float, float, float, float, float]
+
+
+class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    at: float
+    ask: Ask
+    reason: str
+    chosen: int  # its place among the candidates; -1: nobody was
+    rows: Sequence[Row]
+    verdicts: Mapping[int, Verdict]  # by place
+    passed_over: tuple[Passed, ...]
+    more_passed_over: int
+    scarcity: float
+
+    @property
+    def budget_s(self) -> float:
+        return self.ask.deadline - self.at
+
+    @property
+    def candidates(self) -> tuple[Weighed, ...]:
+        return tuple([self._candidate(place) for place in range(len(self.rows))])
+
+    @property
+    def choice(self) -> Weighed | None:
+        return None if self.chosen < 0 else self._candidate(self.chosen)
+
+    @property
+    def promised_s(self) -> float:
+        """The choice's `within_s`, without unpacking the rest. There must be one."""
+        _, _, _, _, _, margin_s, finish_s, *_ = self.rows[self.chosen]
+        return finish_s + self.verdicts[self.chosen][0] * margin_s / NORMAL
+
+    def compute_s_of(self, target: str, variant: str) -> float | None:
+        """What was predicted of its compute; None for who was no candidate."""
+        for row in self.rows:
+            if row[:2] == (target, variant):
+                return row[2]
+        return None
+
+    def _candidate(self, place: int) -> Weighed:
+        row = self.rows[place]
+        target, variant, compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price = row
+        width, chance, claimed, harm, value, rent, judged = self.verdicts.get(place, _UNJUDGED)
+        if not judged:  # the chance is the one that its margin stands for
+            chance = claimed = chance_of(finish_s, margin_s, self.budget_s)
+        # The price as it was then, worked back from the costs that were compared.
+        bytes_cost = byte_price * (self.ask.body_bytes + self.ask.answer_bytes)
+        price = (cost - bytes_cost) / compute_s if compute_s > 0.0 else 0.0
+        within_s = finish_s + width * margin_s / NORMAL
+        return Weighed(
+            target, variant, quality, compute_s, wait_s, link_s, margin_s, finish_s, within_s, cost, price, trust,
+            chance, claimed, judged, harm, value, rent,
+        )  # fmt: skip
+
+
+def weighed(decision: Decision | None) -> Weighing | None:
+    """The decision as it may be kept."""
+    if decision is None:
+        return None
+    candidates, judged = _kept(decision)
+    chosen, place = decision.chosen, -1
+    own = None if chosen is None else chosen.offered
+    rows: list[Row] = []
+    verdicts: dict[int, Verdict] = {}
+    for index, one in enumerate(candidates):
+        verdict = judged[index] if judged else None
+        offered = one.offered
+        target = offered.target
+        if offered is own and chosen is not None:
+            # Its own times are those at its place in the queue, and not at the queue's end.
+            place, one = index, chosen  # noqa: PLW2901
+        # For every candidate of every request, so a slice.
+        rows.append((target.spec.id, offered.variant.name, *one[1:8], offered.quality, target.byte_price))
+        if verdict is not None or offered is own:
+            width = target.coverage.widths[crowding_of(one.ahead_s, one.compute_s)]
+            verdicts[index] = (width, *(_UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)))
+    passed, more = _passed_over(decision)
+    return Weighing(
+        decision.at,
+        decision.ask,
+        decision.reason,
+        place,
+        rows,
+        verdicts,
+        passed,
+        more,
+        decision.scarcity,
+    )
+
+
+def _kept(decision: Decision) -> tuple[Sequence[Candidate], Sequence[Judged | None]]:
+    """At most so many of the candidates, with what was found of each; the judged first, the chosen one always."""
+    candidates, judged = decision.candidates, decision.judged
+    if len(candidates) <= MOST_CANDIDATES:
+        return candidates, judged
+    places = [place for place, one in enumerate(judged) if one is not None][:MOST_CANDIDATES]
+    places = places or list(range(MOST_CANDIDATES))
+    chosen = decision.chosen
+    if chosen is not None:
+        own = [place for place, one in enumerate(candidates) if one.offered is chosen.offered]
+        places = sorted({*places[: MOST_CANDIDATES - 1], *own})
+    return [candidates[place] for place in places], [judged[place] for place in places] if judged else ()
+
+
+def _passed_over(decision: Decision) -> tuple[tuple[Passed, ...], int]:
+    """Offers that were no candidates, each with its reason; what no demand and no size explains were its failures."""
+    if not decision.considered:
+        return (), 0
+    ask, candidates = decision.ask, {id(one.offered) for one in decision.candidates}
+    others = [one for one in decision.considered if id(one) not in candidates]
+    told = [Passed(one.target.id, one.variant.name, _why_not(one, ask)) for one in others[:MOST_PASSED]]
+    return tuple(told), len(others) - len(told)
+
+
+def _why_not(one: Offered, ask: Ask) -> str:
+    if one.zone not in INSIDE[ask.pin]:
+        return f"outside of the pin {ask.pin}, in zone {one.zone}"
+    if ask.attested and (missing := one.target.attestation.misses(ask.deadline)):
+        return f"not attested: {missing}"
+    if why := misfit(one.variant, ask):
+        return why
+    if stands_aside(one.variant, ask.variant, ask.min_quality):
+        return f"{one.variant.name} stands aside there just now ({one.variant.standing})"
+    return "it kept failing, or was left out of the draw"

@@ -1,0 +1,41 @@
+"""Which of the remembered requests somebody looks for: by how they ended, by model, target and tenant, the slowest.
+
+All that is asked for must hold. Newest first, but with `slowest` slowest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nlargest
+from itertools import islice
+from typing import NamedTuple
+
+from gateway.core.history.recorder import Flown
+
+
+class Sought(NamedTuple):
+    late: bool = False  # no answer in time: late, expired, or refused
+    failed: bool = False  # no answer at all
+    hedged: bool = False
+    model: str = ""
+    target: str = ""  # one of those that were tried
+    tenant: str = ""
+    slowest: bool = False
+
+    def fits(self, one: Flown) -> bool:
+        return (
+            (not self.late or one.missed)
+            and (not self.failed or isinstance(one.end, str))
+            and (not self.hedged or one.hedged)
+            and (not self.model or one.model == self.model)
+            and (not self.tenant or one.tenant == self.tenant)
+            and (not self.target or self.target in one.tried())
+        )
+
+
+def found(newest_first: Iterable[Flown], sought: Sought, most: int, skip: int = 0) -> list[Flown]:
+    """Args: skip: so many of the first that fit are left out: they were in the answers before."""
+    fitting = (one for one in newest_first if sought.fits(one))
+    if sought.slowest:
+        return nlargest(skip + most, fitting, key=lambda one: one.elapsed_s)[skip:]
+    return list(islice(fitting, skip, skip + most))

@@ -1,0 +1,274 @@
+"""What is remembered of a finished request, so that it can be explained when somebody asks: words and numbers only.
+
+Whoever performs a request notes what happens as it happens (`Note`): one small record an event, no text. At its end all
+of it becomes one `Flown` in the `Memory`, which is always on, and the request's decision is packed
+(`decision_record.py`). Packing may be put off for a moment, to do many in one go; until then a few decisions are held
+as they are. Formatting belongs to `gateway/operate/explanation.py`, which runs when an operator looks.
+
+Each is kept as one piece of bytes. As the objects that it is made of, some fifty, every new one is written where the
+processor's caches hold nothing and every old one read back to be given up: with 4096 of them kept that took an eighth
+of a gateway's CPU, measured, and hardly any with 32. Whoever reads has them made again. They are msgspec's structs,
+since a named tuple takes four times as long to make, and a request makes half a dozen.
+
+Memory is bounded twice: by a count of requests, and by bytes, whichever is less; so the bound holds whatever callers
+put into their ids and however many candidates a large fleet has. Nothing here may hold on to what a request came with
+or went through: its tensors, an error that was raised (an exception keeps every frame that it passed through), or a
+target that has left since.
+
+A request that was turned away before it was placed (shed, expired, no right to it) is remembered as well, as a line
+without decision: what a gateway refuses belongs to the traffic that it had.
+
+Invariants: `held_bytes <= most_bytes` after every `add`; numbers rise by one; newest last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any, Final, Literal
+
+import msgspec
+
+from gateway.core.history.decision_record import Weighing, weighed
+from gateway.core.placement.placer import Decision
+from tidegate.types import Call
+
+MOST_NOTES: Final = 64
+MOST_RAW: Final = 64  # whose decisions are still to be packed
+MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
+
+What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"]
+
+_PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something that happened to a request. What goes with it depends on `what`:
+
+    look        `at` is when a hedge will be thought of, if there is no answer by then
+    launched    `target`, `variant`, and `seconds`: in how many an answer was predicted
+    accepted    `seconds`: until the target will be done, as it says
+    answered    `stages`, `seconds`: the link's share, `batch`: rows that were computed together, and `confidence` where
+                the model judges itself
+    failed      `words`
+    cancelled   nothing: nobody waits for that attempt any more
+    """
+
+    at: float
+    what: What
+    attempt: int
+    target: str = ""
+    variant: str = ""
+    seconds: float = 0.0
+    stages: Mapping[str, float] | None = None
+    words: str = ""
+    confidence: float | None = None
+    batch: int = 0
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The answer that the caller got."""
+
+    attempt: int
+    served_by: str
+    variant: str
+    reason: str
+    attempts: int
+    hedged: bool = False
+    fallback: bool = False
+    degraded: bool = False
+    provisional: bool = False
+
+
+class Flown(msgspec.Struct, array_like=True, gc=False):
+    """One finished request. Instants are of this process' monotonic clock. Mutable only until it is kept: its decision
+    is set when that is packed.
+    """
+
+    number: int  # counts this gateway's requests: what to ask for where the caller gave no id
+    request_id: str  # as the caller gave it
+    trace_id: str  # of W3C trace context; "" where there was none
+    protocol: str
+    model: str
+    tenant: str
+    arrived_at: float  # its first byte was here
+    taken_at: float  # it was read, let in, and handed on to be placed
+    asked_at: float  # its work was known
+    placed_at: float  # where to go was decided
+    decision: Weighing | None  # the first one; None: it was never placed
+    reasons: tuple[str, ...]  # by attempt: why it was launched
+    notes: tuple[Note, ...]
+    end: Given | str  # or the error, "code: words"
+    elapsed_s: float
+    deadline: float | None
+
+    @property
+    def ended_at(self) -> float:
+        return self.arrived_at + self.elapsed_s
+
+    @property
+    def late(self) -> bool:
+        """Whether its answer came, and after the deadline."""
+        return isinstance(self.end, Given) and self.deadline is not None and self.ended_at > self.deadline
+
+    @property
+    def missed(self) -> bool:
+        """Whether its caller went without an answer in time, by whatever way; who left did not miss it."""
+        return self.late or (isinstance(self.end, str) and self.outcome != "cancelled")
+
+    @property
+    def outcome(self) -> str:
+        """The label of `tidegate.outcome.Outcome`."""
+        if isinstance(self.end, str):
+            return self.end.partition(":")[0]
+        return "late" if self.late else "degraded" if self.end.degraded else "ok"
+
+    @property
+    def served_by(self) -> str:
+        """ "" where nobody answered."""
+        return self.end.served_by if isinstance(self.end, Given) else ""
+
+    @property
+    def hedged(self) -> bool:
+        """Whether a second attempt was launched beside a silent one; given up as hopeless it was a fallback."""
+        return "hedge" in self.reasons or "last-resort" in self.reasons
+
+    def tried(self) -> tuple[str, ...]:
+        """The targets of its attempts, in order of launch."""
+        return tuple([note.target for note in self.notes if note.what == "launched"])
+
+
+class Memory:
+    """Mutable: `add` each request at its end; oldest first when iterated.
+
+    `watchers` are told of each at once, without its decision, and `taps` when it is kept.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        most_bytes: int = 2**25,
+        *,
+        run: str = "0",
+        defer: Callable[[Callable[[], None]], None] = lambda do: do(),
+    ) -> None:
+        """Args:
+        run: tells this gateway's numbers from those of another, and of the same one's earlier lives.
+        defer: has decisions packed a moment later, many in one go, for a third of the cost each.
+        """
+        self.run = run
+        self.watchers: list[Callable[[Flown], None]] = []
+        self.taps: list[Callable[[Flown], None]] = []
+        self.recording = False  # whether also the work of those who are turned away is worth reading
+        self._defer = defer
+        self._raw: list[tuple[Flown, Decision]] = []  # to be packed
+        self._held_bytes = 0
+        self._most = most
+        self._most_bytes = most_bytes
+        self._kept: deque[bytes] = deque()
+        self._numbers = count(1)
+
+    def next_number(self) -> int:
+        """For the next request's `Flown`."""
+        return next(self._numbers)
+
+    def name_of(self, number: int) -> str:
+        """What answers call a request: unique among gateways and their restarts, as far as `run` is."""
+        return f"{self.run}-{number}"
+
+    @property
+    def held_bytes(self) -> int:
+        self.pack()
+        return self._held_bytes
+
+    def add(self, flown: Flown, decision: Decision | None = None) -> None:
+        """Args: decision: its first one, where `flown` does not have it packed yet."""
+        for watch in self.watchers:
+            watch(flown)
+        if decision is None:
+            self.pack()  # numbers rise
+            self._keep(flown)
+            return
+        self._raw.append((flown, decision))
+        if len(self._raw) == 1:
+            self._defer(self.pack)
+        elif len(self._raw) >= MOST_RAW:
+            self.pack()
+
+    def pack(self) -> None:
+        """Keep what was added meanwhile."""
+        raw, self._raw = self._raw, []
+        for flown, decision in raw:
+            flown.decision = weighed(decision)
+            self._keep(flown)
+
+    def _keep(self, flown: Flown) -> None:
+        for tap in self.taps:
+            tap(flown)
+        if self._most <= 0:
+            return
+        raw = stored(flown)
+        size = len(raw) + _PIECE_BYTES
+        if size > self._most_bytes:
+            return
+        kept = self._kept
+        kept.append(raw)
+        held = self._held_bytes + size
+        while held > self._most_bytes or len(kept) > self._most:
+            held -= len(kept.popleft()) + _PIECE_BYTES
+        self._held_bytes = held
+
+    def __iter__(self) -> Iterator[Flown]:
+        self.pack()
+        return map(restored, list(self._kept))
+
+    def __reversed__(self) -> Iterator[Flown]:
+        self.pack()
+        return map(restored, list(reversed(self._kept)))
+
+    def __len__(self) -> int:
+        self.pack()
+        return len(self._kept)
+
+    def __repr__(self) -> str:
+        return f"<Memory of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=float)  # numpy's numbers
+_DECODER: Final = msgspec.msgpack.Decoder(Flown)
+
+
+def stored(flown: Flown) -> bytes:
+    """All of it in one piece: some 900 bytes, which a garbage collector need not look at."""
+    buffer = bytearray(1024)  # of its own: what `encode` returns keeps the room that it was written in
+    try:
+        _ENCODER.encode_into(flown, buffer)
+    except UnicodeEncodeError:  # a stranger's half of a surrogate pair
+        _ENCODER.encode_into(_readable(msgspec.to_builtins(flown, enc_hook=float)), buffer)
+    return bytes(buffer)
+
+
+def restored(raw: bytes) -> Flown:
+    return _DECODER.decode(raw)
+
+
+def size_of(flown: Flown) -> int:
+    """Bytes that it holds when it is kept."""
+    return len(stored(flown)) + _PIECE_BYTES
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def trace_id_of(call: Call) -> str:
+    """W3C's trace-id, which `tidegate.oip.call` has checked; "" where the caller's trace is not known."""
+    return call.headers.get("traceparent", "")[3:35] if call.trace is None else call.trace.hex_id
+
+
+def shortened(words: str) -> str:
+    """As much of a stranger's words as is remembered."""
+    return words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"

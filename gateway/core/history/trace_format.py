@@ -1,0 +1,261 @@
+"""What a recording of real traffic consists of: lines of JSON, one a struct here, in a format that has a version.
+
+    header     once, first              when, for how long, by whom, under which policy
+    target     at first, and changed    who could be asked, with what it offers and what that costs
+    request    each, at its end         one that arrived in the time: instants, work, wishes, attempts, outcome
+    link       each second              how a target's link was at that instant
+    end        once, last               how much there was, and how much was lost on the way
+
+A recording says what work came and what became of it. It has no tensors, no text, no ids, no headers and no addresses;
+tenants are aliases that mean something within one recording only. What it does have is the names of models and of
+targets, and when somebody asked for how much: enough to see a business' day.
+
+Times are seconds from the recording's beginning; `simulator/replay/replay.py` reads them. A reader refuses a version
+that it does not know, and ignores fields that it does not: fields are only added within a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.core.estimate.service_cost import VariantCost
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.target import TargetView
+from gateway.core.history.recorder import Flown
+from gateway.core.history.waterfall import Bar, waterfall
+from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.models.manifest import Feature
+
+FORMAT: Final = "tidegate-recording"
+VERSION: Final = 1
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"):
+    """What every line is."""
+
+
+class Header(Line, frozen=True, tag="header"):
+    format: str
+    version: int
+    made_by: str  # Tidegate's version
+    gateway: str
+    policy: str
+    began_utc_s: float
+    for_s: float
+
+
+class VariantCosts(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    precision: str
+    cost: tuple[tuple[float, float], ...]  # (work units, seconds) as measured at its warm-up
+    factor: float = 1.0  # how much longer than that calls have taken lately, as the gateway learned
+    sigma: float = 0.0
+    max_batch: int | None = None
+    max_tokens: int | None = None
+    quality: float | None = None
+
+
+class ModelCosts(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    version: str
+    variants: tuple[VariantCosts, ...]
+    feature: Feature = "tokens"  # what a work unit is
+
+
+class Target(Line, frozen=True, tag="target"):
+    at_s: float
+    id: str
+    tier: str
+    models: tuple[ModelCosts, ...] = ()
+    price: float = 0.0
+    standby: bool = False
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Seconds; `at_s` is from the request's arrival. What is not known is left out."""
+
+    target: str
+    variant: str
+    reason: str
+    at_s: float
+    took_s: float
+    end: str = ""  # answered, failed, cancelled
+    acked_s: float | None = None
+    queue_s: float | None = None
+    compute_s: float | None = None
+    link_s: float | None = None
+    batch: int = 0
+
+
+class Request(Line, frozen=True, tag="request"):
+    at_s: float
+    model: str
+    protocol: str
+    outcome: str
+    elapsed_s: float
+    budget_s: float | None  # from its arrival
+    gateway_s: float  # of it, until it was placed
+    late: bool = False
+    served_by: str = ""
+    version: str = ""
+    units: float | None = None  # None: it was turned away before anybody looked
+    rows: int = 1
+    longest_row: int = 1
+    body_bytes: int = 0
+    priority: int = 0
+    tenant: str = ""  # an alias
+    variant: str = ""  # demanded
+    pin: str = "any"
+    min_quality: float = 0.0
+    attested: bool = False
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def in_time(self) -> bool:
+        return self.outcome in ("ok", "degraded") and not self.late
+
+
+class Link(Line, frozen=True, tag="link"):
+    at_s: float
+    target: str
+    up: bool
+    rtt_s: float = 0.0
+    calm_s: float = 0.0
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0  # of round trips lately that were as late as one whose packets were sent again
+    s_per_byte: float = 0.0  # what a byte of body takes; 0: never seen to matter
+    lost: int = 0  # attempts in this second whose connection ended, or that were never acknowledged
+    sent: int = 0
+    in_flight: int = 0
+    queued: int = 0
+
+
+class End(Line, frozen=True, tag="end"):
+    requests: int
+    lost: int  # lines that were not written because the reader was too slow
+    seconds: float
+
+
+AnyLine = Header | Target | Request | Link | End
+
+
+def request_line(flown: Flown, began_at: float, alias: Callable[[str], str]) -> Request:
+    """Args: alias: another name for a tenant."""
+    line = Request(
+        _s(flown.arrived_at - began_at),
+        flown.model,
+        flown.protocol,
+        flown.outcome,
+        _s(flown.elapsed_s),
+        None if flown.deadline is None else _s(flown.deadline - flown.arrived_at),
+        _s(flown.placed_at - flown.arrived_at),
+        flown.late,
+        flown.served_by,
+        tenant=alias(flown.tenant) if flown.tenant else "",
+        attempts=tuple([_attempt(bar, flown) for bar in waterfall(flown).bars]),
+    )
+    if flown.decision is None:
+        return line
+    ask = flown.decision.ask
+    return msgspec.structs.replace(
+        line,
+        version=ask.version,
+        units=ask.units,
+        rows=ask.rows,
+        longest_row=ask.longest_row,
+        body_bytes=ask.body_bytes,
+        priority=ask.priority,
+        variant=ask.variant,
+        pin=ask.pin,
+        min_quality=ask.min_quality,
+        attested=ask.attested,
+    )
+
+
+def _attempt(bar: Bar, flown: Flown) -> Attempt:
+    own = [note for note in flown.notes if note.attempt == bar.attempt]
+    acked_at = next((note.at for note in own if note.what == "accepted"), None)
+    answer = next((note for note in own if note.what == "answered"), None)
+    stages = (answer.stages or {}) if answer else {}
+    launched_at = flown.arrived_at + bar.start_s
+    return Attempt(
+        bar.target,
+        bar.variant,
+        bar.why,
+        _s(bar.start_s),
+        _s(bar.took_s),
+        bar.end,
+        None if acked_at is None else _s(acked_at - launched_at),
+        _known(stages.get("queue")),
+        _known(stages.get("compute")),
+        _s(answer.seconds) if answer else None,
+        answer.batch if answer else 0,
+    )
+
+
+def target_line(target: TargetView, fleet: Fleet, at_s: float) -> Target:
+    costs = {
+        (one.model, one.version, one.variant.name): one.cost
+        for offer in target.offers
+        for one in fleet.offered(offer.name, offer.version)
+        if one.target is target
+    }
+    models = [
+        ModelCosts(
+            offer.name,
+            offer.version,
+            tuple([_variant(one, costs.get((offer.name, offer.version, one.name))) for one in offer.variants]),
+            next(
+                (cost.feature for (name, version, _), cost in costs.items() if (name, version) == _key(offer)), "tokens"
+            ),
+        )
+        for offer in target.offers
+    ]
+    spec = target.spec
+    return Target(_s(at_s), target.id, spec.tier, tuple(models), round(target.price, 6), spec.standby)
+
+
+def _key(offer: ModelOffer) -> tuple[str, str]:
+    return offer.name, offer.version
+
+
+def _variant(one: VariantOffer, cost: VariantCost | None) -> VariantCosts:
+    return VariantCosts(
+        one.name,
+        one.precision,
+        tuple([(float(units), float(seconds)) for units, seconds in one.cost]),
+        factor=1.0 if cost is None else round(cost.factor, 4),
+        sigma=0.0 if cost is None else round(cost.sigma, 4),
+        max_batch=one.max_batch,
+        max_tokens=one.max_tokens,
+        quality=one.quality,
+    )
+
+
+def link_line(target: TargetView, at_s: float, lost: int, sent: int) -> Link:
+    link, load = target.link, target.ledger.load
+    return Link(
+        _s(at_s),
+        target.id,
+        target.up,
+        _s(link.rtt_s) if link.samples else 0.0,
+        _s(link.calm_s) if link.samples else 0.0,
+        _s(link.jitter_s) if link.samples else 0.0,
+        round(link.loss_ratio, 4),
+        link.s_per_byte,
+        lost,
+        sent,
+        target.ledger.in_flight,
+        load.queued if load else 0,
+    )
+
+
+def _known(seconds: float | None) -> float | None:
+    return None if seconds is None else _s(seconds)
+
+
+def _s(seconds: float) -> float:
+    return round(seconds, 6)

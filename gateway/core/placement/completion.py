@@ -1,0 +1,127 @@
+"""The chance that an answer comes in time, from everything that is known of the way it will take.
+
+    T = round trip + wait + compute     P(T <= D) = trust · Σ w Φ((D − s − busy) / spread)  over round trips s
+
+The link is a sample (`LinkEstimate.path`), because it has two humps when it jitters; what happens at the target is one
+normal distribution with the moments of its parts: compute is log-normal around its prediction, and the wait is as
+uncertain as waits have been there (`waiting`). A path whose acks are overdue is believed only as far as its
+`trust`: the rest of the weight never arrives.
+
+`unacknowledged` is the chance that is left when not even the accept-ack has come: only the round trips that take longer
+than the silence are still possible, and beside them that the path is broken.
+
+`if_silent` is the chance that is left when nothing has come for a while. The models' tails are thinner than life's: a
+normal distribution is certain that what is four spreads late comes any moment. So the whole curve is scaled to the
+calibrated chance first; what that leaves for never is what silence grows in favour of.
+
+Values far from the deadline need no error function, and they are most: the sorted sample is cut by bisection, so a
+chance costs a microsecond where it is clear, and some five where it is not.
+
+Invariants: 0 <= by(t) <= trust, rising in t and in trust, falling in busy; if_silent is 0 at the deadline.
+Source: routing.md B3 and B4.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from math import erf, exp, sqrt
+from typing import Final, NamedTuple
+
+from gateway.core.estimate.link_estimate import Path
+
+_REACH: Final = 4.0  # spreads beyond which Φ is 0 or 1
+_SQRT_2: Final = sqrt(2.0)
+_ROUNDING: Final = 1e-9  # what a sum over a sample may be off
+_NEVER: Final = 1e-9  # less than this share of the outcomes left: nothing is known of them
+
+
+class Timing(NamedTuple):
+    """How long one attempt takes, as a distribution. Immutable: a decision keeps it to explain itself later."""
+
+    path: Path
+    busy_s: float  # mean of wait + compute, with the bodies' time on the wire
+    spread_s: float  # its standard deviation
+    trust: float = 1.0
+
+    def by(self, budget_s: float) -> float:
+        """The chance that it takes no longer than `budget_s`."""
+        path, spread_s, trust = self.path, self.spread_s, self.trust
+        room_s, reach_s = budget_s - self.busy_s, _REACH * spread_s
+        values_s = path.values_s
+        # The two ends decide most cases: every round trip leaves room, or none does.
+        if room_s - values_s[-1] >= reach_s:
+            return trust
+        if room_s - values_s[0] <= -reach_s:
+            return 0.0
+        first = bisect_right(values_s, room_s - reach_s)
+        last = bisect_left(values_s, room_s + reach_s)
+        scale, total = 1.0 / (_SQRT_2 * spread_s), path.below[first] + path.below[last]
+        for value_s, weight in zip(values_s[first:last], path.weights[first:last], strict=True):
+            total += weight * erf((room_s - value_s) * scale)
+        return max(0.0, min(trust, 0.5 * trust * total))
+
+    def at_most(self, budget_s: float) -> float:
+        """No less than `by`, for a tenth of its price: the chance if every round trip were as short as the shortest."""
+        sigmas = (budget_s - self.busy_s - self.path.values_s[0]) / self.spread_s
+        return min(self.trust, self.trust * _normal(sigmas) + _ROUNDING)
+
+    def unacknowledged(self, silence_s: float, budget_s: float, broken: float) -> float:
+        """The chance to take no longer than `budget_s`, given that not even an accept-ack came within `silence_s`.
+
+        Args:
+            broken: the chance, before any silence, that the path is dead.
+        """
+        values_s = self.path.values_s
+        first = bisect_right(values_s, silence_s)
+        if first == len(values_s):  # nobody has seen as long a round trip
+            slower = self.path.slower_than(silence_s)
+            room_s = budget_s - self.busy_s - 1.25 * silence_s
+            return slower / (slower + broken) * _normal(room_s / self.spread_s)
+        in_time = sum(
+            weight * _normal((budget_s - self.busy_s - value_s) / self.spread_s)
+            for value_s, weight in zip(values_s[first:], self.path.weights[first:], strict=True)
+        )
+        return in_time / (1.0 - self.path.below[first] + broken)
+
+
+def _normal(sigmas: float) -> float:
+    if sigmas >= _REACH:
+        return 1.0
+    return 0.0 if sigmas <= -_REACH else 0.5 + 0.5 * erf(sigmas / _SQRT_2)
+
+
+def timing(
+    path: Path,
+    wait_s: float,
+    wait_variance: float,
+    compute_s: float,
+    sigma: float,
+    *,
+    wire_s: float = 0.0,
+    trust: float = 1.0,
+) -> Timing:
+    """The distribution of an attempt's time.
+
+    Args:
+        wait_s, wait_variance: mean and variance of the time in the queue.
+        compute_s: the median prediction; `sigma` is the standard deviation of its logarithm.
+        wire_s: the bodies' time on the wire, beyond the round trip.
+    """
+    skew = exp(sigma * sigma)
+    mean_s = compute_s * sqrt(skew)
+    spread_s = sqrt(mean_s * mean_s * (skew - 1.0) + wait_variance)
+    return Timing(path, wire_s + wait_s + mean_s, spread_s, trust)
+
+
+def if_silent(by_now: float, by_deadline: float, claimed: float) -> float:
+    """The chance of an answer by the deadline, given that none is here yet.
+
+    Args:
+        by_now, by_deadline: the raw chances at the two instants.
+        claimed: the calibrated chance at the deadline.
+    """
+    if by_deadline <= 0.0:
+        return 0.0
+    scaled = by_now * min(1.0, claimed / by_deadline)
+    left = 1.0 - scaled
+    return max(0.0, claimed - scaled) / left if left > _NEVER else 0.0

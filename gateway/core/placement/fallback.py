@@ -1,0 +1,118 @@
+"""Least request: who gets the work when the predictor fails.
+
+Placement rests on a dozen estimators, and a defect in one of them must not be an outage: the request in whose decision
+it shows is placed all the same, in the same call, by a rule that needs none of them. Among those who take the work,
+fewest of our own in flight for their speed:
+
+    (in flight + 1) × seconds of the measured table, of the first point that is not below the work
+
+which is Envoy's and nginx's weighted least request, with the offered table as the weight. Neither queue reports nor
+links nor chances are looked at; breakers are, since they only count. Such a decision names no other candidates, so
+nothing is hedged on its word.
+
+A decision whose chosen finish is no finite number is a failure of the predictor like one that raises: a NaN compares
+as false with everything, and would send all traffic to whoever happens to be first.
+
+What the gate takes for a chosen target (a tenant's tokens, early shedding) is not taken here. `on_change` hears once
+when placement begins to fail, and once when `HEALED` decisions in a row have been sound again.
+
+Source: routing.md B10, row 22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from math import isfinite
+from typing import Final
+
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.offer_index import Offered
+from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.placement.placer import Ask, Candidate, Decision, misfit, why_nobody
+from gateway.core.request.machine import Places
+from tidegate.outcome import NothingAlive
+from tidegate.placement_pin import INSIDE
+
+HEALED: Final = 100
+_UNMEASURED_S: Final = 0.05  # of a target without a table: any number, the same for all of them
+
+
+class PredictionFailed(ArithmeticError):
+    """A decision rests on a number that is none."""
+
+
+class Guarded:
+    """Decides as `places` does, and by least request where that raises.
+
+    Args:
+        on_change: told the error with which placement began to fail, and None when it has healed.
+    """
+
+    def __init__(self, places: Places, fleet: Fleet, *, on_change: Callable[[Exception | None], None]) -> None:
+        self._places = places
+        self._fleet = fleet
+        self._on_change = on_change
+        self._unsound = 0  # sound decisions that are still wanted until it counts as healed
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+        try:
+            decision = self._places.decide(ask, now, exclude)
+            if decision.chosen is not None and not isfinite(decision.chosen.finish_s):
+                raise PredictionFailed(f"{decision.chosen.target.id} would answer in {decision.chosen.finish_s} s")
+        except Exception as error:
+            self._failed(error)
+            return least_request(self._fleet, ask, now, exclude)
+        if self._unsound:
+            self._sound()
+        return decision
+
+    def _failed(self, error: Exception) -> None:
+        if not self._unsound:
+            self._on_change(error)
+        self._unsound = HEALED
+
+    def _sound(self) -> None:
+        self._unsound -= 1
+        if not self._unsound:
+            self._on_change(None)
+
+    def __repr__(self) -> str:
+        return f"<Guarded {'failing: by least request' if self._unsound else 'sound'} {self._places!r}>"
+
+
+def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+    """Where `ask` goes by this rule alone."""
+    inside = INSIDE[ask.pin]
+    candidates = [
+        _plain(offered, ask.units)
+        for offered in fleet.offered(ask.model, ask.version)
+        if offered.zone in inside
+        and not (ask.attested and offered.target.attestation.until < ask.deadline)
+        and not misfit(offered.variant, ask)
+        and _is_allowed(offered, now)
+        and offered.target.id not in exclude
+    ]
+    if not candidates:
+        return Decision(now, ask, (), None, "", NothingAlive(why_nobody(fleet, ask, now, exclude)))
+    usual = [one for one in candidates if not stands_aside(one.variant, ask.variant, ask.min_quality)]
+    chosen = min(usual or candidates, key=_load)
+    return Decision(now, ask, (chosen,), chosen, "least-request", None)
+
+
+def _is_allowed(offered: Offered, now: float) -> bool:
+    """By the breakers alone; `takes` asks the link's estimates too, which may be what fails."""
+    target = offered.target
+    return not target.ejected or (target.breaker.allows(now) and target.path.allows(now))
+
+
+def _plain(offered: Offered, units: float) -> Candidate:
+    """A candidate of which only its table is known."""
+    compute_s = next((seconds for work, seconds in offered.variant.cost if work >= units), None)
+    if compute_s is None:
+        compute_s = offered.variant.cost[-1][1] if offered.variant.cost else _UNMEASURED_S
+    wait_s = offered.target.ledger.in_flight * compute_s
+    return Candidate(offered, compute_s, wait_s, 0.0, compute_s, wait_s + compute_s, compute_s)
+
+
+def _load(candidate: Candidate) -> float:
+    return candidate.finish_s  # (in flight + 1) × seconds

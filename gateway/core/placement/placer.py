@@ -1,0 +1,400 @@
+"""Where a request should be computed: the cheapest target that is predicted to make the deadline.
+
+For each variant that takes the work on each usable target:
+
+    finish = link round trip + wait in its queue + compute       margin = 1.645 · spread
+
+`spread` adds up what is uncertain: the compute's log-residual, the link's jitter and how far waits have been off there
+(`waiting`). Those with finish + margin within the budget are sure enough, and the cheapest of them is chosen
+(`prices`). Targets of about the same price share the work by earliest predicted finish: always taking the very cheapest
+would queue everything at one edge while its twin idles. When none is sure enough, the earliest finish has the best
+chance. Nobody is sure whose link is silent, that is whose ack is overdue: two frozen edges would otherwise hedge each
+other until no time is left. What a candidate promises is another matter (`promise`).
+
+A target in reserve (`standby`) is no candidate while one that is not is sure to make it: it is warm, and its time is
+kept for when the others are out or too late.
+
+A request is refused before anything is spent when nobody can take it (`NothingAlive`, with each target's reason) or
+when even an optimist sees no way (`DeadlineExceeded`): that needs proof from measured tables, a prior is none.
+
+A policy chooses among candidates and sees nothing else. Candidates are plain numbers: a decision explains itself when
+asked, and costs nothing more when it is not.
+
+It can be wrong: margins of the parts are taken as independent, and other gateways' launches show up only in reports.
+Source: routing.md B3, without its calibration and externality terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from math import sqrt
+from typing import Final, NamedTuple
+
+from gateway.core.estimate.calibration import Prediction
+from gateway.core.estimate.conformal import NORMAL
+from gateway.core.estimate.queue_externality import Place
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.offer_index import Offered
+from gateway.core.fleet.target import TargetView
+from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.shortlist import Shortlist
+from gateway.core.request.attempt_observer import Toll
+from tidegate.fleet.offers import VariantOffer
+from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
+from tidegate.placement_pin import INSIDE, Pin
+
+RETRY_SPENT_S: Final = 5.0  # about how long the price of the cloud takes to halve
+MOST_CONSIDERED: Final = 64  # offers that an explanation looks at
+_TWIN: Final = 1.25  # of the other's price is still the same price
+
+_REASONS: Final = 16  # targets whose reason a refusal tells: nobody reads ten thousand
+
+
+class Ask(NamedTuple):
+    """What placement needs to know of a request."""
+
+    model: str
+    version: str
+    units: float
+    rows: int
+    longest_row: int
+    deadline: float
+    variant: str = ""  # demanded, by name or precision; "" takes any
+    priority: int = 0  # OIP's: 1 is highest, 0 means the default
+    body_bytes: int = 0
+    answer_bytes: int = 0  # expected; known only where somebody has to pay for them
+    min_quality: float = 0.0  # a variant that is worse, or whose quality nobody measured, does not do
+    pin: Pin = "any"  # targets outside of it are not candidates, whatever happens
+    weight: float = 1.0  # of its tenant: how much more than others' an answer to it is worth
+    tenant: str = ""  # who pays; "" is nobody in particular
+    escalates: bool = False  # what a lesser variant is not sure of is asked of a better one
+    attested: bool = False  # targets without evidence that counts until the deadline are no candidates
+
+
+class Stake(NamedTuple):
+    """What a policy with chances has at stake in its choice: the claim it made, and the place in the queue it took."""
+
+    prediction: Prediction
+    place: Place
+    burden: float = 0.0  # on others, in ordinary answers in time
+
+
+class Candidate(NamedTuple):
+    """One possible place with its predictions, in seconds."""
+
+    offered: Offered
+    compute_s: float
+    wait_s: float
+    link_s: float
+    margin_s: float
+    finish_s: float  # link + wait + compute
+    cost: float  # price × compute, and what the bytes cost: `prices`
+    trust: float = 1.0  # that the path works now; below 1 while an attempt waits for its ack too long
+    ahead_s: float = 0.0  # the wait as the ledger has it, before its error is taken out
+    stake: Stake | None = None  # set on the chosen one, by policies that have one
+    toll: Toll | None = None  # set on the chosen one where somebody wants to hear of its launch and its end
+
+    @property
+    def target(self) -> TargetView:
+        return self.offered.target
+
+    @property
+    def variant(self) -> VariantOffer:
+        return self.offered.variant
+
+
+class Judged(NamedTuple):
+    """What a policy that deals in chances found of one candidate."""
+
+    chance: float  # raw
+    claimed: float  # calibrated
+    harm: float  # to those that it would pass
+    value: float
+    rent: float = 0.0  # what it takes from those who are still to come
+    ahead_s: float = 0.0  # of the queue, those that it would pass taken out
+
+    @property
+    def worth(self) -> float:
+        """The value but for the rent. Rent chooses among targets; for the sake of those who may never come to one,
+        nobody is refused.
+        """
+        return self.value + self.rent
+
+
+class Choice(NamedTuple):
+    """A policy's choice. `judged` is empty, or goes with the candidates one by one; None: it could not have won."""
+
+    candidate: Candidate
+    reason: str
+    judged: Sequence[Judged | None] = ()
+
+
+class Decision(NamedTuple):
+    """What was decided and on what ground. Exactly one of `chosen` and `refusal` is set."""
+
+    at: float
+    ask: Ask
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    reason: str
+    refusal: ServeError | None
+    judged: Sequence[Judged | None] = ()
+    considered: Sequence[Offered] = ()  # what was on offer, where not all of it were candidates; for explanations
+    scarcity: float = 1.0  # how many times its plain price the cloud cost
+
+    def best_other(self) -> Candidate | None:
+        """The earliest finish on another target that is trusted: whom a hedge would ask."""
+        if self.chosen is None or len(self.candidates) < 2:
+            return None
+        best, taken = None, self.chosen.offered.target
+        for one in self.candidates:
+            if one.offered.target is not taken and (best is None or _is_sooner(one, best)):
+                best = one
+        return best
+
+
+# What becomes of a decision when somebody is due for a probe (`probing.py`).
+Probes = Callable[[Decision, Collection[str]], Decision]
+Policy = Callable[[Sequence[Candidate], float], tuple[Candidate, str]]
+
+
+def cheapest(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidate, str]:
+    """The rule: cheapest of the sure ones, else the earliest finish. A link is distrusted while it is silent."""
+    # Plain loops: this runs for every request, and `min` with a key costs twice as much.
+    fastest = bargain = candidates[0]
+    cheap: Candidate | None = None
+    for one in candidates:
+        if _is_sooner(one, fastest):
+            fastest = one
+        if one.cost < bargain.cost:
+            bargain = one
+        if _is_sure(one, budget_s) and (cheap is None or one.cost < cheap.cost):
+            cheap = one
+    if cheap is None:
+        return fastest, "faster"
+    chosen = cheap
+    for one in candidates:
+        if one.finish_s < chosen.finish_s and _is_twin(one, cheap) and _is_sure(one, budget_s):
+            chosen = one
+    return chosen, "cheapest" if _is_twin(cheap, bargain) else "faster"
+
+
+def _is_twin(one: Candidate, of: Candidate) -> bool:
+    """Whether `one` is about as cheap: devices whose batteries differ by a few percent still share the work."""
+    target, other = one.offered.target, of.offered.target
+    return target.price <= _TWIN * other.price and target.byte_price <= other.byte_price
+
+
+def _is_sure(candidate: Candidate, budget_s: float) -> bool:
+    return candidate.finish_s + candidate.margin_s <= budget_s and candidate.trust == 1.0
+
+
+def _is_sooner(candidate: Candidate, than: Candidate) -> bool:
+    """More trusted, or as much and sooner: frozen targets would otherwise hedge each other."""
+    if candidate.trust != than.trust:
+        return candidate.trust > than.trust
+    return candidate.finish_s < than.finish_s
+
+
+def _as_decided(decision: Decision, exclude: Collection[str]) -> Decision:
+    return decision
+
+
+class Placer:
+    """Places asks by a policy over the fleet's view."""
+
+    def __init__(self, fleet: Fleet, policy: Policy = cheapest, cloud_budget: CloudBudget | None = None) -> None:
+        self.fleet = fleet
+        self.cloud_budget = cloud_budget
+        self._policy = policy
+        self._shortlist = Shortlist()
+        self.probes: Probes = _as_decided
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+        """Where `ask` should go now, leaving out the targets in `exclude` (they had their chance)."""
+        return self.probes(self._decided(ask, now, exclude), exclude)
+
+    def _decided(self, ask: Ask, now: float, exclude: Collection[str]) -> Decision:
+        budget_s = ask.deadline - now
+        if self.cloud_budget is not None:
+            self.fleet.price_cloud(self.cloud_budget.factor(now))
+        candidates = self._candidates(ask, now, exclude)
+        if not candidates:
+            return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
+        chosen, reason, judged = self.choose(candidates, ask, now)
+        # Only where the prediction is too late can the proof be: a floor is below its prediction.
+        if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask.units)) > budget_s:
+            return Decision(now, ask, candidates, None, "", _infeasible(floor_s, budget_s), judged)
+        if self.cloud_budget is not None and self.fleet.scarcity > 1.0 and _is_not_worth_it(chosen, judged):
+            return Decision(now, ask, candidates, None, "", _too_dear(self.cloud_budget), judged)
+        if ask.pin != "any":
+            reason = "pinned"
+        elif ask.variant:
+            reason = "demanded"
+        elif chosen.offered.target.spec.standby:
+            reason = "reserve"
+        elif len(candidates) == 1:
+            reason = "only"
+        considered, scarcity = self._considered(ask, len(candidates)), self.fleet.scarcity
+        return Decision(now, ask, candidates, chosen, reason, None, judged, considered, scarcity)
+
+    def _considered(self, ask: Ask, candidates: int) -> Sequence[Offered]:
+        offered = self.fleet.offered(ask.model, ask.version)
+        return () if len(offered) == candidates else tuple(offered[:MOST_CONSIDERED])
+
+    def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
+        """The best of the candidates, of which there is at least one."""
+        return Choice(*self._policy(candidates, ask.deadline - now))
+
+    def _candidates(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
+        offers = self.fleet.offers(ask.model, ask.version)
+        looked_at = self._shortlist.of(ask.model, ask.version, offers, ask.units)
+        found = self._fitting(looked_at, ask, now, exclude)
+        # Only who has looked at all may say that there is nobody, and only then are those asked that stand aside.
+        found = found or self._fitting(offers.all.items, ask, now, exclude)
+        found = found or self._fitting(offers.all.items, ask, now, exclude, aside=True)
+        return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
+
+    def _fitting(
+        self, offers: Sequence[Offered], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
+    ) -> tuple[Candidate, ...]:
+        inside, attested, deadline = INSIDE[ask.pin], ask.attested, ask.deadline
+        demanded, floor = ask.variant, ask.min_quality
+        return tuple(
+            [
+                estimate(offered, ask.units, now, ask.body_bytes, ask.answer_bytes)
+                for offered in offers
+                if offered.zone in inside
+                and not (attested and offered.target.attestation.until < deadline)
+                and not misfit(offered.variant, ask)
+                and (aside or not offered.variant.standing or not stands_aside(offered.variant, demanded, floor))
+                and offered.target.takes(now)
+                and not (exclude and offered.target.id in exclude)
+            ]
+        )
+
+
+def _without_reserve(candidates: tuple[Candidate, ...], budget_s: float) -> tuple[Candidate, ...]:
+    """Those not in reserve, if one of them is sure to make it; else all."""
+    others = [one for one in candidates if not one.offered.target.spec.standby]
+    return tuple(others) if any(_is_sure(one, budget_s) for one in others) else candidates
+
+
+def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0, answer_bytes: int = 0) -> Candidate:
+    """The predictions for `units` of work in bodies of these sizes on one offered variant."""
+    # For every target in every decision, so the usual case (nobody is silent, starts slowly or has refused) is spelled
+    # out: with a call for each part a decision over 32 targets took half as long again.
+    target, cost = offered.target, offered.cost
+    ledger, link = target.ledger, target.link
+    compute_s = cost.predict_s(units)
+    if now >= target.plain_from:
+        ahead_s = ledger.wait_s(now)
+        wait_s = ahead_s * ledger.error.factor
+    else:
+        ahead_s = target.wait_s(now)
+        wait_s = target.expects_s(ahead_s, now)
+    link_s = link.path(now).median_s + body_bytes * link.s_per_byte
+    sigma_s, jitter_s = compute_s * cost.sigma, link.jitter_s
+    return Candidate(
+        offered,
+        compute_s,
+        wait_s,
+        link_s,
+        # `margin_s`
+        NORMAL * sqrt(sigma_s * sigma_s + ledger.error.variance(ahead_s) + jitter_s * jitter_s),
+        link_s + wait_s + compute_s,
+        target.price * compute_s + target.byte_price * (body_bytes + answer_bytes),
+        1.0 if link.silent_since is None and not target.ejected and not target.refusals else target.trust(now),
+        ahead_s,
+    )
+
+
+def work_of(candidate: Candidate) -> float:
+    """What the attempt adds to the wait of those behind it: all its compute, or what it adds to a call."""
+    if not candidate.offered.target.ledger.batches:
+        return candidate.compute_s
+    return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
+
+
+def margin_s(offered: Offered, compute_s: float, ahead_s: float) -> float:
+    """How much later than predicted the answer may come, with 95 % confidence if errors were normal."""
+    target, sigma_s = offered.target, compute_s * offered.cost.sigma
+    jitter_s = target.link.jitter_s
+    return NORMAL * sqrt(sigma_s * sigma_s + target.ledger.error.variance(ahead_s) + jitter_s * jitter_s)
+
+
+def misfit(variant: VariantOffer, ask: Ask) -> str:
+    """Why the variant does not take the work; "" when it does."""
+    if variant.max_batch is not None and ask.rows > variant.max_batch:
+        return f"takes at most {variant.max_batch} rows"
+    if variant.max_tokens is not None and ask.longest_row > variant.max_tokens:
+        return f"takes rows of at most {variant.max_tokens}"
+    if ask.variant and ask.variant not in (variant.name, variant.precision):
+        return f"has {variant.name}"
+    if ask.min_quality and (variant.quality is None or variant.quality < ask.min_quality):
+        return (
+            f"has {variant.name} of {'unknown quality' if variant.quality is None else f'quality {variant.quality:g}'}"
+        )
+    return ""
+
+
+def why_nobody(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
+    """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
+    wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
+    if ask.min_quality:
+        wanted += f" of quality {ask.min_quality:g}"
+    if ask.pin != "any":
+        wanted += f" pinned to {ask.pin}"
+    if ask.attested:
+        wanted += " attested"
+    size = f"{ask.rows} row{'s' if ask.rows != 1 else ''} × {ask.longest_row}"
+    some = islice(fleet.targets.values(), _REASONS)
+    reasons = [reason for target in some if (reason := _why_not(target, ask, now, exclude))]
+    if (more := len(fleet.targets) - _REASONS) > 0:
+        reasons.append(f"and {more} more")
+    return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets")
+
+
+def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str]) -> str:
+    if target.spec.lies_in not in INSIDE[ask.pin]:
+        return f"{target.id} is outside of the pin, in zone {target.spec.lies_in}"
+    state, reason = target.state(now)
+    if target.id in exclude:
+        return f"{target.id} was tried"
+    if state == "down":
+        return f"{target.id} is down since {now - target.since:.1f} s: {reason}"
+    model = next((one for one in target.offers if (one.name, one.version) == (ask.model, ask.version)), None)
+    if model is None:
+        return f"{target.id} does not offer it"
+    if model.state != "ready":
+        return f"{target.id} has it in state {model.state}"
+    if ask.attested and (missing := target.attestation.misses(ask.deadline)):
+        return f"{target.id} is not attested: {missing}"
+    misfits = [why for variant in model.variants if (why := misfit(variant, ask))]
+    return f"{target.id} {', '.join(misfits)}" if misfits else f"{target.id} is {state}: {reason}"
+
+
+def _floor_s(candidates: Sequence[Candidate], units: float) -> float:
+    return min(one.offered.cost.floor_s(units) for one in candidates)
+
+
+def _is_not_worth_it(chosen: Candidate, judged: Sequence[Judged | None]) -> bool:
+    """Whether the cloud would cost more than the best answer from there is worth."""
+    return chosen.offered.zone == "cloud" and max([one.worth for one in judged if one is not None], default=0.0) < 0.0
+
+
+def _too_dear(budget: CloudBudget) -> Overloaded:
+    return Overloaded(
+        f"the cloud's budget is spent ({budget.spend:.2g} of {budget.pool_s_per_s:g} pool-seconds a second): "
+        "no edge could answer, and the cloud costs more now than this answer is worth",
+        retry_after_s=RETRY_SPENT_S,
+    )
+
+
+def _infeasible(floor_s: float, budget_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"infeasible: even the fastest target needs {floor_s * 1e3:.0f} ms of compute for this work, "
+        f"and {budget_s * 1e3:.0f} ms of the budget are left"
+    )

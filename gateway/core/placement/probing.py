@@ -1,0 +1,125 @@
+"""Asking those that nobody would ask: a target under trial, and one that has not been heard of for long.
+
+Placement goes by what is known, so whoever is thought bad is not asked and cannot show that he is better. Two cures,
+both paid for by requests that can bear it:
+
+    trial     a target that was ejected, once its breaker lets a probe through, is sent one request. It may fail, so it
+              should be one of low priority; when none came for `PATIENCE_S`, any will do. There must be time to answer
+              it elsewhere afterwards, unless there is nobody else.
+    explore   one of low priority in a hundred goes to the candidate that was not asked for the longest, and for
+              `LONG_S` at least, if it is expected well in time there. Not while the fleet is in panic or overloaded.
+
+This stands behind the policy's decision and changes who is chosen, nothing else: the other candidates stay for the
+hedge and the fallback. A refusal because nobody is left says when the next trial is due.
+
+Invariants: no request with a target behind it already is spent on a probe while anybody else would take it; one trial
+at a time for each target (its breakers see to that). Chance is an argument.
+Source: routing.md B1 (exploration, 1 %) and B5 (one probe, by a sheddable request).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.target import TargetView
+from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, misfit
+from tidegate.outcome import NothingAlive
+from tidegate.placement_pin import INSIDE
+from tidegate.priority import level_of
+
+REASON: Final = "probe"
+LOW_LEVEL: Final = 3  # from here on a request may be spent on finding something out
+SHARE: Final = 0.01  # of those, on exploring
+LONG_S: Final = 10.0
+PATIENCE_S: Final = 1.0  # how long a trial that is due waits for a request of low priority
+_WELL_IN_TIME: Final = 0.5  # of the budget
+
+
+class Probing:
+    """What `Placer.probes` is in life. Immutable: what is due stands in the fleet's view."""
+
+    def __init__(
+        self, fleet: Fleet, draw: Callable[[], float], *, overloaded: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._fleet = fleet
+        self._draw = draw
+        self._overloaded = overloaded
+
+    def __call__(self, decision: Decision, exclude: Collection[str]) -> Decision:
+        """The decision, with a probe's target for the chosen one where there is one to be probed."""
+        if isinstance(decision.refusal, NothingAlive):
+            return self._last_chance(decision, exclude)
+        if decision.chosen is None or exclude:
+            return decision
+        probe = self._on_trial(decision, exclude) if self._fleet.balance.ejected else None
+        if probe is None and level_of(decision.ask.priority) >= LOW_LEVEL and self._draw() < SHARE:
+            probe = self._long_unasked(decision)
+        return decision if probe is None else _instead(decision, probe)
+
+    def _on_trial(self, decision: Decision, exclude: Collection[str]) -> Candidate | None:
+        ask, now = decision.ask, decision.at
+        assert decision.chosen is not None
+        otherwise_s = decision.chosen.finish_s + decision.chosen.margin_s
+        due = [one for one in self._due(ask, now, exclude) if one.finish_s + otherwise_s <= ask.deadline - now]
+        return min(due, key=_finish, default=None)
+
+    def _last_chance(self, decision: Decision, exclude: Collection[str]) -> Decision:
+        probe = min(self._due(decision.ask, decision.at, exclude, anybody=True), key=_finish, default=None)
+        if probe is not None:
+            return _instead(decision, probe)
+        assert decision.refusal is not None
+        again_s = self._fleet.retry_after_s(decision.at)
+        return decision._replace(refusal=NothingAlive(decision.refusal.message, retry_after_s=again_s))
+
+    def _due(self, ask: Ask, now: float, exclude: Collection[str], *, anybody: bool = False) -> Sequence[Candidate]:
+        """Those on trial whose turn it is, that take this work, and that it is fit to be spent on."""
+        may_wait = level_of(ask.priority) < LOW_LEVEL and not anybody
+        return [
+            estimate(one, ask.units, now, ask.body_bytes, ask.answer_bytes)
+            for target_id in self._fleet.balance.ejected
+            if target_id not in exclude and _is_due(target := self._fleet.targets[target_id], now, may_wait, anybody)
+            if not (ask.attested and target.attestation.until < ask.deadline)
+            for offer in target.offers
+            if (offer.name, offer.version) == (ask.model, ask.version)
+            for variant in offer.variants
+            if not misfit(variant, ask) and not stands_aside(variant, ask.variant, ask.min_quality)
+            if (one := self._fleet.offers(ask.model, ask.version).all.get((target_id, variant.name)))
+            if one.zone in INSIDE[ask.pin]
+        ]
+
+    def _long_unasked(self, decision: Decision) -> Candidate | None:
+        if self._fleet.balance.panic or self._overloaded():
+            return None
+        budget_s, long_ago = decision.ask.deadline - decision.at, decision.at - LONG_S
+        silent = [
+            one
+            for one in decision.candidates
+            if one.target.asked_at <= long_ago
+            and one.trust == 1.0
+            and one.finish_s + one.margin_s <= _WELL_IN_TIME * budget_s
+        ]
+        return min(silent, key=lambda one: one.target.asked_at, default=None)
+
+    def __repr__(self) -> str:
+        return f"<Probing {self._fleet.balance!r}>"
+
+
+def _is_due(target: TargetView, now: float, may_wait: bool, anybody: bool) -> bool:
+    if not (target.breaker.allows(now) and (anybody or target.path.allows(now))):
+        return False
+    return not may_wait or now >= max(target.breaker.retry_at, target.path.retry_at) + PATIENCE_S
+
+
+def _instead(decision: Decision, probe: Candidate) -> Decision:
+    candidates, judged = decision.candidates, decision.judged
+    if not any(one.target is probe.target and one.variant is probe.variant for one in candidates):
+        candidates = (*candidates, probe)
+        judged = (*judged, None) if judged else judged  # they go one by one: nobody judged the probe
+    return decision._replace(candidates=candidates, judged=judged, chosen=probe, reason=REASON, refusal=None)
+
+
+def _finish(candidate: Candidate) -> float:
+    return candidate.finish_s

@@ -1,0 +1,211 @@
+"""Where an answer is worth most: value × quality × chance of being in time, less its cost and the harm to others.
+
+`cheapest` asks who is sure enough and takes the cheapest of them: a cliff at 95 %, on one side of which a hundredth of
+a cent outweighs five requests in a hundred, and on the other nothing does. Here everything has a price:
+
+    value = weight · [1 − RHO · (1 − quality)] · p̂ − LAMBDA · cost − harm − rent − EPSILON · weight · finish / budget
+
+    weight    what the answer in time is worth, by priority: 2, 1, ½, ¼ (routing.md B6), times its tenant's weight
+    quality   of the variant, relative to the best that is offered for this request
+    p̂         the calibrated chance of being in time (`chance`, `calibration`)
+    cost      price × compute: LAMBDA of 3 lets a second of the pool outweigh three ordinary answers in time
+    harm      what is taken from those who already wait there (`harm`)
+    rent      what is taken from those who are still to come (`congestion`), for what it adds to the queue there
+    EPSILON   an earlier answer is worth a little: shares the work among twins that are all sure to make it, and leaves
+              time for a second attempt
+
+The reason that is told is true of the choice: `cheapest` when it is of the cheapest price, `better` when a dearer one
+has more quality to show than chance, else `faster`, or `surer` where it is expected later but more reliably.
+
+Chances and harm are the dear part, and both can only lower a value. So every candidate gets its bound first (its value
+if its path were sure and nobody waited), and they are judged in the order of their bounds until none that is left
+could still win. Nor is anybody judged to the end who could not win if every round trip were as short as the shortest
+(`chance.at_most`): with little time left hardly anyone is sure, bounds lie close together, and all would be judged. The
+choice is the same as if all had been. What was worked out is kept with the decision as it is, and nothing is formatted
+before somebody asks.
+
+One calibration serves all targets, so it never changes their order by chance: a calibration for each tier made an idle
+edge look worse than a busy pool for as long as some other edge's misfortune was remembered.
+
+It can be wrong where the parts are, and the weights are a taste. Source: routing.md B3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from gateway.core.estimate.calibration import Calibration, Prediction, calibrated
+from gateway.core.estimate.queue_externality import Insertion, Place, insertion
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.completion import Timing, timing
+from gateway.core.placement.placer import Ask, Candidate, Choice, Judged, Placer, Stake, margin_s, work_of
+from gateway.core.placement.tie_breaking import prefers_second
+from tidegate.priority import WEIGHTS, level_of, order_key
+
+
+class Prices(NamedTuple):
+    """How much the parts of a value weigh against an ordinary answer in time."""
+
+    cost: float = 3.0  # LAMBDA, per unit of cost: a second of the pool
+    quality: float = 0.25  # RHO: losing all quality loses this share of the value
+    earliness: float = 0.06  # EPSILON
+
+
+class ValuePlacer(Placer):
+    """Places asks where the answer is worth most. Its calibrations learn from the stakes that attempts settle."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        prices: Prices = Prices(),  # noqa: B008  # a NamedTuple is immutable
+        cloud_budget: CloudBudget | None = None,
+    ) -> None:
+        super().__init__(fleet, cloud_budget=cloud_budget)
+        self.prices = prices
+        self.herd_draw: Callable[[], float] | None = None  # chance, where other gateways share the targets (`herd`)
+        self.calibration = Calibration()
+
+    def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
+        place, budget_s = place_of(ask), ask.deadline - now
+        # Where unsure answers are escalated, those that stand are as good as the best variant's.
+        qualities = [1.0 if ask.escalates else one.offered.quality for one in candidates]
+        best_quality = max(qualities)
+        rents = [_rent(one, now) for one in candidates]
+        bounds = self._bounds(candidates, qualities, rents, place.weight, budget_s)
+        judged: list[Judged | None] = [None] * len(candidates)
+        best, best_value, second, second_value = 0, -inf, 0, -inf
+        for index in sorted(range(len(candidates)), key=bounds.__getitem__, reverse=True):
+            at_least = best_value if self.herd_draw is None else second_value
+            if bounds[index] <= at_least:
+                break  # nor can any that follow be better
+            one = candidates[index]
+            worth = place.weight * self._worth(qualities[index], best_quality)
+            judged[index] = verdict = self._judge(one, bounds[index], rents[index], worth, place, now, at_least)
+            if verdict is None:
+                continue
+            if verdict.value > best_value:
+                best, best_value, second, second_value = index, verdict.value, best, best_value
+            elif verdict.value > second_value:
+                second, second_value = index, verdict.value
+        if self.herd_draw is not None and prefers_second(best_value, second_value, self.herd_draw()):
+            best = second
+        reason = self._why(candidates, qualities, judged, best, budget_s)
+        return Choice(self._staked(candidates[best], judged[best], place, now), reason, judged)
+
+    def _bounds(
+        self,
+        candidates: Sequence[Candidate],
+        qualities: Sequence[float],
+        rents: Sequence[float],
+        weight: float,
+        budget_s: float,
+    ) -> list[float]:
+        sure = calibrated(1.0, self.calibration.curve)
+        dearness, earliness = self.prices.cost, weight * self.prices.earliness / max(budget_s, 1e-6)
+        # `_worth`, spelled out
+        full, rho = weight * sure * (1.0 - self.prices.quality), weight * sure * self.prices.quality / max(qualities)
+        # One comprehension: it runs over every candidate, and a call for each would double its cost.
+        return [
+            full + rho * quality - earliness * one.finish_s - dearness * one.cost - rent
+            for one, quality, rent in zip(candidates, qualities, rents, strict=True)
+        ]
+
+    def _worth(self, quality: float, best_quality: float) -> float:
+        return 1.0 - self.prices.quality * (1.0 - quality / best_quality)
+
+    def _judge(
+        self, candidate: Candidate, bound: float, rent: float, worth: float, place: Place, now: float, at_least: float
+    ) -> Judged | None:
+        """The verdict; None where it is clear before the chance is known that the value is no more than `at_least`."""
+        curve, budget_s = self.calibration.curve, place.deadline - now
+        ahead_s, harm = _inserted(candidate, place, now)
+        takes, sure_value = timing_of(candidate, ahead_s, now), bound - worth * calibrated(1.0, curve) - harm
+        if sure_value + worth * calibrated(takes.at_most(budget_s), curve) <= at_least:
+            return None
+        chance = takes.by(budget_s)
+        claimed = calibrated(chance, curve)
+        return Judged(chance, claimed, harm, sure_value + worth * claimed, rent, ahead_s)
+
+    def _staked(self, chosen: Candidate, verdict: Judged | None, place: Place, now: float) -> Candidate:
+        """The chosen one with its claim, and its times at its place in the queue instead of at the end."""
+        assert verdict is not None  # the best was judged: any value is more than minus infinity
+        prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration)
+        wait_s = chosen.target.expects_s(verdict.ahead_s, now)
+        return chosen._replace(
+            stake=Stake(prediction, place, verdict.harm + verdict.rent),
+            ahead_s=verdict.ahead_s,
+            wait_s=wait_s,
+            finish_s=chosen.finish_s + wait_s - chosen.wait_s,
+            margin_s=margin_s(chosen.offered, chosen.compute_s, verdict.ahead_s),
+        )
+
+    def _why(
+        self,
+        candidates: Sequence[Candidate],
+        qualities: Sequence[float],
+        judged: Sequence[Judged | None],
+        best: int,
+        budget_s: float,
+    ) -> str:
+        """What paid for the chosen one."""
+        chosen = candidates[best]
+        costs = [one.cost for one in candidates]
+        bargain = costs.index(min(costs))
+        cheap = candidates[bargain]
+        if chosen.offered.price <= cheap.offered.price:
+            return "cheapest"
+        by_quality = self.prices.quality * (qualities[best] - qualities[bargain])
+        by_earliness = self.prices.earliness * (cheap.finish_s - chosen.finish_s) / max(budget_s, 1e-6)
+        by_chance = self._claimed(candidates, judged, best) - self._claimed(candidates, judged, bargain)
+        if by_quality > max(by_chance, by_earliness):
+            return "better"
+        return "faster" if by_earliness > 0.0 else "surer"
+
+    def _claimed(self, candidates: Sequence[Candidate], judged: Sequence[Judged | None], index: int) -> float:
+        """The claim for one of them; of one that was not judged, the most that could have been claimed."""
+        verdict = judged[index]
+        if verdict is not None:
+            return verdict.claimed
+        return calibrated(1.0, self.calibration.curve)
+
+    def __repr__(self) -> str:
+        return f"<ValuePlacer {self.fleet!r} {self.calibration!r}>"
+
+
+def place_of(ask: Ask) -> Place:
+    """The request's place in any queue of ours."""
+    return Place(order_key(ask.deadline, ask.priority), ask.deadline, ask.weight * WEIGHTS[level_of(ask.priority)])
+
+
+def timing_of(candidate: Candidate, ahead_s: float, now: float) -> Timing:
+    """The distribution of an attempt's time at the candidate, with so much ahead of it in the queue."""
+    offered = candidate.offered
+    link, error = offered.target.link, offered.target.ledger.error
+    return timing(
+        link.path(now),
+        offered.target.expects_s(ahead_s, now),
+        error.variance(ahead_s),
+        candidate.compute_s,
+        offered.cost.sigma,
+        wire_s=candidate.link_s - link.path(now).median_s if link.s_per_byte else 0.0,
+        trust=offered.target.trust(now),
+    )
+
+
+def _rent(candidate: Candidate, now: float) -> float:
+    """What is taken from those who are still to come."""
+    ledger = candidate.offered.target.ledger
+    return ledger.congestion.rent(now) * (work_of(candidate) if ledger.batches else candidate.compute_s)
+
+
+def _inserted(candidate: Candidate, place: Place, now: float) -> Insertion:
+    target = candidate.offered.target
+    ledger = target.ledger
+    # A foreign server's order is its own: it is taken as first come, first served. So is one that has just refused: its
+    # pause is nobody's place in a queue, and urgency does not shorten it.
+    if ledger.in_flight < 2 or target.spec.foreign or now < target.refused_until:
+        return Insertion(candidate.ahead_s, 0.0)
+    return insertion(ledger.queue(), place, work_of(candidate), candidate.ahead_s, now)

@@ -1,0 +1,82 @@
+"""Affinity: the steps of a sequence go to the target that remembers the steps before.
+
+A model that remembers keeps its state where the sequence was begun (`cloud_pool/core/batching/sequences.py`), so for a
+sequence there is one target that can go on, and asking two would make two memories of it. So a step is asked once: it
+is never hedged, moved, escalated or tried elsewhere. The first goes where placement says, the later ones where that
+was. Only a first whose connection ended is sent again. A step whose target is gone fails with the reason: nobody else
+could tell what came before. A step of which nothing is known here (another gateway began it, or this one was restarted)
+is placed like any request, and where nobody remembers it the target says so.
+
+Mutable: what is known is bounded, by the time that the model's manifest gives to idle sequences, and by `most`: the one
+that was idle for longest is forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from gateway.core.placement.placer import Ask, Decision
+from gateway.core.request.machine import Places
+from tidegate.oip.sequence import SequenceStep
+from tidegate.outcome import NothingAlive, Unreachable
+
+MOST = 100_000
+
+
+class Affinity:
+    """Who remembers which sequence."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._homes: OrderedDict[tuple[str, int | str], tuple[str, float]] = OrderedDict()  # target, and until when
+
+    def home(self, model: str, id: int | str, now: float) -> str | None:
+        """The target that remembers a sequence."""
+        known = self._homes.get((model, id))
+        return known[0] if known is not None and known[1] > now else None
+
+    def answered(self, model: str, step: SequenceStep, target: str, until: float) -> None:
+        """A step was answered there; it is remembered until then, or no more after its end."""
+        self._homes.pop((model, step.id), None)
+        if not step.end:
+            self._homes[model, step.id] = target, until
+            while len(self._homes) > self._most:
+                self._homes.popitem(last=False)
+
+    def places(self, model: str, step: SequenceStep, places: Places, now: float) -> Places:
+        """Who decides where this step goes."""
+        return Homeward(places, None if step.start else self.home(model, step.id, now), start=step.start)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __repr__(self) -> str:
+        return f"<Affinity of {len(self)} sequences>"
+
+
+class Homeward:
+    """Decides for one step. `home`: the only target that will do; None where any may."""
+
+    def __init__(self, places: Places, home: str | None, *, start: bool) -> None:
+        self._places = places
+        self._home = home
+        self._start = start
+        self._asked = False
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+        if self._asked and not self._start:
+            words = "a step of a sequence is asked once: whether the lost one counted is not known"
+            return Decision(now, ask, (), None, "", Unreachable(words))
+        decision = self._places.decide(ask, now, exclude)
+        if self._home is not None:
+            decision = self._to_home(decision, ask, now, self._home)
+        self._asked = True
+        return decision
+
+    def _to_home(self, decision: Decision, ask: Ask, now: float, home: str) -> Decision:
+        found = [one for one in decision.candidates if one.target.id == home]
+        if not found:
+            words = f"{home} remembers this sequence and cannot be asked now; begin it anew with sequence_start"
+            return Decision(now, ask, (), None, "", NothingAlive(words))
+        return Decision(now, ask, tuple(found), found[0], "bound", None)

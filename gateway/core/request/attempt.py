@@ -1,0 +1,220 @@
+"""What an attempt teaches, noted once at its launch and once at its end.
+
+Both shells (the conductor and the simulator) report here, so that the estimators learn the same in life and in
+simulation: the ledger counts it while it is under way; an answer teaches the cost of its compute, the link's round
+trip, health, and whether its chance and its time were claimed rightly; an error teaches the health of the target or
+of the path, whoever's fault it is; our own cancellation teaches nothing but that an accept-ack or an answer was
+overdue. A toll on the candidate hears of the launch and of the end as well.
+
+A target that fails in a millisecond must not look fast for it: it would be idle whenever anybody looks, and draw all
+traffic into its failure. So a failure that is the target's own enters its cost as the longer of the time that it took
+and the 99th percentile of what an answer was predicted to take. A refusal is no failure: it is load, and adds to the
+wait that the next request would have there.
+
+An answer without stage times (a foreign server) still teaches: what is left of its total after the expected link and
+wait is taken as compute.
+
+What the wait was predicted to be is held against an ack's promise and an answer's time in the queue, unless it was
+predicted from a slow start or a pause after a refusal: those are our own caution, and nothing that the target has to
+live up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp
+from typing import Final
+
+from gateway.core.estimate.conformal import crowding_of
+from gateway.core.health.breaker import Blame, Verdict, blame
+from gateway.core.placement.interval import within_s
+from gateway.core.placement.placer import Candidate, work_of
+from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalError, Overloaded, ServeError
+from tidegate.types import Accepted, LoadReport
+
+_P99_SIGMAS: Final = 2.326
+# Ends that say nothing about how well time was predicted. A target that fails or refuses is the breaker's and the
+# wait's business: counted against the claims of its whole tier, eight refusals of one edge emptied all edges for 5 s.
+_NO_WORD_ON_TIME: Final = (CallerError, Overloaded, BadAnswer, InternalError)
+
+
+class Attempt:
+    """One attempt under way. Mutable only by `answered`, `failed` and `cancelled`, of which one is called, once."""
+
+    __slots__ = (
+        "_body_bytes",
+        "_breaker",
+        "_key",
+        "_ledger",
+        "_link",
+        "_path",
+        "_path_probe",
+        "_plain",
+        "_probe",
+        "_scaling",
+        "_stake",
+        "_toll",
+        "_units",
+        "candidate",
+        "launched_at",
+        "within_s",
+    )
+
+    def __init__(self, candidate: Candidate, key: int, units: float, now: float, body_bytes: int = 0) -> None:
+        """Note the launch. `key` is unique among this gateway's attempts; `body_bytes` are the request's."""
+        target = candidate.offered.target
+        self.candidate = candidate
+        self.launched_at = now
+        self.within_s = within_s(candidate)  # the promise that is held against what comes
+        self._key = key
+        self._units = units
+        self._body_bytes = body_bytes
+        self._ledger, self._link, self._breaker, self._path = target.ledger, target.link, target.breaker, target.path
+        self._probe, self._path_probe = self._breaker.launched(now), self._path.launched(now)
+        target.asked_at = now
+        self._plain = now >= target.plain_from
+        self._stake = candidate.stake
+        place = self._stake and self._stake.place
+        self._ledger.launch(key, work_of(candidate), now, place, call_s=candidate.offered.cost.call_s())
+        if not self._link.acknowledges:
+            self._ledger.accepted(key)
+        self._link.sent(key, now, body_bytes)
+        self._scaling = target.scaling
+        if self._scaling is not None:
+            self._demand(now)
+        self._toll = candidate.toll
+        if self._toll is not None:
+            self._toll.launched(now)
+
+    def accepted(self, now: float, word: Accepted) -> None:
+        """Note that the target took it: its queue is another matter, but the link works."""
+        self._link.accepted(self._key, now)
+        self._path.heard(now)
+        self._ledger.accepted(self._key)
+        self.candidate.offered.target.refusals = 0
+        if not self._plain:
+            return
+        candidate = self.candidate
+        expected_s = max(0.0, candidate.ahead_s - (now - self.launched_at - candidate.link_s))
+        promised_s = max(0.0, word.finish_in_s - candidate.compute_s)
+        self._ledger.corrected(promised_s - expected_s, now)
+
+    def answered(self, stages: Mapping[str, float], load: LoadReport | None, now: float, body_bytes: int = 0) -> float:
+        """Note an answer with its stage times and size; returns the link's share of its time, in seconds."""
+        self._ledger.finish(self._key, now)
+        self._link.ended(self._key, now, heard=True)
+        self.candidate.offered.target.refusals = 0
+        if self._stake is not None:
+            self._stake.prediction.answered(now)
+        self._told(late=self._is_overdue(now))
+        self._end(blame(None), now, 0.0)
+        offered, total_s = self.candidate.offered, now - self.launched_at
+        if load is not None:
+            self._ledger.report(load, "link", now)
+        compute_s = stages.get("compute")
+        if self._scaling is not None:
+            self._served(now, stages.get("queue", 0.0))
+        if self._toll is not None:
+            self._toll.answered(stages.get("queue", 0.0), compute_s, now)
+        if compute_s is None:
+            unloaded_s = total_s - self.candidate.link_s - self.candidate.wait_s
+            offered.cost.record(self._units, max(unloaded_s, 0.0))
+            return min(total_s, self.candidate.link_s)
+        offered.cost.record(self._units, compute_s)
+        if offered.cost.measured and not self._ledger.batches:  # of a batch nobody here knows the company
+            variant = offered.model, offered.version, offered.variant.name
+            offered.target.degradation.answered(variant, offered.cost.table_s(self._units), compute_s, now)
+        queue_s = stages.get("queue", 0.0)
+        if self._plain:
+            self._ledger.error.record(self.candidate.ahead_s, queue_s)
+        link_s = max(0.0, total_s - queue_s - compute_s)
+        self._link.record(link_s, now, self._body_bytes + body_bytes)
+        return link_s
+
+    def failed(self, error: ServeError, now: float, draw: float) -> None:
+        """Note an error; `draw` is uniform in [0, 1)."""
+        self._ledger.finish(self._key, now)
+        # Only a refusal surely came from the far side: other errors may be our own word for silence.
+        self._link.ended(self._key, now, heard=isinstance(error, Overloaded))
+        if not isinstance(error, _NO_WORD_ON_TIME):
+            self._told(late=True)
+            if self._stake is not None:
+                self._stake.prediction.failed()
+        target = self.candidate.offered.target
+        if isinstance(error, Overloaded):
+            target.refused(error.retry_after_s, now)
+        if self._scaling is not None and isinstance(error, Overloaded | DeadlineExceeded):
+            self._scaling.ended(in_time=False)
+        blamed = blame(error)
+        if blamed.target is Verdict.FAILURE:
+            cost, total_s = self.candidate.offered.cost, now - self.launched_at
+            cost.record(self._units, max(total_s, cost.predict_s(self._units) * exp(_P99_SIGMAS * cost.sigma)))
+        self._end(blamed, now, draw)
+        if self._toll is None:
+            return
+        if isinstance(error, Overloaded | DeadlineExceeded):
+            self._toll.refused(now, full=isinstance(error, Overloaded))
+        else:
+            self._toll.failed(now)
+
+    def cancelled(self, now: float, *, hopeless: bool = False) -> None:
+        """Note that we gave it up ourselves. Where even its ack was overdue, that says something about the link.
+
+        Args:
+            hopeless: it was taken out of a queue in which it would have been late: as good as a refusal, and as cheap.
+        """
+        if hopeless:
+            self._ledger.finish(self._key, now)
+        else:
+            self._ledger.abandon(self._key, now)
+        self._link.ended(self._key, now, heard=False)
+        if self._stake is not None:
+            if hopeless:
+                self._stake.prediction.failed()
+            else:
+                self._stake.prediction.given_up(now)
+        if self._is_overdue(now):
+            self._told(late=True)
+        self._end(Blame(Verdict.IGNORED, Verdict.IGNORED), now, 0.0)
+        if self._toll is not None and hopeless:
+            self._toll.refused(now, full=False)
+        elif self._toll is not None:
+            self._toll.cancelled(now)
+
+    def _demand(self, now: float) -> None:
+        """Tell what this asks of the pool: more replicas shorten the wait, and nothing else of an attempt's time."""
+        assert self._scaling is not None
+        candidate, stake = self.candidate, self._stake
+        cost = candidate.offered.cost
+        left_s = stake.place.deadline - now if stake is not None else candidate.finish_s + candidate.margin_s
+        slack_s = left_s - candidate.link_s - candidate.compute_s
+        self._scaling.arrived(cost.table_s(self._units), cost.table_s(0.0), slack_s, now)
+
+    def _served(self, now: float, queue_s: float) -> None:
+        """Whether the wait made it late; what was late for another reason is nothing that replicas would mend."""
+        assert self._scaling is not None
+        if self._stake is None or now <= self._stake.place.deadline:
+            self._scaling.ended(in_time=True)
+        elif now - queue_s <= self._stake.place.deadline:
+            self._scaling.ended(in_time=False)
+
+    def _is_overdue(self, now: float) -> bool:
+        return now - self.launched_at > self.within_s
+
+    def _told(self, *, late: bool) -> None:
+        """It is known whether the answer came within its prediction."""
+        crowding = crowding_of(self.candidate.ahead_s, self.candidate.compute_s)
+        self.candidate.offered.target.coverage.record(crowding, late=late)
+
+    def _end(self, blamed: Blame, now: float, draw: float) -> None:
+        self._breaker.record(blamed.target, now, draw, probe=self._probe)
+        self._path.record(blamed.path, now, draw, probe=self._path_probe)
+        if Verdict.FAILURE in blamed:
+            self.candidate.offered.target.degradation.ended(failed=True, now=now)
+        elif blamed.target is Verdict.SUCCESS:
+            self.candidate.offered.target.degradation.ended(failed=False, now=now)
+        if blamed.path is Verdict.SUCCESS and not self._path_probe:
+            self._path.heard(now)  # an answer is a sign of life, whenever its request was sent
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self._key} at {self.candidate.target.id} since {self.launched_at:.3f}>"

@@ -1,0 +1,121 @@
+"""When to launch a second attempt beside a silent first one: as late as it can still help.
+
+Insurance is bought only when it is needed. The alternative is launched at the last instant at which it can still make
+the deadline, not after a fixed delay: until then the first attempt may answer and the second would have been waste.
+Where that instant comes before the first attempt is even expected back, it is pushed to when the first is overdue, as
+long as the alternative's median answer would then still be in time; where not even that holds, there is no hedge.
+
+An accepted attempt with a promise is not silent: while its promised finish is ahead and within the deadline, the
+promise is better evidence than the clock.
+
+`Hedges` is what the request machine asks; `LatestUseful` is this rule, with margins and without a limit of its own.
+Where placement deals in chances `hedge_by_chance.py` takes its place: the rule is then the crossing of the two chances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from gateway.core.placement.placer import Ask, Candidate, Decision
+
+EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts as due
+AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for anybody
+
+
+class Watched(NamedTuple):
+    """An attempt that has not answered. `promised_at`: when its target said that the answer would be here."""
+
+    candidate: Candidate
+    launched_at: float
+    promised_at: float | None = None
+
+
+class Hedge(NamedTuple):
+    """A second attempt at `at`, which may be now; `reason` is what its answer would say."""
+
+    at: float
+    reason: str = "hedge"
+    instead: bool = False  # the first attempt waits in a queue in which it will not be in time: it is taken out
+
+
+class Hedges(Protocol):
+    """When a second attempt is due, and whether it may be paid. One for all requests."""
+
+    def arrived(self) -> None:
+        """A request was placed: it earns its share of second attempts."""
+
+    def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
+        """When to look after the attempt that is launched now, `other` being whom to ask instead; None: never."""
+
+    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+        """When to look after an attempt that was acknowledged now, and made its promise; None: as it was."""
+
+    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
+        """The targets that are no help beside those that were tried."""
+
+    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+        """The hedge beside a silent attempt, if there is to be one, where `decision` says. Nothing is spent yet."""
+
+    def may_hedge(self) -> bool:
+        """Spend a hedge; False: there is nothing to spend."""
+
+    def may_fall_back(self) -> bool:
+        """Spend a fallback after a failure; False: too many were spent lately."""
+
+
+class LatestUseful:
+    """Hedges at the last instant at which they can still help, as many as requests want. Immutable."""
+
+    def arrived(self) -> None:
+        pass
+
+    def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
+        return fallback_at(now, ask.deadline, chosen, other)
+
+    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+        return None
+
+    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
+        return [one.offered.target.id for one in tried]
+
+    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+        # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
+        if not is_silent(watched.promised_at, now + EARLY_S, ask.deadline):
+            assert watched.promised_at is not None
+            return Hedge(watched.promised_at)  # it has until then to keep its word
+        if decision.chosen is None or now + decision.chosen.finish_s > ask.deadline:
+            return None
+        return Hedge(now)
+
+    def may_hedge(self) -> bool:
+        return True
+
+    def may_fall_back(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "<LatestUseful>"
+
+
+def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Candidate) -> float | None:
+    """The instant at which to launch `alternative` if `primary` has not answered; None where it could not help."""
+    latest = deadline - alternative.finish_s - alternative.margin_s
+    overdue = now + primary.finish_s + primary.margin_s
+    if latest >= overdue:
+        return latest
+    return overdue if overdue + alternative.finish_s <= deadline else None
+
+
+def again_at(now: float, deadline: float) -> float | None:
+    """When to look again after a look that found no help: after half of the time that is left; None near the deadline.
+
+    Too much went on, nobody else was there, or nothing was left to spend: any of these may pass.
+    """
+    half_s = (deadline - now) / 2
+    return now + half_s if half_s >= AGAIN_S else None
+
+
+def is_silent(promised_at: float | None, now: float, deadline: float) -> bool:
+    """Whether an attempt gives no reason to wait. `promised_at`: when its target said the answer would be here."""
+    return promised_at is None or not now < promised_at <= deadline

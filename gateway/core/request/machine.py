@@ -1,0 +1,396 @@
+"""One request's whole life, without IO: events go in with `now`, actions come out.
+
+    events    arrived · accepted · answered · failed · timer · cancelled
+    actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Answer(attempt) · Refuse(error)
+
+    NEW ──arrived──▶ WAITING ──answered, sure──▶ DONE        (Answer)
+      │                │ │ └─ answered, unsure: PROVISIONAL while a better variant works on it, else DONE (Answer)
+      │                │ └─ failed with nothing else under way: next target, HELD, or DONE (Refuse)
+      │                └─ timer: a hedge beside a silent attempt, or at the deadline DONE (Refuse)
+      ├─ nobody there, but somebody very soon ──▶ HELD ──timer──▶ WAITING, HELD or DONE (Refuse)
+      └─ nowhere to go, or already late ──▶ DONE (Refuse)     any ──cancelled──▶ DONE (nothing: nobody listens)
+
+    PROVISIONAL ──answered, sure──▶ DONE (Answer)
+      └─ nothing better under way any more, or the timer just before the deadline ──▶ DONE (the provisional Answer)
+
+How sure an answer is comes with its event: a confidence from 0 to 1, or None where nobody judges it, which counts as
+sure. An unsure answer makes every attempt of no better a variant pointless, so those are cancelled; one of a better
+variant that is under way already (a hedge) is as good as an escalation, and none is launched (`escalation.py`).
+
+The live gateway performs the actions with tasks and connections, the simulator with a virtual clock; neither decides
+anything. Attempts are numbered from 0 in the order of their launch; a new attempt never goes where one went before,
+unless only the connection had ended under that one: over a new connection the same target is as good as any.
+
+HELD: every connection may be lost in one instant (a switch, a NAT, a proxy that restarts) and most are back within a
+few round trips. A refusal because nobody is there that says when somebody may be (`retry_after_s` of at most
+`HOLD_S`) is therefore looked at again then, instead of being handed to the caller.
+
+Invariants, kept under any interleaving of events:
+- exactly one terminal action (Answer or Refuse) unless cancelled, and nothing after it but the Cancels beside it;
+- the first sure answer wins; an error never beats an attempt that is still under way, nor a provisional answer;
+- a provisional answer is declared, is given before the deadline, and is only beaten by a better variant's;
+- at most `max_attempts` launches, and twice as many with those whose connections ended; none at or after the deadline;
+- when the request is done, every attempt has ended or is cancelled: no work is orphaned;
+- one timer: each WakeAt replaces the one before.
+
+An answer that is here after the deadline but before its timer is still given: it exists, and `late` is for the metrics
+to say. Timers may come up to a millisecond early (event loops round), which counts as due.
+
+Which error to tell when everything failed: the one that helps the caller most (`_last_word`). When the targets were
+all unreachable that is `nothing_alive`, since then there is nobody left to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from gateway.core.fleet.variant_rank import is_lesser, is_relief
+from gateway.core.placement.placer import Ask, Candidate, Decision
+from gateway.core.request.escalation import Escalations, due_at
+from gateway.core.request.hedging import EARLY_S, Hedges, LatestUseful, Watched, again_at
+from tidegate.outcome import (
+    DeadlineExceeded,
+    Disconnected,
+    Forbidden,
+    ModelNotFound,
+    NothingAlive,
+    NotSupported,
+    Overloaded,
+    ServeError,
+    TooLarge,
+    Unauthenticated,
+    Unreachable,
+)
+from tidegate.types import Accepted
+
+MAX_ATTEMPTS: Final = 3
+HOLD_S: Final = 0.02  # beyond, a caller is better told than kept
+_LATEST_USEFUL: Final = LatestUseful()
+
+
+class Launch(NamedTuple):
+    """Send the request to the candidate's target, in its variant."""
+
+    attempt: int
+    candidate: Candidate
+
+
+class WakeAt(NamedTuple):
+    """Call `timer` at this instant; replaces the one before."""
+
+    at: float
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for this attempt any more."""
+
+    attempt: int
+    hopeless: bool = False  # its target promised its answer for after the deadline
+
+
+class Answer(NamedTuple):
+    """Give the caller this attempt's answer, and say how it came about. Terminal."""
+
+    attempt: int
+    candidate: Candidate
+    reason: str
+    attempts: int
+    hedged: bool
+    fallback: bool
+    degraded: bool
+    provisional: bool = False  # the model was not sure of it, and nobody better answered in time
+
+
+class Refuse(NamedTuple):
+    """Give the caller this error. Terminal."""
+
+    error: ServeError
+
+
+Action = Launch | WakeAt | Cancel | Answer | Refuse
+
+
+class Places(Protocol):
+    """Who decides where: `gateway.core.placement.placer.Placer`, or a fake in tests."""
+
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision: ...
+
+
+class RequestMachine:
+    """Mutable: call one of the six events at a time and perform what it returns, in order."""
+
+    __slots__ = (
+        "_ask", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held", "_launched",
+        "_max_attempts", "_may_hedge", "_pending", "_places", "_provisional", "_reasons", "_tried", "_watched",
+        "decision", "done",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ask: Ask,
+        places: Places,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        hedges: Hedges = _LATEST_USEFUL,
+        escalations: Escalations | None = None,
+    ) -> None:
+        """Args: escalations: None: every answer will do."""
+        self.done = False
+        self.decision: Decision | None = None  # the first one, for explanations
+        self._ask = ask
+        self._places = places
+        self._hedges = hedges
+        self._escalations = escalations
+        self._max_attempts = max_attempts
+        self._launched: list[Candidate] = []  # by attempt
+        self._reasons: list[str] = []  # by attempt: why it was launched
+        self._tried: list[str] = []  # targets that had their chance: those whose connection ended under it had none
+        self._pending: set[int] = set()
+        self._errors: list[tuple[str, ServeError]] = []  # (target, why), in order
+        self._hedge_at: float | None = None
+        self._may_hedge = False
+        self._hedging: int | None = None  # the attempt that was launched beside a silent one
+        self._watched: Watched | None = None  # the latest attempt, with its target's promise
+        self._held = False  # nobody is there, somebody may be at the next timer
+        self._provisional: int | None = None  # the attempt whose unsure answer is in hand
+        self._due_at = ask.deadline  # when that answer has to be given
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """By attempt: why it was launched. For explanations."""
+        return self._reasons
+
+    def arrived(self, now: float) -> list[Action]:
+        """The request is here: place it."""
+        if now >= self._ask.deadline:
+            return [self._refuse(_too_late(self._ask, self._errors))]
+        self.decision = decision = self._places.decide(self._ask, now)
+        if decision.refusal is not None:
+            return self._hold(decision.refusal, now) or [self._refuse(decision.refusal)]
+        self._hedges.arrived()
+        if self._escalations is not None:
+            self._due_at = due_at(now, self._ask.deadline)
+        return self._launch(decision, now, decision.reason)
+
+    def accepted(self, attempt: int, accepted: Accepted, now: float) -> list[Action]:
+        """The target took it into its queue and says when it will be done."""
+        watched = self._watched
+        if watched is None or attempt not in self._pending or attempt != len(self._launched) - 1:
+            return []
+        promised_at = now + accepted.finish_in_s + watched.candidate.link_s / 2
+        self._watched = watched = watched._replace(promised_at=promised_at)
+        if not self._may_hedge or now + EARLY_S >= self._ask.deadline:
+            return []
+        look_at = self._hedges.second_look(self._ask, watched, now)
+        if look_at is None:
+            return []
+        if look_at > now + EARLY_S:
+            self._hedge_at = look_at
+            return [self._wake()]
+        self._hedge_at = None
+        return self._hedge(now)
+
+    def answered(self, attempt: int, now: float, confidence: float | None = None) -> list[Action]:
+        """A good answer is here. `confidence`: how sure the model is of it, 0 to 1; None: that is not asked of it."""
+        if self.done or attempt not in self._pending:
+            return []
+        self._pending.discard(attempt)
+        if self._escalations is None or self._escalations.judge(confidence):
+            return self._give(attempt)
+        return self._unsure(attempt, self._escalations, now)
+
+    def failed(self, attempt: int, error: ServeError, now: float) -> list[Action]:
+        """An attempt ended without an answer."""
+        if self.done or attempt not in self._pending:
+            return []
+        self._pending.discard(attempt)
+        self._errors.append((self._launched[attempt].target.id, error))
+        if isinstance(error, Disconnected):
+            self._tried.remove(self._launched[attempt].target.id)
+        if self._pending:
+            return []
+        if self._provisional is not None:
+            return self._give(self._provisional)
+        if not self._may_launch(now) or not all(_another_may_do_better(error) for _, error in self._errors):
+            return [self._refuse(_last_word(self._ask, self._errors))]
+        return self._fall_back(error, now)
+
+    def timer(self, now: float) -> list[Action]:
+        """The instant of the latest WakeAt has come."""
+        if self.done:
+            return []
+        due = now + EARLY_S
+        if self._provisional is not None:
+            return self._give(self._provisional) if due >= self._due_at else [self._wake()]
+        if due >= self._ask.deadline:
+            return [self._refuse(_too_late(self._ask, self._errors)), *self._finish()]
+        if self._held:
+            return self._fall_back(self._errors[-1][1], now) if self._errors else self.arrived(now)
+        if self._hedge_at is None or due < self._hedge_at:
+            return [self._wake()]
+        self._hedge_at = None
+        return self._hedge(now)
+
+    def cancelled(self, now: float) -> list[Action]:
+        """The caller went away."""
+        return [] if self.done else self._finish()
+
+    def _fall_back(self, error: ServeError, now: float) -> list[Action]:
+        """Another attempt after the last one failed with `error`, if there is somebody and it may be paid."""
+        decision = self._places.decide(self._ask, now, self._tried)
+        if decision.refusal is not None:
+            last_word = _last_word(self._ask, self._errors, decision.refusal)
+            return self._hold(decision.refusal, now) or [self._refuse(last_word)]
+        # A refusal costs nobody anything and is re-placed for free.
+        if not isinstance(error, Overloaded) and not self._hedges.may_fall_back():
+            return [self._refuse(_last_word(self._ask, self._errors))]
+        return self._launch(decision, now, "fallback")
+
+    def _hold(self, refusal: ServeError, now: float) -> list[Action]:
+        """Look again when somebody may be there; nothing where that is too far off, or too late."""
+        again_s = refusal.retry_after_s if isinstance(refusal, NothingAlive) else None
+        self._held = False
+        if again_s is None or not 0.0 < again_s <= HOLD_S or now + again_s + EARLY_S >= self._ask.deadline:
+            return []
+        self._held, self._hedge_at = True, None
+        return [WakeAt(now + again_s)]
+
+    def _launch(self, decision: Decision, now: float, reason: str) -> list[Action]:
+        chosen, other = decision.chosen, decision.best_other()
+        assert chosen is not None  # a decision without refusal has one
+        attempt = len(self._launched)
+        self._held = False
+        self._launched.append(chosen)
+        self._tried.append(chosen.target.id)
+        self._reasons.append(reason)
+        self._pending.add(attempt)
+        self._watched = Watched(chosen, now)
+        # One hedge a request: more than that is load, not insurance. A provisional answer is insurance enough.
+        self._may_hedge = may_hedge = (
+            self._hedging is None and self._provisional is None and len(self._launched) < self._max_attempts
+        )
+        self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_hedge else None
+        return [Launch(attempt, chosen), self._wake()]
+
+    def _hedge(self, now: float) -> list[Action]:
+        watched = self._watched
+        assert watched is not None  # only a launch sets the timer that leads here
+        decision = self._places.decide(self._ask, now, self._hedges.avoid(self._launched))
+        hedge = self._hedges.plan(self._ask, watched, decision, now)
+        if hedge is not None and hedge.at > now + EARLY_S:
+            self._hedge_at = hedge.at
+            return [self._wake()]
+        if hedge is not None and hedge.instead:
+            return self._move(decision, now)
+        if hedge is None or not self._hedges.may_hedge():
+            self._hedge_at = again_at(now, self._ask.deadline)
+            return [self._wake()]
+        self._hedging = len(self._launched)
+        return self._launch(decision, now, hedge.reason)
+
+    def _move(self, decision: Decision, now: float) -> list[Action]:
+        """Take the attempt that promised to be late out of its queue, as if it had been refused."""
+        hopeless = len(self._launched) - 1
+        self._pending.discard(hopeless)
+        late = Overloaded("it promised its answer for after the deadline")
+        self._errors.append((self._launched[hopeless].target.id, late))
+        return [Cancel(hopeless, hopeless=True), *self._launch(decision, now, "fallback")]
+
+    def _unsure(self, attempt: int, escalations: Escalations, now: float) -> list[Action]:
+        """Keep the answer, and have somebody better look at the request if there is one with time for it."""
+        self._provisional, self._hedge_at = attempt, None
+        variant = self._launched[attempt].variant
+        pointless = [one for one in sorted(self._pending) if not is_lesser(variant, than=self._launched[one].variant)]
+        self._pending.difference_update(pointless)
+        dropped: list[Action] = [Cancel(one) for one in pointless]
+        if now + EARLY_S >= self._due_at:
+            return [*dropped, *self._give(attempt)]
+        if self._pending:
+            return [*dropped, self._wake()]
+        return [*dropped, *self._escalate(attempt, escalations, now)]
+
+    def _escalate(self, provisional: int, escalations: Escalations, now: float) -> list[Action]:
+        raised = escalations.raised(self._ask, self._launched[provisional].variant)
+        if raised is None or not self._may_launch(now):
+            return self._give(provisional)
+        decision = self._places.decide(raised, now, self._tried)
+        if not escalations.is_promising(decision, self._due_at) or not escalations.may_escalate():
+            return self._give(provisional)
+        return self._launch(decision, now, "escalated")
+
+    def _give(self, attempt: int) -> list[Action]:
+        """The end, with this attempt's answer."""
+        candidate, reason = self._launched[attempt], self._reasons[attempt]
+        answer = Answer(
+            attempt,
+            candidate,
+            reason,
+            attempts=len(self._launched),
+            hedged=self._hedging is not None,
+            fallback=reason == "fallback",
+            degraded=is_relief(candidate.variant, demanded=bool(self._ask.variant))
+            or (attempt > 0 and is_lesser(candidate.variant, than=self._launched[0].variant)),
+            provisional=attempt == self._provisional,
+        )
+        return [answer, *self._finish()]
+
+    def _may_launch(self, now: float) -> bool:
+        # One whose connection ended under it had no chance: where many end, one after another, it may need a few.
+        made = len(self._launched)
+        within = len(self._tried) < self._max_attempts and made < 2 * self._max_attempts
+        return within and now < self._ask.deadline
+
+    def _wake(self) -> WakeAt:
+        end = self._ask.deadline if self._provisional is None else self._due_at
+        return WakeAt(end if self._hedge_at is None else min(self._hedge_at, end))
+
+    def _refuse(self, error: ServeError) -> Refuse:
+        self.done = True
+        return Refuse(error)
+
+    def _finish(self) -> list[Action]:
+        self.done = True
+        losers: list[Action] = [Cancel(attempt) for attempt in sorted(self._pending)]
+        self._pending.clear()
+        return losers
+
+    def __repr__(self) -> str:
+        waiting = "HELD, waiting" if self._held else "WAITING" if self._provisional is None else "PROVISIONAL, waiting"
+        begun = self._launched or self._held
+        state = "DONE" if self.done else f"{waiting} for {sorted(self._pending)}" if begun else "NEW"
+        return f"<RequestMachine {self._ask.model} {state} {len(self._launched)} launched, {len(self._errors)} failed>"
+
+
+def _another_may_do_better(error: ServeError) -> bool:
+    """Whether a target's refusal leaves hope elsewhere. The request itself was checked before it was sent."""
+    # A target that cannot make the deadline or lacks the model (an offer that is out of date) speaks for itself only.
+    # One that does not know this gateway speaks of us, not of the caller.
+    return error.retry_elsewhere or isinstance(
+        error, DeadlineExceeded | NotSupported | ModelNotFound | TooLarge | Unauthenticated | Forbidden
+    )
+
+
+def _last_word(ask: Ask, errors: list[tuple[str, ServeError]], refusal: ServeError | None = None) -> ServeError:
+    """The error for the caller after the last attempt failed. `refusal`: why there is nowhere else to go."""
+    final = [error for _, error in errors if not _another_may_do_better(error)]
+    if final:
+        return final[0]
+    busy = [error for _, error in errors if isinstance(error, Overloaded)]
+    if busy:
+        waits = [error.retry_after_s for error in busy if error.retry_after_s is not None]
+        return Overloaded(_story(errors), retry_after_s=min(waits, default=None))
+    if isinstance(refusal, NothingAlive) and all(isinstance(error, Unreachable) for _, error in errors):
+        return NothingAlive(f"{_story(errors)}; {refusal.message}", retry_after_s=refusal.retry_after_s)
+    last = errors[-1][1]
+    # The caller was let in here; that a target lets us not in is ours to mend, and no 401 for it to puzzle over.
+    return Unreachable(_story(errors)) if isinstance(last, Unauthenticated | Forbidden) else last
+
+
+def _too_late(ask: Ask, errors: list[tuple[str, ServeError]]) -> DeadlineExceeded:
+    tried = f" ({_story(errors)})" if errors else ""
+    return DeadlineExceeded(f"no answer from {ask.model} before the deadline{tried}")
+
+
+def _story(errors: list[tuple[str, ServeError]]) -> str:
+    return "; ".join(f"{target}: {error.message}" for target, error in errors)

@@ -1,0 +1,66 @@
+"""What a gateway must remember of its rollouts: one folder each, the order as it came and the newest state.
+
+    rollouts/ID/order.json     written once, before anything is published
+    rollouts/ID/state.json     replaced whole at each change, before that change is published
+
+Write first, publish then: after a kill at any instant the gateway publishes again what it may have published already,
+which a device takes as the same document. A folder without a whole order is one whose operator was never told that it
+began.
+
+Blocks on the disk: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from gateway.core.versions.canary import State, Waves
+from gateway.delivery.rollouts.order import BadOrder, Order, decode_order
+from tidegate.storage.atomic_file import sync_folder, write_durably
+
+KEPT: Final = 200  # finished rollouts; older ones that no device's newest document is from are forgotten
+log = structlog.get_logger(__name__)
+
+
+class Journal:
+    """The folder; nothing is written before a rollout begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, order: Order) -> None:
+        """Remember a new rollout. Raises OSError."""
+        folder = self.folder / order.spec.id
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / "order.json", msgspec.json.encode(order))
+        sync_folder(self.folder)
+
+    def save(self, id: str, state: bytes) -> None:
+        """Remember how far it is. Raises OSError."""
+        write_durably(self.folder / id / "state.json", state)
+
+    def forget(self, id: str) -> None:
+        shutil.rmtree(self.folder / id, ignore_errors=True)
+
+    def load(self) -> list[tuple[Order, Waves]]:
+        """Every rollout, oldest first. One that cannot be read is left where it is and complained of."""
+        found = []
+        for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
+            try:
+                order = decode_order((folder / "order.json").read_bytes())
+                state = folder / "state.json"
+                known = msgspec.json.decode(state.read_bytes(), type=State) if state.exists() else None
+                if known is not None and set(known.parts) != set(order.spec.devices):
+                    raise BadOrder("its state is of other devices")
+                found.append(((folder / "order.json").stat().st_mtime_ns, order, Waves(order.spec, known)))
+            except (OSError, BadOrder, msgspec.MsgspecError) as error:
+                log.error("a rollout cannot be read and is left alone", folder=str(folder), reason=str(error))
+        return [(order, waves) for _, order, waves in sorted(found, key=lambda one: one[0])]
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.folder}>"

@@ -1,0 +1,105 @@
+"""An order as an operator's command hands it over: which devices, how carefully, and every document, signed.
+
+The gateway needs no key and holds none: both documents of each device, the one forward and the one for the way back,
+are signed where the operator's key is, before anything begins. So whoever breaks into a gateway or a broker can delay
+a rollout or call it back, and cannot put a model on a device that its operator has not signed.
+
+What is checked here is that the order can be carried out: that documents are of these devices, revisions and versions,
+and that every file they name is in the store. Whether they are signed by the right key is for the devices to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gateway.core.versions.canary import Spec
+from gateway.delivery.artifacts.store import ArtifactStore
+from tidegate.fleet.messages import BadMessage
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import MAX_MANIFEST_BYTES, parse_manifest
+from tidegate.rollout.desired import Desired
+from tidegate.rollout.plan import ModelPlan
+from tidegate.rollout.signing import claimed
+
+
+class BadOrder(ValueError):
+    """An order that cannot be carried out; the message says why."""
+
+
+class Documents(msgspec.Struct, frozen=True):
+    """Of one device, as they travel: signed messages."""
+
+    forward: msgspec.Raw
+    back: msgspec.Raw
+
+    def message(self, *, back: bool) -> bytes:
+        return bytes(self.back if back else self.forward)
+
+
+class Order(msgspec.Struct, frozen=True):
+    spec: Spec
+    documents: dict[str, Documents]
+
+
+_decoder = msgspec.json.Decoder(Order)
+
+
+def decode_order(raw: bytes) -> Order:
+    """Raises BadOrder."""
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise BadOrder(str(error)) from error
+
+
+def plans_of(order: Order) -> tuple[ModelPlan, ...]:
+    """Every plan of the model in the order's documents, each once. Raises BadOrder: a document says something else."""
+    spec = order.spec
+    plans: dict[str, ModelPlan] = {}
+    if set(order.documents) != set(spec.devices):
+        raise BadOrder("there must be documents for exactly the devices of the order")
+    for device, documents in order.documents.items():
+        revisions = spec.revisions[device]
+        forward = _read(device, revisions.forward, documents.message(back=False))
+        back = _read(device, revisions.back, documents.message(back=True))
+        plan, before = forward.models.get(spec.model), back.models.get(spec.model)
+        if plan is None or plan.version != spec.version:
+            raise BadOrder(f"the document of {device} does not ask for {spec.model} in version {spec.version}")
+        if before is None and spec.model not in back.remove:
+            raise BadOrder(f"the document for {device}'s way back says nothing about {spec.model}")
+        plans |= {one.digest: one for one in (plan, before) if one is not None}
+    return tuple(plans.values())
+
+
+def missing(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mapping[str, str]:
+    """Files that the plans name and the store lacks, or has in another size: path by digest. Blocks on the disk."""
+    files = (artefact for plan in plans for artefact in plan.artefacts)
+    return {one.sha256: one.path for one in files if store.size_bytes(one.sha256) != one.size_bytes}
+
+
+def manifest_of(plan: ModelPlan, model: str, store: ArtifactStore) -> Manifest:
+    """The manifest of a plan's version. Blocks on the disk. Raises BadOrder, RepositoryError."""
+    path = store.path(plan.manifest)
+    try:
+        with path.open(encoding="utf-8") as file:
+            manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOrder(f"{path}: cannot read the manifest: {error}") from error
+    if (manifest.name, manifest.version) != (model, plan.version):
+        raise BadOrder(f"{path} is the manifest of {manifest.name} {manifest.version}, not of {model} {plan.version}")
+    return manifest
+
+
+def _read(device: str, revision: int, message: bytes) -> Desired:
+    try:
+        desired = claimed(message)
+    except BadMessage as error:
+        raise BadOrder(f"a document of {device}: {error}") from error
+    if (desired.device, desired.revision) != (device, revision):
+        raise BadOrder(
+            f"a document for {desired.scope}, revision {desired.revision}, stands where one for {device}, "
+            f"revision {revision}, belongs"
+        )
+    return desired

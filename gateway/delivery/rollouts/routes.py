@@ -1,0 +1,124 @@
+"""Operators start, watch and steer rollouts: routes of the admin port, behind whatever guards that.
+
+GET  /v1/rollouts                  every rollout in short, oldest first
+GET  /v1/rollouts/ID               one, with each device's step, its own words, and what has happened
+POST /v1/rollouts                  an order (`order.py`): 201, 409 something is in the way, 422 it makes no sense
+POST /v1/rollouts/ID/{pause,resume,abort}     `{"why": "…"}`; abort calls back also after success
+GET  /v1/devices                   what an order is made from: devices with revisions, documents and reports
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.core.versions.canary import Part, Step, Waves
+from gateway.delivery.rollouts.coordinator import Conflict, Road, Rollouts
+from gateway.delivery.rollouts.order import BadOrder, decode_order
+from gateway.fleet_sync.freshness import DeviceView
+from tidegate import clock
+
+VERBS: Final = ("pause", "resume", "abort")
+_MAX_WHY: Final = 300
+
+
+def rollout_routes(rollouts: Rollouts, road: Road, base_urls: tuple[str, ...]) -> list[web.RouteDef]:
+    """Args: base_urls: where devices fetch artefacts, for the documents."""
+
+    async def every(_request: web.Request) -> web.Response:
+        return web.json_response({"rollouts": [summary(waves) for waves in rollouts.all.values()]})
+
+    async def one(request: web.Request) -> web.Response:
+        waves = rollouts.all.get(request.match_info["id"])
+        if waves is None:
+            raise web.HTTPNotFound(text=f"there is no rollout {request.match_info['id'][:80]!r}")
+        return web.json_response(whole(waves))
+
+    async def begin(request: web.Request) -> web.Response:
+        try:
+            order = decode_order(await request.read())
+            await rollouts.begin(order)
+        except Conflict as error:
+            raise web.HTTPConflict(text=str(error)) from error
+        except BadOrder as error:
+            raise web.HTTPUnprocessableEntity(text=str(error)) from error
+        return web.json_response(whole(rollouts.all[order.spec.id]), status=201)
+
+    async def steer(request: web.Request) -> web.Response:
+        verb = request.match_info["verb"]
+        if verb not in VERBS:
+            raise web.HTTPNotFound(text=f"a rollout can {', '.join(VERBS)}")
+        try:
+            waves = rollouts.command(request.match_info["id"], verb, await _why(request))
+        except Conflict as error:
+            raise web.HTTPConflict(text=str(error)) from error
+        return web.json_response(whole(waves))
+
+    async def devices(_request: web.Request) -> web.Response:
+        views = road.devices(clock.now())
+        return web.json_response({"urls": base_urls, "devices": [_device(rollouts, view) for view in views]})
+
+    return [
+        web.get("/v1/rollouts", every),
+        web.get("/v1/rollouts/{id}", one),
+        web.post("/v1/rollouts", begin),
+        web.post("/v1/rollouts/{id}/{verb}", steer),
+        web.get("/v1/devices", devices),
+    ]
+
+
+def summary(waves: Waves) -> dict[str, Any]:
+    spec, state = waves.spec, waves.state
+    return {
+        "id": spec.id,
+        "model": spec.model,
+        "version": spec.version,
+        "phase": str(state.phase),
+        "reason": state.reason,
+        "wave": state.wave + 1,
+        "waves": list(spec.waves),
+        "sizes": list(spec.sizes),
+        "success_ratio": spec.success_ratio,
+        "max_errors": spec.max_errors,
+        "deadline_s": spec.deadline_s,
+        "elapsed_s": round(state.elapsed_s, 1),
+        "counts": {str(step): waves.count(step) for step in Step},
+    }
+
+
+def whole(waves: Waves) -> dict[str, Any]:
+    return {
+        **summary(waves),
+        "devices": {device: _part(waves, device, part) for device, part in waves.state.parts.items()},
+        "notes": [{"at_s": note.at_s, "words": note.words} for note in waves.state.notes],
+    }
+
+
+def _part(waves: Waves, device: str, part: Part) -> dict[str, Any]:
+    revisions = waves.spec.revisions[device]
+    asked = waves.asks.get(device)
+    desired = None if asked is None else revisions.back if asked else revisions.forward
+    return {**msgspec.to_builtins(part), "desired_revision": desired}
+
+
+def _device(rollouts: Rollouts, view: DeviceView) -> dict[str, Any]:
+    held = rollouts.document(view.name)
+    return {
+        "name": view.name,
+        "freshness": str(view.freshness),
+        "agent": view.agent,
+        "revision": rollouts.newest_revision(view),
+        "document": None if held is None else held[1].decode(),
+        "reported": msgspec.to_builtins(view.reported),
+        "offers": [{"name": one.name, "version": one.version, "state": one.state} for one in view.offers],
+    }
+
+
+async def _why(request: web.Request) -> str:
+    try:
+        said = msgspec.json.decode(await request.read(), type=dict[str, str]).get("why", "")
+    except msgspec.MsgspecError as error:
+        raise web.HTTPBadRequest(text=f'the body is `{{"why": "…"}}`: {error}') from error
+    return f"operator: {said[:_MAX_WHY]}" if said else "operator"

@@ -1,0 +1,103 @@
+"""Model files and rollouts, put together: the store, the port for devices, what operators may do, and the task.
+
+Outside of `gateway/app.py` because a gateway without the section `artifacts` has nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+
+from aiohttp import web
+
+from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
+from gateway.delivery.artifacts.access import admit_by, secured_for_devices
+from gateway.delivery.artifacts.config import ArtifactsConfig
+from gateway.delivery.artifacts.pacing import Pace
+from gateway.delivery.artifacts.server import ArtifactDoor
+from gateway.delivery.artifacts.store import ArtifactStore
+from gateway.delivery.artifacts.upload import intake_routes
+from gateway.delivery.rollouts.coordinator import Road, Rollouts
+from gateway.delivery.rollouts.routes import rollout_routes
+from gateway.identity.guard import GatewayGuard
+from tidegate.models.manifest import Manifest
+from tidegate.oip.http.server import error_middleware
+from tidegate.security.tls import Tls
+from tidegate.servers.http_server import http_door
+from tidegate.servers.limits import DoorLimits
+
+GRACE_S = 1.0  # a download that is cut goes on where it was
+
+
+class Shipping:
+    """`async with` opens the port and goes on with rollouts that were under way.
+
+    Args:
+        host: to listen on, where the section names none.
+        road: the session with the broker.
+    """
+
+    def __init__(
+        self,
+        section: ArtifactsConfig,
+        *,
+        host: str,
+        road: Road,
+        catalog: Catalog,
+        fleet: Fleet,
+        guard: GatewayGuard | None,
+        tls: Tls | None,
+        limits: DoorLimits,
+    ) -> None:
+        self.address = ""
+        self._section = section
+        self._host = section.host or host
+        self._road = road
+        self._catalog = catalog
+        self._fleet = fleet
+        self._limits = limits
+        self._secured = secured_for_devices(tls)
+        self.store = ArtifactStore(section.folder, max_artifact_bytes=section.max_artifact_bytes)
+        self.door = ArtifactDoor(
+            self.store,
+            admit=admit_by(guard, self._secured),
+            max_concurrent=section.max_concurrent,
+            pace=Pace(section.rate),
+        )
+        self.rollouts = Rollouts(self.store, road, self._take_in)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Shipping:
+        async with self._stack:
+            if self._section.port is not None:
+                door = http_door(
+                    self.door.routes(),
+                    self._host,
+                    self._section.port,
+                    key="artifacts.port",
+                    max_body_bytes=4096,  # nobody has anything to send here
+                    grace_s=GRACE_S,
+                    middlewares=[error_middleware],
+                    secured=self._secured,
+                    limits=self._limits,
+                )
+                self.address = await self._stack.enter_async_context(door)
+            await self._stack.enter_async_context(self.rollouts)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def admin_routes(self) -> list[web.RouteDef]:
+        """What operators may do, for the admin port."""
+        base = self._section.advertise or self.address
+        return [*intake_routes(self.store), *rollout_routes(self.rollouts, self._road, (base,) if base else ())]
+
+    def _take_in(self, manifests: Iterable[Manifest]) -> None:
+        self._catalog.ship(manifests)
+        self._fleet.repriced()
+
+    def __repr__(self) -> str:
+        return f"<Shipping {self.address or 'no port'} {self.rollouts!r}>"

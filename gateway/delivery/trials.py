@@ -1,0 +1,220 @@
+"""Two versions on trial, kept and performed: what operators set, how each version does, and the comparison of answers.
+
+What is set is one small file, written before it counts, so that a gateway that dies goes on with it; without a file
+(`trials_file`) it lasts as long as the process. Figures begin anew with each split, and with the process.
+
+A comparison asks the candidate the same, after the standing version has answered: at the lowest priority, at most
+`COMPARED_AT_ONCE` at a time and none while it is crowded, in tasks that this file owns. Nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import structlog
+
+from gateway.catalog import Catalog
+from gateway.core.versions.traffic_split import BadSplit, Split, Splits
+from gateway.core.versions.version_figures import Agreement, Figures
+from gateway.layers.stack import Service
+from tidegate import clock
+from tidegate.arrays import tensor_to_array
+from tidegate.config import ConfigError
+from tidegate.models.alike import differences
+from tidegate.oip.request_constraints import version_of
+from tidegate.outcome import ModelNotFound, ServeError
+from tidegate.priority import LAST_LEVEL
+from tidegate.runtime.owned_task import cancelled
+from tidegate.security.certificate_store import write_atomically
+from tidegate.types import Call, InferResponse, Reply
+
+COMPARED_AT_ONCE: Final = 2
+MAX_FILE_BYTES: Final = 1 << 20
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Watched:
+    """One split's figures."""
+
+    figures: dict[str, Figures] = field(default_factory=dict)
+    agreement: Agreement = field(default_factory=Agreement)
+    began_at_utc: float = 0.0
+
+    def of(self, version: str) -> Figures:
+        return self.figures.setdefault(version, Figures())
+
+
+class Trials:
+    """`async with` reads the file; its end waits for no comparison.
+
+    Args:
+        file: where what is set is kept; None: nowhere.
+        draw: chance, uniform in [0, 1).
+        crowded: whether there is no room for comparisons now.
+    """
+
+    def __init__(
+        self, file: Path | None, catalog: Catalog, draw: Callable[[], float], crowded: Callable[[], bool]
+    ) -> None:
+        self.splits = Splits()
+        self.watched: dict[str, Watched] = {}
+        self.ask: Service | None = None  # set once there is somebody to ask
+        self._file = file
+        self._catalog = catalog
+        self._draw = draw
+        self._crowded = crowded
+        self._comparisons: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Trials:
+        if self._file is not None:
+            self.splits = await asyncio.to_thread(_read, self._file)
+            self.watched = {model: Watched(began_at_utc=clock.utc_s()) for model in self.splits.split}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancelled(*self._comparisons)
+
+    # what operators do
+
+    async def begin(self, model: str, split: Split) -> None:
+        """Raises BadSplit: these are no two versions that may stand in for one another."""
+        try:
+            standing, candidate = (self._catalog.manifest(model, one) for one in (split.standing, split.candidate))
+        except ModelNotFound as error:
+            raise BadSplit(error.message) from error
+        if apart := differences(standing, candidate):
+            raise BadSplit(
+                f"{model}: the manifests of versions {split.standing} and {split.candidate} differ in "
+                f"{', '.join(apart)}, so that a caller of one could not use the other"
+            )
+        before = self.splits.split.get(model)
+        await self._keep(self.splits.begun(model, split))
+        if before is None or (before.standing, before.candidate) != (split.standing, split.candidate):
+            self.watched[model] = Watched(began_at_utc=clock.utc_s())
+        log.info("a version is on trial", model=model, **msgspec.to_builtins(split))
+
+    async def promote(self, model: str) -> None:
+        """Raises BadSplit: nothing is on trial."""
+        await self._keep(self.splits.after_promotion(model))
+        log.info("the candidate is promoted", model=model, version=self.splits.promoted[model])
+
+    async def call_back(self, model: str) -> None:
+        """Raises BadSplit: nothing is on trial."""
+        await self._keep(self.splits.after_return(model))
+        log.info("the trial is over, and the standing version stays", model=model)
+
+    async def _keep(self, splits: Splits) -> None:
+        if self._file is not None:
+            await asyncio.to_thread(_write, self._file, splits)
+        self.splits = splits
+
+    # what the layer asks and tells
+
+    def turn(self, call: Call) -> Sequence[str]:
+        request = call.request
+        wish = version_of(call.headers, request.parameters) if call.headers or request.parameters else ""
+        model = request.model_name
+        if not wish and model not in self.splits.split and model not in self.splits.promoted:
+            return ()
+        return self.splits.turn(model, wish, call.tenant, self._draw())
+
+    def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None:
+        model = call.request.model_name
+        split, watched = self.splits.split.get(model), self.watched.get(model)
+        if split is None or watched is None:
+            return
+        figures, route = watched.of(version), reply.route
+        in_time = call.deadline is None or clock.now() <= call.deadline
+        figures.record("in_time" if in_time else "late", took_s)
+        if route is not None:
+            figures.provisional += route.provisional
+            figures.escalated += route.reason == "escalated"
+            figures.degraded += route.degraded
+        if version == split.standing and split.compare and self._draw() < split.compare:
+            self._compare(call, reply.response, split.candidate, watched.agreement)
+
+    def failed(self, call: Call, version: str, error: BaseException, took_s: float) -> None:
+        watched = self.watched.get(call.request.model_name)
+        if watched is not None and call.request.model_name in self.splits.split:
+            code = error.code if isinstance(error, ServeError) else "internal"
+            watched.of(version).record("failed", took_s, code)
+
+    # comparisons
+
+    def _compare(self, call: Call, answer: InferResponse, candidate: str, agreement: Agreement) -> None:
+        if self.ask is None or len(self._comparisons) >= COMPARED_AT_ONCE or self._crowded():
+            return
+        asked = self._asked(self.ask, call, answer, candidate, agreement)
+        task = asyncio.create_task(asked, name=f"compare {call.request.model_name}:{candidate}")
+        self._comparisons.add(task)
+        task.add_done_callback(self._comparisons.discard)
+
+    async def _asked(
+        self, ask: Service, call: Call, answer: InferResponse, candidate: str, agreement: Agreement
+    ) -> None:
+        now = clock.now()
+        budget_s = call.deadline - call.arrived_at if call.deadline is not None else 1.0
+        try:
+            again = msgspec.structs.replace(
+                call,
+                request=call.request.pinned(candidate),
+                arrived_at=now,
+                deadline=now + budget_s,
+                priority=LAST_LEVEL,
+                variant="",
+                tenant="",  # nobody pays for what nobody asked
+                identity=None,
+                on_accepted=None,
+            )
+            other = (await ask(again)).response
+            classes = self._catalog.manifest(call.request.model_name, candidate).confidence is not None
+            agreement.record(*compared(answer, other), classes=classes)
+        except ServeError:
+            agreement.unanswered += 1
+        except Exception:
+            log.exception("two versions' answers could not be compared", model=call.request.model_name)
+
+    def __repr__(self) -> str:
+        return f"<Trials {', '.join(self.splits.split) or 'none'}>"
+
+
+def compared(one: InferResponse, other: InferResponse) -> tuple[list[float], list[bool]]:
+    """Of each row of the outputs of floats that both have: the cosine, and whether the largest column is the same."""
+    cosines: list[float] = []
+    same: list[bool] = []
+    theirs = {tensor.name: tensor for tensor in other.outputs}
+    for tensor in one.outputs:
+        match = theirs.get(tensor.name)
+        if match is None or match.shape != tensor.shape or not tensor.datatype.value.startswith("FP"):
+            continue
+        if len(tensor.shape) < 2 or tensor.shape[-1] < 2:
+            continue
+        a, b = (tensor_to_array(each).reshape(-1, tensor.shape[-1]).astype(np.float64) for each in (tensor, match))
+        lengths = np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), np.finfo(np.float64).tiny)
+        cosines += [float(value) for value in (a * b).sum(axis=1) / lengths]
+        same += [bool(value) for value in a.argmax(axis=1) == b.argmax(axis=1)]
+    return cosines, same
+
+
+def _read(file: Path) -> Splits:
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_FILE_BYTES)
+        return msgspec.json.decode(raw, type=Splits)
+    except FileNotFoundError:
+        return Splits()
+    except (OSError, msgspec.MsgspecError, BadSplit) as error:
+        raise ConfigError(f"{file} (key 'trials_file') cannot be used: {error}; move it away to begin anew") from error
+
+
+def _write(file: Path, splits: Splits) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, msgspec.json.encode(splits), mode=0o600)

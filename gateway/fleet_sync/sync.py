@@ -1,0 +1,231 @@
+"""The gateway's side of MQTT: everything that devices say goes into one register, and gaps are asked about.
+
+Devices are discovered here with no configuration: births are retained, so a gateway that starts hears of every device
+at once, and of whether each still lives within a heartbeat. What a message means is decided in `tidegate/fleet`; this
+file carries messages in and effects out, and tells the core when the view has changed (`on_change`): at most every
+20 ms, however many heartbeats come, and also when somebody fell silent. Whoever is told looks at what has changed and
+at nobody else (`FleetRegister.changed`).
+
+The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat tell devices that somebody
+listens, and what time it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import ssl
+from collections.abc import Callable
+from math import inf
+
+import structlog
+
+from gateway.fleet_sync.freshness import DeviceView
+from gateway.fleet_sync.registry import Effect, EpochHint, FleetRegister
+from gateway.ingest.receiver import Ingest
+from tidegate import clock
+from tidegate.fleet.messages import Command, GatewayState, encode
+from tidegate.fleet.stored import Receipt, encode_stored
+from tidegate.fleet.topics import Topics, checked_name
+from tidegate.mqtt.link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt.loop import MqttLoop
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_S = 5.0
+COALESCE_S = 0.02
+MAX_INBOX = 65536  # after an outage a whole fleet says several things each before any of it is taken in
+MAX_EFFECTS = 1024
+UNBORN_IS_ODD = 50  # devices that beat and whose births did not come, a heartbeat of ours after the session began
+
+
+class FleetSync:
+    """Owns the link to the broker and its task (`MqttLoop`), from `async with` to its end.
+
+    Args:
+        url: of the broker, "mqtt://host:1883".
+        fleet: the namespace that agents and gateways share.
+        gateway_name: one live gateway per name.
+        on_change: called on the loop after `register` has changed; must not block.
+        draw: chance, uniform in [0, 1).
+        register: another than the default one, for other limits.
+        backoff_cap_s: the longest wait between attempts to reach the broker.
+        tls: for an address with `mqtts://`, see `MqttLink`.
+        links: HOST:PORT where devices may dial this gateway.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fleet: str,
+        gateway_name: str,
+        on_change: Callable[[], None],
+        draw: Callable[[], float],
+        *,
+        register: FleetRegister | None = None,
+        backoff_cap_s: float = 5.0,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        links: tuple[str, ...] = (),
+        ingest: Ingest | None = None,
+    ) -> None:
+        self._topics = Topics(fleet)
+        self._name = checked_name(gateway_name, "the gateway's name")
+        self.register = register or FleetRegister(self._topics, draw=draw)
+        self._links = links
+        self._ingest = ingest  # takes what devices have stored; None: they keep it
+        subscriptions = self._topics.for_gateways
+        if ingest is not None:
+            ingest.send = self._send_receipt
+            subscriptions += self._topics.stored_for(gateway_name)
+        self._on_change = on_change
+        self._epoch = max(1, int(clock.utc_s() * 1000))
+        self._loop = MqttLoop(
+            lambda on_activity: MqttLink(
+                url,
+                client_id=f"gw~{gateway_name}",
+                subscriptions=subscriptions,
+                draw=draw,
+                on_activity=on_activity,
+                before_connect=self._make_will,
+                max_inbox=MAX_INBOX,
+                backoff_cap_s=backoff_cap_s,
+                tls=tls,
+            ),
+            name=f"fleet-sync {gateway_name}",
+            take_in=self._take_in,
+            turn=self._turn,
+            farewell=lambda: self._say_state(online=False),
+            crash_means="fleet state has crashed; devices will look dead",
+        )
+        self._link = self._loop.link
+        self._effects: list[tuple[float, int, Effect]] = []
+        self._serial = itertools.count(1)
+        self._session = 0
+        self._changed = False
+        self._tell_from = -inf  # not before, so that changes are told together
+        self._view_changes_at = inf  # by silence alone
+        self._heartbeat_at = inf
+        self._connected_at = -inf
+        self._complained = 0  # in which session
+
+    async def __aenter__(self) -> FleetSync:
+        await self._loop.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._loop.__aexit__()
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def session(self) -> int:
+        """Which session with the broker this is, from 1; 0 while there is none."""
+        return self._session if self._link.connected else 0
+
+    def devices(self, now: float) -> tuple[DeviceView, ...]:
+        return self.register.devices(now)
+
+    def publish_desired(self, device: str, message: bytes) -> bool:
+        """Say what a device shall run; False when there is no session or no room, and it was not said."""
+        return self._link.publish(self._topics.desired(device), message, qos=1, retain=True)
+
+    async def _make_will(self) -> Will:
+        return Will(self._topics.gateway_state(self._name), encode(GatewayState(self._name, False, self._epoch)))
+
+    def _turn(self) -> float | None:
+        self._perform_due_effects()
+        self._beat()
+        self._tell()
+        tell_at = self._tell_from if self._changed else inf
+        effect_at = self._effects[0][0] if self._effects else inf
+        until = min(tell_at, effect_at, self._heartbeat_at, self._view_changes_at)
+        return until if until < inf else None
+
+    def _take_in(self, event: LinkEvent) -> None:
+        match event:
+            case Message() if self._is_stored(event):
+                pass
+            case Message():
+                folded_before = self.register.counts["folded"]
+                effects = self.register.fold(event.topic, event.payload, clock.now(), retained=event.retained)
+                self._changed |= self.register.counts["folded"] != folded_before or not event.payload
+                for effect in effects[: MAX_EFFECTS - len(self._effects)]:
+                    heapq.heappush(self._effects, (effect.at, next(self._serial), effect))
+            case Connected(session=session):
+                self._session = session
+                self.register.control_plane(up=True, now=clock.now())
+                self._say_state(online=True)
+                self._heartbeat_at = self._connected_at = clock.now()
+                self._changed = True
+            case Disconnected():
+                self.register.control_plane(up=False, now=clock.now())
+                self._heartbeat_at = inf
+                self._changed = True
+
+    def _is_stored(self, message: Message) -> bool:
+        """Whether it was for the ingest, which has it then."""
+        if self._ingest is None or message.retained:
+            return False
+        device = self._topics.parse_stored(message.topic, self._name)
+        if device is None:
+            return False
+        self._ingest.message(device, message.payload)
+        return True
+
+    def _send_receipt(self, device: str, receipt: Receipt) -> bool:
+        return self._link.publish(self._topics.receipt(device), encode_stored(receipt), qos=1)
+
+    def _perform_due_effects(self) -> None:
+        while self._effects and self._effects[0][0] <= clock.now():
+            effect = heapq.heappop(self._effects)[2]
+            if self.register.is_wanted(effect):
+                self._link.publish(self._topics.command(effect.device), encode(self._command(effect)), qos=1)
+
+    def _command(self, effect: Effect) -> Command:
+        id = f"{self._name}-{self._epoch:x}-{next(self._serial)}"[-64:]
+        if isinstance(effect, EpochHint):
+            return Command(id, "epoch_hint", seen=effect.seen, boot=effect.boot, minimum=effect.minimum)
+        return Command(id, "resync")
+
+    def _beat(self) -> None:
+        if clock.now() >= self._heartbeat_at:
+            self._complain_of_births()
+            self._heartbeat_at = clock.now() + HEARTBEAT_S
+            self._link.publish(self._topics.gateway_heartbeat(self._name), self._state(online=True))
+
+    def _complain_of_births(self) -> None:
+        """Once a session; they are asked, so it heals, but slowly."""
+        if self._complained == self._session or self._heartbeat_at == self._connected_at:
+            return
+        unborn = self.register.unborn
+        if unborn >= UNBORN_IS_ODD:
+            self._complained = self._session
+            log.warning(
+                "the broker keeps births back: raise its max_queued_messages, as `tidegate broker config` does",
+                devices_without=unborn,
+                devices=len(self.register),
+            )
+
+    def _say_state(self, *, online: bool) -> bool:
+        topic = self._topics.gateway_state(self._name)
+        return self._link.publish(topic, self._state(online=online), qos=1, retain=True)
+
+    def _state(self, *, online: bool) -> bytes:
+        utc_ms = round(clock.utc_s() * 1000)
+        ingest = self._ingest is not None
+        return encode(GatewayState(self._name, online, self._epoch, utc_ms=utc_ms, links=self._links, ingest=ingest))
+
+    def _tell(self) -> None:
+        """Report a change at once, and those that follow together."""
+        now = clock.now()
+        if now < self._tell_from or not (self._changed or now >= self._view_changes_at):
+            return
+        self._changed = False
+        self._tell_from = now + COALESCE_S
+        self._view_changes_at = self.register.next_wake(now) or inf
+        self._on_change()
+
+    def __repr__(self) -> str:
+        return f"<FleetSync {self._name} {self.register!r} {self._link!r}>"

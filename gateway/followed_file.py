@@ -1,0 +1,84 @@
+"""A small file that somebody else writes, read again within a second of a change.
+
+A poll of the file's stamp (inode, size, time) finds a file that was put in place of another one as well as one that was
+written to, on any file system, without a watch that can be lost. A file that cannot be read leaves what was read before
+as it is, and says so once: a typo must neither let everybody in nor shut everybody out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import structlog
+
+from tidegate import clock
+from tidegate.config import ConfigError
+from tidegate.runtime.owned_task import OwnedTask
+
+POLL_S: Final = 1.0
+Content = TypeVar("Content")
+Stamp = tuple[int, int, int]
+
+log = structlog.get_logger(__name__)
+
+
+class FollowedFile(Generic[Content]):
+    """`async with` reads the file, and follows it until the end. Raises ConfigError at the start only.
+
+    Args:
+        read: what the file says; raises ConfigError where it cannot be said.
+        on_change: called on the loop with what it says after each change; not at the start.
+        what: the content in words, for the log: "the keys".
+    """
+
+    def __init__(
+        self, path: Path, read: Callable[[Path], Content], on_change: Callable[[Content], object], *, what: str
+    ) -> None:
+        self.path = path
+        self._read = read
+        self._on_change = on_change
+        self._what = what
+        self._stamp: Stamp | None = None
+        self._complained = ""
+        self._following = OwnedTask(self._follow, name=f"follow {path.name}")
+
+    async def __aenter__(self) -> Content:
+        self._stamp = self._stamped()
+        content = self._read(self.path)
+        self._following.start()
+        return content
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._following.aclose()
+
+    def look(self) -> None:
+        """Read the file again if it is another one than last time."""
+        stamp = self._stamped()
+        if stamp == self._stamp:
+            return
+        try:
+            content = self._read(self.path)
+        except ConfigError as error:
+            if str(error) != self._complained:
+                log.error(f"{self._what} stay as they were", why=str(error))
+            self._complained = str(error)
+            return
+        self._stamp, self._complained = stamp, ""
+        self._on_change(content)
+
+    async def _follow(self) -> None:
+        while True:
+            await clock.sleep(POLL_S)
+            self.look()
+
+    def _stamped(self) -> Stamp | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def __repr__(self) -> str:
+        return f"<FollowedFile {self.path}{', unusable now' if self._complained else ''}>"

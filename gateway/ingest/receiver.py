@@ -1,0 +1,255 @@
+"""Takes what devices kept: each thing once, on this gateway's disk before its device hears so.
+
+    message → checked → a batch → one transaction → a receipt for each device
+
+Things of one key are taken in the order in which they come. So that this holds where the disk fails in between, a
+device that was told to pause is not listened to for a moment: what is still on its way comes again, in order.
+
+Messages wait in a bounded queue, at most MAX_OF_ONE of one device, so that a device that floods costs its neighbours
+nothing; what finds no place is not taken, gets no receipt, and comes again. While the disk is full or broken devices
+are told to pause (`busy_s`), and keep what they have.
+
+What is taken is historical by definition: none of it is counted in any average of what is live. Deferred requests are
+computed by `deferred.py`; their answers go back as soon as they are there, and again to whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import structlog
+
+from gateway.ingest.journal import SCHEMA, Job, Journal
+from tidegate import clock
+from tidegate.fleet.messages import BadMessage
+from tidegate.fleet.stored import (
+    MAX_IDS,
+    MAX_MESSAGE_BYTES,
+    Answer,
+    Forwarded,
+    Inquiry,
+    Receipt,
+    Refusal,
+    decode_stored,
+)
+from tidegate.runtime.owned_task import OwnedTask
+from tidegate.storage.database import Database, Unavailable
+
+MAX_QUEUED: Final = 4096
+MAX_OF_ONE: Final = 64
+MAX_BATCH: Final = 64
+BUSY_S: Final = 15.0
+SWEEP_S: Final = 300.0
+_ROOM: Final = MAX_MESSAGE_BYTES - 2048  # for answers in one receipt, base64 included
+_PAGE_BYTES: Final = 4096
+_OVERHEAD: Final = 3
+
+Send = Callable[[str, Receipt], bool]  # to a device; False: there is no way to it now
+
+log = structlog.get_logger(__name__)
+
+
+class Ingest:
+    """Takes inside `async with`.
+
+    Args:
+        path: of the database.
+        gateway: this gateway's name, which receipts carry.
+        max_bytes: of deferred requests, answers and records.
+        max_seen: how many ids are remembered against duplicates.
+    """
+
+    def __init__(self, path: Path, gateway: str, *, max_bytes: int, max_seen: int) -> None:
+        self.journal = Journal(max_bytes=max_bytes, max_seen=max_seen)
+        self.send: Send = lambda _device, _receipt: False  # set once there is a way
+        self.dropped: Counter[str] = Counter()  # messages that were not taken in, by reason
+        self.on_jobs: Callable[[], None] = lambda: None  # there may be work
+        self._gateway = gateway
+        self._queue: deque[tuple[str, Forwarded | Inquiry]] = deque()
+        self._of_one: Counter[str] = Counter()
+        self._deaf_until: dict[str, float] = {}
+        self._news = asyncio.Event()
+        self._sweep_at = 0.0
+        self._task = OwnedTask(self._run, name="ingest")
+        max_pages = max(256, _OVERHEAD * (max_bytes + 200 * max_seen) // _PAGE_BYTES)
+        self._database = Database(path, SCHEMA, max_pages=max_pages)
+
+    async def __aenter__(self) -> Self:
+        await self._database.__aenter__()
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+        await self._database.__aexit__()
+
+    def message(self, device: str, payload: bytes) -> None:
+        """One message of a device's, as it came; the topic, to which the broker holds it, says whose it is."""
+        try:
+            message = decode_stored(payload)
+            if message.device != device:
+                raise BadMessage(f"{device} speaks for {message.device}")
+        except BadMessage as error:
+            self.dropped["bad"] += 1
+            log.info("ignored what a device stored", device=device, reason=str(error))
+            return
+        if clock.now() < self._deaf_until.get(device, 0.0):
+            self.dropped["unavailable"] += 1
+            return
+        if len(self._queue) >= MAX_QUEUED or self._of_one[device] >= MAX_OF_ONE:
+            self.dropped["flood"] += 1
+            return
+        self._queue.append((device, message))
+        self._of_one[device] += 1
+        self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
+            for device, _ in batch:
+                self._of_one[device] -= 1
+            self._of_one += Counter()  # what is at zero is left out
+            try:
+                await self._take(batch)
+                await self._sweep()
+            except Exception:
+                log.exception("taking in has a defect; devices keep what they have")
+            if not self._queue:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(SWEEP_S):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def _take(self, batch: Sequence[tuple[str, Forwarded | Inquiry]]) -> None:
+        if not batch:
+            return
+        outcomes = await asyncio.gather(*(self._one(message) for _, message in batch))
+        by_device: dict[str, list[_Said]] = {}
+        for (device, _), said in zip(batch, outcomes, strict=True):
+            by_device.setdefault(device, []).append(said)
+        now = clock.now()
+        self._deaf_until = {device: at for device, at in self._deaf_until.items() if at > now}
+        for device, all_said in by_device.items():
+            if any(said.busy_s for said in all_said):
+                self._deaf_until[device] = now + BUSY_S / 2
+            for receipt in _receipts(self._gateway, all_said):
+                self.send(device, receipt)
+        if any(isinstance(message, Forwarded) and message.kind == "request" for _, message in batch):
+            self.on_jobs()
+
+    async def _one(self, message: Forwarded | Inquiry) -> _Said:
+        # One after another in one transaction: `Database` groups what waits.
+        now_s = clock.utc_s()
+        try:
+            if isinstance(message, Inquiry):
+                answers, unknown = await self._database.run(
+                    lambda db: self.journal.asked(db, message.device, message.ids)
+                )
+                return _Said(answers=answers, unknown=unknown)
+            refusal = await self._database.run(lambda db: self.journal.take(db, message, now_s))
+        except (Unavailable, sqlite3.Error) as error:
+            self.dropped["unavailable"] += 1
+            log.warning("devices are told to keep what they have", reason=str(error))
+            return _Said(busy_s=BUSY_S)
+        return _Said(taken=message.id) if refusal is None else _Said(refusal=refusal)
+
+    async def _sweep(self) -> None:
+        if clock.now() < self._sweep_at:
+            return
+        self._sweep_at = clock.now() + SWEEP_S
+        now_s = clock.utc_s()
+        try:
+            await self._database.run(lambda db: self.journal.sweep(db, now_s))
+        except Unavailable:
+            return  # the database has said so
+
+    # what `deferred.py` asks
+
+    async def jobs(self, limit: int, without: frozenset[int]) -> list[Job]:
+        now_s = clock.utc_s()
+        return await self._database.run(lambda db: self.journal.jobs(db, now_s, limit, without))
+
+    async def due_in_s(self) -> float | None:
+        """Until the next deferred request is due; None: there is none."""
+        at_s = await self._database.run(self.journal.next_due_s)
+        return None if at_s is None else max(0.0, at_s - clock.utc_s())
+
+    async def postpone(self, job: Job, for_s: float) -> None:
+        until_s = clock.utc_s() + for_s
+        await self._database.run(lambda db: self.journal.postpone(db, job, until_s))
+
+    async def answered(self, job: Job, answer: Answer, *, variant: str = "", whole: bytes = b"") -> None:
+        """Keep the answer, then tell the device, which asks again if it does not hear it."""
+        now_s = clock.utc_s()
+        await self._database.run(lambda db: self.journal.answer(db, job, answer, variant, whole, now_s))
+        self.send(job.device, Receipt(self._gateway, answers=(answer,)))
+
+    # what operators ask
+
+    async def records(self, after: int, limit: int) -> list[sqlite3.Row]:
+        """Raises Unavailable."""
+        return await self._database.run(lambda db: self.journal.records(db, after, limit))
+
+    async def state(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"unavailable": self._database.unavailable, "dropped": dict(self.dropped)}
+        try:
+            return told | await self._database.run(self.journal.usage)
+        except Unavailable:
+            return told
+
+    def __repr__(self) -> str:
+        return f"<Ingest {len(self._queue)} waiting, {self._database!r}>"
+
+
+class _Said:
+    """What is to be said of one message."""
+
+    __slots__ = ("answers", "busy_s", "refusal", "taken", "unknown")
+
+    def __init__(
+        self,
+        *,
+        taken: str = "",
+        refusal: Refusal | None = None,
+        answers: Sequence[Answer] = (),
+        unknown: Sequence[str] = (),
+        busy_s: float = 0.0,
+    ) -> None:
+        self.taken = taken
+        self.refusal = refusal
+        self.answers = answers
+        self.unknown = unknown
+        self.busy_s = busy_s
+
+
+def _receipts(gateway: str, said: Sequence[_Said]) -> list[Receipt]:
+    """One receipt for everything about one device, and as many more as its answers need."""
+    taken = tuple(one.taken for one in said if one.taken)
+    refused = tuple(one.refusal for one in said if one.refusal is not None)
+    unknown = tuple(dict.fromkeys(id for one in said for id in one.unknown))[:MAX_IDS]
+    busy_s = max((one.busy_s for one in said), default=0.0)
+    receipts = []
+    if taken or refused or unknown or busy_s:
+        receipts.append(Receipt(gateway, taken, refused, unknown=unknown, busy_s=busy_s))
+    together: list[Answer] = []
+    room = _ROOM
+    for answer in {answer.id: answer for one in said for answer in one.answers}.values():
+        size = 4 * len(answer.body) // 3 + 4 * len(answer.why) + 256
+        if together and (size > room or len(together) == MAX_IDS):
+            receipts.append(Receipt(gateway, answers=tuple(together)))
+            together, room = [], _ROOM
+        together.append(answer)
+        room -= size
+    if together:
+        receipts.append(Receipt(gateway, answers=tuple(together)))
+    return receipts

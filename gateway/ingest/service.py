@@ -1,0 +1,50 @@
+"""Taking in what devices kept, put together: the journal's door and whoever computes what was deferred.
+
+Outside of `gateway/app.py` because a gateway without the section `ingest` has nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Self
+
+from aiohttp import web
+
+from gateway.ingest.config import IngestConfig
+from gateway.ingest.deferred import Deferred, Service
+from gateway.ingest.receiver import Ingest
+from gateway.ingest.routes import ingest_routes
+from tidegate.models.manifest import Manifest
+
+
+class Taking:
+    """`async with` takes in and computes.
+
+    Args:
+        gateway: this gateway's name.
+        infer: where deferred requests are answered: placement behind admission, without the observers of live traffic.
+    """
+
+    def __init__(
+        self, section: IngestConfig, gateway: str, infer: Service, manifest_of: Callable[[str, str], Manifest]
+    ) -> None:
+        self.ingest = Ingest(section.path, gateway, max_bytes=section.max_bytes, max_seen=section.max_remembered)
+        self._deferred = Deferred(self.ingest, infer, manifest_of)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            await self._stack.enter_async_context(self.ingest)
+            await self._stack.enter_async_context(self._deferred)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def routes(self) -> list[web.RouteDef]:
+        return ingest_routes(self.ingest)
+
+    def __repr__(self) -> str:
+        return f"<Taking {self.ingest!r} {self._deferred!r}>"

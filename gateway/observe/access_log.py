@@ -1,0 +1,94 @@
+"""One line per finished request, for people (`text`) or for `tidegate up` (`json`, an event on stdout).
+
+An observer of the stack that is only there when it is wanted: without it a request costs nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.core.history.recorder import trace_id_of
+from gateway.serving.work_estimate import Description
+from tidegate.outcome import Outcome
+from tidegate.types import Call, Reply
+
+Write = Callable[..., None]  # an event's name and its fields
+
+
+class AccessLog:
+    """An `Observer`. `describe` prices the call, `write` takes the event `served` and its fields.
+
+    Args:
+        sample: share of the requests that went well which have a line; all others have theirs.
+        draw: chance, uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Call], Description],
+        write: Write,
+        *,
+        sample: float = 1.0,
+        draw: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._describe = describe
+        self._write = write
+        self._sample = sample
+        self._draw = draw
+
+    def began(self, call: Call) -> None:
+        """A line is written at the end."""
+
+    def answered(self, call: Call, reply: Reply, now: float) -> None:
+        route = reply.route
+        left_s = reply.budget_left_s
+        late = left_s is not None and left_s < 0
+        if not late and self._sample < 1.0 and not (call.trace and call.trace.kept) and self._draw() >= self._sample:
+            return
+        degraded = route is not None and route.degraded
+        outcome = Outcome.LATE if late else Outcome.DEGRADED if degraded else Outcome.OK
+        self._write(
+            "served",
+            **self._common(call, outcome, now),
+            served_by=route.served_by if route else "",
+            reason=route.reason if route else "",
+            variant=reply.variant,
+            attempts=route.attempts if route else 0,
+            fallback=bool(route and route.fallback),
+            provisional=bool(route and route.provisional),
+            budget_left_ms=None if left_s is None else _ms(left_s),
+        )
+
+    def ended(self, call: Call, error: BaseException, now: float) -> None:
+        outcome = Outcome.of(error)
+        self._write(
+            "served",
+            **self._common(call, outcome, now),
+            served_by="",
+            reason=str(error) or outcome.value,
+            variant="",
+            attempts=0,
+            fallback=False,
+            provisional=False,
+            budget_left_ms=None if call.deadline is None else _ms(call.deadline - now),
+        )
+
+    def _common(self, call: Call, outcome: Outcome, now: float) -> dict[str, Any]:
+        work = self._describe(call)
+        return {
+            "id": call.request.id,
+            "model": call.request.model_name,
+            "protocol": call.protocol,
+            "outcome": outcome.value,
+            "feature": work.feature,
+            "units": work.units,
+            "cost_class": work.cost_class,
+            "budget_ms": _ms(work.budget_s),
+            "latency_ms": _ms(now - call.arrived_at),
+            **({"trace_id": trace_id} if (trace_id := trace_id_of(call)) else {}),
+        }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

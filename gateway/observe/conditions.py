@@ -1,0 +1,57 @@
+"""What ails targets, told: one log line for each change, JSON for who asks, and a metric.
+
+What the conditions are and what follows from them is decided in `gateway/core/health/degradation.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.target import TargetView
+from gateway.core.health.degradation import Change, Condition
+
+MOST_SERIES: Final = 500
+log = structlog.get_logger(__name__)
+
+
+def say_condition(target: TargetView, change: Change) -> None:
+    """A condition has begun or ended."""
+    condition = change.condition
+    if change.begun:
+        log.warning("something ails a target", target=target.id, condition=condition.name, evidence=condition.evidence)
+    else:
+        lasted_s = round(change.at - condition.since, 1)
+        log.info("it ails the target no longer", target=target.id, condition=condition.name, lasted_s=lasted_s)
+
+
+def held(fleet: Fleet) -> list[tuple[TargetView, Condition]]:
+    """Every condition that holds now, the oldest first."""
+    found = [(target, one) for target in fleet.targets.values() for one in target.degradation.active.values()]
+    return sorted(found, key=lambda pair: pair[1].since)
+
+
+def conditions_of(fleet: Fleet, now: float) -> list[dict[str, Any]]:
+    """The same for who asks."""
+    return [
+        {
+            "target": target.id,
+            "condition": one.name,
+            "for_s": round(now - one.since, 1),
+            "evidence": one.evidence,
+            "variant": None if one.variant is None else "/".join(one.variant),
+        }
+        for target, one in held(fleet)
+    ]
+
+
+def condition_family(fleet: Fleet) -> Metric:
+    """A series for each condition that holds now, of more than `MOST_SERIES` for the oldest."""
+    family = GaugeMetricFamily("tidegate_condition", "1 while it ails the target.", labels=("target", "condition"))
+    for target, one in held(fleet)[:MOST_SERIES]:
+        family.add_metric((target.id, one.name), 1.0)
+    return family

@@ -1,0 +1,47 @@
+"""What admission lets in and turns away, and what tenants spend, read when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.core.admission.admission import Admission
+from gateway.core.admission.quarantine import Quarantine
+from gateway.observe.metrics.bounded_labels import REST, worth_showing
+from tidegate.metrics.families import counter, gauge, single
+
+MOST_TENANTS: Final = 100
+
+
+def admission_families(door: Admission, held: Quarantine) -> Iterator[Metric]:
+    yield single("tidegate_in_flight", "Requests inside the gateway.", door.in_flight)
+    refused = (((reason,), n) for reason, n in door.refused.items())
+    yield counter("tidegate_shed", "Requests refused by admission, by reason.", ("reason",), refused)
+    yield counter("tidegate_quarantines", "Senders of poison who were put in quarantine.", (), [((), held.begun)])
+    yield counter("tidegate_quarantine_refused", "Requests refused in quarantine.", (), [((), held.refused)])
+    yield counter("tidegate_overload_changes", "Changes of the overload state.", (), [((), door.overload.changes)])
+    yield single("tidegate_overloaded", "1 while shedding, without hedges; 0 in ordinary times.", door.overload.on)
+    yield single("tidegate_rejection_ratio", "Share of arrivals that is to be shed.", door.rejection.rate)
+    yield single("tidegate_cut_level", "Levels from here on are shed; 500 sheds nobody.", door.cut.cut)
+    yield single("tidegate_in_flight_limit", "Most requests inside that are let in now.", door.limit.limit)
+    yield from _tenant_families(door)
+
+
+def _tenant_families(door: Admission) -> Iterator[Metric]:
+    shown, others = worth_showing(
+        door.tenants.purses.values(), MOST_TENANTS, lambda purse: (purse.in_flight, sum(purse.spent_s.values()))
+    )
+    inside = [((purse.name,), float(purse.in_flight)) for purse in shown]
+    spent = [((purse.name, str(tier)), seconds) for purse in shown for tier, seconds in purse.spent_s.items()]
+    if others:
+        inside.append(((REST,), float(sum(purse.in_flight for purse in others))))
+        tiers = sorted({str(tier) for purse in others for tier in purse.spent_s})
+        spent += [
+            ((REST, tier), sum(s for purse in others for name, s in purse.spent_s.items() if name == tier))
+            for tier in tiers
+        ]
+    yield gauge("tidegate_tenant_in_flight", "Requests inside, by tenant.", ("tenant",), inside)
+    words = "Compute charged and not refunded. It falls where a charge was too high: a gauge."
+    yield gauge("tidegate_tenant_compute_seconds", words, ("tenant", "tier"), spent)

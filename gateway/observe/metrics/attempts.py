@@ -1,0 +1,111 @@
+"""Attempts by what became of them: how good predictions were, what hedges and fallbacks brought, who answered.
+
+Read from each finished request's own record (`gateway/core/history/recorder.py`), so that nothing is counted twice and
+nothing is added to the path of a request but one walk over its handful of notes.
+
+    prediction   of an attempt that was answered: how much later than expected it came; and of a first attempt, whether
+                 within its 95 % promise (`gateway/core/placement/interval.py`), by tier, which keeps its word where 95
+                 in 100 are kept
+    hedge        a second attempt beside a silent first: it `won`, was `cancelled` since another answer came first, or
+                 `lost` by failing; or was `suppressed`, for lack of budget
+    fallback     an attempt after a failure, by the error before it: `answered`, `failed` or `cancelled`
+    target       attempts by target, of a bounded number of them (`bounded_labels.py`)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.core.history.recorder import Flown, Given, Note
+from gateway.observe.metrics.bounded_labels import Names
+from tidegate.metrics.families import counter, histogram
+from tidegate.metrics.histogram import ERRORS_S, Histogram
+
+HEDGES: Final = frozenset({"hedge", "last-resort"})  # reasons of attempts beside another
+
+
+class AttemptCounts:
+    """Mutable: `landed` takes in one finished request.
+
+    Args:
+        most_targets: have series of their own.
+        suppressed: how many hedges there was no budget for, so far.
+    """
+
+    def __init__(self, most_targets: int, suppressed: Callable[[], int] = lambda: 0) -> None:
+        self._suppressed = suppressed
+        self._names = Names(most_targets)
+        self._errors: dict[str, Histogram] = {}  # by tier
+        self._promises: Counter[tuple[str, str]] = Counter()  # (tier, kept or broken)
+        self._hedges: Counter[str] = Counter({"won": 0, "lost": 0, "cancelled": 0})
+        self._fallbacks: Counter[tuple[str, str]] = Counter()  # (cause, result)
+        self._targets: Counter[tuple[str, str]] = Counter()  # (target, result)
+
+    def landed(self, flown: Flown) -> None:
+        notes = flown.notes
+        if len(flown.reasons) == 1 and notes[-1].what == "answered" and notes[0].what == "launched":
+            self._ended(flown, notes[0], notes[-1], "")  # nearly all: the walk would find these two, and no other
+            return
+        launched: dict[int, Note] = {}
+        cause = ""
+        for note in notes:
+            what = note.what
+            if what == "launched":
+                launched[note.attempt] = note
+            elif what in ("answered", "failed", "cancelled"):
+                begun = launched.pop(note.attempt, None)
+                if begun is not None:
+                    self._ended(flown, begun, note, cause)
+                if what == "failed":
+                    cause = note.words.partition(":")[0]
+        for begun in launched.values():  # nobody waited for them any more
+            self._ended(flown, begun, Note(flown.arrived_at + flown.elapsed_s, "cancelled", begun.attempt), cause)
+
+    def _ended(self, flown: Flown, begun: Note, end: Note, cause: str) -> None:
+        what = end.what
+        self._targets[self._names.of(begun.target), what] += 1
+        if what == "answered":
+            self._predicted(flown, begun, end.at - begun.at)
+        if begun.attempt == 0:
+            return
+        reason = flown.reasons[begun.attempt] if begun.attempt < len(flown.reasons) else ""
+        if reason in HEDGES:
+            won = isinstance(flown.end, Given) and flown.end.attempt == begun.attempt
+            self._hedges["won" if won else "lost" if what == "failed" else "cancelled"] += 1
+        elif reason == "fallback":
+            self._fallbacks[cause or "hopeless", what] += 1
+
+    def _predicted(self, flown: Flown, begun: Note, took_s: float) -> None:
+        tier = begun.target.partition("/")[0]
+        errors = self._errors.get(tier)
+        if errors is None:
+            errors = self._errors[tier] = Histogram(ERRORS_S)
+        errors.observe(took_s - begun.seconds)
+        decision = flown.decision
+        if begun.attempt == 0 and decision is not None and decision.chosen >= 0:
+            self._promises[tier, "kept" if took_s <= decision.promised_s else "broken"] += 1
+
+    def families(self, present: Collection[str]) -> Iterator[Metric]:
+        """Args: present: the targets that there are; others' series end."""
+        for gone in self._names.keep(present):
+            for result in ("answered", "failed", "cancelled"):
+                self._targets.pop((gone, result), None)
+        words = "How much later than predicted attempts were answered; negative is sooner."
+        errors = (((tier,), one) for tier, one in self._errors.items())
+        yield histogram("tidegate_predicted_latency_error_seconds", words, ("tier",), errors)
+        words = "Answered first attempts by whether they came within their 95 % promise."
+        yield counter("tidegate_prediction_promises", words, ("tier", "result"), self._promises.items())
+        hedges = {**self._hedges, "suppressed": self._suppressed()}
+        words = "Attempts beside a silent one by what became of them; suppressed: there was no budget."
+        yield counter("tidegate_hedge", words, ("result",), (((result,), n) for result, n in hedges.items()))
+        words = "Attempts after a failed one, by its error."
+        yield counter("tidegate_fallback_attempts", words, ("cause", "result"), self._fallbacks.items())
+        words = "Attempts by target; `rest` is all that have no series of their own."
+        yield counter("tidegate_target_attempts", words, ("target", "result"), self._targets.items())
+
+    def __repr__(self) -> str:
+        return f"<AttemptCounts {sum(self._targets.values())} attempts>"

@@ -1,0 +1,130 @@
+"""What watches a gateway: metrics with their scrape, traces, and the access log. Put together here, told by the stack.
+
+    observers   of the stack: each is told of every call
+    watchers    of the flight recorder: each is told of every request's record, as it is made
+    taps        the same, when it is kept, a moment later
+
+Where several gateways share one address, `metrics_dir` is where they leave their counts for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+from aiohttp import web
+
+from gateway.config.gateway import GatewayConfig
+from gateway.core.admission.admission import Admission
+from gateway.core.admission.quarantine import Quarantine
+from gateway.core.placement.utility import ValuePlacer
+from gateway.core.request.hedge_by_chance import Crossing
+from gateway.layers.observe import Observer
+from gateway.layers.stack import Layer
+from gateway.layers.traced import traced
+from gateway.observe.access_log import AccessLog
+from gateway.observe.conditions import condition_family
+from gateway.observe.metrics import Metrics
+from gateway.observe.refusal_log import TurnedAway
+from gateway.observe.scaling import ScalingWatch, scaling_families
+from gateway.observe.trace_sampling import Tracing
+from gateway.operate.console.history import Watch
+from gateway.serving.dispatcher import Conductor
+from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.sharing import Sharing
+from tidegate.runtime import events
+from tidegate.runtime.process import StartError
+from tidegate.tracing.collector import collector_of
+from tidegate.types import InferRequest
+
+SOON_S: Final = 0.010
+log = structlog.get_logger(__name__)
+
+
+def soon(do: Callable[[], None]) -> None:
+    """What many requests leave to be done is done for all of them at once, while the processor has it at hand."""
+    asyncio.get_running_loop().call_later(SOON_S, do)
+
+
+class Watching:
+    """Counts from the start; what it needs from outside it has inside `async with`."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        conductor: Conductor,
+        admission: Admission,
+        quarantine: Quarantine,
+        version_of: Callable[[InferRequest], str],
+        console: Watch | None = None,
+    ) -> None:
+        """Args: console: told with the metrics, and what knows the links' timelines."""
+        placer, hedges = conductor.placer, conductor.hedges
+        self.metrics = Metrics(
+            placer.fleet,
+            admission,
+            version_of=version_of,
+            quarantine=quarantine,
+            most_targets=config.metrics_targets,
+            suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, Crossing) else 0,
+            calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, ValuePlacer) else None,
+        )
+        self._sharing = Sharing(config.metrics_dir) if config.metrics_dir is not None else None
+        self.exposition = Exposition(self.metrics.collect, self._sharing)
+        if self._sharing is not None:
+            self._sharing.own = self.exposition.own
+        self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
+        self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
+        self.layers: list[Layer] = []  # outside of the observers
+        self.metrics.before_reading = conductor.flown.pack
+        self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask)]
+        if console is not None:
+            self.metrics.timeline_of = console.timelines.get
+            self.observers.append(console)
+        if config.access_log != "none":
+            write = events.emit if config.access_log == "json" else log.info
+            self.observers.append(
+                AccessLog(conductor.asking.describe, write, sample=config.log_sample, draw=conductor.draw)
+            )
+        conductor.flown.taps.append(self.metrics.landed)
+        self._collector = collector_of(config.tracing, "gateway", config.name)
+        if config.tracing is not None and self._collector is not None:
+            tracing = Tracing(config.tracing, self._collector)
+            conductor.flown.watchers.append(tracing.landed)
+            self.metrics.add(tracing.families)
+            self.layers.append(traced(random.getrandbits, config.tracing.ratio))
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            if self._sharing is not None:
+                try:
+                    await self._stack.enter_async_context(self._sharing)
+                except OSError as error:
+                    raise StartError(f"key 'metrics_dir': {error}") from error
+            if self._collector is not None:
+                await self._stack.enter_async_context(self._collector)
+            await self._stack.enter_async_context(self.scaling)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Of the metrics port."""
+        return [web.get("/metrics", self._scrape), *self.scaling.routes()]
+
+    async def _scrape(self, request: web.Request) -> web.Response:
+        body, content_type = self.exposition.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    def __repr__(self) -> str:
+        return f"<Watching {self.metrics!r}>"

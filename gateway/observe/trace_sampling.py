@@ -1,0 +1,69 @@
+"""Which requests' spans are made: those that are sampled, and every late, hedged or failed one.
+
+Told by the flight recorder of each request's record, still inside the request: what is kept is known before the metrics
+are counted, so that exemplars name kept traces only. What `keep` adds is limited a second, since in an outage every
+request fails: their traces are alike, and making them is work at the worst time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.core.history.recorder import Flown
+from gateway.observe.spans import spans_of
+from tidegate import clock
+from tidegate.metrics.families import counter
+from tidegate.tracing.collector import Collector
+from tidegate.tracing.config import TracingConfig
+from tidegate.tracing.trace_context import current
+
+_BURST_S: Final = 1.0
+
+
+class Tracing:
+    """`landed` is a watcher of the flight recorder."""
+
+    def __init__(self, config: TracingConfig, collector: Collector) -> None:
+        self._config = config
+        self._keep = frozenset(config.keep)
+        self._collector = collector
+        self._tokens = config.max_kept_per_s * _BURST_S
+        self._filled_at = clock.now()
+
+    def landed(self, flown: Flown) -> None:
+        trace = current.get()
+        if trace is None:
+            return
+        if not trace.kept:
+            if not self._turned_out(flown) or not self._may():
+                return
+            trace.kept = True
+        self._collector.add(spans_of(trace, flown))
+
+    def families(self) -> Iterator[Metric]:
+        words = "Spans by what became of them; made and neither exported nor failed: still queued, or dropped."
+        rows = [((result,), float(n)) for result, n in self._collector.counts.items()]
+        yield counter("tidegate_trace_spans", words, ("result",), rows)
+
+    def _turned_out(self, flown: Flown) -> bool:
+        """As one that is kept in any case."""
+        keep = self._keep
+        if isinstance(flown.end, str):
+            return "failed" in keep and flown.outcome != "cancelled"
+        return (flown.late and "late" in keep) or (flown.end.hedged and "hedged" in keep)
+
+    def _may(self) -> bool:
+        now = clock.now()
+        rate = self._config.max_kept_per_s
+        self._tokens = min(rate * _BURST_S, self._tokens + (now - self._filled_at) * rate)
+        self._filled_at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Tracing {self._config.ratio:.1%} and {', '.join(sorted(self._keep))} to {self._collector!r}>"

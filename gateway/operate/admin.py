@@ -1,0 +1,156 @@
+"""What an operator may ask a running gateway: its state, its last decisions, and whether it lives.
+
+    GET /v1/state          targets with state and load, models with who offers them
+    GET /debug/conditions  what ails which target, since when, on what evidence
+    GET /debug/decisions   finished requests, newest first, all numbers with them: the last ones (?last=N), those of
+                           an id (?id=ID, with hindsight), those that were late, failed or hedged (?late=1 …), of a
+                           model, target or tenant, and the slowest (?slowest=N); at most MOST_AT_ONCE, and the next
+                           ones after so many (?skip=N)
+    GET /debug/recording   requests and links as they come, for so many seconds (?for=60): `tidegate record`
+    GET /healthz           200 while the process answers at all
+
+Rendering happens here, when somebody asks; nothing is prepared per request. Read-only, on a port of its own that is
+bound to loopback unless the configuration says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.catalog import Catalog
+from gateway.core.estimate.service_cost import VariantCost
+from gateway.core.fleet.attestation import UNASKED
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.target import TargetView
+from gateway.core.history.query import Sought, found
+from gateway.core.history.recorder import Flown
+from gateway.observe.conditions import conditions_of
+from gateway.operate.explanation import explained, wanted
+from gateway.serving.dispatcher import Conductor
+from tidegate import clock
+from tidegate.fleet.offers import ModelOffer
+
+MOST_AT_ONCE: Final = 500  # requests in one answer
+MOST_OF_ONE_ID: Final = 10  # each looks through all that is remembered
+
+
+def admin_routes(
+    fleet: Fleet, catalog: Catalog, conductor: Conductor, refused: Mapping[str, str]
+) -> list[web.RouteDef]:
+    async def state(_request: web.Request) -> web.Response:
+        return web.json_response(state_of(fleet, catalog, clock.now(), refused))
+
+    async def decisions(request: web.Request) -> web.Response:
+        sought, most, skip = _sought(request.query)
+        # What is remembered never changes, so a thread may read it: all of it takes longer than a request may wait.
+        memory, request_id = conductor.flown, request.query.get("id")
+        render = partial(_rendered, tuple(memory), memory.run, request_id, sought, most, skip)
+        return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
+
+    async def conditions(_request: web.Request) -> web.Response:
+        return web.json_response({"conditions": conditions_of(fleet, clock.now())})
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    return [
+        web.get("/v1/state", state),
+        web.get("/debug/decisions", decisions),
+        web.get("/debug/conditions", conditions),
+        web.get("/healthz", healthz),
+    ]
+
+
+def _rendered(memory: Sequence[Flown], run: str, request_id: str | None, sought: Sought, most: int, skip: int) -> bytes:
+    if request_id:
+        newest_first = wanted(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
+        told = [explained(flown, memory, run) for flown in newest_first]
+    else:
+        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most, min(skip, len(memory)))]
+    return msgspec.json.encode({"decisions": told})
+
+
+def _sought(query: Mapping[str, str]) -> tuple[Sought, int, int]:
+    """Raises HTTPBadRequest for what is no question."""
+    try:
+        most = min(MOST_AT_ONCE, max(1, int(query.get("slowest", query.get("last", "50")))))
+        skip = max(0, int(query.get("skip", "0")))
+    except ValueError:
+        raise web.HTTPBadRequest(text="`last`, `slowest` and `skip` must be whole numbers") from None
+    late, failed, hedged = (query.get(name, "0") != "0" for name in ("late", "failed", "hedged"))
+    model, target, tenant = (query.get(name, "") for name in ("model", "target", "tenant"))
+    return Sought(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most, skip
+
+
+def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "targets": [target_of(target, fleet, now) for target in fleet.targets.values()],
+        "models": [
+            _model(manifest.name, manifest.version, [one.target.id for one in offered])
+            for manifest in catalog.manifests
+            for offered in [fleet.offered(manifest.name, manifest.version)]
+        ],
+        "refused": [{"device": device, "reason": reason} for device, reason in sorted(refused.items())],
+    }
+
+
+def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
+    state, reason = target.state(now)
+    load = target.ledger.load
+    return {
+        "id": target.id,
+        "tier": target.spec.tier,
+        "address": target.spec.address,
+        "transport": target.spec.transport,
+        "road": target.road,
+        "state": state,
+        "reason": reason,
+        "attestation": None if target.attestation is UNASKED else str(target.attestation),
+        "attested": target.attestation.until >= now,
+        "models": [_offer(offer, target, fleet) for offer in target.offers],
+        "conditions": target.conditions.in_words(),
+        "mode": target.conditions.mode,
+        "kept": target.conditions.kept,
+        "ails": sorted(target.degradation.active),
+        "price": round(target.price, 6),
+        "rtt_ms": _ms(target.link.rtt_s),
+        "jitter_ms": _ms(target.link.jitter_s),
+        "queued": load.queued if load else 0,
+        "in_flight": target.ledger.in_flight,
+        "wait_ms": _ms(target.wait_s(now)),
+    }
+
+
+def _offer(offer: ModelOffer, target: TargetView, fleet: Fleet) -> dict[str, Any]:
+    costs = {one.variant.name: one.cost for one in fleet.offered(offer.name, offer.version) if one.target is target}
+    return {
+        "name": offer.name,
+        "version": offer.version,
+        "state": offer.state,
+        "variants": [variant.name for variant in offer.variants],
+        "paced": any(variant.paced for variant in offer.variants),
+        "costs": {name: _cost(cost) for name, cost in costs.items()},
+    }
+
+
+def _cost(cost: VariantCost) -> dict[str, Any]:
+    """What was measured at warm-up, in (work units, milliseconds), and what answers have shown since."""
+    return {
+        "measured": [(units, _ms(seconds)) for units, seconds in cost.points],
+        "factor": round(cost.factor, 4),
+        "sigma": round(cost.sigma, 4),
+    }
+
+
+def _model(name: str, version: str, targets: list[str]) -> dict[str, Any]:
+    return {"name": name, "version": version, "ready": bool(targets), "targets": sorted(set(targets))}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -1,0 +1,74 @@
+"""What operators reach of a gateway, and who is let in there: the admin port's routes, and the middlewares of both.
+
+On loopback nobody is asked; who looks is noted where it matters who does what, which is where `auth` is. Elsewhere the
+right `admin` is asked for, on all but the console's page itself and `/healthz`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from gateway.catalog import Catalog
+from gateway.config.gateway import GatewayConfig
+from gateway.core.admission.admission import Admission
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.versions.canary import Waves
+from gateway.delivery.trials import Trials
+from gateway.identity.audit import Audit
+from gateway.identity.guard import GatewayGuard
+from gateway.identity.operator_access import OPEN, on_loopback, only_with, own_site
+from gateway.observe.traffic_recorder import Recordings
+from gateway.operate.admin import admin_routes
+from gateway.operate.console.history import Watch
+from gateway.operate.console.page import Console, page_files
+from gateway.operate.console.snapshot import Sight
+from gateway.operate.devices import device_routes
+from gateway.operate.log_levels import log_level_routes
+from gateway.operate.trial_report import trials_shown
+from gateway.serving.dispatcher import Conductor
+from gateway.targets.directory import Directory
+from tidegate.oip.http.server import error_middleware
+from tidegate.security.caller import Right
+from tidegate.servers.address import is_loopback
+
+
+def operator_routes(
+    name: str,
+    fleet: Fleet,
+    catalog: Catalog,
+    conductor: Conductor,
+    directory: Directory,
+    admission: Admission,
+    watch: Watch | None,
+    policy: str,
+    rollouts: Callable[[], Iterable[Waves]],
+    trials: Trials,
+) -> list[web.RouteDef]:
+    """Of the admin port; with the console's where somebody watches for it."""
+    recordings = Recordings(conductor.flown, fleet, gateway=name, policy=policy)
+    admin = [
+        *admin_routes(fleet, catalog, conductor, directory.refused),
+        *device_routes(directory.devices),
+        *log_level_routes(),
+        web.get("/debug/recording", recordings.stream),
+    ]
+    if watch is None:
+        return admin
+    sight = Sight(name, watch, fleet, admission, catalog, directory.refused, rollouts, lambda: trials_shown(trials))
+    return [*admin, *Console(sight).routes()]
+
+
+def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: Audit) -> list[Middleware]:
+    opened = OPEN | page_files().keys()
+    if not is_loopback(config.admin_host):
+        return [own_site(by_name=True), *asking(guard, audit, "admin", opened)]
+    return [own_site(by_name=False), *([] if guard is None else [on_loopback(audit, opened)])]
+
+
+def asking(guard: GatewayGuard | None, audit: Audit, right: Right, opened: Collection[str] = OPEN) -> list[Middleware]:
+    """Lets in who has the right."""
+    assert guard is not None  # the configuration sees to it
+    return [error_middleware, only_with(right, guard, audit, opened)]

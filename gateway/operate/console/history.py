@@ -1,0 +1,170 @@
+"""What the console remembers: the last minute of requests by class, target and way, and five minutes of links.
+
+An `Observer` of the stack. A request's end is one count, of all that ended alike: the same class, target and way, and
+nearly the same time taken. These are handed on into what is shown (`Lately`) once a second, or sooner where somebody
+looks: there are far fewer of them than requests. Once a second one point of the whole is kept as well, and every other
+second a sample of each link; with nobody looking a second costs a walk over the targets, some two microseconds each.
+
+Invariants: ends that are counted together lie in one slot of `Lately`, so it cannot tell that they came late; memory is
+bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own mistakes are no one's
+lateness: they are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+
+from gateway.core.estimate.sliding_stats import SLOT_S, Ending, Lately, bucket_of
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_health import SAMPLE_EVERY_S, Timeline
+from tidegate import clock
+from tidegate.outcome import CallerError, Outcome
+from tidegate.runtime.owned_task import OwnedTask
+from tidegate.types import Call, Reply
+
+log = structlog.get_logger(__name__)
+
+POINTS: Final = 300  # one a second
+TICK_S: Final = 1.0
+MOST_ALIKE: Final = 2048  # kinds of ends, until they are handed on
+REFUSED: Final = "refused"  # in a target's place: nobody answered
+
+ClassKey = tuple[str, int]  # model, priority; 0 is the default
+WayKey = tuple[str, str]  # the tier that answered, or REFUSED; and the reason, or how it ended
+
+
+_Alike = tuple[str, int, str, str, Ending, int]  # model, priority, who answered, why, how it ended, and its bucket
+
+
+class Point(NamedTuple):
+    """One second of the whole. Quantiles are of that second's answers, None without one."""
+
+    at: float  # UTC seconds
+    in_time: int
+    late: int
+    failed: int
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    in_flight: int
+
+
+class Watch:
+    """An `Observer`. `async with` samples once a second until it ends."""
+
+    def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
+        self._classes: Lately[ClassKey] = Lately()
+        self._targets: Lately[str] = Lately()
+        self._ways: Lately[WayKey] = Lately()
+        self._ends: dict[_Alike, int] = {}  # since `_ends_since`, all of one slot
+        self._ends_since = 0.0
+        self._slot = -1
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self.timelines: dict[str, Timeline] = {}
+        self.answered_models: set[str] = set()  # since the start; of the repository, so they are few
+        self._fleet = fleet
+        self._in_flight = in_flight
+        self._second: Lately[None] = Lately()
+        self._sampled_at = float("-inf")
+        self._task = OwnedTask(self._run, name="console watch")
+
+    async def __aenter__(self) -> Watch:
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+
+    @property
+    def classes(self) -> Lately[ClassKey]:
+        self._hand_on()
+        return self._classes
+
+    @property
+    def targets(self) -> Lately[str]:
+        self._hand_on()
+        return self._targets
+
+    @property
+    def ways(self) -> Lately[WayKey]:
+        self._hand_on()
+        return self._ways
+
+    # an observer's part
+
+    def began(self, call: Call) -> None:
+        """What counts is how it ends."""
+
+    def answered(self, call: Call, reply: Reply, now: float) -> None:
+        self.answered_models.add(call.request.model_name)
+        left_s, route = reply.budget_left_s, reply.route
+        ending: Ending = "late" if left_s is not None and left_s < 0 else "in_time"
+        if route is None:
+            self._count(call, ending, "none", "none", now)
+        else:
+            self._count(call, ending, route.served_by, route.reason, now)
+
+    def ended(self, call: Call, error: BaseException, now: float) -> None:
+        if not isinstance(error, (asyncio.CancelledError, CallerError)):
+            self._count(call, "failed", REFUSED, Outcome.of(error).value, now)
+
+    def _count(self, call: Call, ending: Ending, served_by: str, why: str, now: float) -> None:
+        slot = int(now / SLOT_S)
+        if slot != self._slot or len(self._ends) >= MOST_ALIKE:
+            self._hand_on()
+            self._slot = slot
+        ends = self._ends
+        if not ends:
+            self._ends_since = now
+        alike = call.request.model_name, call.priority, served_by, why, ending, bucket_of(now - call.arrived_at)
+        ends[alike] = ends.get(alike, 0) + 1
+
+    def _hand_on(self) -> None:
+        ends, self._ends = self._ends, {}
+        at = self._ends_since
+        for (model, priority, served_by, why, ending, bucket), times in ends.items():
+            self._classes.count((model, priority), ending, bucket, at, times)
+            self._ways.count((served_by.partition("/")[0], why), ending, bucket, at, times)
+            if served_by != REFUSED:
+                self._targets.count(served_by, ending, bucket, at, times)
+            self._second.count(None, ending, bucket, at, times)
+
+    # sampling
+
+    async def _run(self) -> None:
+        while True:
+            await clock.sleep(TICK_S)
+            try:
+                self.tick(clock.now(), clock.utc_s())
+            except Exception:
+                log.exception("the console cannot keep up")  # a defect here must not end all of its sights
+
+    def tick(self, now: float, utc_s: float) -> None:
+        """A second is over."""
+        self._hand_on()
+        second, self._second = self._second.total(now), Lately()
+        p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
+        self.points.append(
+            Point(utc_s, second.in_time, second.late, second.failed, p50_s, p95_s, p99_s, self._in_flight())
+        )
+        if now - self._sampled_at >= SAMPLE_EVERY_S - TICK_S / 2:
+            self._sampled_at = now
+            self._sample()
+
+    def _sample(self) -> None:
+        targets = self._fleet.targets
+        for gone in self.timelines.keys() - targets.keys():
+            del self.timelines[gone]
+        for target in targets.values():
+            timeline = self.timelines.get(target.id)
+            if timeline is None:
+                timeline = self.timelines[target.id] = Timeline()
+            timeline.sample(target)
+
+    def __repr__(self) -> str:
+        return f"<Watch {len(self.points)} points, {len(self.timelines)} links>"

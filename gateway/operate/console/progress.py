@@ -1,0 +1,49 @@
+"""Rollouts as the console shows them: those under way, and the last that ended; how far each is, and what stops it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gateway.core.versions.canary import Phase, Step, Waves
+from gateway.operate.console.verdict import Finding
+
+SHOWN: Final = 6
+_NOT_GOING: Final = {Phase.PAUSED: "is paused", Phase.RETURNING: "is called back"}
+_THERE: Final = {Phase.RETURNING: Step.BACK, Phase.RETURNED: Step.BACK}
+
+
+def rollouts_told(rollouts: Iterable[Waves]) -> list[dict[str, Any]]:
+    """Those under way first, then the newest of the others."""
+    newest_first = list(rollouts)[::-1]
+    newest_first.sort(key=lambda one: one.state.phase.is_over)
+    return [_told(one) for one in newest_first[:SHOWN]]
+
+
+def rollout_findings(rollouts: Iterable[Waves]) -> list[Finding]:
+    """What a person should look at: a rollout that waits for one, or that is on its way back."""
+    return [
+        Finding("attention", f"The rollout of {one.spec.model} {one.spec.version} {what}: {one.state.reason}")
+        for one in rollouts
+        if (what := _NOT_GOING.get(one.state.phase))
+    ]
+
+
+def _told(waves: Waves) -> dict[str, Any]:
+    spec, state = waves.spec, waves.state
+    steps = Counter(part.step for part in state.parts.values())
+    devices = len(spec.devices)
+    return {
+        "id": spec.id,
+        "model": spec.model,
+        "version": spec.version,
+        "phase": str(state.phase),
+        "reason": state.reason,
+        "wave": state.wave + 1,
+        "waves": len(spec.sizes),
+        "devices": devices,
+        "steps": {str(step): steps[step] for step in Step if steps[step]},
+        "done_share": round(steps[_THERE.get(state.phase, Step.SUCCEEDED)] / devices, 4),
+        "elapsed_s": round(state.elapsed_s, 1),
+    }

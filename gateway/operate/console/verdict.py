@@ -1,0 +1,165 @@
+"""Is it well? One word, and what speaks against it, worst first: each names the thing that is ill.
+
+Findings come from the state as it is shown, never from numbers of their own, so the sentence on top and the table
+below cannot disagree. Few requests prove nothing: shares are judged from `ENOUGH` of them on, and one or two late ones
+are no finding. A large fleet has always somebody who is down, so a finding about targets counts them and names the
+worst few, and is trouble only where so many are gone that work has nowhere to go.
+
+    trouble    requests are being lost, or would be: nobody is there, or much is late or refused
+    attention  it serves, and something is ill: a link, a target, a device's state, a condition, a rollout
+    well       nothing speaks against it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from gateway.core.estimate.sliding_stats import Recent
+from gateway.core.fleet.link_health import WORST_FIRST, Health
+
+Level = Literal["trouble", "attention"]
+State = Literal["well", "attention", "trouble"]
+
+ENOUGH: Final = 10  # requests in the rates' window
+LATE_ATTENTION: Final = 0.02
+LATE_TROUBLE: Final = 0.10
+NAMED: Final = 3
+MOST_FINDINGS: Final = 12
+_MORE_THAN_CHANCE: Final = 2.5  # late ones
+_WHAT: Final[Mapping[Health, str]] = {
+    "down": "down",
+    "suspect": "in doubt",
+    "silent": "silent",
+    "slow": "on a slow link",
+}
+
+
+class Finding(NamedTuple):
+    level: Level
+    words: str
+    about: str = ""  # a target, where it is about one
+
+
+class Verdict(NamedTuple):
+    state: State
+    sentence: str
+    findings: tuple[Finding, ...]
+
+
+class Ill(NamedTuple):
+    """A target whose link is not well."""
+
+    target_id: str
+    health: Health
+    reason: str
+
+
+def verdict(
+    *,
+    targets: int,
+    ill: Sequence[Ill],
+    total: Recent,
+    by_class: Iterable[tuple[str, Recent]],
+    homeless: Sequence[str],
+    overloaded: str,
+    panic: bool,
+    refused_devices: Sequence[str],
+    others: Iterable[Finding] = (),
+) -> Verdict:
+    """What to say.
+
+    Args:
+        targets: how many are known; `ill` those of them whose link is not well.
+        homeless: models that nobody offers just now.
+        overloaded: why shedding is on; "" when it is not.
+        refused_devices: devices that are not dialled.
+        others: what other parts found.
+    """
+    found = [
+        *_of_targets(targets, ill),
+        *_of_models(homeless),
+        *_of_requests(total, by_class),
+        *([Finding("trouble", f"Overloaded, the least important are shed: {overloaded}")] if overloaded else []),
+        *([Finding("trouble", "Most targets fail, so all of them are used")] if panic else []),
+        *_of_devices(refused_devices),
+        *others,
+    ]
+    found.sort(key=lambda one: one.level != "trouble")
+    del found[MOST_FINDINGS:]
+    return Verdict(_state(found), _sentence(found, total), tuple(found))
+
+
+def _state(found: Sequence[Finding]) -> State:
+    return found[0].level if found else "well"
+
+
+def _sentence(found: Sequence[Finding], total: Recent) -> str:
+    if found:
+        more = len(found) - 1
+        return found[0].words + (f", and {more} more" if more else "")
+    return "All is well" if total.asked else "All is well: nobody is asking just now"
+
+
+def _of_targets(targets: int, ill: Sequence[Ill]) -> list[Finding]:
+    if targets == 0:
+        return [Finding("trouble", "No target is known: nothing can be answered")]
+    found = []
+    for health in WORST_FIRST:
+        those = [one for one in ill if one.health == health]
+        if not those:
+            continue
+        level: Level = "trouble" if health == "down" and 2 * len(those) > targets else "attention"
+        found.append(_about(level, those, _WHAT[health], targets))
+    if all(one.health == "down" for one in ill) and len(ill) == targets:
+        return [Finding("trouble", f"No target can be used: {_names(ill)} {_are(ill)} down")]
+    return found
+
+
+def _about(level: Level, those: Sequence[Ill], what: str, targets: int) -> Finding:
+    if len(those) == 1:
+        one = those[0]
+        return Finding(level, f"{one.target_id} is {what}: {one.reason}", one.target_id)
+    return Finding(level, f"{len(those)} of {targets} targets are {what}: {_names(those)}", those[0].target_id)
+
+
+def _names(those: Sequence[Ill]) -> str:
+    named = ", ".join(one.target_id for one in those[:NAMED])
+    more = len(those) - NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _are(those: Sequence[Ill]) -> str:
+    return "is" if len(those) == 1 else "are"
+
+
+def _of_models(homeless: Sequence[str]) -> list[Finding]:
+    if not homeless:
+        return []
+    named = ", ".join(homeless[:NAMED]) + (f" and {len(homeless) - NAMED} more" if len(homeless) > NAMED else "")
+    return [Finding("trouble", f"Nobody offers {named} just now")]
+
+
+def _of_requests(total: Recent, by_class: Iterable[tuple[str, Recent]]) -> list[Finding]:
+    if total.rated < ENOUGH or total.late_share < LATE_ATTENTION or total.rated * total.late_share < _MORE_THAN_CHANCE:
+        return []
+    worst = max(
+        ((name, recent.late_share) for name, recent in by_class if recent.rated >= ENOUGH),
+        key=lambda one: one[1],
+        default=None,
+    )
+    where = f", most of them of {worst[0]} ({worst[1]:.0%})" if worst and worst[1] > total.late_share else ""
+    level: Level = "trouble" if total.late_share >= LATE_TROUBLE else "attention"
+    return [Finding(level, f"{_share(total.late_share)} of requests are late or fail{where}")]
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if share < LATE_TROUBLE else f"{share:.0%}"
+
+
+def _of_devices(refused: Sequence[str]) -> list[Finding]:
+    if not refused:
+        return []
+    named = ", ".join(refused[:NAMED]) + (f" and {len(refused) - NAMED} more" if len(refused) > NAMED else "")
+    are = "is" if len(refused) == 1 else "are"
+    return [Finding("attention", f"{named} {are} not dialled: the advertised address is not allowed")]

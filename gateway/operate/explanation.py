@@ -1,0 +1,252 @@
+"""A finished request in words and numbers: what was known of every target, what was chosen and why, what came of it.
+
+Runs when somebody asks (`/debug/decisions`, `tidegate explain`), never per request. Times are milliseconds from the
+request's arrival. What is told was written down at the request's end (`gateway/core/history/decision_record.py`);
+nothing is looked up as it is now, but what others met at about that time (`gateway/core/history/counterfactual.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import Any, Final
+
+from gateway.core.fleet.pricing import METERED_BYTE, TIER
+from gateway.core.history.counterfactual import Alternative, Hindsight, hindsight
+from gateway.core.history.decision_record import Weighed, Weighing
+from gateway.core.history.recorder import Flown, Given, Note
+from gateway.core.history.waterfall import Bar, Stage, waterfall
+
+_BECAUSE: Final = {
+    "cheapest": "it is the cheapest that is likely enough in time",
+    "faster": "cheaper ones would be late, or too likely late",
+    "surer": "a cheaper one is expected sooner, but less reliably in time",
+    "better": "its quality is worth its price",
+    "only": "nobody else takes this request",
+    "pinned": "it is the best inside of the pin",
+    "probe": "it kept failing, or was not asked for long, and this request can bear finding out",
+    "least-request": "placement failed, and it is the least loaded for its speed",
+    "demanded": "it is the best that has the demanded variant",
+}
+
+
+def wanted(flown: Iterable[Flown], request_id: str, run: str = "") -> list[Flown]:
+    """Those of this id: the caller's own, the one that the answer said, a trace-id, or this gateway's count ("#7")."""
+    number = request_id.removeprefix("#")
+    if run and request_id.startswith(f"{run}-"):
+        number = request_id[len(run) + 1 :]
+    trace_id = request_id.lower()
+    return [
+        one
+        for one in flown
+        if one.request_id == request_id
+        or (number.isdecimal() and one.number == int(number))
+        or (one.trace_id and one.trace_id == trace_id)
+    ]
+
+
+def explained(flown: Flown, others: Sequence[Flown] | None = None, run: str = "") -> dict[str, Any]:
+    """Args: others: those who were served at about the time; None: without hindsight."""
+    end, falls = flown.end, waterfall(flown)
+    return {
+        "number": flown.number,
+        "id": flown.request_id,
+        "answered_as": f"{run}-{flown.number}" if run else "",
+        "trace_id": flown.trace_id,
+        "protocol": flown.protocol,
+        "model": flown.model,
+        "tenant": flown.tenant,
+        **(_asked(flown.decision) if flown.decision else {}),
+        "sentence": sentence(flown),
+        "events": [_event(note, flown) for note in flown.notes],
+        "stages_ms": _stages(flown),
+        "waterfall": {
+            "path": [_stage(stage) for stage in falls.path],
+            "unaccounted_ms": _ms(falls.unaccounted_s),
+            "attempts": [_bar(bar) for bar in falls.bars],
+        },
+        **({} if others is None else {"hindsight": _hindsight(hindsight(flown, others), flown)}),
+        "end": _answer(end) if isinstance(end, Given) else {"error": end},
+        "outcome": flown.outcome,
+        "late": flown.late,
+        "elapsed_ms": _ms(flown.elapsed_s),
+    }
+
+
+def sentence(flown: Flown) -> str:
+    """The choice and its reason."""
+    decision = flown.decision
+    chosen = decision.choice if decision else None
+    if decision is None or chosen is None:
+        return f"Refused: {flown.end}" if isinstance(flown.end, str) else ""
+    return (
+        f"{chosen.target} in {chosen.variant}, because {_BECAUSE.get(decision.reason, decision.reason)}: "
+        f"expected in {chosen.finish_s * 1e3:.1f} of {decision.budget_s * 1e3:.0f} ms, in time with a chance of "
+        f"{chosen.claimed:.1%}, at a cost of {chosen.cost:.2g}."
+    )
+
+
+def _asked(decision: Weighing) -> dict[str, Any]:
+    ask, chosen = decision.ask, decision.choice
+    return {
+        "model": ask.model,
+        "version": ask.version,
+        "units": ask.units,
+        "rows": ask.rows,
+        "longest_row": ask.longest_row,
+        "priority": ask.priority,
+        "demanded": ask.variant,
+        "pin": ask.pin,
+        "min_quality": ask.min_quality,
+        "attested": ask.attested,
+        "budget_ms": _ms(decision.budget_s),
+        "reason": decision.reason,
+        "chosen": chosen.target if chosen else None,
+        "prices": {**TIER, "metered_byte": METERED_BYTE, "scarcity": round(decision.scarcity, 4)},
+        "candidates": [_candidate(one, decision.budget_s) for one in decision.candidates],
+        "passed_over": [one._asdict() for one in decision.passed_over],
+        "more_passed_over": decision.more_passed_over,
+    }
+
+
+def _candidate(one: Weighed, budget_s: float) -> dict[str, Any]:
+    judged = {"calibrated": round(one.claimed, 4), "harm": round(one.harm, 4), "value": round(one.value, 4)}
+    return {
+        "target": one.target,
+        "variant": one.variant,
+        "quality": one.quality,
+        "link_ms": _ms(one.link_s),
+        "wait_ms": _ms(one.wait_s),
+        "compute_ms": _ms(one.compute_s),
+        "finish_ms": _ms(one.finish_s),
+        "margin_ms": _ms(one.margin_s),
+        "within_ms": _ms(one.within_s),
+        "price": round(one.price, 6),
+        "cost": round(one.cost, 9),
+        "trust": round(one.trust, 4),
+        "in_time": one.finish_s + one.margin_s <= budget_s,
+        "chance": round(one.chance, 4),
+        **(judged if one.judged else {}),
+    }
+
+
+def _event(note: Note, flown: Flown) -> dict[str, Any]:
+    event: dict[str, Any] = {"at_ms": _ms(note.at - flown.arrived_at), "what": note.what}
+    if note.what != "look":
+        event["attempt"] = note.attempt
+    if note.what == "launched":
+        event |= {"target": note.target, "variant": note.variant, "predicted_ms": _ms(note.seconds)}
+        if note.attempt < len(flown.reasons):
+            event["reason"] = flown.reasons[note.attempt]
+    if note.confidence is not None:
+        event["confidence"] = round(note.confidence, 4)
+    if note.what == "accepted":
+        event["promised_in_ms"] = _ms(note.seconds)
+    if note.stages is not None:
+        event["stages_ms"] = _told(note)
+    if note.words:
+        event["error"] = note.words
+    return event
+
+
+def _stages(flown: Flown) -> dict[str, float]:
+    """Of the attempt whose answer was given."""
+    if not isinstance(flown.end, Given):
+        return {}
+    for note in flown.notes:
+        if note.what == "answered" and note.attempt == flown.end.attempt and note.stages is not None:
+            return _told(note)
+    return {}
+
+
+def _told(note: Note) -> dict[str, float]:
+    return {name: _ms(took_s) for name, took_s in (note.stages or {}).items()} | {"link": _ms(note.seconds)}
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    told = {"stage": stage.name, "start_ms": _ms(stage.start_s), "took_ms": _ms(stage.took_s)}
+    return told | ({"words": stage.words} if stage.words else {})
+
+
+def _bar(bar: Bar) -> dict[str, Any]:
+    return {
+        "attempt": bar.attempt,
+        "target": bar.target,
+        "variant": bar.variant,
+        "reason": bar.why,
+        "start_ms": _ms(bar.start_s),
+        "took_ms": _ms(bar.took_s),
+        "predicted_ms": _ms(bar.predicted_s),
+        "end": bar.end,
+        "error": bar.words,
+        "stages": [_stage(stage) for stage in bar.stages],
+    }
+
+
+def _hindsight(found: Hindsight, flown: Flown) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict,
+        "sentence": _in_hindsight(found, flown),
+        "better": found.better.target if found.better else None,
+        "alternatives": [_alternative(one) for one in found.alternatives],
+    }
+
+
+def _alternative(one: Alternative) -> dict[str, Any]:
+    takes_ms = None if one.takes_s is None or not isfinite(one.takes_s) else _ms(one.takes_s)
+    return {
+        "target": one.target,
+        "variant": one.variant,
+        "cost": round(one.cost, 9),
+        "claimed": round(one.claimed, 4),
+        "chance": None if one.chance is None else round(one.chance, 4),
+        "takes_ms": takes_ms,
+        "samples": one.samples,
+        "weight": round(one.weight, 2),
+        "says": one.says,
+    }
+
+
+def _in_hindsight(found: Hindsight, flown: Flown) -> str:
+    better = found.better
+    if better is not None:
+        took = "" if better.takes_s is None else f" in about {better.takes_s * 1e3:.0f} ms"
+        odds = f"{better.chance or 0.0:.0%} of what {better.samples} others met there at about that time"
+        price = f"at a cost of {better.cost:.2g}" + ("" if flown.missed else " instead")
+        return f"{better.target} in {better.variant} would have answered{took}, in time by {odds}, {price}."
+    match found.verdict:
+        case "best":
+            unknown = [one.target for one in found.alternatives if one.says == "unknown"]
+            doubt = f"; of {_some(unknown)} it cannot be known, nobody was sent there then" if unknown else ""
+            return f"Nobody that is known of would have been in time for less{doubt}."
+        case "none":
+            told = [one.target for one in found.alternatives if one.says in ("late", "open")]
+            tried = f": {_some(told)} would have been late, or might have" if told else ": there was nobody else"
+            return f"Nobody that is known of would have been in time{tried}."
+        case "unknown":
+            return (
+                "It cannot be known whether another would have been in time: nobody was sent to one at about that time."
+            )
+    return "It was never placed, so there is nothing to compare."
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _answer(end: Given) -> dict[str, Any]:
+    return {
+        "served_by": end.served_by,
+        "variant": end.variant,
+        "reason": end.reason,
+        "attempts": end.attempts,
+        "hedged": end.hedged,
+        "fallback": end.fallback,
+        "degraded": end.degraded,
+        "provisional": end.provisional,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -1,0 +1,113 @@
+"""Operators put two versions side by side: routes of the admin port, behind whatever guards that.
+
+GET    /v1/versions                every model: its versions with who serves each, what is meant where none is named,
+                                   and the trial with both versions' figures beside each other
+PUT    /v1/versions/MODEL/trial    `{"candidate": "2", "share": 0.05, "tenants": ["acme"], "compare": 0.1}`: begins or
+                                   changes one; `standing` is what is meant now unless it is said
+POST   /v1/versions/MODEL/promote  the candidate is meant from now on
+POST   /v1/versions/MODEL/return   the standing version goes on alone
+
+409: nothing is on trial. 422: it makes no sense, and the text says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.versions.traffic_split import BadSplit, Split
+from gateway.core.versions.version_shares import shares
+from gateway.delivery.trials import Trials
+from gateway.layers.versions import standing
+from gateway.operate.trial_report import trial_told
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.outcome import ModelNotFound
+
+_MAX_BODY_BYTES: Final = 1 << 18
+
+
+class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """What an operator sends."""
+
+    candidate: str
+    standing: str = ""
+    share: float = 0.0
+    tenants: tuple[str, ...] = ()
+    compare: float = 0.0
+
+
+def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.RouteDef]:
+    async def every(_request: web.Request) -> web.Response:
+        names = dict.fromkeys(manifest.name for manifest in catalog.manifests)
+        return web.json_response({"models": [told(trials, catalog, fleet, name) for name in names]})
+
+    async def begin(request: web.Request) -> web.Response:
+        model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
+        try:
+            wanted = msgspec.json.decode(raw, type=Wanted)
+            meant = wanted.standing or _meant(trials, catalog, model)
+            await trials.begin(model, Split(meant, wanted.candidate, wanted.share, wanted.tenants, wanted.compare))
+        except (msgspec.MsgspecError, BadSplit, ModelNotFound) as error:
+            raise web.HTTPUnprocessableEntity(text=str(error)) from error
+        return web.json_response(told(trials, catalog, fleet, model))
+
+    def end(act: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def ended(request: web.Request) -> web.Response:
+            model = request.match_info["model"]
+            try:
+                await act(model)
+            except BadSplit as error:
+                raise web.HTTPConflict(text=str(error)) from error
+            return web.json_response(told(trials, catalog, fleet, model))
+
+        return ended
+
+    return [
+        web.get("/v1/versions", every),
+        web.put("/v1/versions/{model}/trial", begin),
+        web.post("/v1/versions/{model}/promote", end(trials.promote)),
+        web.post("/v1/versions/{model}/return", end(trials.call_back)),
+    ]
+
+
+def told(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str, Any]:
+    now, split = clock.now(), trials.splits.split.get(model)
+    manifests = [one for one in catalog.manifests if one.name == model]
+    stand = {one.version: standing(fleet, model, one.version, now) for one in manifests}
+    siblings = () if split or model in trials.splits.promoted else catalog.siblings(model)
+    shared = shares({version: stand[version] for version in siblings})
+    found: dict[str, Any] = {
+        "name": model,
+        "meant": _meant(trials, catalog, model),
+        "versions": [
+            {
+                "version": one.version,
+                **stand[one.version]._asdict(),
+                "quality": _quality(one),
+                "share": round(shared[one.version], 4) if one.version in shared else None,
+            }
+            for one in manifests
+        ],
+        "trial": trial_told(trials, model) if split is not None else None,
+    }
+    return found
+
+
+def _meant(trials: Trials, catalog: Catalog, model: str) -> str:
+    """The version of a request that names none. Raises ModelNotFound."""
+    split = trials.splits.split.get(model)
+    if split is not None:
+        return split.standing
+    return trials.splits.promoted.get(model) or catalog.manifest(model).version
+
+
+def _quality(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """As measured against the reference when the model was made, by variant."""
+    measured = [(one.name, one.quality) for one in manifest.variants if one.quality is not None]
+    return {name: {"metric": quality.metric, "value": quality.value} for name, quality in measured}

@@ -1,0 +1,378 @@
+"""One request under way: performs what `gateway/core/request/machine.py` decides, with tasks, timers and targets.
+
+A flight holds the request's machine and turns the machine's actions into IO: a launch awaits a target, a wake is one
+loop timer, an end is a reply or an error. Every event goes back into the machine with its instant; nothing is decided
+here.
+
+The first attempt, and each fallback with nothing else under way, is awaited in the caller's own task: most requests
+need no task of their own, and a task costs as much as the whole placement. Only a hedge beside a pending attempt gets
+a task, owned by the conductor until it has ended. To end an attempt that is awaited inline (the deadline passed, or
+the hedge won) the flight cancels its own task and takes that cancellation back, as `asyncio.timeout` does, so that a
+caller's cancellation is never mistaken for its own.
+
+Where a model's manifest says how sure it must be, the confidence of its answers is read from their tensors here, and
+goes into the machine with the answer; an unsure one is kept until the machine has made up its mind.
+
+When the caller is cancelled every attempt is cancelled with it, and with each the work in the far queue.
+A target that raises anything but a ServeError has a defect: it is logged with its traceback, and the request goes on
+elsewhere as after any failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from gateway.core.history.recorder import MOST_NOTES, Flown, Given, Note, shortened, trace_id_of
+from gateway.core.placement.placer import Ask
+from gateway.core.request.attempt import Attempt
+from gateway.core.request.machine import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
+from gateway.observe.spans import onward
+from gateway.serving.context import Ground
+from gateway.serving.work_estimate import size_of
+from tidegate import clock
+from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
+from tidegate.types import Accepted, Call, InferRequest, Reply, Route
+
+log = structlog.get_logger(__name__)
+
+_ALWAYS_NOTED: Final = ("launched", "answered", "failed", "cancelled")  # two of each attempt, and those are few
+
+
+class Flight:
+    """One request under way."""
+
+    __slots__ = (
+        "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_end", "_ground",
+        "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at", "_request",
+        "_rests_on", "_rows", "_started_at", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self, ground: Ground, call: Call, ask: Ask, once: Places | None = None, *, taken_at: float | None = None
+    ) -> None:
+        """Args: once: who places it, if it may be asked only once. taken_at: when the conductor got the call."""
+        request = call.request
+        self._ground = ground
+        self._call = call
+        self._taken_at = call.arrived_at if taken_at is None else taken_at
+        # The version is settled here: what "the latest" is may differ from target to target during a rollout.
+        self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
+        self._units, self._rows, self._body_bytes = ask.units, ask.rows, ask.body_bytes
+        self._judged = judged = ground.judges.of(ask.model, ask.version)
+        escalations = judged.escalations if judged is not None else None
+        hedges = ground.hedges
+        if once is None:
+            self._machine = RequestMachine(ask, ground.places, hedges=hedges, escalations=escalations)
+        else:
+            self._machine = RequestMachine(ask, once, max_attempts=1, hedges=hedges)
+        self._attested = ask.attested
+        self._rests_on: dict[int, str] = {}  # by attempt: its target's evidence, where that is required
+        self._attempts: dict[int, Attempt] = {}  # under way, by number
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # of those that have one
+        self._next: Launch | None = None  # to be awaited inline
+        self._inline: int | None = None  # being awaited inline
+        self._interrupted = False  # we cancelled our own task to end the inline attempt
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._notes: list[Note] = []  # what happened, for explanations
+        self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
+        self._end: Answer | Refuse | None = None
+
+    async def fly(self) -> Reply:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._base_cancelling = task, task.cancelling()
+        self._started_at = self._placed_at = clock.now()
+        try:
+            actions = self._machine.arrived(self._started_at)
+            self._placed_at = clock.now()
+            self._perform(actions, self._placed_at)
+            while self._end is None:
+                await (self._wait() if self._next is None else self._attempt_inline(self._next))
+        except BaseException:
+            now = clock.now()
+            self._perform(self._machine.cancelled(now), now)
+            self._remember("cancelled: the caller left", now)
+            raise
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        return self._land(self._end)
+
+    # the machine's actions
+
+    def _perform(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            kind = type(action)
+            if kind is Launch:
+                self._launch(action, now)  # type: ignore[arg-type]  # `kind` narrows it, and is twice as fast as match
+            elif kind is WakeAt:
+                self._wake_at(action.at)  # type: ignore[union-attr]
+            elif kind is Cancel:
+                self._cancel(action, now)  # type: ignore[arg-type]
+            else:
+                self._end = action  # type: ignore[assignment]
+        if self._waiter is not None and not self._waiter.done() and (self._end or self._next):
+            self._waiter.set_result(None)
+
+    def _launch(self, launch: Launch, now: float) -> None:
+        number = launch.attempt
+        one = launch.candidate
+        self._note(Note(now, "launched", number, one.target.id, one.variant.name, one.finish_s))
+        self._attempts[number] = Attempt(launch.candidate, self._ground.next_key(), self._units, now, self._body_bytes)
+        if self._inline is None and self._next is None:
+            self._next = launch
+            return
+        task = self._loop.create_task(self._attempt(launch), name=f"attempt at {launch.candidate.target.id}")
+        self._tasks[number] = task
+        self._ground.spawn(task)
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._call.deadline is not None and at < self._call.deadline:
+            self._note(Note(at, "look", 0))
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _cancel(self, cancel: Cancel, now: float) -> None:
+        number = cancel.attempt
+        self._attempts.pop(number).cancelled(now, hopeless=cancel.hopeless)
+        self._note(Note(now, "cancelled", number))
+        if self._next is not None and self._next.attempt == number:
+            self._next = None
+        elif number == self._inline:
+            self._interrupted = True
+            self._task.cancel()
+        elif number in self._tasks:
+            self._tasks[number].cancel()
+
+    # what happens: each becomes an event of the machine
+
+    def _ring(self) -> None:
+        now = clock.now()
+        self._perform(self._machine.timer(now), now)
+
+    def _accepted(self, number: int, accepted: Accepted) -> None:
+        now = clock.now()
+        if (attempt := self._attempts.get(number)) is not None:
+            attempt.accepted(now, accepted)
+            self._note(Note(now, "accepted", number, seconds=accepted.finish_in_s))
+        self._perform(self._machine.accepted(number, accepted, now), now)
+
+    def _answered(self, number: int, reply: Reply) -> None:
+        attempt = self._over(number)
+        if attempt is None:
+            return
+        now = clock.now()
+        link_s = attempt.answered(reply.stages, reply.load, now, size_of(reply.response.outputs))
+        self._answers[number] = reply, link_s, now
+        if self._ground.witness is not None:
+            self._ground.witness.answered(attempt.candidate.target.id)
+        confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
+        stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
+        note = Note(now, "answered", number, "", "", link_s, stages, "", confidence, reply.batch_size)
+        self._note(note)
+        budget = self._ground.placer.cloud_budget
+        if budget is not None and attempt.candidate.offered.zone == "cloud":
+            # What it took is its batch's compute, of which its rows are a share.
+            share = self._rows / max(reply.batch_size, self._rows)
+            budget.spent(reply.stages.get("compute", attempt.candidate.compute_s) * share)
+        self._perform(self._machine.answered(number, now, confidence), now)
+
+    def _confidence(self, variant: str, reply: Reply) -> float | None:
+        if self._judged is None:
+            return None
+        return self._judged.judge.confidence(variant, self._request.outputs, reply.response.outputs)
+
+    def _failed(self, number: int, error: ServeError) -> None:
+        attempt = self._over(number)
+        if attempt is None:
+            return
+        now = clock.now()
+        attempt.failed(error, now, self._ground.draw())
+        if self._ground.witness is not None:
+            self._ground.witness.failed(self._call, attempt.candidate.target.id, error)
+        self._note(Note(now, "failed", number, words=shortened(f"{error.code}: {error.message}")))
+        self._perform(self._machine.failed(number, error, now), now)
+
+    def _over(self, number: int) -> Attempt | None:
+        """The attempt, which is under way no more; None if it ended in the very moment in which it was cancelled."""
+        if number == self._inline:
+            self._inline = None  # its place in the caller's task is free for a fallback
+        return self._attempts.pop(number, None)
+
+    # attempts
+
+    async def _attempt_inline(self, launch: Launch) -> None:
+        self._next, self._inline = None, launch.attempt
+        try:
+            await self._attempt(launch)
+        except asyncio.CancelledError:
+            if not self._interrupted:
+                raise
+        finally:
+            self._inline = None
+        # Whatever way the interrupted attempt ended, our own cancellation is taken back here.
+        if self._interrupted:
+            self._interrupted = False
+            if self._task.uncancel() > self._base_cancelling:
+                raise asyncio.CancelledError  # the caller left as well
+
+    async def _attempt(self, launch: Launch) -> None:
+        try:
+            reply = await self._send(launch)
+        except ServeError as error:
+            self._failed(launch.attempt, error)
+        except Exception as error:
+            log.exception("a target has a defect", target=launch.candidate.target.id)
+            self._failed(launch.attempt, InternalError(f"defect: {type(error).__name__}"))
+        else:
+            self._answered(launch.attempt, reply)
+
+    def _send(self, launch: Launch) -> Awaitable[Reply]:
+        call, target_id = self._call, launch.candidate.target.id
+        target = self._ground.targets.get(target_id)
+        if target is None:
+            raise Unreachable(f"{target_id} has just left")
+        assert call.deadline is not None
+        if self._attested:
+            self._check_evidence(launch, call.deadline)
+        traceparent, tracestate = onward(call, launch.attempt)
+        return target.infer(
+            self._request,
+            variant=launch.candidate.variant.name,
+            budget_s=call.deadline - clock.now(),
+            priority=call.priority,
+            traceparent=traceparent,
+            tracestate=tracestate,
+            on_accepted=partial(self._accepted, launch.attempt),
+        )
+
+    def _check_evidence(self, launch: Launch, deadline: float) -> None:
+        """That the evidence still counts. Nothing is awaited from here until the target's connection is taken, so
+        what was checked is what the request travels on: another connection begins without evidence.
+        """
+        attestation = launch.candidate.target.attestation
+        if missing := attestation.misses(deadline):
+            raise Disconnected(f"{launch.candidate.target.id} is attested no more: {missing}")
+        self._rests_on[launch.attempt] = str(attestation)
+
+    async def _wait(self) -> None:
+        """Until there is something to await inline, or the end."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # the end
+
+    def _land(self, end: Answer | Refuse) -> Reply:
+        now = clock.now()
+        if isinstance(end, Refuse):
+            end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
+            raise end.error
+        request_id = self._remember(_given(end), now)
+        assert self._call.deadline is not None
+        reply, link_s, answered_at = self._answers[end.attempt]
+        if end.provisional:
+            answered_at = now  # it waited for a better one
+        return Reply(
+            response=reply.response,
+            stages=self._stages(end, reply, link_s),
+            route=Route(
+                end.candidate.target.id,
+                end.reason,
+                reply.variant or end.candidate.variant.name,
+                end.attempts,
+                end.hedged,
+                end.fallback,
+                end.degraded,
+                end.provisional,
+            ),
+            budget_left_s=self._call.deadline - answered_at,
+            batch_size=reply.batch_size,
+            variant=reply.variant or end.candidate.variant.name,
+            attested=self._rests_on.get(end.attempt, ""),
+            request_id=request_id,
+            batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
+            link_out_s=self._link_out_s(end, link_s),
+        )
+
+    def _link_out_s(self, end: Answer, link_s: float) -> float:
+        """As `gateway/core/history/waterfall.py` has it: half of the accept-ack's round trip, or of the link's share without one."""
+        sent_at, acked_at = 0.0, None
+        for note in self._notes:
+            if note.attempt == end.attempt and note.what == "launched":
+                sent_at = note.at
+            elif note.attempt == end.attempt and note.what == "accepted":
+                acked_at = note.at
+        return link_s / 2 if acked_at is None else min(link_s, (acked_at - sent_at) / 2)
+
+    def _note(self, note: Note) -> None:
+        """For explanations. A target may acknowledge more often than is worth remembering."""
+        if len(self._notes) < MOST_NOTES or note.what in _ALWAYS_NOTED:
+            self._notes.append(note)
+
+    def _remember(self, end: Given | str, now: float) -> str:
+        """What the request is called here, for whoever asks about it later."""
+        call, machine, memory = self._call, self._machine, self._ground.flown
+        number = memory.next_number()
+        memory.add(
+            Flown(
+                number,
+                shortened(self._request.id),
+                trace_id_of(call),
+                call.protocol,
+                self._request.model_name,
+                call.tenant,
+                call.arrived_at,
+                self._taken_at,
+                self._started_at,
+                self._placed_at,
+                None,
+                tuple(machine.reasons),
+                tuple(self._notes),
+                end if isinstance(end, Given) else shortened(end),
+                now - call.arrived_at,
+                call.deadline,
+            ),
+            machine.decision,
+        )
+        return memory.name_of(number)
+
+    def _stages(self, end: Answer, reply: Reply, link_s: float) -> dict[str, float]:
+        """`admit` is all of ours before placing; a failed attempt's time shows in no stage, only in the total."""
+        stages = {
+            "admit": self._started_at - self._call.arrived_at,
+            "classify": self._placed_at - self._started_at,
+        }
+        if "queue" in reply.stages:
+            stages["queue"] = reply.stages["queue"]
+        stages["link"] = link_s
+        if "compute" in reply.stages:
+            stages["compute"] = reply.stages["compute"]
+        return stages
+
+    def __repr__(self) -> str:
+        return f"<Flight {self._request.id or '-'} {self._machine!r}>"
+
+
+def _given(end: Answer) -> Given:
+    return Given(
+        end.attempt,
+        end.candidate.target.id,
+        end.candidate.variant.name,
+        end.reason,
+        end.attempts,
+        end.hedged,
+        end.fallback,
+        end.degraded,
+        end.provisional,
+    )

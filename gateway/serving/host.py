@@ -1,0 +1,66 @@
+"""The gateway as the OIP servers see it: models from the catalog, readiness from the fleet, answers from the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+
+from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
+from gateway.layers.stack import Service
+from gateway.observe.metrics import Metrics
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.oip.host import ModelStatistics
+from tidegate.outcome import ModelNotFound
+from tidegate.types import Call, Reply
+
+
+class GatewayHost:
+    """A `ModelHost`."""
+
+    def __init__(self, name: str, catalog: Catalog, fleet: Fleet, metrics: Metrics, infer: Service) -> None:
+        self._name = name
+        self._catalog = catalog
+        self._fleet = fleet
+        self._metrics = metrics
+        self._infer = infer
+
+    @property
+    def server_name(self) -> str:
+        return f"tidegate-gateway-{self._name}"
+
+    def ready(self) -> bool:
+        """Every static target was tried, and at least one target can be used."""
+        return self._fleet.all_tried() and self._fleet.usable(clock.now())
+
+    def manifests(self) -> Sequence[Manifest]:
+        return self._catalog.manifests
+
+    def manifest(self, name: str, version: str = "") -> Manifest:
+        return self._catalog.manifest(name, version)
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether some usable target offers it now: without a version, any that may stand in for the latest."""
+        try:
+            manifest = self._catalog.manifest(name, version)
+        except ModelNotFound:
+            return False
+        now = clock.now()
+        versions = {manifest.version, *(() if version else self._catalog.siblings(name))}
+        return any(one.target.allows(now) for each in versions for one in self._fleet.offered(manifest.name, each))
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        if not name:
+            wanted: Sequence[Manifest] = self._catalog.manifests
+        elif version:
+            wanted = [self._catalog.manifest(name, version)]
+        else:
+            self._catalog.manifest(name)
+            wanted = [one for one in self._catalog.manifests if one.name == name]
+        return [self._metrics.statistics(one.name, one.version) for one in wanted]
+
+    def infer(self, call: Call) -> Awaitable[Reply]:
+        return self._infer(call)
+
+    def __repr__(self) -> str:
+        return f"<GatewayHost {self._name} {self._catalog!r}>"

@@ -1,0 +1,94 @@
+"""A call as placement sees it: how much work it is, what it demands, and how much it is worth (`Ask`).
+
+The manifest says how a request's tensors count as work; the caller's wishes and the manifest's own limits are both
+kept, and the stricter one holds. Tensors themselves go no further than this: placement knows their size only.
+
+The same in words, for the access log (`Description`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from gateway.core.estimate.service_cost import CostClass, cost_class, unloaded_p95_s
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.placer import Ask, misfit
+from tidegate.models.manifest import Feature, Manifest
+from tidegate.models.work import answer_bytes, work_of
+from tidegate.placement_pin import stricter
+from tidegate.types import Call, Tensor
+
+ManifestOf = Callable[[str, str], Manifest]
+
+
+class Description(NamedTuple):
+    """A call's work in words, for the access log."""
+
+    feature: Feature
+    units: float
+    cost_class: CostClass
+    budget_s: float
+
+
+class Asking:
+    """Reads calls by their models' manifests.
+
+    Args:
+        weight_of: how much more than others' an answer to this tenant is worth.
+    """
+
+    def __init__(
+        self, manifest_of: ManifestOf, fleet: Fleet, weight_of: Callable[[str], float] = lambda _tenant: 1.0
+    ) -> None:
+        self._manifest_of = manifest_of
+        self._fleet = fleet
+        self._weight_of = weight_of
+
+    def ask(self, call: Call) -> Ask:
+        """The call as placement sees it."""
+        request = call.request
+        manifest = self._manifest_of(request.model_name, request.model_version)
+        work = work_of(manifest, request)
+        assert call.deadline is not None, "the expire layer sets a deadline"
+        return Ask(
+            manifest.name,
+            manifest.version,
+            work.units,
+            work.rows,
+            work.longest_row,
+            call.deadline,
+            call.variant,
+            call.priority,
+            size_of(request.inputs),
+            answer_bytes(manifest, request) if self._fleet.is_metered else 0,
+            max(call.min_quality, manifest.min_quality),
+            stricter(call.pin, manifest.pin),
+            self._weight_of(call.tenant),
+            call.tenant,
+            manifest.confidence is not None and not call.variant and stricter(call.pin, manifest.pin) == "any",
+            call.attested or manifest.require == "attested",
+        )
+
+    def describe(self, call: Call) -> Description:
+        """What the call costs, in words. Computed on demand: only an access log wants it."""
+        manifest = self._manifest_of(call.request.model_name, call.request.model_version)
+        budget_s = manifest.default_budget_s if call.deadline is None else call.deadline - call.arrived_at
+        ask = self.ask(call.due(call.arrived_at + budget_s))
+        edges = [
+            unloaded_p95_s(offered.cost, ask.units, offered.target.link.rtt_s)
+            for offered in self._fleet.offered(ask.model, ask.version)
+            if offered.target.spec.tier == "edge" and not misfit(offered.variant, ask)
+        ]
+        return Description(manifest.cost.feature, ask.units, cost_class(edges, budget_s), budget_s)
+
+    def __repr__(self) -> str:
+        return f"<Asking about {self._fleet!r}>"
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the tensors' contents: what a body's time on the wire goes by."""
+    size = 0
+    for tensor in tensors:
+        size += len(tensor.raw)
+    return size

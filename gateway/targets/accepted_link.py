@@ -1,0 +1,140 @@
+"""A link stream that a device dialled: the same session as on one that we dial, begun from the other end.
+
+Nothing is kept up here: a device that dials out dials again. A stream tells who it is in its first frame, and until
+somebody has welcomed it (`welcome`, which says "" or why not) it is nobody's; from then on what it learns goes to
+`tell`, and it ends once. A refusal ends it before it was ever used.
+
+Its frames, deadlines, cancellation, chunks and heartbeats are those of `tidegate/link`, unchanged: the side that asks
+is the gateway, whoever dialled. One thing does not cross: evidence is bound to both ends' certificates, and gRPC does
+not tell a dialler which certificate it was shown; so a device on this road is not attested, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.core.fleet.attestation import Attestation
+from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.targets.link_inference import asked
+from tidegate.fleet.offers import ModelOffer
+from tidegate.link.client import MAX_MESSAGE_BYTES, Asker
+from tidegate.link.frames import Greeting
+from tidegate.link.session import Duplex, Heartbeat
+from tidegate.outcome import Disconnected
+from tidegate.types import Accepted, InferRequest, LoadReport, Reply
+
+UNBOUND = Attestation("it dialled out: evidence is bound to both certificates, and a dialler is not told which it saw")
+
+
+class AcceptedLink:
+    """One stream from its acceptance to its end. Must be made on the loop.
+
+    Args:
+        peer: where it came from, for people.
+        welcome: called once, with this link and its greeting; why it is refused, or "".
+        proven: who TLS or a key has shown to be at the other end, as "edge/NAME"; "" where nothing was asked.
+    """
+
+    def __init__(
+        self,
+        duplex: Duplex,
+        greeting: Greeting,
+        *,
+        peer: str,
+        welcome: Callable[[AcceptedLink, Greeting], str],
+        proven: str = "",
+        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.peer = peer
+        self.proven = proven
+        self.greeting: Greeting | None = None
+        self.greeted_once = asyncio.Event()
+        self.tell: Callable[[LinkEvent], None] = lambda _event: None
+        self.refused = ""
+        self._welcome = welcome
+        self._leaving = ""  # why it is of no use any more
+        self._asker = Asker(duplex, greeting, self, heartbeat=heartbeat, max_message_bytes=max_message_bytes)
+
+    @property
+    def id(self) -> str:
+        """ "edge/NAME", as it calls itself; "" before its hello."""
+        return self.greeting.name if self.greeting else ""
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes requests."""
+        return self._asker.open and not self.refused
+
+    @property
+    def why_not(self) -> str:
+        return self._leaving or "it has not said hello yet"
+
+    async def run(self) -> str:
+        """Exchange frames until the stream ends; the reason in words."""
+        self._leaving = reason = await self._asker.run()
+        return reason
+
+    def finish(self, reason: str) -> None:
+        """End it once what waits to be written has left."""
+        self._leaving = reason
+        self._asker.session.finish(reason)
+
+    async def infer(
+        self,
+        request: InferRequest,
+        *,
+        variant: str,
+        budget_s: float,
+        priority: int,
+        traceparent: str,
+        on_accepted: Callable[[Accepted], None],
+        tracestate: str = "",
+    ) -> Reply:
+        """As `Target.infer`."""
+        if not self.open:
+            raise Disconnected(f"{self.id} has no link: {self.why_not}")
+        return await asked(
+            self._asker,
+            request,
+            variant=variant,
+            budget_s=budget_s,
+            priority=priority,
+            traceparent=traceparent,
+            on_accepted=on_accepted,
+            tracestate=tracestate,
+        )
+
+    def up(self) -> LinkUp:
+        """Its hello, as an event."""
+        assert self.greeting is not None, "it was not greeted yet"
+        return LinkUp(self.id, self.id, self.greeting.epoch, self.greeting.offers, road="dialled out")
+
+    # Listener
+
+    def greeted(self, greeting: Greeting) -> None:
+        self.greeting = greeting
+        self.refused = self._welcome(self, greeting)
+        self.greeted_once.set()
+        if self.refused:  # in order, for the status that tells why needs a stream on which nothing is being written
+            self._asker.session.finish(self.refused)
+
+    def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
+        if offers is not None and self.greeting is not None:  # whoever uses the stream next is told what holds now
+            held = self.greeting
+            self.greeting = Greeting(held.name, held.epoch, held.agent_version, offers)
+        self.tell(LinkLoad(self.id, load, offers))
+
+    def measured(self, rtt_s: float) -> None:
+        self.tell(LinkRtt(self.id, rtt_s))
+
+    def leaving(self, reason: str) -> None:
+        self._leaving = f"leaving: {reason}"
+        self.tell(LinkDown(self.id, self._leaving, in_order=True))
+
+    def unattested(self) -> LinkAttested:
+        return LinkAttested(self.id, UNBOUND)
+
+    def __repr__(self) -> str:
+        return f"<AcceptedLink {self.id or 'ungreeted'} from {self.peer} {self._asker!r}>"

@@ -1,0 +1,192 @@
+"""Where devices dial: accepts link streams on a port of its own, and keeps one a device for the directory to use.
+
+A port of its own (`link_port`), not the callers' gRPC port. Callers may be anybody, devices may not: over TLS this port
+asks everybody for a device's certificate in the handshake, which a door for callers cannot. A device's stream lives
+for ever and its address is a NAT's, shared by hundreds, so what bounds callers would bound the wrong ones. And a
+firewall can let devices in without letting them call.
+
+    connection → proof (certificate, or key, or none) → stream → hello within GREET_WITHIN_S → welcome → used → left
+
+Bounded: streams that have said nothing yet, how long they may, and, in `gateway/core/access/dial_in.py`, everything
+else. A refusal is a gRPC status with words, so that the device's own log says why it is not served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from gateway.core.access.dial_in import Reception
+from gateway.targets.accepted_link import AcceptedLink
+from tidegate import __version__, clock
+from tidegate.link.client import MAX_MESSAGE_BYTES
+from tidegate.link.frames import Greeting
+from tidegate.link.session import Heartbeat
+from tidegate.link.streams import METHOD, SERVICE, ServedStream
+from tidegate.outcome import ServeError
+from tidegate.runtime.owned_task import cancelled
+from tidegate.security.certificate_identity import identity_of
+
+GREET_WITHIN_S: Final = 5.0
+MAX_UNGREETED: Final = 256
+COMPLAIN_EVERY_S: Final = 1.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Identify = Callable[[Context], Awaitable[str]]  # → "edge/NAME"; ServeError where it may not, "" where nobody asks
+log = structlog.get_logger(__name__)
+
+
+class DialledIn:
+    """The streams that devices have dialled. `links` has the one of each that may be used, by target id.
+
+    Args:
+        known: whether the fleet knows this device, by target id; asked where nothing proves who it is.
+        identify: who is at the other end, from what it shows beside a certificate.
+        encrypted: whether TLS asks for a certificate, which then says who it is.
+
+    `on_in` is called with a stream that was let in, `on_left` when it has ended and none has taken its place.
+    """
+
+    def __init__(
+        self,
+        *,
+        gateway_name: str,
+        max_streams: int,
+        known: Callable[[str], bool] = lambda _id: True,
+        identify: Identify | None = None,
+        encrypted: bool = False,
+        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.links: dict[str, AcceptedLink] = {}
+        self.on_in: Callable[[AcceptedLink], None] = lambda _link: None
+        self.on_left: Callable[[AcceptedLink], None] = lambda _link: None
+        self._greeting = Greeting(f"gateway/{gateway_name}", 0, __version__)
+        self._reception = Reception(max_streams)
+        self._known = known
+        self._identify = identify
+        self._encrypted = encrypted
+        self._heartbeat = heartbeat
+        self._max_message_bytes = max_message_bytes
+        self._ungreeted = 0
+        self._quiet_until, self._unsaid = -inf, 0
+        self._closed = ""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve the link stream on a gRPC server that has not started yet."""
+        handler = grpc.stream_stream_rpc_method_handler(self.exchange)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+
+    def close(self, reason: str) -> None:
+        """End every stream, and let none in any more."""
+        self._closed = reason
+        for link in tuple(self.links.values()):
+            link.finish(reason)
+
+    async def exchange(self, _requests: object, context: Context) -> None:
+        """The gRPC method."""
+        if self._closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._closed)
+        if self._ungreeted >= MAX_UNGREETED:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams have not said hello yet")
+        self._ungreeted += 1
+        counted = True
+        try:
+            link = AcceptedLink(
+                await ServedStream.open(context),
+                self._greeting,
+                peer=context.peer() or "",
+                welcome=self._welcome,
+                proven=await self._proof(context),
+                heartbeat=self._heartbeat,
+                max_message_bytes=self._max_message_bytes,
+            )
+            running = asyncio.create_task(link.run(), name=f"link from {link.peer}")
+            try:
+                greeted = await _greeted(link, running)
+                self._ungreeted -= 1
+                counted = False
+                reason = await running if greeted else f"no hello within {GREET_WITHIN_S:g} s"
+            finally:
+                await cancelled(running)
+                self._forget(link)
+        finally:
+            self._ungreeted -= counted
+        await self._part(link, reason, context)
+
+    async def _part(self, link: AcceptedLink, reason: str, context: Context) -> None:
+        if link.greeting is None:
+            self._complain(link.peer, reason)
+        elif link.refused:
+            self._complain(link.peer, link.refused)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, link.refused)
+        else:
+            log.info("a device's stream ended", target=link.id, peer=link.peer, reason=reason)
+
+    async def _proof(self, context: Context) -> str:
+        """Who is at the other end; "" where nobody asks. Aborts where it should be shown and is not."""
+        if self._encrypted:
+            names = context.auth_context().get("x509_subject_alternative_name", ())
+            identity = identity_of(name.decode(errors="replace") for name in names)
+            if identity is None:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this needs a device's certificate")
+            return str(identity)
+        if self._identify is None:
+            return ""
+        try:
+            return await self._identify(context)
+        except ServeError as error:
+            self._complain(context.peer() or "", error.message)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+            raise
+
+    def _welcome(self, link: AcceptedLink, greeting: Greeting) -> str:
+        name = greeting.name
+        if self._closed:
+            return self._closed
+        why_not = self._reception.why_not(
+            name, greeting.epoch, proven=link.proven, known=self._known(name), now=clock.now()
+        )
+        if why_not:
+            return why_not
+        before = self.links.get(name)
+        self._reception.enter(name, greeting.epoch)
+        self.links[name] = link
+        log.info("a device dialled in", target=name, peer=link.peer)
+        self.on_in(link)
+        if before is not None:
+            before.finish("a newer stream of this device took its place")
+        return ""
+
+    def _forget(self, link: AcceptedLink) -> None:
+        if self.links.get(link.id) is link:
+            del self.links[link.id]
+            self._reception.leave(link.id)
+            self.on_left(link)
+
+    def _complain(self, peer: str, reason: str) -> None:
+        """A line a second at most: whoever may dial may be refused as often as it likes."""
+        now = clock.now()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        log.warning("refused a device that dialled", peer=peer, reason=reason, unsaid=self._unsaid)
+        self._quiet_until, self._unsaid = now + COMPLAIN_EVERY_S, 0
+
+    def __repr__(self) -> str:
+        return f"<DialledIn {self._reception!r}, {self._ungreeted} ungreeted>"
+
+
+async def _greeted(link: AcceptedLink, running: asyncio.Task[str]) -> bool:
+    """Wait for the hello, the end or too long; False when there was neither."""
+    greeted = asyncio.create_task(link.greeted_once.wait(), name="hello")
+    try:
+        done, _ = await asyncio.wait((greeted, running), timeout=GREET_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        await cancelled(greeted)

@@ -1,0 +1,394 @@
+"""The targets that exist now: opened and closed as the configuration and the fleet's messages say.
+
+The fleet view decides from numbers; this file owns the connections behind them. Static targets are opened at the
+start and closed at the end. A device that MQTT tells of gets a target when it is believed alive, and loses it when it
+is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
+another address gets a new connection. One that dials out (`dial_in.py`) has a target for as long as its
+stream stands, whether or not its address may be dialled; with both roads it has one target all the same
+(`device.py`).
+
+What links tell goes two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
+answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only leave word.
+
+Not everything is taken on trust: what a unary target of our own offers comes from what is known of it, as OIP has no
+hello.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from gateway.catalog import Catalog
+from gateway.core.access.networks import Networks
+from gateway.core.fleet.attestation import Attestation
+from gateway.core.fleet.fleet import STATIC_REDIAL_S, Fleet
+from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.pricing import Tier
+from gateway.core.fleet.target import TargetSpec, TargetView, Transport
+from gateway.fleet_sync.freshness import DeviceView, Freshness
+from gateway.observe.conditions import say_condition
+from gateway.targets.accepted_link import AcceptedLink
+from gateway.targets.address_policy import Advertised
+from gateway.targets.attestation_verifier import Appraiser
+from gateway.targets.device import DeviceTarget
+from gateway.targets.device_registry import Register
+from gateway.targets.dial_address import allowed_address, same_address
+from gateway.targets.dial_in import DialledIn
+from gateway.targets.link import BACKOFF_CAP_S, LinkTarget
+from gateway.targets.target import Target
+from gateway.targets.unary import UnaryTarget
+from tidegate import clock
+from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.offers import ModelOffer, VariantOffer
+from tidegate.models.manifest import Manifest
+from tidegate.outcome import ServeError
+from tidegate.runtime.owned_task import OwnedTask
+from tidegate.security.tls import Dialler, PlainDialler
+
+log = structlog.get_logger(__name__)
+
+UNARY: Final = Attestation(
+    "it is called by unary gRPC, whose connections change unseen; evidence is of one link stream (`transport: link`)"
+)
+UNDIALLED: Final = "-"  # the address of a device that only dials
+ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
+AT_ONCE: Final = 64  # devices that are looked at without a breath in between: a few ms
+
+
+@dataclass(slots=True)
+class _Open:
+    spec: TargetSpec
+    stack: AsyncExitStack
+
+
+class Directory:
+    """`async with` opens the static targets and keeps up with the fleet until it ends."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        catalog: Catalog,
+        static: Iterable[TargetSpec],
+        *,
+        gateway_name: str,
+        edge_transport: Transport,
+        max_message_bytes: int,
+        draw: Callable[[], float],
+        networks: Networks = ANYWHERE,
+        dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
+        appraiser: Appraiser | None = None,
+        dialled_in: DialledIn | None = None,
+    ) -> None:
+        self.targets: dict[str, Target] = {}
+        self.register: Register | None = None  # set once there is one to tell
+        self._fleet = fleet
+        self._catalog = catalog
+        self._static = {spec.id: spec for spec in static}
+        self._gateway_name = gateway_name
+        self._edge_transport = edge_transport
+        self._max_message_bytes = max_message_bytes
+        self._draw = draw
+        self._networks = networks
+        self._advertised = Advertised(networks, edge_transport)
+        self.refused = self._advertised.refused
+        self._dialler_of = dialler_of
+        self._appraiser = appraiser
+        self._dialled_in = dialled_in
+        if dialled_in is not None:
+            dialled_in.on_in, dialled_in.on_left = self._dialled, self._hung_up
+        self._open: dict[str, _Open] = {}
+        self._left: dict[str, None] = {}  # devices to look at although they have said nothing: their roads changed
+        self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
+        self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
+        self._changed = asyncio.Event()
+        self._task = OwnedTask(self._keep_up, name="target directory")
+        self._panicked = False
+        fleet.on_health = self._log_health
+        fleet.on_condition = say_condition
+
+    async def __aenter__(self) -> Directory:
+        for spec in self._static.values():
+            await self._open_target(spec)
+        self._task.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._task.aclose()
+        for target_id in list(self._open):
+            await self._close_target(target_id)
+
+    def devices_changed(self) -> None:
+        """The register has news: look at it soon."""
+        self._changed.set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether every static target was tried, and every foreign one that answered is described."""
+        return self._fleet.all_tried() and not self._undescribed
+
+    # what links tell
+
+    def on_event(self, event: LinkEvent) -> None:
+        """Fold an event of a link into the fleet view, and tell the register."""
+        held = self._open.get(event.target_id)
+        if held is None:
+            return
+        if isinstance(event, LinkUp):
+            event = self._checked_hello(event, held.spec)
+        elif isinstance(event, LinkRtt) and event.target_id in self._unlearned:
+            self._undescribed.add(event.target_id)
+            self._changed.set()
+        self._log(event)
+        now = clock.now()
+        self._fleet.fold(event, now)
+        if held.spec.tier == "edge":
+            self._testify(event, held.spec.id.partition("/")[2], now)
+
+    def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp:
+        if spec.foreign:
+            self._undescribed.add(spec.id)
+            self._changed.set()
+            return event
+        if spec.transport == "unary":
+            return LinkUp(event.target_id, event.name, event.epoch, self._known_offers(spec))
+        return event
+
+    def _testify(self, event: LinkEvent, device: str, now: float) -> None:
+        if isinstance(event, LinkDown):
+            self._look_at(event.target_id)
+        if self.register is None:
+            return
+        match event:
+            case LinkLoad(load=load):
+                self.register.data_plane(device, load.epoch, load.sequence, load, now)
+            case LinkRtt():
+                self.register.data_plane_alive(device, now)
+            case LinkUp(epoch=epoch):
+                self.register.data_plane(device, epoch, 0, None, now)
+            case LinkDown():
+                self.register.data_plane_lost(device, now)
+        if self._fleet.targets[event.target_id].doubt:  # which this may have refuted
+            self._changed.set()
+
+    def _log(self, event: LinkEvent) -> None:
+        target = self._fleet.targets[event.target_id]
+        if isinstance(event, LinkUp):
+            models = [offer.name for offer in event.offers]
+            log.info("target is up", target=target.id, road=event.road, models=models)
+        elif isinstance(event, LinkDown) and target.up:
+            # Who says goodbye is doing what it was told to do: nobody need be woken for it.
+            report = log.info if event.in_order else log.warning
+            report("target is down", target=target.id, reason=event.reason)
+        elif isinstance(event, LinkDown):
+            log.info("target is not there yet", target=target.id, reason=event.reason)
+
+    def _log_health(self, target: TargetView, now: float) -> None:
+        """One line for each change: a target that is taken out, one that is back, and panic that begins or ends."""
+        if target.ejected:
+            state, reason = target.state(now)
+            log.warning("target is taken out", target=target.id, state=state, reason=reason)
+        else:
+            log.info("target is trusted again", target=target.id)
+        balance = self._fleet.balance
+        if balance.panic != self._panicked:
+            self._panicked = balance.panic
+            report = log.warning if balance.panic else log.info
+            report(
+                "most targets fail: all are used" if balance.panic else "most targets work again", fleet=str(balance)
+            )
+
+    def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
+        view = self.register.view(spec.id.partition("/")[2], clock.now()) if self.register else None
+        if view is not None and spec.tier == "edge":
+            return view.offers
+        return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
+
+    # opening and closing
+
+    async def _keep_up(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._follow()
+            except Exception:
+                log.exception("cannot keep up with the fleet")  # a defect here must not end all changes for good
+
+    async def _follow(self) -> None:
+        for target_id in sorted(self._undescribed):
+            await self._describe(target_id)
+        left, self._left = self._left, {}
+        news = dict(self.register.changed(clock.now(), AT_ONCE)) if self.register else {}
+        more = len(news) == AT_ONCE
+        for name in left:
+            if name not in news:
+                news[name] = self.register.view(name, clock.now()) if self.register else None
+        for name, view in news.items():
+            try:
+                await self._settle(name, view)
+            except Exception:
+                log.exception("cannot keep up with a device", device=name)
+        if more:
+            self._changed.set()
+            await clock.sleep(0.0)  # after an outage all have changed, and no caller should wait for all of them
+
+    async def _settle(self, name: str, view: DeviceView | None) -> None:
+        """Have the target that this device should have, and tell the fleet view what is known of it."""
+        target_id = f"edge/{name}"
+        wanted = self._wanted(name, target_id, view)
+        held = self._open.get(target_id)
+        if held is not None and not held.spec.static and self._is_over(target_id, held.spec, wanted):
+            await self._close_target(target_id)
+            held = None
+        link = self._dialled_in.links.get(target_id) if self._dialled_in else None
+        if wanted is None and link is not None and link.open:  # without an address to dial, or dead by what MQTT says
+            wanted = TargetSpec(target_id, "edge", UNDIALLED, static=False)
+        if held is None and wanted is not None:
+            await self._open_target(wanted)
+        if view is not None:
+            self._hear(view, clock.now())
+
+    def _wanted(self, name: str, target_id: str, view: DeviceView | None) -> TargetSpec | None:
+        if view is None or target_id in self._static:  # forgotten, or configured anyway
+            self._advertised.forget(name)
+            return None
+        return self._advertised.spec_of(view)
+
+    def _is_over(self, target_id: str, spec: TargetSpec, wanted: TargetSpec | None) -> bool:
+        if wanted is not None:
+            return wanted != spec
+        return not self._fleet.targets[target_id].up
+
+    def _hear(self, view: DeviceView, now: float) -> None:
+        doubt = "" if view.freshness.is_usable else f"{view.freshness}: {view.reason}"
+        offers = view.offers if self._edge_transport == "unary" else None
+        self._fleet.heard(
+            f"edge/{view.name}",
+            load=view.load,
+            doubt=doubt,
+            accepting=view.accepting,
+            offers=offers,
+            conditions=_conditions_of(view),
+            now=now,
+        )
+
+    def devices(self) -> tuple[DeviceView, ...]:
+        """All that is known over MQTT, by name."""
+        return self.register.devices(clock.now()) if self.register else ()
+
+    def _look_at(self, target_id: str) -> None:
+        """Soon, whatever its device has said."""
+        self._left[target_id.partition("/")[2]] = None
+        self._changed.set()
+
+    async def _open_target(self, spec: TargetSpec) -> None:
+        self._fleet.add(spec, clock.now())
+        if self._appraiser is not None and spec.transport == "unary":
+            self._fleet.fold(LinkAttested(spec.id, UNARY), clock.now())
+        stack = AsyncExitStack()
+        target = self._make(spec)
+        self._open[spec.id] = _Open(spec, stack)
+        self.targets[spec.id] = await stack.enter_async_context(target)
+        link = self._dialled_in.links.get(spec.id) if self._dialled_in else None
+        if link is not None and link.open and isinstance(target, DeviceTarget):
+            target.accept(link)
+
+    async def _close_target(self, target_id: str) -> None:
+        held = self._open.pop(target_id)
+        self.targets.pop(target_id, None)
+        self._fleet.remove(target_id)
+        await held.stack.aclose()
+
+    # devices that dial
+
+    def _dialled(self, link: AcceptedLink) -> None:
+        target = self.targets.get(link.id)
+        if isinstance(target, DeviceTarget):
+            target.accept(link)
+        else:
+            self._look_at(link.id)
+
+    def _hung_up(self, link: AcceptedLink) -> None:
+        target = self.targets.get(link.id)
+        if isinstance(target, DeviceTarget):
+            target.left(link, link.why_not, in_order=False)
+        self._look_at(link.id)
+
+    def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget | DeviceTarget:
+        if spec.tier == "edge" and not spec.foreign:
+            make = None if spec.address == UNDIALLED else partial(self._make_direct, spec)
+            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._appraiser is not None)
+        return self._make_direct(spec, self.on_event)
+
+    def _make_direct(self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]) -> LinkTarget | UnaryTarget:
+        if spec.transport == "link":
+            return LinkTarget(
+                spec.id,
+                spec.address,
+                gateway_name=self._gateway_name,
+                on_event=on_event,
+                draw=self._draw,
+                backoff_cap_s=STATIC_REDIAL_S if spec.static else BACKOFF_CAP_S,
+                max_message_bytes=self._max_message_bytes,
+                dialler=self._dialler_of(spec),
+                resolve=same_address if spec.static else partial(allowed_address, self._networks),
+                appraiser=self._appraiser,
+            )
+        return UnaryTarget(
+            spec.id,
+            spec.address,
+            foreign=spec.foreign,
+            models=spec.models if spec.foreign else (),
+            on_event=on_event,
+            max_message_bytes=self._max_message_bytes,
+            dialler=self._dialler_of(spec),
+        )
+
+    async def _describe(self, target_id: str) -> None:
+        """Learn a foreign server's models; where that fails, its next sign of life asks again."""
+        held, target = self._open.get(target_id), self.targets.get(target_id)
+        try:
+            if held is not None and isinstance(target, UnaryTarget):
+                self._catalog.learn(await target.describe(held.spec.models))
+                self._fleet.repriced()
+            self._unlearned.discard(target_id)
+        except ServeError as error:
+            if target_id not in self._unlearned:
+                log.warning("a foreign server's models are unknown", target=target_id, reason=error.message)
+            self._unlearned.add(target_id)
+        finally:
+            self._undescribed.discard(target_id)
+
+    def __repr__(self) -> str:
+        return f"<Directory {len(self._open)} targets>"
+
+
+def _conditions_of(view: DeviceView) -> Conditions:
+    """What the device said last; that its broker is gone it has no way to say, and is seen from here."""
+    said = view.conditions
+    if view.freshness is Freshness.CONTROL_LOST and said.mode == "online":
+        return replace(said, mode="control-lost")
+    return said
+
+
+def _offer_of(manifest: Manifest, tier: Tier) -> ModelOffer:
+    variants = tuple(
+        VariantOffer(
+            one.name,
+            one.precision,
+            max_batch=one.max_batch,
+            max_tokens=one.max_tokens,
+            quality=one.quality.value if one.quality else None,
+            paced=one.paced,
+        )
+        for one in manifest.variants_for(tier)
+    )
+    return ModelOffer(manifest.name, manifest.version, variants)

@@ -1,0 +1,36 @@
+"""One request over a link stream, whoever dialled it: OIP bytes out, a checked reply back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.targets.oip_messages import request_bytes, response_from_bytes
+from tidegate import clock
+from tidegate.link.client import Asker, Question
+from tidegate.types import Accepted, InferRequest, Reply
+
+
+async def asked(
+    asker: Asker,
+    request: InferRequest,
+    *,
+    variant: str,
+    budget_s: float,
+    priority: int,
+    traceparent: str,
+    on_accepted: Callable[[Accepted], None],
+    tracestate: str = "",
+) -> Reply:
+    """The answer with its stage times. Raises what `Asker.ask` does, and BadAnswer."""
+    deadline = clock.now() + budget_s
+    answered = await asker.ask(
+        Question(request_bytes(request), deadline, priority, variant, traceparent, on_accepted, tracestate)
+    )
+    return Reply(
+        response=response_from_bytes(answered.message, request),
+        stages={"queue": answered.queue_s, "compute": answered.compute_s},
+        batch_size=answered.batch_size,
+        variant=answered.variant,
+        load=answered.load,
+        batch_wait_s=answered.batch_wait_s,
+    )

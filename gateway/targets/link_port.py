@@ -1,0 +1,94 @@
+"""The port that devices dial (`link_port`): how it is locked, and what gateways tell devices of it.
+
+tls     a device's certificate, edge/NAME, and nobody else's
+auth    without TLS: an API key with the right `dial-in`, whose tenant is the device's name
+neither anybody who reaches the port, by the name of a device that the fleet knows
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from gateway.config.gateway import GatewayConfig
+from gateway.identity.guard import GatewayGuard
+from gateway.targets.dial_in import DialledIn, Identify
+from tidegate.link.client import ROOM_BYTES
+from tidegate.link.streams import MAX_ENVELOPE_BYTES
+from tidegate.oip.grpc.guard import shown_over_grpc
+from tidegate.security.tls import Tls
+from tidegate.servers.address import is_loopback
+from tidegate.servers.grpc_server import grpc_door
+from tidegate.servers.role_guard import Secured
+
+WILDCARDS: Final = ("", "0.0.0.0", "::")
+GRACE_S: Final = 1.0
+log = structlog.get_logger(__name__)
+
+
+def dialled_in_of(
+    config: GatewayConfig, tls: Tls | None, guard: Callable[[], GatewayGuard | None], known: Callable[[str], bool]
+) -> DialledIn | None:
+    """What accepts devices' streams; None without `link_port`."""
+    if config.link_port is None:
+        return None
+    return DialledIn(
+        gateway_name=config.name,
+        max_streams=config.max_dialled_in,
+        known=known,
+        identify=_by_key(guard) if config.auth is not None else None,
+        encrypted=tls is not None,
+        max_message_bytes=config.max_body_bytes + ROOM_BYTES,
+    )
+
+
+@asynccontextmanager
+async def link_port(dialled_in: DialledIn, config: GatewayConfig, tls: Tls | None) -> AsyncIterator[str]:
+    """The port, open; its "HOST:PORT". Leaving it ends every stream.
+
+    Raises:
+        StartError: nobody can listen there.
+    """
+    assert config.link_port is not None
+    door = grpc_door(
+        dialled_in.add_to,
+        config.host,
+        config.link_port,
+        max_message_bytes=MAX_ENVELOPE_BYTES,
+        grace_s=GRACE_S,
+        key="link_port",
+        secured=Secured(tls, frozenset({"edge"})) if tls else None,
+        limits=config.limits.door,
+    )
+    async with door as (address, server):
+        await server.start()
+        if tls is None and config.auth is None and not is_loopback(config.host):
+            log.warning("devices dial in without proof of who they are: set `tls`, or `auth`", link=address)
+        try:
+            yield address
+        finally:
+            dialled_in.close(f"gateway {config.name} is shutting down")
+
+
+def told_to_devices(config: GatewayConfig, address: str) -> tuple[str, ...]:
+    """Where devices are told to dial; nothing where only the configuration of each device can know it."""
+    if config.link_advertise is not None:
+        return (config.link_advertise,)
+    if config.host in WILDCARDS:
+        log.info("devices are not told where to dial: set `link_advertise`, or their `gateways`", link=address)
+        return ()
+    return (address,)
+
+
+def _by_key(guard: Callable[[], GatewayGuard | None]) -> Identify:
+    async def identify(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        asked = guard()
+        assert asked is not None, "it is made where `auth` is configured"
+        presented = shown_over_grpc(context.invocation_metadata() or (), context, "link")
+        return f"edge/{(await asked.with_right(presented, 'dial-in')).tenant}"
+
+    return identify

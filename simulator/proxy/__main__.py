@@ -1,8 +1,0 @@
-"""`python -m simulator.proxy` is `tidegate link`."""
-
-from __future__ import annotations
-
-from simulator.proxy.cli import link
-
-if __name__ == "__main__":
-    link(prog_name="tidegate link")

@@ -1,0 +1,51 @@
+"""Who is let into a simulated gateway: Tidegate's own admission for its own policies, a plain limit for baselines.
+
+A baseline is not to suffer from our shedding, nor to profit by it: its authors let everybody in up to a number.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from gateway.core.admission.admission import Applicant
+from simulator.world.limit import Limit
+from tidegate.outcome import Overloaded
+
+MAX_IN_FLIGHT: Final = 1024  # as in `gateway/config/gateway.py`
+
+
+class Door(Protocol):
+    """`gateway.core.admission.admission.Admission`, or what stands in for it."""
+
+    @property
+    def in_flight(self) -> int: ...
+    def enter(self, who: Applicant, now: float) -> Overloaded | None: ...
+    def leave(self, tenant: str, stayed_s: float) -> None: ...
+    def weight_of(self, tenant: str) -> float: ...
+    def overloaded(self) -> bool: ...
+
+
+class PlainDoor:
+    """As many as there is room for. Mutable."""
+
+    def __init__(self) -> None:
+        self._limit = Limit(MAX_IN_FLIGHT)
+
+    @property
+    def in_flight(self) -> int:
+        return self._limit.in_flight
+
+    def enter(self, who: Applicant, now: float) -> Overloaded | None:
+        return None if self._limit.try_acquire() else Overloaded("full", retry_after_s=self._limit.retry_after_s)
+
+    def leave(self, tenant: str, stayed_s: float) -> None:
+        self._limit.release(stayed_s)
+
+    def weight_of(self, tenant: str) -> float:
+        return 1.0
+
+    def overloaded(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"<PlainDoor {self._limit!r}>"

@@ -1,0 +1,363 @@
+"""A gateway: the real fleet view, placement and request machine; what `gateway/serving/execution.py` does, on virtual time.
+
+One `Flight` performs a request's actions: a launch becomes a frame, a wake an event, an end an entry in the tally. What
+an attempt teaches is noted by `gateway/core/request/attempt.py`, the file that the conductor uses, so the estimators
+learn here exactly what they learn in life. At its door stands what `gateway/layers/admit.py` asks (`admission.py`).
+
+Where a model's scenario has `confidence`, an edge's answer to a hard request is unsure; the machine of Tidegate's own
+policies does with it what it does in life, and for everyone it is an answer of lower quality.
+
+A `Router` decides where, and brings its door with it; baselines are routers too, and see what their docstrings say. All
+other parts are the same for all of them. Time spent inside the gateway itself (tenths of a millisecond) is not
+simulated. A client that retries asks the same gateway again, as soon as it has heard the refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from math import erf, sqrt
+from types import MappingProxyType
+from typing import Protocol
+
+from gateway.core.admission.admission import Applicant
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkEvent
+from gateway.core.fleet.pricing import Tier
+from gateway.core.fleet.target import TargetSpec
+from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.placer import Ask, Candidate
+from gateway.core.request.attempt import Attempt
+from gateway.core.request.escalation import Escalations
+from gateway.core.request.hedging import Hedges
+from gateway.core.request.machine import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
+from simulator.report.tally import End, Tally
+from simulator.scenarios.scenario import Unsure
+from simulator.workers.job import VERSION, Job
+from simulator.world.admission import Door
+from simulator.world.arrivals import Request
+from simulator.world.event_queue import Event, EventQueue
+from simulator.world.link_stream import Stream
+from tidegate.models.manifest import Feature
+from tidegate.outcome import Outcome, Overloaded, ServeError
+from tidegate.types import Accepted, LoadReport
+
+_CLIENT_RTT_S = 0.002  # between a client that does not wait and its gateway
+_MARGIN_SIGMAS = 1.645
+_SURE = 0.5  # between the confidences of hard requests, 0, and of easy ones, 1
+
+
+class Router(Places, Protocol):
+    """Who decides, and what it is told of what came of it."""
+
+    hedges: Hedges
+    judges: bool  # whether unsure answers are escalated, as Tidegate's own policies do
+    door: Door
+
+    def launched(self, target_id: str, now: float) -> None: ...
+    def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
+        """An attempt is over. `latency_s` None: it failed or was given up."""
+        ...
+
+    def escalates(self, request: Request, target_id: str) -> bool:
+        """Whether this answer is not good enough, so that another target should be asked."""
+        ...
+
+
+class Gateway:
+    """Mutable: `connect` targets, then `take` requests."""
+
+    def __init__(
+        self,
+        events: EventQueue,
+        tally: Tally,
+        feature_of: Callable[[str, str], Feature],
+        router_of: Callable[[Gateway], Router],
+        draw: Callable[[], float],
+        cloud_budget: CloudBudget | None = None,
+        unsure: Mapping[str, Unsure] = MappingProxyType({}),
+    ) -> None:
+        """Args: unsure: the models that judge their own answers."""
+        self.events = events
+        self.unsure = unsure
+        self.escalations = {
+            name: Escalations(_SURE, max_share=one.max_share, overloaded=self._overloaded)
+            for name, one in unsure.items()
+        }
+        self.tally = tally
+        self.draw = draw
+        self.fleet = Fleet(feature_of, draw=draw)
+        self.streams: dict[str, Stream] = {}
+        self.keys = count()
+        self.cloud_budget = cloud_budget  # of the policies that have one
+        self.router = router_of(self)
+
+    def _overloaded(self) -> bool:
+        return self.router.door.overloaded()
+
+    def know(self, target_id: str, tier: Tier, stream: Stream) -> None:
+        """Add a target and its stream, which is not dialled yet."""
+        self.fleet.add(TargetSpec(target_id, tier, "simulated"), self.events.now)
+        self.streams[target_id] = stream
+
+    def on_event(self, event: LinkEvent) -> None:
+        self.fleet.fold(event, self.events.now)
+
+    def heard(self, target_id: str, load: LoadReport) -> None:
+        """A heartbeat came over MQTT."""
+        self.fleet.heard(target_id, load=load, doubt="", now=self.events.now)
+
+    def take(self, request: Request) -> None:
+        """A caller's request is here."""
+        self.tally.begin()
+        self._try(request)
+
+    def end(self, request: Request, end: End) -> None:
+        """A try is over: the request too, unless its client asks again."""
+        if not end.served_by and request.tries <= request.kind.retries:
+            self.tally.retries += 1
+            self.events.schedule(self.events.now + _CLIENT_RTT_S, self._try, request._replace(tries=request.tries + 1))
+        else:
+            self.tally.end(end)
+
+    def _try(self, request: Request) -> None:
+        kind, now = request.kind, self.events.now
+        if self.router.door.enter(Applicant(kind.tenant, kind.priority, lambda: request.number), now) is None:
+            Flight(self, request).start()
+            return
+        refused = End(kind.name, kind.priority, request.at, now, Outcome.OVERLOADED, in_time=False, tenant=kind.tenant)
+        self.end(request, refused)
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self.fleet!r} {self.router.door!r}>"
+
+
+class Flight:
+    """One request under way, from its arrival to its end."""
+
+    __slots__ = ("_ask", "_attempts", "_gateway", "_jobs", "_machine", "_request", "_started_at", "_timer")
+
+    def __init__(self, gateway: Gateway, request: Request) -> None:
+        kind = request.kind
+        self._gateway = gateway
+        self._request = request
+        self._started_at = gateway.events.now
+        router = gateway.router
+        escalations = gateway.escalations.get(kind.model) if router.judges else None
+        self._ask = Ask(
+            kind.model,
+            VERSION,
+            request.units,
+            kind.rows,
+            request.length,
+            self._started_at + kind.budget_ms / 1e3,  # of this try
+            priority=kind.priority,
+            body_bytes=int(request.units * kind.bytes_per_unit),
+            weight=gateway.router.door.weight_of(kind.tenant),
+            tenant=kind.tenant,
+            escalates=escalations is not None,
+        )
+        self._machine = RequestMachine(self._ask, router, hedges=router.hedges, escalations=escalations)
+        self._attempts: dict[int, _Try] = {}  # under way, by number
+        self._timer: Event | None = None
+        self._jobs: dict[int, Job] = {}  # that were answered, by number
+
+    def start(self) -> None:
+        self._perform(self._machine.arrived(self._gateway.events.now))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Launch():
+                    self._launch(action)
+                case WakeAt():
+                    self._wake_at(action.at)
+                case Cancel():
+                    self._attempts.pop(action.attempt).give_up(hopeless=action.hopeless)
+                case _:
+                    self._end(action)
+
+    def _launch(self, launch: Launch) -> None:
+        self._gateway.tally.launches += self._request.at >= self._gateway.tally.counts_from
+        self._attempts[launch.attempt] = _Try(self, launch.attempt, launch.candidate)
+        self._attempts[launch.attempt].send()
+
+    def _wake_at(self, at: float) -> None:
+        events = self._gateway.events
+        if self._timer is not None:
+            events.cancel(self._timer)
+        self._timer = events.schedule(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._perform(self._machine.timer(self._gateway.events.now))
+
+    # what attempts tell
+
+    def accepted(self, number: int, word: Accepted) -> None:
+        self._perform(self._machine.accepted(number, word, self._gateway.events.now))
+
+    def answered(self, number: int, job: Job) -> None:
+        now, target_id = self._gateway.events.now, self._attempts.pop(number).candidate.target.id
+        if self._gateway.router.escalates(self._request, target_id):
+            # Joint inference has no state of its own in the machine: an answer that does not do is a failed attempt.
+            self._perform(self._machine.failed(number, Overloaded("the answer is not sure enough"), now))
+            return
+        self._jobs[number] = job
+        self._perform(self._machine.answered(number, now, self._confidence(target_id)))
+
+    def failed(self, number: int, error: ServeError) -> None:
+        del self._attempts[number]
+        self._perform(self._machine.failed(number, error, self._gateway.events.now))
+
+    def _confidence(self, target_id: str) -> float | None:
+        """An edge's, in a request that is easy or hard for it; the pool's answers nobody judges."""
+        if self._request.kind.model not in self._gateway.unsure or not target_id.startswith("edge/"):
+            return None
+        return 0.0 if self._request.hard else 1.0
+
+    @property
+    def gateway(self) -> Gateway:
+        return self._gateway
+
+    @property
+    def ask(self) -> Ask:
+        return self._ask
+
+    @property
+    def request(self) -> Request:
+        return self._request
+
+    # the end
+
+    def _end(self, end: Answer | Refuse) -> None:
+        gateway, request = self._gateway, self._request
+        now = gateway.events.now
+        gateway.router.door.leave(request.kind.tenant, now - self._started_at)
+        if self._timer is not None:
+            gateway.events.cancel(self._timer)
+            self._timer = None
+        gateway.end(request, self._told(end, now))
+        if isinstance(end, Answer) and request.at >= gateway.tally.counts_from:
+            gateway.tally.useful_s[end.candidate.target.spec.tier] += self._jobs[end.attempt].useful_s
+
+    def _told(self, end: Answer | Refuse, now: float) -> End:
+        kind, at = self._request.kind, self._request.at
+        if isinstance(end, Refuse):
+            return End(kind.name, kind.priority, at, now, Outcome.of(end.error), in_time=False, tenant=kind.tenant)
+        in_time = now <= self._ask.deadline
+        outcome = Outcome.LATE if not in_time else Outcome.DEGRADED if end.degraded else Outcome.OK
+        return End(
+            kind.name,
+            kind.priority,
+            at,
+            now,
+            outcome,
+            in_time,
+            served_by=end.candidate.target.id,
+            quality=self._quality(end),
+            attempts=end.attempts,
+            hedged=end.hedged,
+            hedge_won=end.reason == "hedge",
+            tenant=kind.tenant,
+        )
+
+    def _quality(self, end: Answer) -> float:
+        quality = end.candidate.variant.quality or 0.0
+        unsure = self._gateway.unsure.get(self._request.kind.model)
+        if unsure is None or not self._request.hard or end.candidate.target.spec.tier != "edge":
+            return quality
+        return quality * unsure.hard_quality
+
+    def __repr__(self) -> str:
+        return f"<Flight {self._request.number} {self._machine!r}>"
+
+
+class _Try:
+    """One attempt: what the far side tells, passed on as evidence and as an event of the machine."""
+
+    __slots__ = ("_body_bytes", "_chance", "_evidence", "_flight", "_job", "_number", "_stream", "candidate")
+
+    def __init__(self, flight: Flight, number: int, candidate: Candidate) -> None:
+        gateway, request = flight.gateway, flight.request
+        now = gateway.events.now
+        self.candidate = candidate
+        self._flight = flight
+        self._number = number
+        self._body_bytes = flight.ask.body_bytes
+        self._stream = gateway.streams[candidate.target.id]
+        self._evidence = Attempt(candidate, next(gateway.keys), request.units, now, self._body_bytes)
+        self._chance = _chance_of(candidate, flight.ask.deadline - now)
+        self._job = Job(
+            request.number,
+            self._stream,
+            request.kind.model,
+            rows=request.kind.rows,
+            length=request.length,
+            deadline=flight.ask.deadline,
+            priority=request.kind.priority,
+            luck=request.noise,
+            answer_bytes=request.kind.answer_bytes,
+        )
+        gateway.router.launched(candidate.target.id, now)
+
+    def send(self) -> None:
+        self._stream.ask(self._job, self, self._body_bytes)
+
+    def give_up(self, *, hopeless: bool) -> None:
+        """The machine wants it no more."""
+        now = self._flight.gateway.events.now
+        self._evidence.cancelled(now, hopeless=hopeless)
+        self._flight.gateway.router.ended(self.candidate.target.id, None, now)
+        self._stream.withdraw(self._job)
+        self._note(now, answered=False, given_up=True)
+
+    # Waiting
+
+    def accepted(self, word: Accepted) -> None:
+        self._evidence.accepted(self._flight.gateway.events.now, word)
+        self._flight.accepted(self._number, word)
+
+    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int) -> None:
+        now = self._flight.gateway.events.now
+        self._evidence.answered({"queue": queue_s, "compute": compute_s}, load, now, size_bytes)
+        self._flight.gateway.router.ended(self.candidate.target.id, now - self._evidence.launched_at, now)
+        budget = self._flight.gateway.cloud_budget
+        if budget is not None and self.candidate.offered.zone == "cloud":
+            budget.spent(job.useful_s)
+        self._note(now, answered=True)
+        self._flight.answered(self._number, job)
+
+    def failed(self, error: ServeError) -> None:
+        gateway = self._flight.gateway
+        self._evidence.failed(error, gateway.events.now, gateway.draw())
+        gateway.router.ended(self.candidate.target.id, None, gateway.events.now)
+        self._note(gateway.events.now, answered=False)
+        self._flight.failed(self._number, error)
+
+    def _note(self, now: float, *, answered: bool, given_up: bool = False) -> None:
+        """Hold what placement said of a first attempt against what came, as far as that is known."""
+        flight, launched_at = self._flight, self._evidence.launched_at
+        tally, deadline = flight.gateway.tally, flight.ask.deadline
+        if self._number > 0 or flight.request.at < tally.counts_from:
+            return
+        if not given_up or now >= deadline:  # before it, nobody knows how it would have gone
+            tally.reliability.add(self._chance, answered and now <= deadline)
+        expected_at = launched_at + self._evidence.within_s
+        # Nobody waits longer than to the deadline: what was expected later is not put to the test, however it ends.
+        if expected_at <= deadline and (not given_up or now > expected_at):
+            tally.within_margin[0] += answered and now <= expected_at
+            tally.within_margin[1] += 1
+
+    def __repr__(self) -> str:
+        return f"<_Try {self._number} at {self.candidate.target.id}>"
+
+
+def _chance_of(candidate: Candidate, budget_s: float) -> float:
+    """The chance of being in time that this placement claims: the policy's word, or what its margin implies."""
+    if candidate.stake is not None:
+        return min(1.0, max(0.0, candidate.stake.prediction.claimed))
+    if candidate.margin_s <= 0.0:
+        return float(candidate.finish_s <= budget_s)
+    sigmas = (budget_s - candidate.finish_s) / (candidate.margin_s / _MARGIN_SIGMAS)
+    return 0.5 * (1.0 + erf(sigmas / sqrt(2.0)))

@@ -1,0 +1,167 @@
+"""Policies: who forms the next batch, and for how long it is held back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloud_pool.core.batching.batcher import Batcher
+from cloud_pool.core.batching.grouping import Limits, Shape
+from cloud_pool.core.batching.latency_model import LatencyModel
+from cloud_pool.core.batching.policies import BLOCKING_RATIO, Adaptive, policy_of
+from cloud_pool.core.batching.queue_item import Queued
+from tests.support.gateway.formula import Formula
+
+NOW = 100.0
+
+
+def affine_s(units: float) -> float:
+    return 0.008 + 0.00002 * units
+
+
+def batcher(policy: Any, **overrides: Any) -> Batcher:
+    return Batcher(Formula(affine_s), **{"max_rows": 8, "policy": policy, **overrides})
+
+
+def queued(id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, **more: Any) -> Queued:
+    return Queued(id, at, at + due_in_s, Shape(1, length, float(length)), **more)
+
+
+def ids(items: list[Queued]) -> list[int]:
+    return [item.id for item in items]
+
+
+def test_none_runs_each_by_itself() -> None:
+    subject = batcher("none")
+    subject.add([queued(1), queued(2)], NOW)
+    assert [ids(subject.release(NOW)) for _ in range(3)] == [[1], [2], []]
+
+
+def test_eager_takes_whoever_is_next_whatever_the_length() -> None:
+    subject = batcher("eager", max_rows=3)
+    subject.add([queued(1, length=8), queued(2, length=2_000), queued(3, length=8), queued(4, length=8)], NOW)
+    assert [ids(subject.release(NOW)) for _ in range(2)] == [[1, 2, 3], [4]]
+
+
+def test_eager_counts_padding_against_the_work_of_a_batch() -> None:
+    subject = batcher("eager", max_work=64.0)
+    subject.add([queued(1, length=8), queued(2, length=8), queued(3, length=32)], NOW)
+    assert ids(subject.release(NOW)) == [1, 2]
+
+
+@pytest.mark.parametrize(("waited_s", "first"), [(0.1, 2), (0.2, 1)])
+def test_a_long_one_lets_short_ones_pass_until_it_has_waited_three_times_as_long(waited_s: float, first: int) -> None:
+    subject, now = batcher("deadline"), NOW + waited_s
+    subject.add([queued(1, length=2_000, due_in_s=30.0)], NOW)
+    subject.add([queued(2, at=now, length=8, due_in_s=30.0)], now)
+    assert ids(subject.release(now)) == [first]
+
+
+class TestWindow:
+    def test_the_wait_counts_from_the_oldest_member_and_not_from_the_last_batch(self) -> None:
+        subject = batcher("window", max_queue_delay_s=0.005, max_rows=2)
+        subject.add([queued(1), queued(2)], NOW)
+        assert ids(subject.release(NOW + 0.004)) == [1, 2]
+        subject.add([queued(3, at=NOW + 0.003)], NOW + 0.004)
+        assert subject.release(NOW + 0.007) == []
+        assert subject.next_wake(NOW + 0.007) == pytest.approx(NOW + 0.008)
+        assert ids(subject.release(NOW + 0.0081)) == [3]
+
+    def test_a_preferred_size_leaves_at_once(self) -> None:
+        subject = batcher("window", max_queue_delay_s=0.005, preferred_batch_size=(2, 4))
+        for id in (1, 2, 3):
+            subject.add([queued(id)], NOW)
+        assert ids(subject.release(NOW)) == [1, 2]
+        assert subject.release(NOW) == []
+
+    def test_once_the_wait_is_over_everybody_leaves_beyond_the_preferred_size_too(self) -> None:
+        subject = batcher("window", max_queue_delay_s=0.005, preferred_batch_size=(2,))
+        for id in (1, 2, 3):
+            subject.add([queued(id)], NOW)
+        assert ids(subject.release(NOW + 0.006)) == [1, 2, 3]
+
+    def test_a_device_that_is_often_late_is_left_more_time(self) -> None:
+        model = LatencyModel([(1.0, 0.1), (100.0, 0.2)])
+        for number in range(100):
+            model.record(16.0, 16.0, 0.11 * (2.0 if number % 10 == 0 else 1.0))
+        subject = Batcher(model, max_rows=8, policy="window", max_queue_delay_s=5.0)
+        subject.add([queued(1, due_in_s=1.0)], NOW)
+        wake_at = subject.next_wake(NOW)
+        assert wake_at is not None
+        assert wake_at < NOW + 1.0 - 1.5 * model.predict_s(16.0, 16.0)
+
+    def test_a_deadline_is_not_waited_away(self) -> None:
+        subject = batcher("window", max_queue_delay_s=5.0)
+        subject.add([queued(1, due_in_s=1.0)], NOW)
+        wake_at = subject.next_wake(NOW)
+        assert wake_at == pytest.approx(NOW + 1.0 - affine_s(16))
+        assert ids(subject.release(NOW + 1.0 - affine_s(16) + 1e-9)) == [1]
+
+
+class TestAdaptive:
+    def test_it_starts_at_fifty_milliseconds(self) -> None:
+        subject = batcher("adaptive")
+        subject.add([queued(1)], NOW)
+        assert subject.next_wake(NOW) == pytest.approx(NOW + Adaptive.START_S)
+
+    @pytest.mark.parametrize(("batch_s", "aim_s"), [(0.002, Adaptive.LEAST_S), (0.03, 0.03), (0.7, Adaptive.MOST_S)])
+    def test_it_goes_towards_what_batches_take_within_its_bounds(self, batch_s: float, aim_s: float) -> None:
+        subject = Adaptive(Formula(affine_s), Limits(8))
+        for _ in range(Adaptive.EVERY * 40):
+            subject.took(batch_s)
+        assert subject._delay_s == pytest.approx(aim_s, rel=0.01)
+
+    def test_it_is_looked_at_again_only_after_ten_batches(self) -> None:
+        subject = Adaptive(Formula(affine_s), Limits(8))
+        for _ in range(Adaptive.EVERY - 1):
+            subject.took(0.01)
+        assert repr(subject) == "<Adaptive 50 ms>"
+        subject.took(0.01)
+        assert repr(subject) == "<Adaptive 38 ms>"
+
+
+class TestDeadline:
+    def test_company_is_waited_for_where_it_can_be_expected_and_else_not(self) -> None:
+        subject = batcher("deadline", max_queue_delay_s=0.02)
+        subject.add([queued(0)], NOW)
+        assert ids(subject.release(NOW)) == [0]
+        for number in range(1, 200):
+            at = NOW + 0.01 * number
+            subject.add([queued(number, at=at)], at)
+            subject.remove([number])
+        subject.add([queued(200, at=NOW + 2.0)], NOW + 2.0)
+        assert subject.release(NOW + 2.0) == []
+        assert subject.next_wake(NOW + 2.0) == pytest.approx(NOW + 2.02)
+
+    def test_no_long_batch_starts_where_tight_requests_come_often(self) -> None:
+        subject = batcher("deadline", max_rows=64)
+        for number in range(200):
+            at = NOW + 0.01 * number
+            subject.add([queued(number, at=at, due_in_s=0.15)], at)
+            subject.remove([number])
+        for number in range(200, 210):
+            subject.add([queued(number, at=NOW + 2.0, due_in_s=3.0, length=1_000)], NOW + 2.0)
+        batch = subject.release(NOW + 2.0)
+        assert len(batch) > 1
+        assert affine_s(1_000 * len(batch)) <= BLOCKING_RATIO * 0.15
+
+    def test_where_nobody_is_tight_a_batch_is_as_long_as_it_pays(self) -> None:
+        subject = batcher("deadline", max_rows=64)
+        subject.add([queued(number, due_in_s=3.0, length=1_000) for number in range(10)], NOW)
+        assert len(subject.release(NOW)) == 10
+
+    def test_tight_slack_never_splits_batches_below_a_few_calls(self) -> None:
+        subject = batcher("deadline", max_rows=64)
+        for number in range(200):
+            subject.add([queued(number, due_in_s=0.012, length=1)], NOW)
+            subject.remove([number])
+        subject.add([queued(number, due_in_s=3.0, length=100) for number in range(200, 210)], NOW)
+        assert len(subject.release(NOW)) == 10
+
+
+@pytest.mark.parametrize("name", ["deadline", "adaptive", "window", "eager", "none"])
+def test_every_policy_says_what_it_is(name: Any) -> None:
+    policy = policy_of(name, Formula(affine_s), Limits(8), max_queue_delay_s=0.005)
+    assert repr(policy).startswith(("<Deadline", "<Window", "<Adaptive"))
+    assert policy.holds_back is (name not in ("eager", "none"))

@@ -1,0 +1,69 @@
+"""What a pool serves, out of what its repository holds."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cloud_pool.workers.catalogue import read_catalogue
+from tests.cloud_pool.models import manifest_of
+from tidegate.models.manifest import Variant
+from tidegate.models.repository import Repository, RepositoryError, save_manifest
+from tidegate.runtime.process import StartError
+
+CONTENT = b"weights"
+
+
+def variant(name: str, precision: str, *where: str) -> Variant:
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    made = Variant(name, f"{name}.pt2", "torch-export", precision, (), digest, len(CONTENT))
+    return msgspec.structs.replace(made, where=where)
+
+
+def repository(root: Path, **models: tuple[Variant, ...]) -> Repository:
+    for name, variants in models.items():
+        for version in ("1", "2"):
+            folder = root / name / version
+            save_manifest(folder, manifest_of(name=name, version=version, variants=variants))
+            for one in variants:
+                (folder / one.artefact).write_bytes(CONTENT)
+    return Repository(root)
+
+
+def test_every_model_with_a_pool_variant_is_served_in_its_highest_version(tmp_path: Path) -> None:
+    both = (variant("int8", "int8", "edge"), variant("fp32", "fp32", "pool"))
+    models = repository(tmp_path, a=both, b=(variant("int8", "int8", "edge"),), c=both)
+    assert [one.key for one in read_catalogue(models, None, "fp32")] == ["a:2/fp32", "c:2/fp32"]
+
+
+def test_the_wished_for_precision_is_served_and_otherwise_what_there_is(tmp_path: Path) -> None:
+    models = repository(
+        tmp_path,
+        a=(variant("fp32", "fp32", "pool"), variant("bf16", "bf16", "pool")),
+        b=(variant("fp32", "fp32", "pool"),),
+    )
+    assert [one.key for one in read_catalogue(models, None, "bf16")] == ["a:2/bf16", "b:2/fp32"]
+
+
+def test_a_named_model_must_be_there_and_be_for_a_pool(tmp_path: Path) -> None:
+    models = repository(tmp_path, a=(variant("int8", "int8", "edge"),))
+    with pytest.raises(StartError, match=r"key 'models'.*'x'"):
+        read_catalogue(models, ["x"], "fp32")
+    with pytest.raises(RepositoryError, match=r"'a'.*no variant that may run in a pool \(variants: int8\)"):
+        read_catalogue(models, ["a"], "fp32")
+
+
+def test_a_repository_with_nothing_for_a_pool_is_an_error(tmp_path: Path) -> None:
+    models = repository(tmp_path, a=(variant("int8", "int8", "edge"),))
+    with pytest.raises(RepositoryError, match="nothing to serve"):
+        read_catalogue(models, None, "fp32")
+
+
+def test_a_broken_artefact_is_found_before_it_is_loaded(tmp_path: Path) -> None:
+    models = repository(tmp_path, a=(variant("fp32", "fp32", "pool"),))
+    (tmp_path / "a" / "2" / "fp32.pt2").write_bytes(b"weightz")
+    with pytest.raises(RepositoryError, match="sha256"):
+        read_catalogue(models, None, "fp32")

@@ -1,0 +1,262 @@
+"""One worker after another: on virtual time, with fake workers that die when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from cloud_pool.core.sharing.worker_layout import Place
+from cloud_pool.scheduling.job import Ask
+from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.workers.device_worker import Loadable
+from cloud_pool.workers.replica import CRASH_LOOP, HEALTHY_S
+from cloud_pool.workers.supervisor import Supervisor
+from tests.cloud_pool.models import TEXT
+from tests.cloud_pool.workers_support import Arrays, text
+from tests.support.loop import on_virtual_time, settle
+from tests.support.pool.fake_worker import FakeWorker
+from tidegate import clock
+from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.process import StartError
+
+LOADABLE = Loadable(TEXT, TEXT.variants[0], Path(__file__))
+
+
+def service_s(inputs: Arrays) -> float:
+    return 0.001 * inputs["ids"].size
+
+
+@dataclass
+class Pool:
+    scheduler: Scheduler
+    supervisor: Supervisor
+    states: list[str]
+    progress: list[str]
+    processes: list[FakeWorker] = field(default_factory=list)
+
+    async def answer(self, budget_s: float = 60.0) -> float:
+        now = clock.now()
+        answer = await self.scheduler.submit(LOADABLE.key, Ask(text(8), 8.0, now, now + budget_s))
+        return float(answer.outputs["sum"][0, 0])
+
+
+@asynccontextmanager
+async def pool(
+    loadable: Loadable = LOADABLE,
+    service_s: Callable[[Arrays], float] = service_s,
+    hang_timeout_s: float = 30.0,
+    places: Sequence[Place] = (Place("0"),),
+) -> AsyncIterator[Pool]:
+    states, progress, processes = list[str](), list[str](), list[FakeWorker]()
+
+    def start_process(life: str, cores: frozenset[int]) -> FakeWorker:
+        processes.append(FakeWorker(service_s=service_s))
+        return processes[-1]
+
+    async with Scheduler() as scheduler:
+        supervisor = Supervisor(
+            [loadable],
+            scheduler,
+            start_process=start_process,
+            new_backoff=lambda: Backoff(lambda: 1.0, base_s=0.5, cap_s=30.0),
+            places=places,
+            hang_timeout_s=hang_timeout_s,
+            on_change=lambda: states.append(supervisor.state),
+            on_progress=progress.append,
+        )
+        with capture_logs():
+            async with supervisor:
+                yield Pool(scheduler, supervisor, states, progress, processes)
+
+
+@on_virtual_time
+async def test_it_is_ready_when_everything_is_loaded_and_measured() -> None:
+    async with pool() as subject:
+        assert subject.states == ["warming", "ready"]
+        assert subject.progress == ["loading text:1/fp32", "measuring text:1/fp32"]
+        assert dict(subject.supervisor.lanes[LOADABLE.key].cost)[256.0] == pytest.approx(0.256)
+        assert await subject.answer() == 8.0
+        assert repr(subject.supervisor) == "<Supervisor ready, 1 variants, <Slot 0 ready, life 1>>"
+
+
+@on_virtual_time
+async def test_a_worker_that_died_is_replaced_after_a_wait_and_warmed_without_measuring() -> None:
+    async with pool() as subject:
+        subject.processes[0].kill()
+        await settle(20)
+        assert subject.supervisor.state == "loading"
+        died_at = clock.now()
+        assert await subject.answer() == 8.0
+        assert subject.states == ["warming", "ready", "loading", "ready"]
+        assert clock.now() - died_at == pytest.approx(0.5 + 0.001 + 0.512 + 0.008)
+        assert [inputs["ids"].shape for inputs in subject.processes[1].begun] == [(1, 1), (8, 64), (1, 8)]
+
+
+@on_virtual_time
+async def test_a_worker_that_hangs_is_replaced() -> None:
+    turns = iter([0.001] * 40 + [1e9] + [0.001] * 40)
+    async with pool(service_s=lambda _: next(turns), hang_timeout_s=1.0) as subject:
+        while len(subject.processes[0].begun) < 40:
+            await subject.answer()
+        hung_at = clock.now()
+        assert await subject.answer() == 8.0
+        assert len(subject.processes) == 2
+        assert clock.now() - hung_at == pytest.approx(1.0 + 0.5, abs=0.1)
+
+
+@on_virtual_time
+async def test_a_batch_that_takes_far_longer_than_any_like_it_is_not_waited_for_as_long_as_the_most_allowed() -> None:
+    stuck = list[bool]()
+    async with pool(service_s=lambda inputs: 1e9 if stuck and stuck.pop() else service_s(inputs)) as subject:
+        stuck.append(True)
+        hung_at = clock.now()
+        assert await subject.answer() == 8.0
+        assert len(subject.processes) == 2
+        assert clock.now() - hung_at < 4.0
+        assert subject.states == ["warming", "ready", "loading", "ready"]
+
+
+@on_virtual_time
+async def test_a_worker_that_dies_again_and_again_is_called_bad_and_still_tried() -> None:
+    async with pool() as subject:
+        for _ in range(CRASH_LOOP):
+            subject.processes[-1].kill()
+            await settle(20)
+            lives = len(subject.processes)
+            state = subject.supervisor.state
+            while len(subject.processes) == lives or subject.supervisor.state != "ready":
+                await clock.sleep(0.1)
+        assert state == "bad"
+        assert await subject.answer() == 8.0
+
+
+@on_virtual_time
+async def test_a_stretch_of_health_forgets_earlier_deaths() -> None:
+    async with pool() as subject:
+        for _ in range(2 * CRASH_LOOP):
+            await clock.sleep(HEALTHY_S)
+            subject.processes[-1].kill()
+            await settle(20)
+            assert subject.supervisor.state == "loading"
+            await clock.sleep(10.0)
+        assert subject.supervisor.state == "ready"
+
+
+@on_virtual_time
+async def test_an_artefact_that_does_not_load_is_a_reason_not_to_start() -> None:
+    missing = Loadable(TEXT, TEXT.variants[0], Path("/nowhere/text.onnx"))
+    with pytest.raises(StartError, match=r"/nowhere/text\.onnx"):
+        async with pool(missing):
+            raise AssertionError("it started")
+
+
+@on_virtual_time
+async def test_a_worker_that_never_gets_warm_is_a_reason_not_to_start() -> None:
+    with pytest.raises(StartError, match="hung for 30 s"):
+        async with pool(service_s=lambda _: 1e9):
+            raise AssertionError("it started")
+
+
+class TestSeveral:
+    TWO = (Place("0"), Place("1"))
+
+    @on_virtual_time
+    async def test_only_the_first_measures_and_all_are_warm_before_it_is_ready(self) -> None:
+        async with pool(places=self.TWO) as subject:
+            assert subject.states == ["warming", "ready"]
+            assert [len(process.begun) > 3 for process in subject.processes] == [True, False]
+            assert [inputs["ids"].shape for inputs in subject.processes[1].begun] == [(1, 1), (8, 64)]
+            assert len(subject.scheduler.seats) == 2
+
+    @on_virtual_time
+    async def test_while_one_is_replaced_the_pool_stays_ready_and_answers(self) -> None:
+        async with pool(places=self.TWO) as subject:
+            subject.processes[0].kill()
+            await settle(20)
+            assert subject.supervisor.state == "ready"
+            asked_at = clock.now()
+            assert await subject.answer() == 8.0
+            assert clock.now() - asked_at == pytest.approx(0.008)
+            await clock.sleep(5.0)
+            assert len(subject.scheduler.seats) == 2
+            assert subject.states == ["warming", "ready"]
+
+    @on_virtual_time
+    async def test_when_all_are_gone_the_pool_is_not_ready(self) -> None:
+        async with pool(places=self.TWO) as subject:
+            for process in subject.processes[:2]:
+                process.kill()
+            await settle(20)
+            assert subject.supervisor.state == "loading"
+            assert await subject.answer() == 8.0
+            assert subject.states == ["warming", "ready", "loading", "ready"]
+
+
+class TestRecycling:
+    @on_virtual_time
+    async def test_a_successor_is_warm_before_the_old_one_goes_and_nobody_waits_for_it(self) -> None:
+        async with pool() as subject:
+            (slot,) = subject.supervisor.slots
+            recycled = asyncio.create_task(slot.recycle(successor_first=True))
+            while len(subject.processes) < 2:
+                assert await subject.answer() == 8.0
+            asked_at = clock.now()
+            assert await subject.answer() == 8.0
+            assert clock.now() - asked_at == pytest.approx(0.008), "while the successor warms up"
+            assert await recycled
+            assert (subject.processes[0].alive, subject.processes[1].alive) == (False, True)
+            assert subject.states == ["warming", "ready"]
+            assert await subject.answer() == 8.0
+
+    @on_virtual_time
+    async def test_without_memory_for_two_the_old_one_ends_its_batch_and_goes_first(self) -> None:
+        async with pool() as subject:
+            (slot,) = subject.supervisor.slots
+            running = asyncio.create_task(subject.answer())
+            await settle()
+            recycled = asyncio.create_task(slot.recycle(successor_first=False))
+            await settle()
+            waiting = asyncio.create_task(subject.answer())
+            assert await running == 8.0
+            assert await recycled
+            assert await waiting == 8.0
+            assert [process.alive for process in subject.processes] == [False, True]
+
+    @on_virtual_time
+    async def test_a_successor_that_does_not_come_up_leaves_the_old_one_in_place(self) -> None:
+        async with pool() as subject:
+            (slot,) = subject.supervisor.slots
+            recycled = asyncio.create_task(slot.recycle(successor_first=True))
+            while len(subject.processes) < 2:
+                await settle(1)
+            subject.processes[1].kill()
+            assert not await recycled
+            assert subject.processes[0].alive
+            assert await subject.answer() == 8.0
+            assert await slot.recycle(successor_first=True), "it can be tried again"
+
+    @on_virtual_time
+    async def test_an_old_one_that_dies_meanwhile_is_followed_by_its_successor(self) -> None:
+        async with pool() as subject:
+            (slot,) = subject.supervisor.slots
+            recycled = asyncio.create_task(slot.recycle(successor_first=True))
+            while len(subject.processes) < 2:
+                await settle(1)
+            subject.processes[0].kill()
+            assert await recycled
+            assert await subject.answer() == 8.0
+            assert len(subject.processes) == 2
+
+    @on_virtual_time
+    async def test_who_is_not_ready_is_not_recycled(self) -> None:
+        async with pool() as subject:
+            (slot,) = subject.supervisor.slots
+            subject.processes[0].kill()
+            await settle(20)
+            assert not await slot.recycle(successor_first=True)

@@ -1,0 +1,105 @@
+"""What a device's circumstances mean: each odd machine is a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_agent.core import diagnosis
+from edge_agent.core.device_conditions import Endurance
+from edge_agent.core.diagnosis import DAY_S, Finding
+from tidegate.fleet.conditions import Conditions
+
+NOW = 1_800_000_000.0
+MB = 10**6
+Row = tuple[Finding, str, str]
+
+ROWS: list[Row] = [
+    (diagnosis.clock(0.0, True, None), "failure", "never set"),
+    (diagnosis.clock(NOW, False, None), "warning", "not synchronized"),
+    (diagnosis.clock(NOW, True, 86_400.0), "warning", "86400 s ahead of a gateway's"),
+    (diagnosis.clock(NOW, True, -61.0), "warning", "61 s behind"),
+    (diagnosis.clock(NOW, True, 0.2), "ok", "synchronized"),
+    (diagnosis.clock(NOW, None, None), "ok", "cannot be told"),
+    (diagnosis.disk("/s", error="Read-only file system", free_bytes=0, fsync_s=0.0), "failure", "Read-only"),
+    (diagnosis.disk("/s", error="No space left", full=True, free_bytes=0, fsync_s=0.0), "failure", "No space left"),
+    (diagnosis.disk("/s", error="", free_bytes=MB, fsync_s=0.0), "failure", "only 1 MB free"),
+    (diagnosis.disk("/s", error="", free_bytes=100 * MB, fsync_s=0.0), "warning", "only 100 MB free"),
+    (diagnosis.disk("/s", error="", free_bytes=9000 * MB, fsync_s=0.4), "warning", "safe after 400.0 ms"),
+    (diagnosis.disk("/s", error="", free_bytes=9000 * MB, fsync_s=0.004), "ok", "9000 MB free"),
+    (diagnosis.memory(100 * MB, [23 * MB]), "failure", "226 MB needed"),
+    (diagnosis.memory(300 * MB, [23 * MB]), "warning", "300 MB available"),
+    (diagnosis.memory(900 * MB, [23 * MB]), "ok", "for 1 models"),
+    (diagnosis.processor("x86_64", {"avx2", "avx512_vnni"}), "ok", "AVX-512 VNNI"),
+    (diagnosis.processor("x86_64", {"avx2", "avx_vnni"}), "ok", "AVX-VNNI"),
+    (diagnosis.processor("x86_64", {"avx2"}), "warning", "without instructions for int8"),
+    (diagnosis.processor("x86_64", {"sse2"}), "warning", "without AVX2"),
+    (diagnosis.processor("aarch64", {"asimd", "asimddp"}), "ok", "dot product"),
+    (diagnosis.processor("aarch64", {"asimd", "asimddp", "i8mm"}), "ok", "i8mm, dot product"),
+    (diagnosis.processor("aarch64", {"asimd"}), "warning", "without instructions for int8"),
+    (diagnosis.processor("aarch64", {"asimd", "avx512_vnni"}), "warning", "without instructions for int8"),
+    (diagnosis.processor("riscv64", ()), "warning", "not told"),
+    (diagnosis.certificate("edge/a", None), "ok", "nothing is encrypted"),
+    (diagnosis.certificate("edge/a", None, error="key 'tls.cert': gone"), "failure", "tls.cert"),
+    (diagnosis.certificate("edge/a", -1.0), "failure", "has ended"),
+    (diagnosis.certificate("edge/a", 3 * DAY_S), "warning", "3 more days"),
+    (diagnosis.certificate("edge/a", 60 * DAY_S), "ok", "60 more days"),
+    (diagnosis.port("grpc_port", "h:1", free=True, ours=False), "ok", "free"),
+    (diagnosis.port("grpc_port", "h:1", free=False, ours=True), "ok", "running agent"),
+    (diagnosis.port("grpc_port", "h:1", free=False, ours=False), "failure", "taken by another"),
+    (diagnosis.broker("h:1", "refused", []), "failure", "h:1: refused"),
+    (diagnosis.broker("h:1", "", [("info", "own"), ("info", "strangers")]), "ok", "own; strangers"),
+    (diagnosis.broker("h:1", "", [("info", "own"), ("warning", "as any other")]), "warning", "as any other"),
+    (diagnosis.broker("h:1", "", [("error", "not as a"), ("warning", "b")]), "failure", "not as a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("finding", "verdict", "words"), ROWS, ids=[f"{row[0].check}: {row[2]}" for row in ROWS])
+def test_a_finding_has_a_verdict_and_where_something_is_wrong_what_to_do(
+    finding: Finding, verdict: str, words: str
+) -> None:
+    assert finding.verdict == verdict
+    assert words in finding.words
+    assert bool(finding.advice) == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("reached", "dial_out", "advertised", "callers", "verdict", "words"),
+    [
+        ({}, "auto", "10.0.0.7:9001", ["gateway/main (direct)"], "ok", "served now: gateway/main (direct)"),
+        ({"g:1": ""}, "auto", "10.0.0.7:9001", [], "ok", "can dial g:1 if they do not"),
+        ({"g:1": ""}, "always", "", [], "ok", "no address to dial; this device can dial g:1"),
+        ({"g:1": ""}, "never", "", [], "failure", "no address to dial"),
+        ({"g:1": ""}, "never", "10.0.0.7:9001", [], "ok", "must be able to"),
+        ({"g:1": "Connection refused"}, "auto", "10.0.0.7:9001", [], "warning", "g:1 (Connection refused)"),
+        ({"g:1": "Connection refused"}, "auto", "", [], "failure", "none can be dialled"),
+        ({}, "auto", "10.0.0.7:9001", [], "warning", "no gateway has told"),
+    ],
+)
+def test_how_a_device_is_reached(
+    reached: dict[str, str], dial_out: str, advertised: str, callers: list[str], verdict: str, words: str
+) -> None:
+    finding = diagnosis.gateways(reached, dial_out=dial_out, advertised=advertised, callers=callers)
+
+    assert finding.verdict == verdict
+    assert words in finding.words
+    assert bool(finding.advice) == (verdict != "ok")
+
+
+def test_a_device_without_a_fleet_is_no_fault() -> None:
+    finding = diagnosis.gateways({}, dial_out="auto", advertised="", callers=(), fleet=False)
+
+    assert (finding.verdict, finding.advice) == ("ok", "")
+
+
+def test_a_hot_device_rests_until_it_has_cooled() -> None:
+    endurance = Endurance(min_battery=0.2, max_temperature_c=90.0)
+
+    def rests(temperature_c: float | None) -> bool:
+        return bool(endurance.why_not(Conditions(temperature_c=temperature_c)))
+
+    assert [rests(one) for one in (60.0, 89.9, 90.0, 88.0, 85.0, 84.9, 88.0, 95.0, None, 88.0)] == [
+        False, False, True, True, True, False, False, True, False, False,
+    ]  # fmt: skip
+    assert "max_temperature_c is 90" in Endurance(0.2, 90.0).why_not(Conditions(temperature_c=93.0))
+    assert Endurance(0.2, None).why_not(Conditions(temperature_c=149.0)) == ""
+    assert "battery" in Endurance(0.2, 90.0).why_not(Conditions(battery=0.1, charging=False, temperature_c=20.0))

@@ -1,0 +1,365 @@
+"""Whom the edge lets in, in which order it computes, and when it gives up on somebody."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from edge_agent.core.edge_queue import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, Ticket
+from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.priority import LEVEL_S
+from tidegate.types import Accepted
+
+_ids = count(1)
+
+
+def ticket(*, deadline: float, cost_s: float = 0.010, priority: int = 0, lane: str = "minilm") -> Ticket:
+    return Ticket(next(_ids), lane, deadline, cost_s, priority)
+
+
+def queue_with(*tickets: Ticket, max_size: int = 8, slots: int = 1, now: float = 0.0) -> EdgeQueue:
+    queue = EdgeQueue(max_size=max_size, slots=slots)
+    for one in tickets:
+        queue.admit(one, now)
+    return queue
+
+
+def drained(queue: EdgeQueue, now: float = 0.0) -> list[int]:
+    """The ids in the order in which they are computed, in no time."""
+    order = []
+    while (taken := queue.take(now)) is not None:
+        order.append(taken.id)
+        queue.finish(taken.id)
+    return order
+
+
+# --- order ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_earliest_deadline_goes_first_whoever_came_first() -> None:
+    late, early, middle = ticket(deadline=3.0), ticket(deadline=1.0), ticket(deadline=2.0)
+
+    assert drained(queue_with(late, early, middle)) == [early.id, middle.id, late.id]
+
+
+def test_equal_deadlines_are_served_in_the_order_of_arrival() -> None:
+    first, second, third = (ticket(deadline=1.0) for _ in range(3))
+
+    assert drained(queue_with(first, second, third)) == [first.id, second.id, third.id]
+
+
+def test_priority_moves_a_request_before_earlier_deadlines_of_its_time_but_not_before_those_long_waiting() -> None:
+    urgent = ticket(deadline=1.0 + LEVEL_S, priority=1)
+    ordinary, long_waiting = ticket(deadline=1.1), ticket(deadline=0.9)
+
+    assert drained(queue_with(ordinary, urgent, long_waiting)) == [long_waiting.id, urgent.id, ordinary.id]
+
+
+def test_a_worker_that_computes_does_not_hold_up_another_model_while_a_slot_is_free() -> None:
+    first, second = ticket(deadline=1.0, lane="minilm"), ticket(deadline=1.1, lane="minilm")
+    other = ticket(deadline=2.0, lane="digits")
+    queue = queue_with(first, second, other, slots=2)
+
+    assert [queue.take(0.0), queue.take(0.0), queue.take(0.0)] == [first, other, None]
+
+
+def test_nothing_starts_while_all_slots_are_taken() -> None:
+    first, second = ticket(deadline=1.0), ticket(deadline=2.0)
+    queue = queue_with(first, second)
+    assert queue.take(0.0) == first
+
+    assert queue.take(0.0) is None
+    queue.finish(first.id)
+
+    assert queue.take(0.0) == second
+
+
+# --- the door ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_and_says_when_it_will_have_drained() -> None:
+    queue = queue_with(*(ticket(deadline=9.0, cost_s=0.5) for _ in range(4)), max_size=4)
+
+    with pytest.raises(Overloaded, match="4 requests wait") as refused:
+        queue.admit(ticket(deadline=9.0), 0.0)
+
+    assert refused.value.retry_after_s == pytest.approx(2.0)
+    assert queue.queued == 4
+
+
+@pytest.mark.parametrize(("cost_s", "retry_after_s"), [(1e-4, MIN_RETRY_AFTER_S), (1e3, MAX_RETRY_AFTER_S)])
+def test_the_wait_that_a_full_queue_advises_stays_sensible(cost_s: float, retry_after_s: float) -> None:
+    queue = queue_with(ticket(deadline=1e6, cost_s=cost_s), max_size=1)
+
+    with pytest.raises(Overloaded) as refused:
+        queue.admit(ticket(deadline=1e6), 0.0)
+
+    assert refused.value.retry_after_s == retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("left_s", "admitted"),
+    [
+        (0.0601, True),  # 0.100 s at 60 %
+        (0.0599, False),
+        (0.0, False),
+        (-1.0, False),
+    ],
+)
+def test_an_idle_edge_refuses_only_what_it_could_not_do_even_at_its_fastest(left_s: float, admitted: bool) -> None:
+    queue = EdgeQueue(max_size=8)
+    one = ticket(deadline=5.0 + left_s, cost_s=0.100)
+
+    if admitted:
+        assert queue.admit(one, 5.0) == Accepted(0, pytest.approx(0.100))
+    else:
+        with pytest.raises(DeadlineExceeded):
+            queue.admit(one, 5.0)
+    assert queue.queued == int(admitted)
+
+
+def test_only_the_work_that_goes_first_counts_against_a_deadline() -> None:
+    later_work = [ticket(deadline=50.0, cost_s=1.0) for _ in range(4)]
+    queue = queue_with(*later_work)
+
+    accepted = queue.admit(ticket(deadline=0.5, cost_s=0.1), 0.0)
+
+    assert accepted == Accepted(queue_ahead=0, finish_in_s=pytest.approx(0.1))
+
+
+def test_work_ahead_makes_a_request_provably_late_and_the_refusal_tells_how() -> None:
+    queue = queue_with(*(ticket(deadline=2.0, cost_s=1.0) for _ in range(3)))
+
+    with pytest.raises(
+        DeadlineExceeded, match="3 requests go first and the earliest finish is in 2400 ms, but 2100 ms"
+    ):
+        queue.admit(ticket(deadline=2.1, cost_s=1.0), 0.0)
+
+
+@pytest.mark.parametrize("deadline", [4.0, 3.9999, 1.0])
+def test_a_refusal_after_the_deadline_says_that_no_time_is_left(deadline: float) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"0 requests go first .*, but no time is left$"):
+        queue_with().admit(ticket(deadline=deadline, cost_s=0.1), 4.0)
+
+
+def test_what_is_being_computed_counts_only_for_what_is_left_of_it() -> None:
+    queue = queue_with(ticket(deadline=9.0, cost_s=1.0))
+    queue.take(0.0)
+
+    accepted = queue.admit(ticket(deadline=9.0, cost_s=1.0), 0.75)
+
+    assert accepted == Accepted(queue_ahead=1, finish_in_s=pytest.approx(1.25))
+
+
+def test_a_computation_that_overruns_is_expected_to_end_at_any_moment() -> None:
+    queue = queue_with(ticket(deadline=9.0, cost_s=1.0))
+    queue.take(0.0)
+
+    assert queue.queue_delay_s(5.0) == 0.0
+
+
+def test_two_slots_halve_the_wait_for_different_models() -> None:
+    queue = queue_with(ticket(deadline=9.0, cost_s=1.0, lane="a"), ticket(deadline=9.0, cost_s=1.0, lane="b"), slots=2)
+
+    accepted = queue.admit(ticket(deadline=9.0, cost_s=1.0, lane="c"), 0.0)
+
+    assert accepted == Accepted(queue_ahead=2, finish_in_s=pytest.approx(2.0))
+
+
+def test_two_slots_do_not_help_two_requests_for_the_same_worker() -> None:
+    queue = queue_with(ticket(deadline=9.0, cost_s=1.0), slots=2)
+
+    assert queue.admit(ticket(deadline=9.0, cost_s=1.0), 0.0).finish_in_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("deadline", "priority", "ahead"), [(0.5, 0, 1), (1.5, 0, 2), (9.0, 0, 3), (2.02, 1, 1)])
+def test_the_queue_ahead_counts_what_computes_and_what_goes_first(deadline: float, priority: int, ahead: int) -> None:
+    queue = queue_with(ticket(deadline=0.4), ticket(deadline=1.0), ticket(deadline=2.0))
+    queue.take(0.0)
+
+    assert queue.queue_ahead(deadline, priority) == ahead
+
+
+# --- leaving -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_dropped_when_it_could_not_make_it_even_if_it_started_now() -> None:
+    computing, waiting = ticket(deadline=9.0, cost_s=5.0, priority=1), ticket(deadline=4.0, cost_s=1.0)
+    queue = queue_with(computing)
+    queue.take(0.0)
+    queue.admit(waiting, 0.0)
+
+    wake_at = queue.next_wake()
+
+    assert wake_at == pytest.approx(4.0 - OPTIMISM * 1.0)
+    assert queue.expire(wake_at - 0.01) == []
+    assert queue.expire(wake_at) == [waiting]
+    assert queue.next_wake() is None
+
+
+def test_what_is_too_late_is_not_taken_even_before_anybody_asked_for_the_expired() -> None:
+    missed, possible = ticket(deadline=1.0, cost_s=0.5), ticket(deadline=2.0, cost_s=0.5)
+    queue = queue_with(missed, possible)
+
+    assert queue.take(0.9) == possible
+    assert queue.expire(0.9) == [missed]
+
+
+def test_a_cancelled_request_frees_its_place_at_once() -> None:
+    gone = ticket(deadline=1.0)
+    queue = queue_with(gone, max_size=1)
+
+    assert queue.remove(gone.id)
+    assert not queue.remove(gone.id)
+    queue.admit(ticket(deadline=1.0), 0.0)
+
+
+def test_a_request_that_computes_is_not_in_the_queue_any_more() -> None:
+    first, second = ticket(deadline=1.0), ticket(deadline=2.0)
+    queue = queue_with(first, second)
+    queue.take(0.0)
+
+    assert not queue.remove(first.id)
+    assert queue.remove(second.id)
+
+
+def test_a_dead_workers_requests_leave_together_and_others_stay() -> None:
+    one, two, other = ticket(deadline=1.0), ticket(deadline=2.0), ticket(deadline=3.0, lane="digits")
+    queue = queue_with(one, other, two)
+
+    assert queue.close("minilm") == [one, two]
+    assert drained(queue) == [other.id]
+
+
+def test_it_prints_its_state() -> None:
+    queue = queue_with(ticket(deadline=1.0), ticket(deadline=1.0))
+    queue.take(0.0)
+
+    assert repr(queue) == "<EdgeQueue 1/8 waiting, 1/1 computing>"
+
+
+# --- whatever happens ----------------------------------------------------------------------------------------------
+
+costs = st.floats(0.001, 2.0)
+budgets = st.floats(-0.5, 10.0)
+priorities = st.integers(0, 6)
+lanes = st.sampled_from(["minilm", "digits", "yolo"])
+
+
+class WhateverHappens(RuleBasedStateMachine):
+    """Arrivals, computations, cancellations and the passing of time, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ids = count(1)
+        self.waiting: dict[int, Ticket] = {}
+        self.computing: dict[int, Ticket] = {}
+        self.left: list[int] = []
+
+    @initialize(max_size=st.integers(1, 6), slots=st.integers(1, 3))
+    def start(self, max_size: int, slots: int) -> None:
+        self.max_size, self.slots = max_size, slots
+        self.queue = EdgeQueue(max_size=max_size, slots=slots)
+
+    @rule(budget_s=budgets, cost_s=costs, priority=priorities, lane=lanes)
+    def arrive(self, budget_s: float, cost_s: float, priority: int, lane: str) -> None:
+        one = Ticket(next(self.ids), lane, self.now + budget_s, cost_s, priority)
+        full = len(self.waiting) >= self.max_size
+        try:
+            accepted = self.queue.admit(one, self.now)
+        except Overloaded as refused:
+            assert full
+            assert refused.retry_after_s is not None
+            assert MIN_RETRY_AFTER_S <= refused.retry_after_s <= MAX_RETRY_AFTER_S
+        except DeadlineExceeded:
+            assert not full
+        else:
+            assert not full
+            assert budget_s > OPTIMISM * cost_s
+            assert accepted.finish_in_s >= cost_s * 0.999
+            self.waiting[one.id] = one
+
+    @rule()
+    def take(self) -> None:
+        taken = self.queue.take(self.now)
+        busy = {one.lane for one in self.computing.values()}
+        possible = [one for one in self.waiting.values() if one.lane not in busy and self.now < one.latest_start]
+        if taken is None:
+            assert not possible or len(self.computing) >= self.slots
+            return
+        assert taken.deadline > self.now
+        assert taken.key == min(one.key for one in possible)
+        self._leaves(taken)
+        self.computing[taken.id] = taken
+
+    @rule(choice=st.randoms(use_true_random=False))
+    def finish(self, choice: st.DataObject) -> None:
+        if self.computing:
+            self.queue.finish(one := choice.choice(sorted(self.computing)))  # type: ignore[attr-defined]
+            del self.computing[one]
+
+    @rule(choice=st.randoms(use_true_random=False))
+    def cancel(self, choice: st.DataObject) -> None:
+        if self.waiting:
+            one = self.waiting[choice.choice(sorted(self.waiting))]  # type: ignore[attr-defined]
+            assert self.queue.remove(one.id)
+            self._leaves(one)
+
+    @rule(lane=lanes)
+    def worker_dies(self, lane: str) -> None:
+        closed = self.queue.close(lane)
+        assert {one.id for one in closed} == {one.id for one in self.waiting.values() if one.lane == lane}
+        for one in closed:
+            self._leaves(one)
+
+    @rule(seconds=st.floats(0.0, 3.0))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for one in self.queue.expire(self.now):
+            assert self.now + OPTIMISM * one.cost_s >= one.deadline
+            self._leaves(one)
+
+    @invariant()
+    def counts_agree_and_stay_bounded(self) -> None:
+        if hasattr(self, "queue"):
+            assert self.queue.queued == len(self.waiting) <= self.max_size
+            assert self.queue.in_flight == len(self.computing) <= self.slots
+            assert self.queue.queue_delay_s(self.now) >= 0.0
+            wake_at = self.queue.next_wake()
+            assert (wake_at is None) == (not self.waiting)
+
+    def _leaves(self, one: Ticket) -> None:
+        assert self.waiting.pop(one.id) == one
+        assert one.id not in self.left
+        self.left.append(one.id)
+
+
+TestWhateverHappens = WhateverHappens.TestCase
+TestWhateverHappens.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(costs, budgets, priorities), max_size=12), costs)
+def test_with_one_slot_the_predicted_finish_is_the_sum_of_what_goes_first(
+    arrivals: list[tuple[float, float, int]], cost_s: float
+) -> None:
+    queue = EdgeQueue(max_size=99)
+    for cost, budget, priority in arrivals:
+        try:
+            queue.admit(ticket(deadline=budget, cost_s=cost, priority=priority), 0.0)
+        except DeadlineExceeded:
+            continue
+    last = ticket(deadline=1e9, cost_s=cost_s)
+
+    accepted = queue.admit(last, 0.0)
+
+    total = cost_s
+    assert accepted.queue_ahead == queue.queued - 1
+    while (taken := queue.take(0.0)) is not None and taken is not last:
+        total += taken.cost_s
+        queue.finish(taken.id)
+    assert accepted.finish_in_s == pytest.approx(total)

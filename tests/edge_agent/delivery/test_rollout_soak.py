@@ -1,0 +1,226 @@
+"""A new generation among real requests and little room: soak, crashes, memory, disk, removal, and other wishes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from edge_agent.app import EdgeApp
+from edge_agent.delivery.model_store import Store
+from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
+from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
+from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.reported import RolloutState
+from tidegate.rollout.plan import Soak
+from tidegate.rollout.signing import public_text
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def linked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the fleet can be reached: `linked[0]`."""
+    state = [True]
+    whole = EdgeApp._models
+
+    def models(self: EdgeApp) -> Any:
+        deployment = whole(self)
+        monkeypatch.setattr(deployment, "_linked", lambda: state[0])
+        return deployment
+
+    monkeypatch.setattr(EdgeApp, "_models", models)
+    return state
+
+
+@asynccontextmanager
+async def traffic(app: EdgeApp, seen: set[tuple[str, float]]) -> AsyncIterator[None]:
+    """Somebody asks all the while; what is answered is `seen`, and a refusal fails the test."""
+
+    async def ask_on() -> None:
+        while True:
+            seen.add(await answer(app))
+
+    asking = asyncio.create_task(ask_on())
+    try:
+        yield
+        assert not asking.done(), "a request was not answered"
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+def in_state(app: EdgeApp, state: RolloutState, reason: str = "") -> Callable[[], bool]:
+    def look() -> bool:
+        found = report(app)
+        return found is not None and found.state is state and found.reason.startswith(reason)
+
+    return look
+
+
+async def test_requests_are_answered_all_the_while_and_real_ones_make_the_soak(
+    folder: Path, server: ArtefactServer
+) -> None:
+    seen: set[tuple[str, float]] = set()
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0), soak=Soak(0.0, min_requests=50))
+        await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+        assert [one.state for one in app.host.offers()] == ["soaking"]
+        async with traffic(app, seen):
+            found = await settled(app, 1)
+        assert found.state is RolloutState.COMMITTED
+        assert seen <= {("1", 6.0), ("2", 15.0)}
+        await eventually(lambda: [one.state for one in app.host.offers()] == ["ready"])
+
+
+async def test_without_a_link_it_neither_commits_nor_goes_back_not_even_over_orderly_restarts(
+    folder: Path, server: ArtefactServer, linked: list[bool]
+) -> None:
+    linked[0] = False
+    soak = Soak(0.001, timeout_s=0.001, min_requests=1, max_exits=1)
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0), soak=soak)
+        await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+    async with edge(folder) as app:
+        await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+        assert await answer(app) == ("2", 15.0)
+        assert in_state(app, RolloutState.ACTIVE)()
+        linked[0] = True
+        assert (await settled(app, 1)).state is RolloutState.COMMITTED
+
+
+async def test_a_worker_that_dies_thrice_while_it_soaks_is_a_crash_loop(folder: Path, server: ArtefactServer) -> None:
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0), soak=Soak(3600.0))
+        for _ in range(3):
+            await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+            runner = app.host.routed("double")
+            assert runner is not None
+            await eventually(lambda: runner.state == "ready" or in_state(app, RolloutState.ROLLED_BACK)())  # noqa: B023
+            before = runner.exits
+            _kill_newest_worker()
+            await eventually(lambda: runner.exits > before)  # noqa: B023
+        found = await settled(app, 1)
+        assert found.state is RolloutState.ROLLED_BACK
+        assert found.reason.startswith("crash_loop: 3 exits")
+        assert await answer(app) == ("1", 6.0)
+
+
+async def test_another_wish_ends_a_soak_and_the_old_generation_answers_until_the_next(
+    folder: Path, server: ArtefactServer
+) -> None:
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0), soak=Soak(3600.0))
+        await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+        ask(app, server, 2, made("3", factor=7.0))
+        assert (await settled(app, 2)).state is RolloutState.COMMITTED
+        assert await answer(app) == ("3", 21.0)
+        assert {one.models["double"].version for one in Store(folder / "state" / "rollout").kept()} == {"3"}
+
+
+async def test_what_is_removed_falls_back_to_the_static_model_and_leaves_nothing(
+    folder: Path, server: ArtefactServer
+) -> None:
+    async with edge(folder) as app:
+        for revision, factor in ((1, 5.0), (2, 7.0), (3, 9.0)):
+            ask(app, server, revision, made(str(revision + 1), factor=factor))
+            await settled(app, revision)
+        root = folder / "state" / "rollout"
+        await eventually(lambda: len(list((root / "versions").iterdir())) == 2, say=lambda: "keep is 2")
+        app.deployment.take(SCOPE, AUTHOR.message(4, remove=("double",)))
+        await eventually(lambda: report(app) is None)
+        await eventually(lambda: not any((root / "models" / "sha256").iterdir()))
+        assert await answer(app) == ("1", 6.0)
+
+
+async def test_with_too_little_memory_it_waits_or_stops_the_old_one_first(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hindrance, "free_memory_bytes", lambda: 1000)
+    async with edge(folder) as app:
+        one = made("2", factor=5.0)
+        ask(app, server, 1, one, ram_bytes=10_000)
+        await eventually(in_state(app, RolloutState.DEFERRED, "ram: 13000 bytes"), say=lambda: report(app))
+        ask(app, server, 2, one, ram_bytes=10_000, activate="stop_start")
+        assert (await settled(app, 2)).state is RolloutState.COMMITTED
+        assert await answer(app) == ("2", 15.0)
+        bad = made("3", factor=7.0, wrong=1.0)
+        ask(app, server, 3, bad, ram_bytes=10_000, activate="stop_start", probe=bad.probe(atol=0.1))
+        found = await settled(app, 3)
+        assert (found.state, found.running) == (RolloutState.ROLLED_BACK, "2")
+        assert await answer(app) == ("2", 15.0)
+
+
+async def test_a_full_disk_and_a_paid_link_are_waited_out_and_the_deadline_ends_it(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "free_bytes", lambda _: 100)
+    async with edge(folder) as app:
+        one = made("2", factor=5.0)
+        ask(app, server, 1, one)
+        await eventually(in_state(app, RolloutState.DEFERRED, "disk: "), say=lambda: report(app))
+        monkeypatch.undo()
+        monkeypatch.setattr(app.deployment, "_conditions", lambda: Conditions(metered=True))
+        await eventually(in_state(app, RolloutState.DEFERRED, "metered: "), say=lambda: report(app))
+        assert server.sent_bytes == 0
+        ask(app, server, 2, one, net=replace(one.plan().net, deadline_s=0.0))
+        found = await settled(app, 2)
+        assert found.reason.startswith("timeout: deferred took longer than it may, last: metered")
+        assert await answer(app) == ("1", 6.0)
+
+
+async def test_keys_are_handed_over_for_good_by_a_document_that_both_have_signed(
+    folder: Path, server: ArtefactServer
+) -> None:
+    heir = Author(9)
+    new_key = public_text(heir.key.public_key().public_bytes_raw())
+    async with edge(folder) as app:
+        app.deployment.take(SCOPE, AUTHOR.message(1, keys=(new_key,), signers=(AUTHOR.key, heir.key)))
+        await eventually(lambda: _accepted(app) == 1)
+    async with edge(folder) as app:
+        ask(app, server, 2, made("2", factor=5.0))
+        await eventually(lambda: bool(app.deployment.rollouts and app.deployment.rollouts.refused))
+        ask(app, server, 2, made("2", factor=5.0), heir)
+        assert (await settled(app, 2)).state is RolloutState.COMMITTED
+
+
+async def test_a_committed_model_whose_files_rotted_falls_back_to_the_one_before(
+    folder: Path, server: ArtefactServer
+) -> None:
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0))
+        await settled(app, 1)
+        ask(app, server, 2, made("3", factor=7.0))
+        await settled(app, 2)
+    (artefact,) = (folder / "state" / "rollout" / "versions").glob("*/double/3/int8.onnx")
+    artefact.unlink()
+    artefact.write_bytes(b"rot")
+    async with edge(folder) as app:
+        assert await answer(app) == ("2", 15.0)
+
+
+async def test_a_device_without_any_model_starts_and_gets_its_first_one(folder: Path, server: ArtefactServer) -> None:
+    async with edge(folder / "empty", models=None, keys=[folder / "trusted"]) as app:
+        assert app.host.offers() == ()
+        ask(app, server, 1, made("2", factor=5.0))
+        assert (await settled(app, 1)).state is RolloutState.COMMITTED
+        assert await answer(app) == ("2", 15.0)
+
+
+def _accepted(app: EdgeApp) -> int:
+    rollouts = app.deployment.rollouts
+    return dict(rollouts.accepted).get(SCOPE, 0) if rollouts else 0
+
+
+def _kill_newest_worker() -> None:
+    """The new generation's: the old one's has lived for longer."""
+    workers = [one for one in psutil.Process().children() if "tidegate.workers.child" in one.cmdline()]
+    os.kill(max(workers, key=lambda one: one.create_time()).pid, signal.SIGKILL)

@@ -1,0 +1,178 @@
+"""`tidegate edge doctor` against a real broker, a real link port, and a device that runs or does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from edge_agent.app import EdgeApp
+from edge_agent.cli import edge
+from edge_agent.config import EdgeConfig
+from edge_agent.core.diagnosis import Finding
+from edge_agent.device.doctor import examined
+from gateway.app import Gateway
+from tests.support.certificates import FleetPki
+from tests.support.gateway.app import configured, until
+from tests.support.models.tiny_models import tiny_repository
+from tests.support.mqtt.brokers import Embedded
+from tidegate.config import load
+from tidegate.testing.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Embedded]:
+    with Embedded(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "name": "kiosk-1",
+        "grpc_port": free_port(),
+        "http_port": free_port(),
+        "model_repository": str(tiny_repository(tmp_path / "models")),
+        "models": ["double"],
+        "state_dir": str(tmp_path / "state"),
+        "fleet": "f",
+        "warmup_budget_s": 0.5,
+    }
+
+
+def damage(repository: Path) -> None:
+    [artefact] = list(repository.glob("double/1/*.onnx"))
+    artefact.write_bytes(artefact.read_bytes()[:-1] + b"\x00\x00")
+
+
+async def found(keys: dict[str, Any], **more: Any) -> dict[str, Finding]:
+    return {one.check: one for one in await examined(load(EdgeConfig, **{**keys, **more}))}
+
+
+async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
+    keys: dict[str, Any], broker: Embedded, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, name="main", mqtt=broker.url, fleet="f", link_port=0)
+    keys["mqtt"] = broker.url
+    async with Gateway(config) as gateway, EdgeApp(load(EdgeConfig, **keys)) as app:
+        await until(lambda: bool(gateway.fleet.targets) and gateway.fleet.targets["edge/kiosk-1"].up, 30.0)
+        assert app._sync is not None
+        epoch = app._sync.epoch
+
+        told = await found(keys)
+
+        assert "gateway/main (direct)" in told["gateways"].words
+        assert "running agent" in told["grpc_port"].words
+        assert told["broker"].verdict == "ok"
+        assert "double:1" in told["models"].words
+        assert (app._sync.connected, app._sync.epoch) == (True, epoch)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+async def test_a_port_of_another_program_is_not_taken_for_the_running_agents(
+    keys: dict[str, Any], tmp_path: Path, secure: bool
+) -> None:
+    if secure:
+        keys["tls"] = FleetPki(tmp_path / "pki").config("edge/kiosk-1").model_dump(exclude_none=True)
+    async with EdgeApp(load(EdgeConfig, **keys)):
+        with socket.create_server(("127.0.0.1", 0)) as others:
+            others.listen()
+            told = await found(keys, grpc_port=others.getsockname()[1])
+
+    assert told["grpc_port"].verdict == "failure"
+    assert "running agent" in told["http_port"].words
+
+
+async def test_before_it_runs_it_is_told_which_gateways_it_could_dial(
+    keys: dict[str, Any], broker: Embedded, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, name="main", mqtt=broker.url, fleet="f", link_port=0)
+    async with Gateway(config) as gateway:
+        nobody = f"127.0.0.1:{free_port()}"
+
+        told = await found(keys, mqtt=broker.url, gateways=[nobody])
+
+        assert told["gateways"].verdict == "ok"
+        assert f"this device can dial {gateway.addresses['link']}" in told["gateways"].words
+        assert told["grpc_port"].words.endswith("is free")
+
+
+async def test_everything_that_is_wrong_is_told_at_once(keys: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file in the way")
+    with socket.create_server(("127.0.0.1", keys["http_port"])):
+        taken = asyncio.create_task(found(keys, mqtt=f"mqtt://127.0.0.1:{free_port()}", models=["nothing"]))
+        told = await taken
+
+    failed = {check for check, finding in told.items() if finding.verdict == "failure"}
+    assert failed == {"disk", "models", "http_port", "broker"}
+    assert all(told[check].advice for check in failed)
+    assert "nothing" in told["models"].words
+    assert "Connect call failed" in told["broker"].words or "refused" in told["broker"].words
+
+
+async def test_a_damaged_model_and_a_certificate_that_has_ended_are_found(keys: dict[str, Any], tmp_path: Path) -> None:
+    damage(Path(keys["model_repository"]))
+    section = FleetPki(tmp_path / "pki").config("edge/kiosk-1", ended=True)
+
+    told = await found(keys, tls=section.model_dump(exclude_none=True))
+
+    assert told["models"].verdict == "failure"
+    assert (told["certificate"].verdict, told["certificate"].words) == ("failure", "the certificate has ended")
+
+
+async def test_over_tls_a_running_agent_is_known_by_its_certificate(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys["tls"] = FleetPki(tmp_path / "pki").config("edge/kiosk-1").model_dump(exclude_none=True)
+    async with EdgeApp(load(EdgeConfig, **keys)):
+        told = await found(keys)
+
+    assert {told[key].verdict for key in ("grpc_port", "http_port", "certificate")} == {"ok"}
+    assert "running agent" in told["grpc_port"].words
+
+
+def test_with_a_broker_too_nothing_but_the_findings_is_on_stdout(
+    keys: dict[str, Any], broker: Embedded, tmp_path: Path
+) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text(yaml.safe_dump({**keys, "mqtt": broker.url}))
+
+    ran = CliRunner().invoke(edge, ["--config", str(file), "doctor", "--json"])
+
+    assert "broker" in {one["check"] for one in json.loads(ran.stdout)["findings"]}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["option of the group", "option of the command"])
+def test_the_command_exits_with_1_only_where_something_keeps_the_device_from_serving(
+    keys: dict[str, Any], tmp_path: Path, before: bool
+) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text(yaml.safe_dump(keys))
+    option = ["--config", str(file)]
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(edge, [*option, "doctor", *words] if before else ["doctor", *option, *words])
+
+    well = run("--json")
+    assert well.exit_code == 0, well.output
+    answer = json.loads(well.output)
+    assert (answer["device"], answer["healthy"]) == ("kiosk-1", True)
+    assert {"clock", "disk", "models", "memory", "processor"} <= {one["check"] for one in answer["findings"]}
+
+    file.write_text(yaml.safe_dump({**keys, "models": ["nothing"]}))
+    ill = run()
+    assert ill.exit_code == 1
+    assert "failure models:" in ill.output
+    assert "→" in ill.output
+
+    file.write_text(yaml.safe_dump({**keys, "gatways": []}))
+    wrong = run()
+    assert wrong.exit_code == 1
+    assert "did you mean 'gateways'" in wrong.output

@@ -1,0 +1,61 @@
+"""Knocking at a gateway that is away, behind a road that swallows packets, and that is back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edge_agent.fleet.reachability import MOST, opened
+from tidegate.netsim.proxy.link import Link
+from tidegate.testing.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+
+async def test_it_returns_once_somebody_listens_who_did_not_before() -> None:
+    port = free_port()
+    knocking = asyncio.create_task(opened(f"127.0.0.1:{port}", lambda: 0.0))
+    done, _ = await asyncio.wait((knocking,), timeout=0.6)
+    assert not done
+
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", port)
+    async with server, asyncio.timeout(30.0):
+        await knocking
+
+
+async def test_what_is_swallowed_is_tried_again_beside_and_no_more_than_a_few_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_agent.fleet.reachability.EVERY_S", 0.02)
+    waiting, most, open_now = asyncio.Event(), 0, 0
+
+    async def swallowed(_host: str, _port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        nonlocal most, open_now
+        open_now += 1
+        most = max(most, open_now)
+        if open_now == MOST:
+            waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            open_now -= 1
+        raise AssertionError
+
+    monkeypatch.setattr("asyncio.open_connection", swallowed)
+    knocking = asyncio.create_task(opened("10.0.0.1:8004", lambda: 0.5))
+    async with asyncio.timeout(30.0):
+        await waiting.wait()
+    await asyncio.wait((knocking,), timeout=0.2)
+    assert (most, knocking.done()) == (MOST, False)
+
+    knocking.cancel()
+    await asyncio.gather(knocking, return_exceptions=True)
+    assert open_now == 0
+
+
+async def test_a_road_that_is_open_costs_one_connection() -> None:
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    async with server, Link(("127.0.0.1", server.sockets[0].getsockname()[1])) as link, asyncio.timeout(30.0):
+        await opened(f"127.0.0.1:{link.port}", lambda: 0.5)
+        assert link.accepted == 1

@@ -1,0 +1,379 @@
+"""A rollout, from the operator's order to the documents on the road: remembered first, said then, signed elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
+
+from gateway.core.versions.canary import Phase
+from gateway.delivery.artifacts.store import ArtifactStore
+from gateway.delivery.rollouts.coordinator import Conflict, Rollouts
+from gateway.delivery.rollouts.journal import Journal
+from gateway.delivery.rollouts.order import BadOrder, Documents, Order, decode_order
+from gateway.fleet_sync.freshness import DeviceView, Freshness
+from tests.support.models.tiny_models import double_manifest, tiny_repository
+from tests.support.mqtt.device_messages import offer as fleet_offer
+from tidegate import clock
+from tidegate.fleet.reported import ModelReport, Reported, RolloutState
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository, save_manifest
+from tidegate.rollout.desired import Desired
+from tidegate.rollout.signing import claimed, opened
+from tidegate.tools.delivery.files import Held
+from tidegate.tools.delivery.order import Device, Offer, OrderError, Signing, Terms, make_order
+from tidegate.tools.delivery.plan import plan_of, version_files
+
+KEY = Ed25519PrivateKey.generate()
+SIGNING = Signing([KEY])
+NAMES = ("edge-1", "edge-2", "edge-3", "edge-4")
+
+
+def repository(root: Path) -> Repository:
+    """`double` in versions 1 and 2."""
+    tiny_repository(root)
+    first = Repository(root).manifest("double")
+    folder = root / "double" / "2"
+    folder.mkdir()
+    (folder / "int8.onnx").write_bytes((root / "double" / "1" / "int8.onnx").read_bytes())
+    save_manifest(folder, replace(first, version="2"))
+    return Repository(root)
+
+
+class Road:
+    """Devices that answer when a test says so; what was published stays."""
+
+    def __init__(self, *names: str) -> None:
+        self.session = 1
+        self.said: dict[str, Desired] = {}
+        self.room = 100
+        self._reports: dict[str, Reported | None] = dict.fromkeys(names)
+        self._sequence = 0
+
+    def publish_desired(self, device: str, message: bytes) -> bool:
+        if self.room <= 0:
+            return False
+        self.room -= 1
+        self.said[device] = opened(message, SIGNING.trusted)[0]
+        return True
+
+    def devices(self, now: float) -> tuple[DeviceView, ...]:
+        return tuple(
+            DeviceView(name, 1, ("127.0.0.1:1",), (fleet_offer(),), None, Freshness.FRESH, 0.0, "", reported=one)
+            for name, one in self._reports.items()
+        )
+
+    def report(self, state: str, *names: str, reason: str = "") -> None:
+        """What a device says of the newest document that it got."""
+        for name in names:
+            document, self._sequence = self.said[name], self._sequence + 1
+            plan = document.models["double"]
+            scope = f"device/{name}"
+            model = ModelReport(
+                "double",
+                RolloutState(state),
+                plan.version,
+                plan.content,
+                reason,
+                scope,
+                document.revision,
+                plan.version,
+            )
+            accepted = {scope: document.revision}
+            self._reports[name] = Reported(name, 1, self._sequence, 0, accepted=accepted, models=(model,))
+
+
+def order_of(models: Repository, *, devices: tuple[str, ...] = NAMES, at: int = 0, **spec: Any) -> bytes:
+    _, new = version_files(models, "double", "2")
+    _, old = version_files(models, "double", "1")
+    given = {
+        "id": "double-2-a", "model": "double", "version": "2", "waves": (0.25, 1.0), "success_ratio": 1.0,
+        "max_errors": 0, "deadline_s": 600.0, **spec,
+    }  # fmt: skip
+    there = [Device(name, "fresh", at, offers=(Offer("double", "1"),)) for name in devices]
+    terms = Terms("double", plan_of(new, "2"), ("http://127.0.0.1:8004",), 1)
+    return make_order(given, there, terms, lambda version: plan_of(old, version), SIGNING)
+
+
+def fill(store: ArtifactStore, models: Repository) -> None:
+    files: list[Held] = [one for version in ("1", "2") for one in version_files(models, "double", version)[1]]
+    for one in files:
+        if store.size_bytes(one.artefact.sha256) is None:
+            store.append(one.artefact.sha256, 0, one.path.read_bytes())
+            store.finish(one.artefact.sha256)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60.0):
+        while not true():
+            await clock.sleep(0.01)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Repository:
+    return repository(tmp_path / "models")
+
+
+@pytest.fixture
+def store(tmp_path: Path, models: Repository) -> ArtifactStore:
+    store = ArtifactStore(tmp_path / "store")
+    fill(store, models)
+    return store
+
+
+def performer(store: ArtifactStore, road: Road, shipped: list[Manifest] | None = None) -> Rollouts:
+    return Rollouts(store, road, (shipped if shipped is not None else []).extend)
+
+
+@pytest.mark.slow
+async def test_a_rollout_asks_its_canary_then_the_rest_and_the_version_is_known(
+    store: ArtifactStore, models: Repository
+) -> None:
+    road, shipped = Road(*NAMES), list[Manifest]()
+    async with performer(store, road, shipped) as rollouts:
+        await rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(road.said) == {"edge-1"})
+        assert road.said["edge-1"].models["double"].version == "2"
+        assert {(one.name, one.version) for one in shipped} == {("double", "1"), ("double", "2")}
+
+        road.report("committed", "edge-1")
+        rollouts.fleet_changed()
+        await until(lambda: set(road.said) == set(NAMES))
+        road.report("committed", *NAMES)
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+
+
+@pytest.mark.slow
+async def test_the_rest_before_a_rollout_began_is_no_time_of_it(store: ArtifactStore, models: Repository) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        await until(lambda: rollouts._turned_at is not None)
+        rollouts._turned_at = clock.now() - 7200.0
+        await rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(road.said) == {"edge-1"})
+
+        assert rollouts.all["double-2-a"].state.elapsed_s < 3600.0
+
+
+@pytest.mark.slow
+async def test_what_fails_comes_back_by_itself_with_documents_that_the_operator_signed_before(
+    store: ArtifactStore, models: Repository
+) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        await rollouts.begin(decode_order(order_of(models, waves=(0.5, 1.0))))
+        await until(lambda: len(road.said) == 2)
+        road.report("committed", "edge-1")
+        road.report("rolled_back", "edge-2", reason="probe_accuracy: 0.1")
+        rollouts.fleet_changed()
+        await until(lambda: [one.revision for one in road.said.values()] == [2, 2])
+
+        assert [one.models["double"].version for one in road.said.values()] == ["1", "1"]
+        assert "probe_accuracy" in rollouts.all["double-2-a"].state.reason
+        road.report("committed", "edge-1", "edge-2")
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.RETURNED)
+        assert set(road.said) == {"edge-1", "edge-2"}
+
+
+@pytest.mark.slow
+async def test_a_gateway_that_comes_back_goes_on_where_it_was_and_says_everything_again(
+    store: ArtifactStore, models: Repository
+) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        await rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: "edge-1" in road.said)
+        road.report("committed", "edge-1")
+        rollouts.fleet_changed()
+        await until(lambda: len(road.said) == 4)
+        raw = (store.root / "rollouts" / "double-2-a" / "state.json").read_bytes()
+    (store.root / "rollouts" / "double-2-a" / "state.json").write_bytes(raw)  # as a kill leaves it, without a goodbye
+    (store.root / "rollouts" / "broken").mkdir()
+
+    again, shipped = Road(*NAMES), list[Manifest]()
+    async with performer(store, again, shipped) as rollouts:
+        await until(lambda: len(again.said) == 4)
+        assert {one.revision for one in again.said.values()} == {1}
+        assert {one.version for one in shipped} == {"1", "2"}
+        again.report("committed", *NAMES)
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+
+
+@pytest.mark.slow
+async def test_a_broker_that_lost_everything_is_told_again_as_fast_as_it_takes(
+    store: ArtifactStore, models: Repository
+) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
+        await until(lambda: len(road.said) == 4)
+        road.session = 0
+        rollouts.fleet_changed()
+        road.said, road.room, road.session = {}, 3, 2
+        rollouts.fleet_changed()
+        await until(lambda: len(road.said) == 3)
+        road.room = 10
+        await until(lambda: len(road.said) == 4)
+
+
+@pytest.mark.slow
+async def test_what_cannot_be_remembered_is_not_said(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    road, tried = Road(*NAMES), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def full(_self: Journal, _id: str, _state: bytes) -> None:
+        loop.call_soon_threadsafe(tried.set)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with performer(store, road) as rollouts:
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "save", full)
+            await rollouts.begin(decode_order(order_of(models)))
+            await asyncio.wait_for(tried.wait(), 60.0)
+            tried.clear()
+            await asyncio.wait_for(tried.wait(), 60.0)  # a whole turn later
+            assert road.said == {}
+        await until(lambda: set(road.said) == {"edge-1"})
+
+
+@pytest.mark.slow
+async def test_a_rollback_after_success_needs_no_key(store: ArtifactStore, models: Repository) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
+        await until(lambda: len(road.said) == 4)
+        road.report("committed", *NAMES)
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+        rollouts.command("double-2-a", "abort", "operator: it says odd things")
+        await until(lambda: {one.revision for one in road.said.values()} == {2})
+
+        assert {one.models["double"].version for one in road.said.values()} == {"1"}
+        with pytest.raises(Conflict, match="nothing to abort"):
+            rollouts.command("double-2-a", "abort", "again")
+
+
+@pytest.mark.slow
+async def test_what_is_in_the_way_is_said(store: ArtifactStore, models: Repository, tmp_path: Path) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        with pytest.raises(Conflict, match="no device 'nobody'"):
+            await rollouts.begin(decode_order(order_of(models, devices=("nobody",))))
+        await rollouts.begin(decode_order(order_of(models)))
+        with pytest.raises(Conflict, match="a rollout 'double-2-a' already"):
+            await rollouts.begin(decode_order(order_of(models)))
+        with pytest.raises(Conflict, match="edge-1 is in rollout double-2-a"):
+            await rollouts.begin(decode_order(order_of(models, id="b")))
+        rollouts.command("double-2-a", "abort", "operator")
+    empty = ArtifactStore(tmp_path / "empty")
+    async with performer(empty, Road(*NAMES)) as rollouts:
+        with pytest.raises(Conflict, match=r"files are not here: .*tidegate model push"):
+            await rollouts.begin(decode_order(order_of(models)))
+        assert not (empty.root / "rollouts").exists()
+
+
+@pytest.mark.slow
+async def test_an_order_of_yesterday_is_refused_once_a_device_has_had_a_newer_document(
+    store: ArtifactStore, models: Repository
+) -> None:
+    road = Road(*NAMES)
+    async with performer(store, road) as rollouts:
+        stale = decode_order(order_of(models, id="stale"))
+        await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
+        await until(lambda: len(road.said) == 4)
+        road.report("committed", *NAMES)
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+
+        with pytest.raises(Conflict, match="has had revision 2 meanwhile"):
+            await rollouts.begin(stale)
+        await rollouts.begin(decode_order(order_of(models, id="next", at=2)))
+        await until(lambda: road.said["edge-1"].revision == 3)
+        with pytest.raises(Conflict, match="newer document since"):
+            rollouts.command("double-2-a", "abort", "operator")
+
+
+def forged(order: Order, device: str, message: bytes) -> Order:
+    """The order with another message forward."""
+    documents = Documents(msgspec.Raw(message), order.documents[device].back)
+    return replace(order, documents={**order.documents, device: documents})
+
+
+async def test_an_order_with_documents_of_others_is_refused(store: ArtifactStore, models: Repository) -> None:
+    order = decode_order(order_of(models, devices=("edge-1", "edge-2")))
+    others, later = order.documents["edge-2"].message(back=False), order.documents["edge-1"].message(back=True)
+    rollouts = performer(store, Road(*NAMES))
+
+    with pytest.raises(BadOrder, match="device/edge-2"):
+        await rollouts.begin(forged(order, "edge-1", others))
+    with pytest.raises(BadOrder, match="revision 2, stands where"):
+        await rollouts.begin(forged(order, "edge-1", later))
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"spec":{},"documents":{}}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_order_is_refused(raw: bytes) -> None:
+    with pytest.raises(BadOrder):
+        decode_order(raw)
+
+
+# the operator's side
+
+
+def test_other_models_of_a_device_are_carried_over_if_one_of_our_keys_has_signed_them(models: Repository) -> None:
+    order = decode_order(order_of(models, devices=("edge-1",)))
+    standing = bytes(order.documents["edge-1"].forward).decode()
+    _, rounds = version_files(models, "rounds", "1")
+    terms = Terms("rounds", plan_of(rounds, "1"), ("http://127.0.0.1:1",), 1)
+    device = Device("edge-1", "fresh", 2, document=standing)
+
+    def nobody(version: str) -> Any:
+        raise AssertionError(version)
+
+    spec = {"id": "r", "model": "rounds", "version": "1"}
+    made = decode_order(make_order(spec, [device], terms, nobody, SIGNING))
+    forward, back = (claimed(made.documents["edge-1"].message(back=back)) for back in (False, True))
+
+    assert (forward.revision, back.revision) == (3, 4)
+    assert set(forward.models) == {"double", "rounds"} and forward.models["double"].version == "2"
+    assert set(back.models) == {"double"} and back.remove == ("rounds",)
+    stranger = Signing([Ed25519PrivateKey.generate()])
+    with pytest.raises(OrderError, match="not by your key"):
+        make_order(spec, [device], terms, nobody, stranger)
+    replaced = replace_unsigned(terms)
+    made = decode_order(make_order(spec, [device], replaced, nobody, stranger))
+    assert set(claimed(bytes(made.documents["edge-1"].forward)).models) == {"rounds"}
+
+
+def replace_unsigned(terms: Terms) -> Terms:
+    return Terms(terms.model, terms.plan, terms.urls, terms.issued_s, replace_unsigned=True)
+
+
+def test_a_rotation_is_signed_by_the_old_key_and_the_new_and_names_the_new(models: Repository) -> None:
+    new = Ed25519PrivateKey.generate()
+    both = Signing([KEY, new], rotate=True)
+    _, files = version_files(models, "double", "2")
+    terms = Terms("double", plan_of(files, "2"), (), 1)
+    spec = {"id": "r", "model": "double", "version": "2"}
+    made = decode_order(make_order(spec, [Device("edge-1", "fresh", 0)], terms, lambda _: terms.plan, both))
+
+    desired = opened(bytes(made.documents["edge-1"].forward), SIGNING.trusted)[0]
+    assert desired.keys == both.successors and len(desired.keys) == 1
+
+
+def test_only_what_edges_need_is_shipped(models: Repository) -> None:
+    manifest, files = version_files(models, "double", "2")
+
+    assert [one.artefact.path for one in files] == ["model.yaml", "int8.onnx"]
+    assert double_manifest().inputs == manifest.inputs

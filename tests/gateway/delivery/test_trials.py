@@ -1,0 +1,215 @@
+"""Two versions on trial: kept over a restart, counted each for itself, compared without anybody waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gateway.catalog import Catalog
+from gateway.core.versions.traffic_split import BadSplit, Split, Splits
+from gateway.delivery.trials import COMPARED_AT_ONCE, Trials, compared
+from gateway.layers.versions import FIRST_FLIGHT, versions
+from gateway.operate.trial_report import trial_families, trials_shown
+from tests.support.gateway.fleets import fleet_of
+from tests.support.loop import on_virtual_time, settle
+from tests.support.models.tiny_models import double_manifest
+from tidegate import clock
+from tidegate.arrays import array_to_tensor
+from tidegate.config import ConfigError
+from tidegate.outcome import InvalidRequest, Unreachable
+from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Route
+
+ONE = double_manifest()
+TWO = replace(ONE, version="2")
+ODD = replace(ONE, version="3", outputs=(replace(ONE.outputs[0], name="z"),))
+
+
+def trials(file: Path | None = None, *, draw: float = 0.5, crowded: Callable[[], bool] = lambda: False) -> Trials:
+    return Trials(file, Catalog([ONE, TWO, ODD]), lambda: draw, crowded)
+
+
+def call(**changes: Any) -> Call:
+    now = clock.now()
+    return replace(Call(InferRequest("double", ()), "oip-http", now, now + 1.0), **changes)
+
+
+def reply(version: str, *, turned: float = 0.0) -> Reply:
+    rows = np.array([[1.0, 2.0], [np.cos(turned), np.sin(turned)]], dtype=np.float32)
+    response = InferResponse("double", version, (array_to_tensor("y", rows, Datatype.FP32),))
+    return Reply(response, route=Route("edge/a", "cheapest", "int8", provisional=version == "2"))
+
+
+class Answers:
+    """Answers each call with the version that it asks for, or with an error."""
+
+    def __init__(self, **errors: Exception) -> None:
+        self.asked: list[Call] = []
+        self._errors = errors
+
+    async def __call__(self, call: Call) -> Reply:
+        self.asked.append(call)
+        await clock.sleep(0.010)
+        if error := self._errors.get(f"v{call.request.model_version}"):
+            raise error
+        return reply(call.request.model_version, turned=0.1 * float(call.request.model_version))
+
+
+async def served(subject: Trials, inner: Answers, one: Call) -> Reply:
+    return await versions(lambda _: (), fleet_of(), clock.now, lambda: 0.5, subject)(inner)(one)
+
+
+def series(subject: Trials) -> dict[tuple[str, ...], float]:
+    """Those above zero: model, version, role and ending."""
+    requests, _ = trial_families(subject)
+    return {tuple(one.labels.values()): one.value for one in requests.samples if one.value}
+
+
+@on_virtual_time
+async def test_a_scrape_and_a_screen_set_both_versions_beside_each_other_for_as_long_as_the_trial_is_on() -> None:
+    subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
+    async with subject:
+        assert series(subject) == {} and trials_shown(subject) == []
+        await subject.begin("double", Split("1", "2", share=0.05, tenants=("acme", "umbrella")))
+        for _ in range(3):
+            await served(subject, inner, call())
+
+        assert series(subject) == {("double", "2", "candidate", "failed"): 3, ("double", "1", "standing", "in_time"): 3}
+        (shown,) = trials_shown(subject)
+        assert (shown["model"], shown["standing"], shown["candidate"], shown["tenants"]) == ("double", "1", "2", 2)
+        assert (shown["figures"]["2"]["failed"], shown["figures"]["1"]["in_time"]) == (3, 3)
+
+        await subject.call_back("double")
+        assert series(subject) == {} and trials_shown(subject) == []
+
+
+@on_virtual_time
+async def test_a_share_goes_to_the_candidate_and_what_it_fails_the_standing_version_answers() -> None:
+    subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
+    async with subject:
+        await subject.begin("double", Split("1", "2", share=0.05))
+        answer = await served(subject, inner, call())
+        assert answer.response.model_version == "1"
+        first, second = inner.asked
+        assert first.deadline is not None
+        assert second.deadline is not None
+        assert first.deadline - first.arrived_at == pytest.approx(FIRST_FLIGHT)
+        figures = subject.watched["double"].figures
+        assert (figures["2"].failures, figures["1"].endings) == ({"unreachable": 1}, {"in_time": 1})
+        assert figures["1"].quantiles_s[0] == pytest.approx(0.010, rel=0.06), "the candidate's time is not its own"
+
+
+@on_virtual_time
+async def test_a_demanded_candidate_is_answered_by_itself_or_not_at_all() -> None:
+    subject, inner = trials(), Answers(v2=Unreachable("it hung up"))
+    async with subject:
+        await subject.begin("double", Split("1", "2"))
+        with pytest.raises(Unreachable):
+            await served(subject, inner, call(headers={"tidegate-version": "candidate"}))
+        by_parameter = InferRequest("double", (), parameters={"tidegate-version": "standing"})
+        assert (await served(subject, inner, call(request=by_parameter))).response.model_version == "1"
+        with pytest.raises(InvalidRequest, match="tidegate-version"):
+            await served(subject, inner, call(request=by_parameter, headers={"tidegate-version": "2"}))
+
+
+@on_virtual_time
+async def test_a_tenants_requests_go_to_the_candidate_and_a_named_version_goes_nowhere_else() -> None:
+    subject, inner = trials(), Answers()
+    async with subject:
+        await subject.begin("double", Split("1", "2", tenants=("acme",)))
+        assert (await served(subject, inner, call(tenant="acme"))).response.model_version == "2"
+        assert (await served(subject, inner, call())).response.model_version == "1"
+        named = call(tenant="acme", request=InferRequest("double", (), "1"))
+        assert (await served(subject, inner, named)).response.model_version == "1"
+        assert subject.watched["double"].figures["2"].provisional == 1
+
+
+@on_virtual_time
+async def test_both_are_asked_the_same_for_comparison_and_nobody_waits_for_it() -> None:
+    subject, inner = trials(), Answers()
+    subject.ask = inner
+    async with subject:
+        await subject.begin("double", Split("1", "2", compare=1.0))
+        began_at = clock.now()
+        await served(subject, inner, call(tenant="acme", pin="edge"))
+        assert clock.now() - began_at == pytest.approx(0.010)
+        await clock.sleep(0.1)
+        again = inner.asked[1]
+        assert (again.request.model_version, again.priority, again.tenant, again.pin) == ("2", 4, "", "edge")
+        agreement = subject.watched["double"].agreement
+        assert (agreement.rows, agreement.agreeing) == (2, 2)
+        assert agreement.cosine_least == pytest.approx(np.cos(0.1), abs=1e-6)
+
+
+@on_virtual_time
+async def test_comparisons_are_few_at_a_time_none_in_a_crowd_and_gone_at_the_end() -> None:
+    crowded = False
+    subject, inner = trials(crowded=lambda: crowded), Answers(v2=Unreachable("it hung up"))
+    subject.ask = inner
+    async with subject:
+        await subject.begin("double", Split("1", "2", compare=1.0))
+        for _ in range(3 * COMPARED_AT_ONCE):
+            subject.answered(call(), "1", reply("1"), 0.01)
+        await settle()
+        assert len(inner.asked) == COMPARED_AT_ONCE
+        await clock.sleep(0.1)
+        assert subject.watched["double"].agreement.unanswered == COMPARED_AT_ONCE
+        crowded = True
+        subject.answered(call(), "1", reply("1"), 0.01)
+        await settle()
+        assert len(inner.asked) == COMPARED_AT_ONCE
+        crowded = False
+        subject.answered(call(), "1", reply("1"), 0.01)
+    assert not subject._comparisons
+
+
+@on_virtual_time
+async def test_what_is_set_outlives_the_gateway_and_promotion_is_what_is_meant_then(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "trials.json"
+    async with trials(file) as first:
+        await first.begin("double", Split("1", "2", share=0.5))
+    async with trials(file) as second:
+        assert second.splits == Splits({"double": Split("1", "2", share=0.5)})
+        await second.promote("double")
+        assert (await served(second, Answers(), call())).response.model_version == "2"
+    async with trials(file) as third:
+        assert third.splits == Splits({}, {"double": "2"})
+        assert (await served(third, Answers(), call())).response.model_version == "2"
+        with pytest.raises(BadSplit):
+            await third.call_back("double")
+        await third.begin("double", Split("2", "1", share=1.0))
+        await third.call_back("double")
+        assert third.splits.promoted == {"double": "2"}
+
+
+@on_virtual_time
+async def test_versions_that_take_or_give_something_else_are_no_trial() -> None:
+    async with trials() as subject:
+        with pytest.raises(BadSplit, match="differ in "):
+            await subject.begin("double", Split("1", "3"))
+        with pytest.raises(BadSplit, match="no version '9'"):
+            await subject.begin("double", Split("1", "9"))
+        assert subject.splits == Splits()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"split": {"m": {"standing": "1", "candidate": "1"}}}', b"[]"])
+async def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "trials.json"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"trials.json \(key 'trials_file'\)"):
+        async with trials(file):
+            pass
+
+
+def test_only_outputs_that_both_have_and_that_are_vectors_are_compared() -> None:
+    one, other = reply("1").response, reply("2", turned=np.pi / 2).response
+    cosines, same = compared(one, other)
+    assert cosines == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert same == [True, False]
+    assert compared(one, InferResponse("double", "2", ())) == ([], [])
+    ids = array_to_tensor("y", np.array([[1, 2]]), Datatype.INT64)
+    assert compared(one, InferResponse("double", "2", (ids,))) == ([], [])

@@ -1,0 +1,328 @@
+"""Tokens of an issuer: only what it signed, for us, now, in a way that is accepted; its keys may change and be away."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from gateway.identity import jwks
+from gateway.identity.config import JwtConfig
+from gateway.identity.credential import Unproved
+from gateway.identity.jwks import JwksError, KeySet, keys_of
+from gateway.identity.jwt_tokens import Tokens
+from tidegate.config import ConfigError
+
+NOW = 1_900_000_000.0
+RSA = rsa.generate_private_key(65537, 2048)
+WEAK = rsa.generate_private_key(65537, 1024)
+EC, ED = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
+SIGNERS: dict[str, Any] = {"RS256": RSA, "ES256": EC, "EdDSA": ED}
+PUBLIC = [
+    {**json.loads(RSAAlgorithm.to_jwk(RSA.public_key())), "kid": "RS256", "use": "sig"},
+    {**json.loads(ECAlgorithm.to_jwk(EC.public_key())), "kid": "ES256"},
+    {**json.loads(OKPAlgorithm.to_jwk(ED.public_key())), "kid": "EdDSA"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datetime as real
+
+    class Then(real.datetime):
+        @classmethod
+        def now(cls, tz: real.tzinfo | None = None) -> real.datetime:  # type: ignore[override]
+            return real.datetime.fromtimestamp(NOW, tz)
+
+    monkeypatch.setattr("jwt.api_jwt.datetime", Then)
+
+
+def token(alg: str = "RS256", *, key: Any = None, headers: dict[str, Any] | None = None, **claims: Any) -> str:
+    said = {"iss": "https://idp", "aud": "tidegate", "sub": "ann", "tenant": "acme", "iat": NOW, "exp": NOW + 600}
+    said = {name: value for name, value in {**said, **claims}.items() if value is not None}
+    header = {name: value for name, value in {"kid": alg, **(headers or {})}.items() if value is not None}
+    return jwt.encode(said, key or SIGNERS[alg], alg, header)
+
+
+def config(folder: Path, **more: Any) -> JwtConfig:
+    file = folder / "jwks.json"
+    file.write_text(json.dumps({"keys": PUBLIC}))
+    return JwtConfig(issuer="https://idp", audience="tidegate", **{"jwks_file": file, **more})
+
+
+async def refusal(tokens: Tokens, text: str, now: float = NOW) -> str:
+    with pytest.raises(Unproved) as refused:
+        await tokens.identify(text, now)
+    assert text not in repr(refused.value)
+    return refused.value.reason
+
+
+@pytest.fixture
+async def tokens(tmp_path: Path) -> AsyncIterator[Tokens]:
+    found = Tokens(config(tmp_path, rights=("infer", "metrics"), highest_priority=2, pin="site"))
+    async with found.keys:
+        yield found
+
+
+@pytest.mark.parametrize("alg", SIGNERS)
+async def test_a_token_that_the_issuer_signed_for_us_says_who_comes(tokens: Tokens, alg: str) -> None:
+    who = await tokens.identify(token(alg, models=["mini*"]), NOW)
+    assert (who.id, who.tenant, who.expires_at) == ("token:ann", "acme", NOW + 600)
+    assert (who.grant.models, who.grant.rights, who.grant.highest_priority, who.grant.pin) == (
+        ("mini*",), ("infer", "metrics"), 2, "site",
+    )  # fmt: skip
+    assert (await tokens.identify(token(alg), NOW)).grant.models == ("*",)
+
+
+def _none_signed(**claims: Any) -> str:
+    def part(value: Any) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    return f"{part({'alg': 'none', 'kid': 'RS256'})}.{part(claims)}."
+
+
+FORGED: dict[str, tuple[Any, str]] = {
+    "another's key": (lambda: token(key=rsa.generate_private_key(65537, 2048)), "wrong"),
+    "none": (lambda: _none_signed(iss="https://idp", aud="tidegate", tenant="acme", iat=NOW, exp=NOW + 1), "algorithm"),
+    "the public key as a secret": (
+        lambda: jwt.encode({"tenant": "acme", "exp": NOW + 1}, b"x" * 64, "HS256", {"kid": "RS256"}),
+        "algorithm",
+    ),
+    "an algorithm that is not the key's": (lambda: token("ES256", headers={"kid": "RS256"}), "wrong"),
+    "an unknown key": (lambda: token(headers={"kid": "other"}), "wrong"),
+    "a kid that is no text": (lambda: _with_header(kid=["RS256"]), "malformed"),
+    "keys of its own": (
+        lambda: token(headers={"kid": "mine", "jku": "http://[::1]:1/", "jwk": PUBLIC[0]}),
+        "wrong",
+    ),
+    "a demand that nobody knows": (lambda: token(headers={"crit": ["b64"], "b64": True}), "malformed|algorithm"),
+    "another issuer": (lambda: token(iss="https://evil"), "wrong"),
+    "another audience": (lambda: token(aud="elsewhere"), "wrong"),
+    "no audience": (lambda: token(aud=None), "wrong"),
+    "no end": (lambda: token(exp=None), "wrong"),
+    "an end that is no number": (lambda: token(exp="never"), "wrong"),
+    "not yet": (lambda: token(nbf=NOW + 31), "wrong"),
+    "from the future": (lambda: token(iat=NOW + 31, exp=NOW + 60), "wrong"),
+    "over": (lambda: token(exp=NOW - 31), "expired"),
+    "for ever": (lambda: token(exp=NOW + 90_000), "lifetime"),
+    "times that are texts": (lambda: token(iat=str(int(NOW))), "lifetime"),
+    "no tenant": (lambda: token(tenant=None), "tenant"),
+    "a tenant that is no name": (lambda: token(tenant="a#key:1"), "tenant"),
+    "models that are no list": (lambda: token(models="*"), "models"),
+    "models that are no names": (lambda: token(models=[1]), "models"),
+    "nonsense": (lambda: "a.b.c", "malformed"),
+    "no token": (lambda: "hello", "malformed"),
+    "letters of no alphabet": (lambda: "é.é.é", "malformed"),
+    "a book": (lambda: "a" * 8193, "malformed"),
+}
+
+
+def _with_header(**header: Any) -> str:
+    def part(value: Any) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    return f"{part({'alg': 'RS256', **header})}.{part({'tenant': 'acme'})}.AAAA"
+
+
+@pytest.mark.parametrize("kind", FORGED)
+async def test_any_other_token_is_refused(tokens: Tokens, kind: str) -> None:
+    make, reason = FORGED[kind]
+    assert await refusal(tokens, make()) in reason.split("|")
+
+
+async def test_clocks_may_differ_by_the_leeway(tokens: Tokens) -> None:
+    assert (await tokens.identify(token(exp=NOW - 29, iat=NOW - 60), NOW)).tenant == "acme"
+    assert (await tokens.identify(token(nbf=NOW + 29), NOW)).tenant == "acme"
+
+
+async def test_a_token_that_was_good_is_remembered_until_it_expires(tokens: Tokens) -> None:
+    text = token(exp=NOW + 60)
+    first = await tokens.identify(text, NOW)
+    assert await tokens.identify(text, NOW + 89) is first
+    assert await refusal(tokens, text, NOW + 90) == "expired"
+    tokens.forget()
+    assert repr(tokens).startswith("<Tokens of https://idp 0 remembered")
+
+
+async def test_no_more_tokens_are_remembered_than_there_is_room_for(
+    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.identity.jwt_tokens.REMEMBERED", 2)
+    for sub in "abc":
+        await tokens.identify(token("EdDSA", sub=sub), NOW)
+    assert "2 remembered" in repr(tokens)
+
+
+# The issuer's keys
+
+
+class Issuer:
+    """Serves a key set, or whatever else a test wants to see handled."""
+
+    def __init__(self) -> None:
+        self.body = json.dumps({"keys": PUBLIC[:1]}).encode()
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.asked = 0
+
+    async def answer(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(body=self.body, status=self.status, headers=self.headers)
+
+
+@pytest.fixture
+async def issuer() -> AsyncIterator[tuple[Issuer, str]]:
+    one, app = Issuer(), web.Application()
+    app.router.add_get("/jwks", one.answer)
+    async with TestServer(app) as server:
+        yield one, str(server.make_url("/jwks"))
+
+
+@pytest.fixture
+def minutes(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    at = {"s": 1000.0}
+    monkeypatch.setattr("gateway.identity.jwks.clock.now", lambda: at["s"])
+    return at
+
+
+async def test_an_unknown_key_is_fetched_but_not_more_often_than_every_so_often(
+    issuer: tuple[Issuer, str], minutes: dict[str, float]
+) -> None:
+    one, url = issuer
+    async with KeySet(url=url) as keys:
+        assert (await keys.key("RS256"), one.asked) != (None, 0)
+        one.body = json.dumps({"keys": PUBLIC}).encode()
+        assert [await keys.key("ES256") for _ in range(50)] == [None] * 50
+        assert one.asked == 1
+
+        minutes["s"] += jwks.AGAIN_AFTER_S
+        assert await keys.key("ES256") is not None
+        assert one.asked == 2
+        assert repr(keys) == f"<KeySet {url} 3 keys>"
+
+
+BROKEN = {
+    "an error": {"status": 500},
+    "elsewhere": {"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}},
+    "no JSON": {"body": b"<html>"},
+    "no keys": {"body": b'{"keys": []}'},
+    "too deep": {"body": b"[" * 100_000},
+    "too large": {"body": b" " * (jwks.MOST_BYTES + 1)},
+    "too many": {"body": json.dumps({"keys": [{}] * 65}).encode()},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_while_the_issuer_is_away_its_old_keys_stay(
+    issuer: tuple[Issuer, str], minutes: dict[str, float], kind: str
+) -> None:
+    one, url = issuer
+    whole = one.body
+    async with KeySet(url=url) as keys:
+        for name, value in BROKEN[kind].items():
+            setattr(one, name, value)
+        with capture_logs() as logs:
+            for _ in range(2):
+                minutes["s"] += jwks.AGAIN_AFTER_S
+                assert await keys.key("ES256") is None
+        assert await keys.key("RS256") is not None
+        assert [entry["log_level"] for entry in logs] == ["error"], "once, however often it is tried"
+        assert repr(keys).endswith("away>")
+
+        one.body, one.status = whole, 200
+        minutes["s"] += jwks.AGAIN_AFTER_S
+        assert await keys.key("ES256") is None
+        assert repr(keys).endswith("1 keys>")
+
+
+async def test_a_gateway_starts_also_where_the_issuer_cannot_be_reached() -> None:
+    async with KeySet(url="http://127.0.0.1:1/jwks") as keys:
+        assert await keys.key("RS256") is None
+
+
+async def test_a_token_of_a_key_that_the_issuer_withdrew_is_forgotten(
+    issuer: tuple[Issuer, str], minutes: dict[str, float], tmp_path: Path
+) -> None:
+    one, url = issuer
+    tokens = Tokens(config(tmp_path, jwks_file=None, jwks_url=url))
+    async with tokens.keys:
+        text = token()
+        await tokens.identify(text, NOW)
+        one.body = json.dumps({"keys": PUBLIC[1:]}).encode()
+        minutes["s"] += jwks.AGAIN_AFTER_S
+        await tokens.identify(token("ES256"), NOW)
+        assert await refusal(tokens, text) == "wrong"
+
+
+async def test_a_file_of_keys_is_followed_and_a_broken_one_leaves_them(tmp_path: Path) -> None:
+    tokens = Tokens(config(tmp_path))
+    file = tmp_path / "jwks.json"
+    async with tokens.keys as keys:
+        text = token()
+        await tokens.identify(text, NOW)
+        file.write_text("{")
+        with capture_logs() as logs:
+            keys.look()
+            keys.look()
+        assert [entry["event"] for entry in logs] == ["the issuer's keys stay as they were"]
+        assert (await tokens.identify(token(sub="bob"), NOW)).tenant == "acme"
+
+        file.write_text(json.dumps({"keys": PUBLIC[1:]}))
+        keys.look()
+        assert await refusal(tokens, text) == "wrong"
+
+
+def test_of_a_key_set_only_strong_public_keys_for_signatures_are_taken() -> None:
+    weak = {**json.loads(RSAAlgorithm.to_jwk(WEAK.public_key())), "kid": "weak"}
+    other = {**json.loads(ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP384R1()).public_key())), "kid": "p384"}
+    listed = [weak, other, {"kty": "oct", "k": "AAAA", "kid": "oct"}, {**PUBLIC[0], "use": "enc"}, {"kty": "RSA"}, 7]
+    with pytest.raises(JwksError, match="no key of it can be used"):
+        keys_of(json.dumps({"keys": listed}).encode())
+    assert list(keys_of(json.dumps({"keys": [*listed, PUBLIC[2]]}).encode())) == ["EdDSA"]
+
+
+async def test_a_token_without_a_key_id_is_tried_with_the_only_key_there_is(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps({"keys": PUBLIC[:1]}))
+    found = Tokens(config(tmp_path, jwks_file=file))
+    async with found.keys:
+        assert (await found.identify(token(headers={"kid": None}), NOW)).tenant == "acme"
+
+
+@pytest.mark.parametrize("text", [None, "{}"])
+async def test_a_key_file_that_is_none_stops_the_start(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "jwks.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=r"auth\.jwt\.jwks_file"):
+        async with KeySet(file=file):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({}, "either jwks_file or jwks_url"),
+        ({"jwks_url": "https://a/", "jwks_file": "x"}, "either jwks_file or jwks_url"),
+        ({"jwks_url": "http://idp.example/"}, "https://"),
+        ({"jwks_url": "file:///etc/passwd"}, "https://"),
+        ({"jwks_url": "https://user:pass@idp/"}, "no user or password"),
+        ({"jwks_url": "https://idp/", "algorithms": ["none"]}, "algorithms"),
+        ({"jwks_url": "https://idp/", "algorithms": ["HS256"]}, "algorithms"),
+        ({"jwks_url": "https://idp/", "algorithms": []}, "algorithms"),
+    ],
+)
+def test_a_configuration_that_would_be_unsafe_is_refused(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        JwtConfig(issuer="i", audience="a", **more)

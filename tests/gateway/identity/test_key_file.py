@@ -1,0 +1,227 @@
+"""The file of keys, the commands that change it, and the ring that follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from structlog.testing import capture_logs
+
+from gateway.commands.keys import keys
+from gateway.identity.credential import Unproved
+from gateway.identity.key_file import changing, read_keys
+from gateway.identity.keyring import Changes, KeyRing
+from tests.support.gateway.guarded import Keys
+from tidegate import clock
+from tidegate.config import ConfigError
+from tidegate.security.caller import Grant, Limits
+
+
+def run(path: Path, *words: str) -> Result:
+    return CliRunner().invoke(keys, [words[0], "--file", str(path), *words[1:]])
+
+
+def made(path: Path, *words: str) -> tuple[str, str]:
+    """A new key's id and text."""
+    done = run(path, "create", *words)
+    assert done.exit_code == 0, done.output
+    text = done.stdout.strip()
+    return text.split("_")[1], text
+
+
+async def standing(path: Path, text: str) -> str:
+    async with KeyRing(path) as ring:
+        try:
+            return ring.identify(text, clock.utc_s()).id
+        except Unproved as error:
+            return error.reason
+
+
+async def test_a_key_that_is_made_is_good_and_says_all_that_was_granted(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    id, text = made(
+        path, "--tenant", "acme", "--models", "a*", "--models", "b", "--highest-priority", "2", "--pin", "site",
+        "--right", "infer", "--right", "metrics", "--requests-per-s", "5", "--max-in-flight", "3", "--expires", "1h",
+    )  # fmt: skip
+
+    assert await standing(path, text) == f"key:{id}"
+    (record,) = read_keys(path)
+    limits = Limits(requests_per_s=5.0, max_in_flight=3)
+    assert record.grant == Grant("acme", ("a*", "b"), 2, "site", ("infer", "metrics"), limits)
+    assert record.expires_at == pytest.approx(record.created_at + 3600)
+    assert text.split("_")[2] not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["keys.audit.jsonl", "keys.json", "keys.json.lock"]
+
+
+async def test_a_rotated_key_is_good_in_both_forms_and_a_revoked_one_in_none(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    id, old = made(path, "--tenant", "acme")
+    new = run(path, "rotate", id, "--overlap", "1h").stdout.strip()
+    assert [await standing(path, text) for text in (old, new)] == [f"key:{id}"] * 2
+
+    newer = run(path, "rotate", id, "--overlap", "0s").stdout.strip()
+    assert [await standing(path, text) for text in (old, new, newer)] == ["wrong", "wrong", f"key:{id}"]
+
+    assert run(path, "revoke", id).exit_code == 0
+    assert [await standing(path, text) for text in (old, newer)] == ["wrong", "revoked"]
+
+
+def test_a_list_shows_standings_and_no_hash(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    made(path, "--tenant", "acme", "--note", "the clinic")
+    revoked, _ = made(path, "--tenant", "acme")
+    run(path, "revoke", revoked)
+    expired, _ = made(path, "--tenant", "acme", "--expires", "0s")
+
+    listed = json.loads(run(path, "list", "--json").stdout)
+
+    assert [one["standing"] for one in listed] == ["valid", "revoked", "expired"]
+    assert "the clinic" in run(path, "list").stdout
+    for record in read_keys(path):
+        assert record.secrets[0].digest not in json.dumps(listed)
+    assert "is expired" in run(path, "rotate", expired).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("create", "--tenant", "no spaces"), "is no tenant's name"),
+        (("create", "--tenant", "a", "--expires", "soon"), "is no duration"),
+        (("create", "--tenant", "a", "--right", "root"), "root"),
+        (("revoke", "nobody"), "has no key 'nobody'"),
+        (("rotate", "nobody"), "has no key 'nobody'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
+    done = run(tmp_path / "keys.json", *words)
+    assert done.exit_code != 0
+    assert why in done.stderr
+    assert not (tmp_path / "keys.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no file of keys"),
+        ("[]", "is no file of keys"),
+        ('{"format": 1, "keys": [], "extra": 1}', "is no file of keys"),
+        ('{"format": 2, "keys": []}', "has format 2"),
+        ('{"format": 1, "keys": [{"id": "1", "salt": "xyz", "secrets": [], "grant": {"tenant": "a"}, "created_at": 1}]'
+         "}",
+         "is no file of keys"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        read_keys(path)
+
+
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    made(path, "--tenant", "acme")
+    path.chmod(0o620)
+    with pytest.raises(ConfigError, match="others than its owner may write"):
+        read_keys(path)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tidegate keys create"):
+        read_keys(tmp_path / "keys.json")
+
+
+def test_a_change_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    made(path, "--tenant", "acme")
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError), changing(path) as records:
+        records.clear()
+        raise RuntimeError
+    assert path.read_bytes() == before
+
+
+def test_keys_that_are_made_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    one = Keys(tmp_path / "keys.json", {}, {})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: one.add(f"k{n}", Grant("acme")), range(24)))
+    assert len(read_keys(one.path)) == 24
+
+
+async def test_a_ring_tells_what_changed_and_keeps_the_identities_of_what_did_not(tmp_path: Path) -> None:
+    some, seen = Keys(tmp_path / "keys.json", {}, {}), list[Changes]()
+    for name in ("stays", "goes", "ends"):
+        some.add(name, Grant("acme"))
+    async with KeyRing(some.path, seen.append) as ring:
+        before = ring.identify(some.texts["stays"], 0.0)
+        some.revoke("ends")
+        some.add("new", Grant("acme"))
+        with changing(some.path) as records:
+            del records[some.records["goes"].id]
+
+        ring.look()
+        ring.look()
+
+        assert ring.identify(some.texts["stays"], 0.0) is before
+        ids = {name: one.id for name, one in some.records.items()}
+        assert seen == [
+            {"created": [ids["new"]], "changed": [], "revoked": [ids["ends"]], "removed": [ids["goes"]]}
+        ]  # fmt: skip
+        for name, reason in (("ends", "revoked"), ("goes", "wrong")):
+            with pytest.raises(Unproved) as refused:
+                ring.identify(some.texts[name], 0.0)
+            assert (refused.value.reason, refused.value.who) == (reason, f"key:{ids[name]}")
+        assert repr(ring) == f"<KeyRing {some.path} 3 keys>"
+
+
+async def test_a_file_that_breaks_leaves_the_keys_and_is_complained_of_once(tmp_path: Path) -> None:
+    some = Keys(tmp_path / "keys.json", {}, {})
+    text = some.add("one", Grant("acme"))
+    whole = some.path.read_bytes()
+    async with KeyRing(some.path) as ring:
+        with capture_logs() as logs:
+            some.path.write_bytes(b"{")
+            ring.look()
+            ring.look()
+            os.unlink(some.path)
+            ring.look()
+            assert ring.identify(text, 0.0).tenant == "acme"
+        assert [one["event"] for one in logs] == ["the keys stay as they were"] * 2
+
+        some.path.write_bytes(whole)
+        some.path.chmod(0o600)
+        some.add("two", Grant("acme"))
+        ring.look()
+        assert len(ring.ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("salt", "00" * 65), ("salt", "zz"), ("secrets", [{"digest": "0"}])],
+)
+def test_a_key_that_could_not_be_tried_is_refused_when_it_is_read(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "keys.json"
+    made(path, "--tenant", "acme")
+    text = json.loads(path.read_text())
+    text["keys"][0][key] = value
+    path.write_text(json.dumps(text))
+    with pytest.raises(ConfigError, match="is no file of keys"):
+        read_keys(path)
+
+
+def test_reading_a_small_file_of_keys_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    made(path, "--tenant", "acme")
+    tracemalloc.start()
+    try:
+        read_keys(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,191 @@
+"""While a version is shipped: what a request without one gets, and that it is answered when the new one fails."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkUp
+from gateway.layers.versions import FIRST_FLIGHT, versions
+from tests.gateway.layers.test_layers import REPLY, answers, call
+from tests.support.gateway.fleets import fleet_of, offer, spec
+from tests.support.loop import on_virtual_time
+from tests.support.models.tiny_models import double_manifest
+from tidegate import clock
+from tidegate.fleet.offers import ModelState
+from tidegate.models.manifest import Cost
+from tidegate.outcome import InvalidRequest, NothingAlive, ServeError, Unreachable
+from tidegate.types import Call, InferRequest, Reply
+
+SIBLINGS = {"minilm": ("1", "2")}
+
+
+class NothingSet:
+    """No operator has two versions on trial."""
+
+    def turn(self, call: Call) -> tuple[str, ...]:
+        return ()
+
+    def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None:
+        raise AssertionError
+
+    def failed(self, call: Call, version: str, error: BaseException, took_s: float) -> None:
+        raise AssertionError
+
+
+NOTHING_SET = NothingSet()
+
+
+def siblings(name: str) -> tuple[str, ...]:
+    return SIBLINGS.get(name, ())
+
+
+def fleet_with(state: ModelState = "ready") -> Fleet:
+    """edge/a has version 1, edge/b version 2."""
+    fleet = fleet_of()
+    for name, version, standing in (("a", "1", "ready"), ("b", "2", state)):
+        fleet.add(spec(f"edge/{name}"), clock.now())
+        one = replace(offer(state=standing), version=version)
+        fleet.fold(LinkUp(f"edge/{name}", f"edge/{name}", 1, (one,)), clock.now())
+    return fleet
+
+
+@on_virtual_time
+async def test_a_request_gets_a_version_by_the_share_of_devices_and_a_named_one_is_kept() -> None:
+    seen: list[str] = []
+
+    async def inner(call: Call) -> Reply:
+        seen.append(call.request.model_version)
+        return REPLY
+
+    draws = iter([0.49, 0.51])
+    service = versions(siblings, fleet_with(), clock.now, lambda: next(draws), NOTHING_SET)(inner)
+    await service(call(clock.now() + 1.0))
+    await service(call(clock.now() + 1.0))
+    await service(Call(InferRequest("minilm", (), "1"), "oip-http", clock.now(), clock.now() + 1.0))
+    await service(Call(InferRequest("other", ()), "oip-http", clock.now(), clock.now() + 1.0))
+
+    assert seen == ["1", "2", "1", ""]
+
+
+@pytest.mark.parametrize("error", [NothingAlive("nobody"), Unreachable("it hung up")])
+def test_when_the_new_version_fails_the_old_one_answers(error: ServeError) -> None:
+    @on_virtual_time
+    async def scenario() -> None:
+        asked: list[tuple[str, float]] = []
+        began_at = clock.now()
+
+        async def inner(call: Call) -> Reply:
+            assert call.deadline is not None
+            asked.append((call.request.model_version, call.deadline - began_at))
+            if call.request.model_version == "2":
+                raise error
+            return REPLY
+
+        service = versions(siblings, fleet_with("soaking"), clock.now, lambda: 0.99, NOTHING_SET)(inner)
+        assert await service(call(began_at + 1.0)) is REPLY
+        assert asked == [("2", pytest.approx(FIRST_FLIGHT)), ("1", pytest.approx(1.0))]
+
+    scenario()
+
+
+@on_virtual_time
+async def test_a_version_that_nobody_serves_is_not_asked_and_costs_no_budget() -> None:
+    asked: list[tuple[str, float]] = []
+
+    async def inner(call: Call) -> Reply:
+        assert call.deadline is not None
+        asked.append((call.request.model_version, call.deadline))
+        raise NothingAlive("nobody")
+
+    at = clock.now() + 1.0
+    for fleet, wanted in ((fleet_with("bad"), ("1", at)), (fleet_of(), ("1", at))):
+        with pytest.raises(NothingAlive):
+            await versions(siblings, fleet, clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
+        assert asked.pop() == wanted and asked == []
+
+
+@on_virtual_time
+async def test_devices_that_all_change_their_version_in_one_instant_are_asked_for_what_they_have_now() -> None:
+    fleet, asked = fleet_of(), []
+
+    def offers(version: str) -> None:
+        fleet.fold(LinkUp("edge/a", "edge/a", 1, (replace(offer(), version=version),)), clock.now())
+
+    async def inner(call: Call) -> Reply:
+        asked.append(call.request.model_version)
+        if call.request.model_version == "2":
+            offers("1")  # in the moment in which the request was on its way
+            raise NothingAlive("edge/a does not offer it")
+        return REPLY
+
+    fleet.add(spec("edge/a"), clock.now())
+    offers("2")
+    service = versions(siblings, fleet, clock.now, lambda: 0.0, NOTHING_SET)(inner)
+    assert await service(call(clock.now() + 1.0)) is REPLY
+    assert asked == ["2", "1"]
+
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, ()), clock.now())
+    await clock.sleep(1.0)
+    with pytest.raises(NothingAlive):
+        await versions(siblings, fleet, clock.now, lambda: 0.0, NOTHING_SET)(nobody_serves)(call(clock.now() + 1.0))
+
+
+async def nobody_serves(call: Call) -> Reply:
+    raise NothingAlive("nobody offers it")
+
+
+@on_virtual_time
+async def test_a_version_that_is_committed_somewhere_gets_all_the_time_there_is() -> None:
+    asked: list[tuple[str, float]] = []
+
+    async def inner(call: Call) -> Reply:
+        assert call.deadline is not None
+        asked.append((call.request.model_version, call.deadline))
+        return REPLY
+
+    at = clock.now() + 1.0
+    await versions(siblings, fleet_with("ready"), clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
+
+    assert asked == [("2", at)]
+
+
+@on_virtual_time
+async def test_what_is_the_callers_fault_is_not_asked_twice() -> None:
+    asked: list[str] = []
+
+    async def inner(call: Call) -> Reply:
+        asked.append(call.request.model_version)
+        raise InvalidRequest("no such input")
+
+    with pytest.raises(InvalidRequest):
+        await versions(siblings, fleet_with(), clock.now, lambda: 0.0, NOTHING_SET)(inner)(call(clock.now() + 1.0))
+
+    assert asked == ["1"]
+
+
+@on_virtual_time
+async def test_a_model_that_nobody_ships_costs_nothing() -> None:
+    def nobody() -> float:
+        raise AssertionError("chance was asked")
+
+    assert (
+        await versions(lambda _: (), fleet_with(), clock.now, nobody, NOTHING_SET)(answers)(call(clock.now() + 1.0))
+        is REPLY
+    )
+
+
+def test_a_shipped_version_is_known_by_name_and_is_not_the_latest() -> None:
+    one = double_manifest()
+    catalog = Catalog([one])
+    assert catalog.siblings("double") == ()
+
+    catalog.ship([replace(one, version="2"), replace(one, version="3", cost=Cost("bytes", "x"))])
+
+    assert catalog.manifest("double").version == "1"
+    assert catalog.manifest("double", "3").version == "3"
+    assert catalog.siblings("double") == ("1", "2")
+    catalog.ship([replace(one, name="new", version="7")])
+    assert catalog.manifest("new").version == "7"

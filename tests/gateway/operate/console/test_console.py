@@ -1,0 +1,312 @@
+"""The console as a browser asks for it: what is open, what asks for a key, and a screen that stays small."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.app import Gateway
+from gateway.core.estimate.sliding_stats import Lately
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkUp
+from gateway.core.health.degradation import Condition
+from gateway.operate.console.history import POINTS, REFUSED, Watch
+from gateway.operate.console.page import page_files
+from gateway.operate.console.snapshot import FOUND, ROWS, Sight
+from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target, until
+from tests.support.gateway.doors import admission_of
+from tests.support.gateway.fleets import NOW, offer, spec
+from tests.support.gateway.guarded import guarded
+from tidegate.fleet.conditions import Conditions
+from tidegate.outcome import InvalidRequest, NothingAlive
+from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
+
+Event = tuple[str, Any]
+MARKUP = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
+
+
+class Models:
+    def __init__(self) -> None:
+        self.manifests: tuple[Any, ...] = ()
+
+
+def sight_of(fleet: Fleet) -> Sight:
+    return Sight("main", Watch(fleet, lambda: 0), fleet, admission_of(), Models(), {})  # type: ignore[arg-type]
+
+
+def fleet_of_many(edges: int) -> Fleet:
+    fleet = Fleet(lambda model, version: "tokens")
+    for name in ("pool/main", *(f"edge/kiosk-{number:05}" for number in range(edges))):
+        fleet.add(spec(name), NOW)
+        fleet.fold(LinkUp(name, name, 1, (offer(),)), NOW)
+    return fleet
+
+
+def call(model: str = "minilm") -> Call:
+    return Call(InferRequest(model, ()), "oip-http", NOW)
+
+
+def reply(served_by: str = "edge/a", left_s: float = 1.0) -> Reply:
+    return Reply(InferResponse("minilm", "1", ()), route=Route(served_by, "cheapest", "int8"), budget_left_s=left_s)
+
+
+async def seen(sight: Sight) -> dict[str, Any]:
+    return sight.snapshot(NOW + 1.0, NOW, await sight.states(lambda: asyncio.sleep(0.0)))  # noqa: TID251
+
+
+async def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
+    few, many = (sight_of(fleet_of_many(count)) for count in (50, 1000))
+    for one in (few, many):
+        for _ in range(POINTS + 50):
+            one.watch.tick(NOW, NOW)
+        for name in one.fleet.targets:
+            one.watch.answered(call(), reply(name), NOW + 0.010)
+
+    shown = [await seen(one) for one in (few, many)]
+
+    assert [len(one["targets"]) for one in shown] == [ROWS, ROWS]
+    assert shown[1]["health"]["edge"]["well"] == 1000
+    assert shown[1]["more_targets"] == 1001 - ROWS
+    sizes = [len(json.dumps(one)) for one in shown]
+    assert sizes[1] < sizes[0] + 500
+    assert len(many.history()["points"]) == POINTS
+    assert len(many.find("kiosk", NOW)) == FOUND
+    assert [one["id"] for one in many.find("KIOSK-00777", NOW)] == ["edge/kiosk-00777"]
+
+
+async def test_whoever_is_ill_comes_before_whoever_is_busy() -> None:
+    sight = sight_of(fleet_of_many(100))
+    for _ in range(50):
+        sight.watch.answered(call(), reply("edge/kiosk-00001"), NOW + 0.010)
+    sight.fleet.heard("edge/kiosk-00099", load=None, doubt="stale", now=NOW)
+
+    shown = [one["id"] for one in (await seen(sight))["targets"]]
+
+    assert shown[:3] == ["pool/main", "edge/kiosk-00099", "edge/kiosk-00001"]
+
+
+def test_callers_own_mistakes_and_cancelled_requests_are_no_lateness() -> None:
+    watch = sight_of(fleet_of_many(1)).watch
+    for error in (InvalidRequest("no"), asyncio.CancelledError(), NothingAlive("nobody")):
+        watch.ended(call(), error, NOW + 0.010)
+    watch.answered(call(), reply(left_s=-0.1), NOW + 0.010)
+
+    assert {way: (one.failed, one.late) for way, one in watch.ways.items(NOW + 1.0)} == {
+        (REFUSED, "nothing_alive"): (1, 0),
+        ("edge", "cheapest"): (0, 1),
+    }
+    assert [name for name, _ in watch.targets.items(NOW + 1.0)] == ["edge/a"]
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0), st.sampled_from([-1.0, 1.0]))), st.booleans())
+def test_ends_that_are_counted_together_read_as_if_each_had_been_counted(
+    ends: list[tuple[float, float, float]], looked: bool
+) -> None:
+    watch, each = sight_of(fleet_of_many(1)).watch, Lately[str]()
+    now = NOW
+    for after_s, took_s, left_s in ends:
+        now += after_s
+        watch.answered(Call(InferRequest("minilm", ()), "oip-http", now - took_s), reply(left_s=left_s), now)
+        each.record("edge/a", "late" if left_s < 0 else "in_time", now - (now - took_s), now)
+        if looked:
+            assert watch.targets.read("edge/a", now) == each.read("edge/a", now)
+
+    assert watch.targets.read("edge/a", now + 1.0) == each.read("edge/a", now + 1.0)
+    assert watch.classes.total(now + 1.0).asked == each.total(now + 1.0).asked
+
+
+def test_timelines_of_targets_that_are_gone_go() -> None:
+    sight = sight_of(fleet_of_many(3))
+    sight.watch.tick(NOW, NOW)
+    assert len(sight.watch.timelines) == 4
+    sight.fleet.remove("edge/kiosk-00001")
+    sight.watch.tick(NOW + 5.0, NOW)
+    assert len(sight.watch.timelines) == 3
+    assert sight.detail("edge/kiosk-00001", NOW) is None
+
+
+async def test_what_a_device_keeps_for_a_gateway_stands_in_its_row_and_its_detail() -> None:
+    sight = sight_of(fleet_of_many(2))
+    sight.fleet.targets["edge/kiosk-00001"].conditions = Conditions(kept=17)
+
+    rows = {one["id"]: one["conditions"] for one in (await seen(sight))["targets"]}
+    details = [sight.detail(name, NOW) or {} for name in ("edge/kiosk-00000", "edge/kiosk-00001")]
+
+    assert rows["edge/kiosk-00001"] == "17 things kept for a gateway"
+    assert rows["edge/kiosk-00000"] == ""
+    assert [one["kept"] for one in details] == [0, 17]
+
+
+async def test_what_ails_a_target_is_shown_and_found() -> None:
+    sight = sight_of(fleet_of_many(3))
+    ailing = sight.fleet.targets["edge/kiosk-00001"].degradation.active
+    ailing["slow_drift"] = Condition("slow_drift", NOW, "answers take 1.6 times what they took")
+
+    shown = await seen(sight)
+
+    assert shown["verdict"]["state"] == "attention"
+    assert shown["verdict"]["sentence"] == "edge/kiosk-00001 has slow_drift: answers take 1.6 times what they took"
+    assert [(one["target"], one["condition"]) for one in shown["conditions"]] == [("edge/kiosk-00001", "slow_drift")]
+
+
+async def test_a_model_that_nobody_offers_any_more_is_trouble_once_somebody_wants_it() -> None:
+    sight = sight_of(fleet_of_many(1))
+    sight.catalog.manifests = (SimpleNamespace(name="minilm", version="1"), SimpleNamespace(name="spare", version="1"))
+    sight.watch.answered(call(), reply(), NOW)
+    assert (await seen(sight))["verdict"]["state"] == "well"
+    for name in list(sight.fleet.targets):
+        sight.fleet.fold(LinkUp(name, name, 1, ()), NOW)
+    assert (await seen(sight))["verdict"]["sentence"] == "Nobody offers minilm just now"
+
+
+async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
+    breaths = 0
+
+    async def breathe() -> None:
+        nonlocal breaths
+        breaths += 1
+
+    sight = sight_of(fleet_of_many(5000))
+    assert len(await sight.states(breathe)) == 5001
+    assert breaths == 25
+
+
+async def test_a_target_that_leaves_while_a_large_fleet_is_looked_at_is_not_shown() -> None:
+    sight = sight_of(fleet_of_many(300))
+    states = await sight.states(lambda: asyncio.sleep(0.0))  # noqa: TID251
+    sight.fleet.remove("edge/kiosk-00000")
+    shown = sight.snapshot(NOW + 1.0, NOW, states)
+    assert "edge/kiosk-00000" not in [one["id"] for one in shown["targets"]]
+    assert shown["health"]["edge"]["well"] == 299
+
+
+# over HTTP
+
+
+async def events(session: aiohttp.ClientSession, url: str, count: int, **headers: str) -> list[Event]:
+    """The first of the stream."""
+    found: list[Event] = []
+    async with session.get(url, headers=headers) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        async for line in response.content:
+            if line.startswith(b"event: "):
+                name = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                found.append((name, json.loads(line[6:])))
+                if len(found) == count:
+                    break
+    return found
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    edge = Far("edge/attic", variant="int8")
+    async with running(edge), gateway_for(configured(tmp_path, target(edge))) as found:
+        yield found
+
+
+@pytest.mark.slow
+async def test_every_file_of_the_page_is_served_and_nothing_from_elsewhere_may_run_in_it(
+    served: tuple[Gateway, aiohttp.ClientSession],
+) -> None:
+    gateway, session = served
+    assert len(page_files()) > 10
+    for path in page_files():
+        async with session.get(gateway.addresses["admin"] + path) as response:
+            assert response.status == 200, path
+            text = await response.text()
+            policy = response.headers["Content-Security-Policy"]
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        if "/vendor/" not in path:
+            assert "http://" not in text.replace("http://www.w3.org/2000/svg", ""), path
+            assert "https://" not in text, path
+            assert not {word for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(") if word in text}, (
+                path
+            )
+
+
+@pytest.mark.slow
+async def test_the_stream_tells_the_past_once_and_then_how_it_is(
+    served: tuple[Gateway, aiohttp.ClientSession],
+) -> None:
+    gateway, session = served
+    assert (await ask(gateway, session))[0] == 200
+    url = gateway.addresses["admin"] + "/console/live?target=edge/attic"
+
+    told = await events(session, url, 3)
+
+    assert [name for name, _ in told] == ["history", "snapshot", "target"]
+    snapshot, detail = told[1][1], told[2][1]
+    assert snapshot["verdict"]["state"] == "well"
+    assert [(one["id"], one["health"], one["asked"]) for one in snapshot["targets"]] == [("edge/attic", "well", 1)]
+    assert [(one["to"], one["asked"]) for one in snapshot["ways"]] == [("edge", 1)]
+    assert detail["detail"]["admin"]["address"] == gateway.fleet.targets["edge/attic"].spec.address
+
+
+@pytest.mark.slow
+async def test_a_target_that_stops_is_named_on_top(tmp_path: Path) -> None:
+    edge, pool = Far("edge/attic"), Far("pool/main")
+    async with running(edge, pool), gateway_for(configured(tmp_path, target(edge), target(pool))) as (gateway, session):
+        await edge.kill()
+        await until(lambda: not gateway.fleet.targets["edge/attic"].up, 30.0)
+
+        told = await events(session, gateway.addresses["admin"] + "/console/live", 2)
+
+        assert told[1][1]["verdict"]["sentence"].startswith("edge/attic is down: ")
+
+
+@pytest.mark.slow
+async def test_without_a_console_the_admin_port_serves_no_page(tmp_path: Path) -> None:
+    async with Gateway(configured(tmp_path, console=False)) as gateway, aiohttp.ClientSession() as session:
+        for path, status in (("/", 404), ("/console/live", 404), ("/v1/state", 200)):
+            async with session.get(gateway.addresses["admin"] + path) as response:
+                assert response.status == status
+
+
+@pytest.mark.slow
+async def test_elsewhere_than_on_loopback_the_page_is_open_and_what_it_shows_is_not(tmp_path: Path) -> None:
+    async with guarded(tmp_path, admin_host="0.0.0.0") as (gateway, session, keys, _):
+        url = gateway.addresses["admin"].replace("0.0.0.0", "127.0.0.1")
+        for path in page_files():
+            async with session.get(url + path) as response:
+                assert response.status == 200
+        for path in ("/console/live", "/console/find?q=", "/v1/state"):
+            async with session.get(url + path) as response:
+                assert response.status == 401
+            async with session.get(url + path, headers=keys.headers("good")) as response:
+                assert response.status == 403
+        told = await events(session, url + "/console/live", 2, **keys.headers("operator"))
+        assert told[1][0] == "snapshot"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8003"}, 200),
+        ({"Host": "[::1]:8003"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:8003"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_other_sites_get_nothing_through_an_operators_browser(
+    served: tuple[Gateway, aiohttp.ClientSession], headers: dict[str, str], status: int
+) -> None:
+    gateway, session = served
+    async with session.get(gateway.addresses["admin"] + "/v1/state", headers=headers) as response:
+        assert response.status == status

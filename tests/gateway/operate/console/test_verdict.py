@@ -1,0 +1,83 @@
+"""What the console says on top: the state follows from what is shown below it, and each finding names what is ill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.estimate.sliding_stats import Recent
+from gateway.core.fleet.link_health import Health
+from gateway.operate.console.verdict import MOST_FINDINGS, Finding, Ill, Verdict, verdict
+
+NOTHING = Recent(0, 0, 0, 0.0, 0.0, 0, 0.0, ())
+
+
+def recent(asked: int, late: int) -> Recent:
+    """So many in the rates' window, and so many of them late."""
+    return Recent(asked - late, late, 0, (asked - late) / 15, asked / 15, asked, late / asked, (0.01, 0.02, 0.03))
+
+
+def judged(**given: Any) -> Verdict:
+    usual: dict[str, Any] = {
+        "targets": 4, "ill": (), "total": recent(100, 0), "by_class": (), "homeless": (), "overloaded": "",
+        "panic": False, "refused_devices": (),
+    }  # fmt: skip
+    return verdict(**(usual | given))
+
+
+def ill(number: int, health: Health = "slow") -> Ill:
+    return Ill(f"edge/e{number}", health, f"why {number}")
+
+
+def test_nothing_against_it_is_well_also_when_nobody_asks() -> None:
+    assert judged()[:2] == ("well", "All is well")
+    assert judged(total=NOTHING)[:2] == ("well", "All is well: nobody is asking just now")
+
+
+def test_a_sick_link_is_named_with_its_reason() -> None:
+    said = judged(ill=[ill(2)])
+    assert (said.state, said.sentence) == ("attention", "edge/e2 is on a slow link: why 2")
+    assert said.findings[0].about == "edge/e2"
+
+
+def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
+    said = judged(targets=1000, ill=[ill(number) for number in range(40)])
+    assert said.sentence == "40 of 1000 targets are on a slow link: edge/e0, edge/e1, edge/e2 and 37 more"
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "words"),
+    [
+        ({"targets": 0}, "trouble", "No target is known"),
+        ({"targets": 2, "ill": [ill(1, "down"), ill(2, "down")]}, "trouble", "No target can be used"),
+        ({"ill": [ill(1, "down")]}, "attention", "edge/e1 is down: why 1"),
+        ({"ill": [ill(number, "down") for number in range(3)]}, "trouble", "3 of 4 targets are down"),
+        ({"homeless": ["minilm"]}, "trouble", "Nobody offers minilm just now"),
+        ({"overloaded": "queues"}, "trouble", "Overloaded, the least important are shed: queues"),
+        ({"panic": True}, "trouble", "Most targets fail"),
+        ({"refused_devices": ["attic"]}, "attention", "attic is not dialled"),
+        ({"others": [Finding("attention", "edge/a has slow_drift")]}, "attention", "edge/a has slow_drift"),
+        ({"total": recent(100, 5)}, "attention", "5.0% of requests are late or fail"),
+        ({"total": recent(100, 50)}, "trouble", "50% of requests are late or fail"),
+        ({"total": recent(9, 9)}, "well", "All is well"),
+        ({"total": recent(20, 2)}, "well", "All is well"),
+    ],
+)
+def test_what_speaks_against_it_and_how_much(given: dict[str, Any], state: str, words: str) -> None:
+    said = judged(**given)
+    assert said.state == state
+    assert said.sentence.startswith(words)
+
+
+def test_the_class_that_is_worst_off_is_named() -> None:
+    said = judged(total=recent(200, 60), by_class=[("digits", recent(100, 0)), ("minilm", recent(100, 60))])
+    assert said.sentence == "30% of requests are late or fail, most of them of minilm (60%)"
+
+
+def test_trouble_comes_first_and_there_is_an_end_to_findings() -> None:
+    many = [Finding("attention", f"finding {number}") for number in range(50)]
+    said = judged(others=many, homeless=["minilm"])
+    assert said.findings[0].level == "trouble"
+    assert len(said.findings) == MOST_FINDINGS
+    assert said.sentence == f"Nobody offers minilm just now, and {MOST_FINDINGS - 1} more"

@@ -1,0 +1,38 @@
+"""The demo models, built once and kept: whoever needs real models takes the fixture `demo_repository`.
+
+They are kept across test runs in `.tidegate/models` of the checkout, where `make run` keeps its own, or in the folder
+that TIDEGATE_TEST_REPOSITORY names. The build runs in a process of its own, so that torch stays out of this one; tests
+that take the fixture should be marked slow, since the first of them may wait for half a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidegate.models.repository import Repository
+from tidegate.tools.build.demo.demo_models import RECIPES, whole
+
+_CHECKOUT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def demo_repository() -> Repository:
+    """A repository with the demo models `minilm` and `digits`, whole and verified. Read it, never write to it."""
+    root = Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "models")
+    for name, (_, version) in RECIPES.items():
+        if whole(root, name, version) is None:
+            _build(name, root)
+    return Repository(root)
+
+
+def _build(name: str, root: Path) -> None:
+    program = "from tidegate.tools.build.cli import model; model()"
+    arguments = ["build", name, "--repository", str(root), "--json-progress"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"building the demo model {name} failed:\n{done.stdout}\n{done.stderr}", pytrace=False)

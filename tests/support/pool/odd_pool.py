@@ -1,0 +1,34 @@
+"""A pool that says no to everything from one SIGUSR1 to the next, as a full one does; all else is the real one."""
+
+from __future__ import annotations
+
+import signal
+
+from cloud_pool.cli import pool
+from cloud_pool.serving.host import PoolHost
+from tidegate.outcome import Overloaded
+from tidegate.types import Call, Reply
+
+_RETRY_AFTER_S = 0.2
+
+
+def refuse_on_signal() -> None:
+    whole = PoolHost.infer
+    refusing = False
+
+    def turn(*_: object) -> None:
+        nonlocal refusing
+        refusing = not refusing
+
+    async def infer(self: PoolHost, call: Call) -> Reply:
+        if refusing:
+            raise Overloaded("this pool is full on purpose", retry_after_s=_RETRY_AFTER_S)
+        return await whole(self, call)
+
+    PoolHost.infer = infer  # type: ignore[method-assign]
+    signal.signal(signal.SIGUSR1, turn)
+
+
+if __name__ == "__main__":
+    refuse_on_signal()
+    pool(prog_name="odd pool")

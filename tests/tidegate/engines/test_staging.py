@@ -1,0 +1,81 @@
+"""Buffers that are kept, and inputs that are prepared: what of it a CPU can show."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tidegate.engines.staging import LEAST_BYTES, BufferPool, Staged, bucket_bytes, filled
+from tidegate.workers.array_transport import Handover
+from tidegate.workers.channel import Infer, Load
+from tidegate.workers.child import Worker
+
+
+def pool(**how: int) -> BufferPool:
+    return BufferPool(lambda size: torch.empty(size, dtype=torch.uint8), **how)
+
+
+def test_buffers_are_of_size_classes() -> None:
+    sizes = {1: LEAST_BYTES, LEAST_BYTES: LEAST_BYTES, LEAST_BYTES + 1: 2 * LEAST_BYTES, 100_000: 131_072}
+    assert {size: bucket_bytes(size) for size in sizes} == sizes
+    assert pool().take(100_000).numel() == 131_072
+
+
+def test_a_buffer_is_used_again_for_any_size_of_its_class() -> None:
+    subject = pool()
+    first = subject.take(5000)
+    subject.give(first)
+    assert subject.take(8192).data_ptr() == first.data_ptr()
+    assert subject.take(8192).data_ptr() != first.data_ptr()
+    assert (subject.made, subject.kept_bytes) == (2, 0)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    subject = pool(most_bytes=3 * LEAST_BYTES)
+    for buffer in [subject.take(1) for _ in range(5)]:
+        subject.give(buffer)
+    assert repr(subject) == f"<BufferPool 5 made, {3 * LEAST_BYTES} bytes kept>"
+
+
+@pytest.mark.parametrize("array", [
+    np.arange(6, dtype=np.int64).reshape(2, 3),
+    np.array([[True], [False]]),
+    np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
+    np.array(7, dtype=np.uint16),
+])  # fmt: skip
+def test_a_filled_buffer_has_the_arrays_type_shape_and_values(array: Any) -> None:
+    buffer = torch.full((LEAST_BYTES,), 255, dtype=torch.uint8)
+    tensor = filled(buffer, array)
+    assert tensor.data_ptr() == buffer.data_ptr()
+    assert tensor.shape == array.shape
+    assert np.array_equal(tensor.numpy(), array)
+
+
+def test_staged_arrays_are_still_arrays_for_whoever_looks() -> None:
+    arrays = {"x": np.ones(3)}
+    staged = Staged(arrays, {}, None)
+    assert dict(staged) == arrays
+    assert isinstance(staged, dict)
+
+
+class Preparing:
+    """An engine on a device of its own, which takes inputs ahead of their turn."""
+
+    def prepare(self, inputs: Any) -> Any:
+        return Staged(inputs, {}, None)
+
+
+def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(theirs, Handover.nothing())
+        worker._engines |= {"gpu": Preparing(), "cpu": object()}  # type: ignore[dict-item]
+        arrays = {"x": np.ones(3)}
+        assert isinstance(worker.prepare(Infer(1, "gpu"), arrays), Staged)
+        assert worker.prepare(Infer(2, "cpu"), arrays) is arrays
+        assert worker.prepare(Infer(3, "nobody"), arrays) is arrays
+        assert worker.prepare(Load(4, "gpu", "onnx", "", (), 1, "cpu"), arrays) is arrays

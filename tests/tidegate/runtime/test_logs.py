@@ -1,0 +1,119 @@
+"""What a process says: lines of either form, at levels that can be changed, with the trace that they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from tidegate import clock
+from tidegate.runtime.logs import LEVELS, MOST_MODULES, Format, Levels
+from tidegate.runtime.process import until_signal
+
+SCRIPT = """
+import logging, sys, structlog
+from tidegate.runtime.logs import LEVELS, configure_logging
+from tidegate.tracing.trace_context import Trace, current
+configure_logging("gateway/main", form=sys.argv[1])
+log, other = structlog.get_logger("gateway.targets.directory"), structlog.get_logger("scheduler")
+log.debug("not yet")
+log.info("target is up", target="edge/a")
+LEVELS.set("debug", "gateway")
+log.debug("now")
+other.debug("but not here")
+current.set(Trace(0xabc, 1, sampled=True))
+other.warning("late", ms=3.5)
+logging.getLogger("aiohttp").info("too low for a library")
+logging.getLogger("aiohttp").warning("odd %s", "bytes")
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("a defect")
+"""
+TRACE_ID = f"{0xABC:032x}"
+
+
+def said(form: Format) -> list[str]:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, form], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "", "stdout is for events"
+    return ran.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_json_is_an_object_a_line_with_the_trace_of_its_request() -> None:
+    lines = [json.loads(line) for line in said("json")]
+    assert [line["event"] for line in lines] == ["target is up", "now", "late", "odd bytes", "a defect"]
+    up, _, late, foreign, defect = lines
+    assert (up["level"], up["process"], up["target"]) == ("info", "gateway/main", "edge/a")
+    assert "trace_id" not in up
+    assert (late["trace_id"], late["ms"]) == (TRACE_ID, 3.5)
+    assert (foreign["level"], foreign["logger"], foreign["trace_id"]) == ("warning", "aiohttp", TRACE_ID)
+    assert defect["exception"][0]["exc_type"] == "ZeroDivisionError"
+
+
+@pytest.mark.slow
+def test_text_says_the_same_as_keys_and_values() -> None:
+    lines = said("text")
+    assert 'level=info process=gateway/main event="target is up"' in lines[0]
+    assert f"trace_id={TRACE_ID}" in lines[2]
+    assert 'event="odd bytes"' in lines[3] and "logger=aiohttp" in lines[3]
+    assert any("ZeroDivisionError" in line for line in lines)
+
+
+def test_the_longest_name_that_a_modules_begins_with_counts() -> None:
+    levels = Levels("warning")
+    levels.set("debug", "gateway")
+    levels.set("error", "gateway.targets.directory")
+    asked = {"": "warning", "scheduler": "warning", "gateway.fleet_sync.sync": "debug", "gateway": "debug"}
+    asked |= {"gateway.targets.directory": "error", "gateway.targets.directory.one": "error", "gateways": "warning"}
+    assert {module: levels.of(module) for module in asked} == asked
+    levels.clear("gateway.targets.directory")
+    assert levels.of("gateway.targets.directory") == "debug"
+    assert levels.allows("gateway.fleet_sync.sync", 10) and not levels.allows("scheduler", 20)
+
+
+def test_there_is_an_end_to_modules_with_levels_of_their_own() -> None:
+    levels = Levels()
+    for number in range(MOST_MODULES):
+        levels.set("debug", f"m{number}")
+    with pytest.raises(ValueError, match="levels of their own"):
+        levels.set("debug", "one.more")
+    levels.set("info", "m0")
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30.0):
+        while not true():
+            await clock.sleep(0.001)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = LEVELS.level
+    yield
+    LEVELS.set(before)
+
+
+@pytest.mark.usefixtures("restored")
+async def test_a_signal_turns_debugging_on_and_off_again() -> None:
+    LEVELS.set("warning")
+    seen = []
+
+    async def serve() -> None:
+        for _ in range(2):
+            before = LEVELS.level
+            os.kill(os.getpid(), signal.SIGRTMIN)
+            await eventually(lambda before=before: LEVELS.level != before)
+            seen.append(LEVELS.level)
+
+    with capture_logs() as logs:
+        await until_signal(serve())
+    assert seen == ["debug", "warning"]
+    assert [line["level"] for line in logs] == seen

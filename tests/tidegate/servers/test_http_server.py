@@ -1,0 +1,177 @@
+"""The HTTP port as strangers find it: bytes that are no HTTP are refused to their sender and kept from the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+
+from tests.support.loop import on_virtual_time
+from tidegate import clock
+from tidegate.servers.http_server import http_door
+from tidegate.servers.limits import DoorLimits
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+NO_HTTP = {
+    "a length in words": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "a chunk of no size": b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+}
+
+
+async def _echo(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+async def _breaks(_: web.Request) -> web.Response:
+    raise RuntimeError("a defect")
+
+
+async def exchange(address: str, sent: bytes) -> bytes:
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(30.0):
+            return await reader.readline()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("kind", NO_HTTP)
+async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = http_door([web.post("/", _echo)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    async with door as address:
+        assert b" 400 " in await exchange(address, NO_HTTP[kind])
+
+    assert caplog.records == []
+
+
+async def test_a_defect_is_still_logged(caplog: pytest.LogCaptureFixture) -> None:
+    door = http_door([web.get("/", _breaks)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    async with door as address:
+        assert b" 500 " in await exchange(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+
+# strangers that take their time, or come in numbers
+
+WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+SLOW = DoorLimits(header_timeout_s=0.1, idle_timeout_s=0.3, max_connections=50, max_connections_per_client=3)
+
+
+async def _ok(_: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+def slow_door(limits: DoorLimits = SLOW, handler: Handler = _ok) -> AbstractAsyncContextManager[str]:
+    return http_door(
+        [web.get("/", handler)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1, limits=limits
+    )
+
+
+@asynccontextmanager
+async def connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def ends(reader: asyncio.StreamReader) -> float:
+    """How long until the other side closes."""
+    began_at = clock.now()
+    async with asyncio.timeout(30.0):
+        with suppress(ConnectionError):
+            await reader.read()
+    return clock.now() - began_at
+
+
+@on_virtual_time
+async def test_headers_that_do_not_come_whole_end_the_connection() -> None:
+    async with slow_door() as address, connection(address) as (reader, writer):
+        writer.write(WHOLE[:-2])
+        assert 0.05 < await ends(reader) < 0.29
+
+
+@on_virtual_time
+async def test_headers_that_come_in_pieces_but_in_time_are_answered() -> None:
+    async with slow_door() as address, connection(address) as (reader, writer):
+        writer.write(WHOLE[:10])
+        await writer.drain()
+        await clock.sleep(0.02)
+        writer.write(WHOLE[10:])
+        assert b" 200 " in await reader.readline()
+        assert await ends(reader) > 0.15  # by then it is idle, and no slow asker any more
+
+
+@on_virtual_time
+async def test_a_connection_that_says_nothing_is_closed_after_its_time() -> None:
+    async with slow_door() as address, connection(address) as (reader, _):
+        assert 0.2 < await ends(reader) < 2.0
+
+
+@pytest.mark.parametrize(("size_bytes", "status"), [(8190, b" 200 "), (8300, b" 400 ")])
+async def test_a_header_may_be_as_long_as_the_limit(size_bytes: int, status: bytes) -> None:
+    sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: " + b"x" * (size_bytes - 3) + b"\r\n\r\n"
+    async with slow_door(DoorLimits(max_header_bytes=8190)) as address:
+        assert status in await exchange(address, sent)
+
+
+@pytest.mark.parametrize(("count", "status"), [(8, b" 200 "), (20, b" 400 ")])
+async def test_there_may_be_as_many_headers_as_the_limit(count: int, status: bytes) -> None:
+    headers = b"".join(b"X-%d: y\r\n" % number for number in range(count - 2))
+    sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n"
+    async with slow_door(DoorLimits(max_headers=8)) as address:
+        assert status in await exchange(address, sent)
+
+
+async def test_a_client_over_its_limit_loses_the_connection_that_never_asked() -> None:
+    limits = DoorLimits(max_connections_per_client=3)
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(slow_door(limits))
+        asked, silent, other = [await stack.enter_async_context(connection(address)) for _ in range(3)]
+        asked[1].write(WHOLE)
+        assert b" 200 " in await asked[0].readline()
+
+        newcomer = await stack.enter_async_context(connection(address))
+        newcomer[1].write(WHOLE)
+
+        assert b" 200 " in await newcomer[0].readline()
+        await ends(silent[0])
+        other[1].write(WHOLE)
+        assert b" 200 " in await other[0].readline()
+
+
+async def test_a_newcomer_takes_no_place_of_a_busy_connection() -> None:
+    held, busy = asyncio.Event(), asyncio.Event()
+
+    async def waits(_: web.Request) -> web.Response:
+        busy.set()
+        await held.wait()
+        return web.Response(text="ok")
+
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(slow_door(DoorLimits(max_connections_per_client=1), waits))
+        first = await stack.enter_async_context(connection(address))
+        first[1].write(WHOLE)
+        await busy.wait()
+
+        turned_away = await stack.enter_async_context(connection(address))
+        await ends(turned_away[0])
+
+        held.set()
+        assert b" 200 " in await first[0].readline()

@@ -1,0 +1,157 @@
+"""The `tidegate` command and `tidegate config`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tidegate import cli as door
+from tidegate.config import ConfigError, ProcessConfig, load
+from tidegate.models.repository import RepositoryError
+from tidegate.outcome import ModelNotFound
+from tidegate.tools import config_cli
+
+
+class KettleConfig(ProcessConfig):
+    model_config = SettingsConfigDict(env_prefix="TIDEGATE_KETTLE_")
+    name: str = Field(description="What the kettle is called.")
+    boil_s: float = Field(default=3.0, description="Seconds to boil; more of it costs patience.")
+    tags: tuple[str, ...] = Field(default=("steel",), description="Words.")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(door.cli, list(arguments), prog_name="tidegate")
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, command: click.Command | Exception) -> None:
+    """Put a command called `kettle` behind the door, one that comes with an extra of the same name."""
+
+    class Point:
+        name = "kettle"
+
+        def load(self) -> click.Command:
+            if isinstance(command, Exception):
+                raise command
+            return command
+
+    monkeypatch.setattr(door, "_entry_point", lambda name: Point())
+    monkeypatch.setattr(door, "EXTRAS", {"kettle": "hot"})
+
+
+def failing(error: Exception) -> click.Command:
+    @click.command()
+    def kettle() -> None:
+        raise error
+
+    return kettle
+
+
+def test_every_command_of_the_parts_is_listed() -> None:
+    listed = run("--help").output
+    assert all(f"  {name} " in listed for name in ("config", "edge", "gateway", "model", "pool", "status", "up"))
+
+
+def test_help_shows_what_a_command_does_without_importing_it() -> None:
+    program = (
+        "import sys; from click.testing import CliRunner; from tidegate.cli import cli;"
+        "print(CliRunner().invoke(cli, ['--help']).output);"
+        "print('imported', sorted({'tidegate.tools.up.cli', 'aiohttp', 'grpc', 'gateway.cli'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "Start everything on this machine: broker, pool, edges and gateway." in said
+    assert said.endswith("imported []\n")
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").output.startswith("tidegate, version ")
+
+
+def test_an_unknown_command_is_an_error_of_usage() -> None:
+    answer = run("gatway")
+    assert answer.exit_code == 2
+    assert "No such command 'gatway'" in answer.output
+
+
+@pytest.mark.parametrize("when", ["when it is imported", "when it is run"])
+def test_a_command_whose_libraries_are_missing_says_which_extra_brings_them(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    missing = ModuleNotFoundError("No module named 'steam.engine'", name="steam.engine")
+    offer(monkeypatch, missing if when == "when it is imported" else failing(missing))
+    answer = run("kettle")
+    assert answer.exit_code == 1
+    assert answer.output == "Error: `tidegate kettle` needs steam: pip install 'tidegate[hot]'\n"
+
+
+def test_a_missing_module_of_our_own_is_not_blamed_on_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, ModuleNotFoundError("No module named 'tidegate.gone'", name="tidegate.gone"))
+    assert isinstance(run("kettle").exception, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("unknown key 'prot'"), ModelNotFound("no model 'x'"), RepositoryError("model.yaml: bad")]
+)
+def test_an_error_that_a_user_can_mend_is_one_message(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    offer(monkeypatch, failing(error))
+    answer = run("kettle")
+    assert (answer.exit_code, answer.output) == (1, f"Error: {error}\n")
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, failing(ZeroDivisionError("ours")))
+    assert isinstance(run("kettle").exception, ZeroDivisionError)
+
+
+def test_an_example_says_every_key_with_its_meaning_and_changes_nothing() -> None:
+    text = config_cli.example_yaml("kettle", KettleConfig)
+    assert yaml.safe_load(text) == {"name": None}  # only what is required is not commented out
+    assert "# Seconds to boil; more of it costs patience.\n#boil_s: 3.0\n" in text
+    assert "TIDEGATE_KETTLE_NAME" in text
+
+
+def test_the_schema_of_each_process_is_json_that_describes_each_key() -> None:
+    for role in config_cli.roles():
+        schema = json.loads(run("config", "schema", role).output)
+        undescribed = [key for key, field in schema["properties"].items() if not field.get("description")]
+        assert not undescribed, role
+
+
+def test_an_unknown_role_is_answered_with_the_known_ones() -> None:
+    answer = run("config", "schema", "broker")
+    assert answer.exit_code == 1
+    assert "there are: edge, gateway, pool" in answer.output
+
+
+def test_a_file_with_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text("grpc_prot: 9000\n")
+    answer = run("config", "check", str(file), "--for", "edge")
+    assert answer.exit_code == 1
+    assert "unknown key 'grpc_prot'; did you mean 'grpc_port'?" in answer.output
+
+
+@pytest.mark.parametrize("role", sorted(point.name for point in entry_points(group="tidegate.configs")))
+def test_the_example_of_each_process_can_be_read_back(role: str, tmp_path: Path) -> None:
+    """With its defaults uncommented: what an example prints must be what the process accepts."""
+    model = config_cli.config_model(role)
+    file = tmp_path / f"{role}.yaml"
+    file.write_text(uncommented(config_cli.example_yaml(role, model)))
+    required = {key: "x" for key, one in model.model_fields.items() if one.is_required()}
+    assert load(model, file).model_dump() == load(model, None, **required).model_dump()
+
+
+def uncommented(text: str) -> str:
+    """Keys stand as `#key:`, those of a section as `#  key:`, words as `# words`; required ones get a value."""
+    lines = [line if re.match("# [^ ]", line) else line.removeprefix("#") for line in text.splitlines()]
+    return "\n".join(line.replace("  # required", " x") for line in lines if not line.startswith("#"))

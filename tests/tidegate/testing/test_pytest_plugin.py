@@ -1,0 +1,200 @@
+"""The plugin in somebody else's project: real runs of pytest in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_small_installs import BLOCKER
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
+
+
+def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tidegate.testing.pytest_plugin",
+        "-p",
+        "no:randomly",
+        "-q",
+        *options,
+    ]
+    return subprocess.run(
+        [*command, "--rootdir", str(folder), str(folder)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def project(folder: Path, test: str, conftest: str = "") -> Path:
+    (folder / "test_theirs.py").write_text(test)
+    (folder / "tests/conftest.py").write_text((ROOT / "docs/examples/conftest.py").read_text() + conftest)
+    return folder
+
+
+def test_the_guide_s_example_passes_as_it_stands(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs/examples", tmp_path / "theirs", ignore=shutil.ignore_patterns("__pycache__"))
+    ran = run_pytest(tmp_path / "theirs")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "3 passed" in ran.stdout
+    guide = (ROOT / "docs/testing-with-links.md").read_text()
+    example = (ROOT / "docs/examples/test_payments.py").read_text()
+    shown = guide.partition("```python\n")[2].partition("```")[0]
+    assert shown in example  # what the guide shows is what was run
+
+
+def test_links_need_none_of_the_product_s_libraries(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs/examples", tmp_path / "theirs", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "sitecustomize.py").write_text(BLOCKER)
+    blocked = "aiohttp uvloop paho amqtt torch onnxruntime transformers prometheus_client tokenizers matplotlib scipy"
+    ran = run_pytest(tmp_path / "theirs", "-p", "no:aiohttp", PYTHONPATH=f"{tmp_path}:{ROOT}", BLOCKED_MODULES=blocked)
+    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_a_failing_test_s_report_has_what_happened_on_the_link_and_its_seed(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+def test_fails(link, bank):
+    one = link(bank, "nat_60s", seed=11, name="uplink")
+    one.partition("blackhole", "from")
+    assert False
+""",
+    )
+    ran = run_pytest(theirs)
+    assert ran.returncode == 1
+    assert "simulated links" in ran.stdout
+    assert "uplink  scenario  name=nat_60s seed=11" in ran.stdout
+    assert "uplink  partition  kind=blackhole direction=from" in ran.stdout
+
+
+def test_a_recording_that_is_nowhere_skips_with_the_reason_and_one_that_is_there_is_used(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+def test_recorded(trace, link, bank):
+    one = link(bank, traces=(trace("mine.up"), trace.constant(2.0)))
+    assert one.state()["layers"]["base"]["profile"]["recording"]["offset_s"] == 0.0
+    assert trace.steps([(0, 1.2), (1, 0), (2, 0)]).period_s == 2
+""",
+    )
+    assert "there is no recording 'mine.up'" in run_pytest(theirs, "-rs").stdout
+    (tmp_path / "mine.up").write_text("100\n200\n")
+    assert "1 passed" in run_pytest(theirs, TIDEGATE_TRACES=str(tmp_path)).stdout
+    assert "1 passed" in run_pytest(theirs, "-o", f"link_traces={tmp_path}").stdout
+
+
+def test_a_byte_that_the_link_lost_by_itself_fails_the_test_that_used_it(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+import socket
+from tidegate.netsim.proxy.ledger import Ledger
+
+def test_loses(link, bank, monkeypatch):
+    monkeypatch.setattr(Ledger, "give", lambda self, piece: None)
+    with socket.create_connection(link(bank).address.split(":")) as server:
+        server.sendall(b"balance?\\n")
+        assert server.recv(100) == b"42\\n"
+""",
+    )
+    ran = run_pytest(theirs)
+    assert "simulated links lost or invented bytes" in ran.stdout
+    assert ran.returncode == 1
+
+
+def test_what_a_timeline_raises_fails_the_test(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+import threading
+
+def test_raises(netsim, bank):
+    done = threading.Event()
+    def boom():
+        done.set()
+        raise RuntimeError("boom on the timeline")
+    netsim.at(0.0, boom)
+    assert done.wait(10)
+
+def test_every(netsim, bank):
+    uplink = netsim.link(bank)
+    seen = []
+    done = threading.Event()
+    def act(word):
+        seen.append(word)
+        if len(seen) == 3:
+            done.set()
+    netsim.every(0.01, act, "x", start_s=0.0, times=3)
+    assert done.wait(10)
+    netsim.partition()
+    assert uplink.state()["partition"] == "blackhole"
+    netsim.heal()
+    assert uplink.state()["partition"] is None
+    uplink.hang_up()
+    uplink.toxic("slow", "to", delay_ms=3)
+    uplink.remove("slow")
+    uplink.clear()
+    assert uplink.state()["layers"] == {}
+    assert seen == ["x"] * 3
+""",
+    )
+    ran = run_pytest(theirs)
+    assert "boom on the timeline" in ran.stdout
+    assert "2 passed, 1 error" in ran.stdout, ran.stdout
+
+
+def test_an_asynchronous_test_may_use_it_too_and_bad_words_name_themselves(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+import asyncio, pytest
+
+async def ask(address):
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(b"balance?\\n")
+    answer = await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+def test_async(link, bank):
+    assert asyncio.run(ask(link(bank, delay_ms=2).address)) == b"42\\n"
+
+def test_words(link, bank):
+    with pytest.raises(Exception, match="no link scenario 'lte_diving'"):
+        link(bank, "lte_diving")
+    with pytest.raises(Exception, match="'delay': there is no such key"):
+        link(bank, delay=3)
+    with pytest.raises(Exception, match="is no upstream"):
+        link("nowhere")
+""",
+    )
+    assert "2 passed" in run_pytest(theirs).stdout
+
+
+def test_unused_it_imports_nothing_but_pytest() -> None:
+    program = "import sys, pytest; before = set(sys.modules); import tidegate.testing.pytest_plugin; "
+    program += "import json; print(json.dumps(sorted(set(sys.modules) - before - {'json'})))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert json.loads(ran.stdout) == ["simulator", "tidegate.testing.pytest_plugin"]

@@ -1,0 +1,241 @@
+"""Adding and quantizing a user's own models, through the command line as a user does."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tidegate.models.manifest import Axis, Bounds
+from tidegate.models.repository import Repository
+from tidegate.tools.build.cli import model
+
+pytestmark = pytest.mark.slow
+
+ROWS = {0: "rows"}
+TEXT_AXES = {"ids": {0: "rows", 1: "length"}, "mask": {0: "rows", 1: "length"}}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`text.onnx` and `text.pt2` are one small model of ids and mask; `dense.onnx` and `dense.pt` are another."""
+    import torch
+
+    from tidegate.tools.build.convert.export import export_onnx, export_program
+
+    torch.manual_seed(0)
+
+    class TextModel(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(50, 16)
+            self.place = torch.nn.Embedding(40, 16)
+            self.head = torch.nn.Linear(16, 8)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            keep = mask.to(torch.float32)[:, :, None]
+            hidden = self.head(self.table(ids) + self.place.weight[: ids.shape[1]])
+            return (hidden * keep).sum(1) / keep.sum(1).clamp(min=1)
+
+    class Dense(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    folder = tmp_path_factory.mktemp("files")
+    text, dense = TextModel().eval(), Dense().eval()
+    example = {"ids": torch.ones(2, 5, dtype=torch.int64), "mask": torch.ones(2, 5, dtype=torch.int64)}
+    export_program(text, example, TEXT_AXES, folder / "text.pt2", most={"length": 40})
+    export_onnx(text, example, ["vector"], {**TEXT_AXES, "vector": ROWS}, folder / "text.onnx")
+    x = {"x": torch.randn(2, 12)}
+    export_onnx(dense, x, ["scores"], {"x": ROWS, "scores": ROWS}, folder / "dense.onnx")
+    export_program(dense, x, {"x": ROWS}, folder / "dense.pt2", most={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(dense).save(str(folder / "dense.pt"))
+    random = np.random.default_rng(0)
+    samples = random.standard_normal((40, 12)).astype(np.float32)
+    with torch.inference_mode():
+        labels = dense(torch.from_numpy(samples)).argmax(1).numpy()
+    np.savez(folder / "x.npz", x=samples)
+    np.savez(folder / "labelled.npz", x=samples, labels=labels)
+    np.savez(folder / "other.npz", y=samples)
+    np.savez(folder / "ragged.npz", x=samples, labels=labels[:3])
+    return folder
+
+
+def run(*words: Any) -> Result:
+    return CliRunner().invoke(model, [str(word) for word in words], catch_exceptions=False)
+
+
+def test_a_text_model_is_added_with_all_that_its_files_say(files: Path, tmp_path: Path) -> None:
+    result = run("add", "t", "--edge", files / "text.onnx", "--pool", files / "text.pt2", "--repository", tmp_path)
+    assert result.exit_code == 0, result.output
+    repository = Repository(tmp_path)
+    added = repository.manifest("t")
+    assert [(spec.name, spec.shape, spec.bounds) for spec in added.inputs] == [
+        ("ids", ("rows", "length"), Bounds(0, 49)),
+        ("mask", ("rows", "length"), Bounds(0, 1)),
+    ]
+    assert added.axes == {"rows": Axis(1, 64), "length": Axis(1, 40)}
+    assert (added.cost.feature, added.cost.input, added.batching.pad_axis) == ("tokens", "ids", "length")
+    assert [(one.name, one.engine, one.where) for one in added.variants] == [
+        ("fp32", "onnx", ("edge",)),
+        ("fp32-pool", "torch-export", ("pool",)),
+    ]
+    for variant in added.variants:
+        repository.verify(added, variant)
+    assert "axis length: 1 to 40, by the artefacts" in result.output
+    assert "a padded row was found to answer as it does alone" in result.output
+
+
+def test_the_longest_length_is_found_by_running_where_no_file_says_it(files: Path, tmp_path: Path) -> None:
+    result = run("add", "t", "--edge", files / "text.onnx", "--repository", tmp_path)
+    assert result.exit_code == 0, result.output
+    # 512, halved until the position table of 40 takes it
+    assert Repository(tmp_path).manifest("t").axes["length"] == Axis(1, 32)
+
+
+def test_torchscript_is_described_by_the_onnx_file_beside_it(files: Path, tmp_path: Path) -> None:
+    result = run("add", "d", "--edge", files / "dense.onnx", "--pool", files / "dense.pt", "--repository", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert [one.engine for one in Repository(tmp_path).manifest("d").variants] == ["onnx", "torchscript"]
+
+
+def test_a_quality_is_written_only_if_it_was_measured_on_real_samples(files: Path, tmp_path: Path) -> None:
+    pair = ("--edge", files / "dense.onnx", "--pool", files / "dense.pt2", "--repository", tmp_path)
+    assert "made-up inputs" in run("add", "a", *pair).output
+    run("add", "b", *pair, "--samples", files / "x.npz")
+    run("add", "c", *pair, "--samples", files / "labelled.npz", "--metric", "top1")
+    run("add", "d", *pair[:2], *pair[4:], "--samples", files / "labelled.npz", "--metric", "top1")
+    qualities = {one.name: [variant.quality for variant in one.variants] for one in Repository(tmp_path).manifests()}
+    assert qualities["a"] == [None, None]
+    assert [(one.metric, one.value, one.samples) for one in qualities["b"] if one] == [("cosine", 1.0, 40)] * 2
+    assert [(one.metric, one.value, one.samples) for one in qualities["c"] if one] == [("top1", 1.0, 40)] * 2
+    assert [(one.metric, one.value, one.samples) for one in qualities["d"] if one] == [("top1", 1.0, 40)]
+
+
+def test_what_the_user_says_is_taken(files: Path, tmp_path: Path) -> None:
+    result = run(
+        *("add", "d", "--edge", files / "dense.onnx", "--repository", tmp_path, "--version", "7"),
+        *("--cost", "items:x", "--axis", "rows=1:9", "--bounds", "x=-1:1", "--budget-s", "0.5", "--edge-max-batch", 3),
+    )
+    assert result.exit_code == 0, result.output
+    added = Repository(tmp_path).manifest("d", "7")
+    assert (added.axes["rows"], added.inputs[0].bounds, added.default_budget_s) == (Axis(1, 9), Bounds(-1, 1), 0.5)
+    assert added.variants[0].max_batch == 3
+
+
+def test_a_version_that_exists_is_replaced_only_by_force(files: Path, tmp_path: Path) -> None:
+    add = ("add", "d", "--edge", files / "dense.onnx", "--repository", tmp_path)
+    assert run(*add).exit_code == 0
+    again = run(*add)
+    assert again.exit_code == 1
+    assert "d/1 exists; give another --version, or --force" in again.output
+    assert run(*add, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "nothing to add: give --edge, --pool or both"),
+        (("--edge", "gone.onnx"), "gone.onnx: there is no such file"),
+        (("--edge", "x.npz"), "unknown kind of artefact '.npz'"),
+        (("--pool", "dense.pt"), "TorchScript does not say what it takes"),
+        (("--edge", "text.onnx", "--pool", "dense.pt2"), "text.onnx takes ids, mask, but dense.pt2 takes x"),
+        (("--edge", "text.onnx", "--pool", "dense.pt"), "the pool's artefact cannot be run"),
+        (("--edge", "dense.onnx", "--output", "a", "--output", "b"), "--output: 2 names for 1 outputs"),
+        (("--edge", "dense.onnx", "--output", "a"), "dense.onnx itself names its outputs scores"),
+        (("--edge", "dense.onnx", "--axis", "rows"), "--axis 'rows': must look like NAME=MIN:MAX"),
+        (("--edge", "dense.onnx", "--bounds", "x=a:b"), "--bounds 'x=a:b': must look like NAME=MIN:MAX"),
+        (("--edge", "dense.onnx", "--cost", "tokens:y"), "'y' is not an input (inputs: x)"),
+        (("--edge", "dense.onnx", "--tokenizer", "gone.json"), "gone.json: there is no such file"),
+        (("--edge", "dense.onnx", "--pool", "dense.pt2", "--samples", "other.npz"), "lacks the input 'x'"),
+        (("--edge", "dense.onnx", "--pool", "dense.pt2", "--samples", "ragged.npz"), "x 40, labels 3"),
+        (("--edge", "dense.onnx", "--pool", "dense.pt2", "--samples", "gone.npz"), "gone.npz: No such file"),
+        (("--edge", "dense.onnx", "--pool", "dense.pt2", "--samples", "dense.onnx"), "is not an .npz of plain arrays"),
+        (("--edge", "dense.onnx", "--version", "a/b"), "'a/b' must be"),
+    ],
+)
+def test_what_cannot_be_added_is_named_and_nothing_appears(
+    files: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    paths = [str(files / word) if Path(word).suffix and "=" not in word else word for word in words]
+    result = run("add", "m", *paths, "--repository", tmp_path)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert Repository(tmp_path).manifests() == ()
+
+
+@pytest.mark.parametrize("name", ["broken.onnx", "broken.pt2"])
+def test_a_file_that_is_no_model_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x00not a model")
+    result = run("add", "m", "--edge", tmp_path / name, "--repository", tmp_path / "r")
+    assert result.exit_code == 1
+    assert f"{name}: is not an" in result.output
+
+
+def test_weights_in_another_file_are_refused_with_the_way_out(files: Path, tmp_path: Path) -> None:
+    import onnx
+
+    loaded = onnx.load(files / "dense.onnx")
+    onnx.save(loaded, tmp_path / "apart.onnx", save_as_external_data=True, size_threshold=0, location="weights.bin")
+    result = run("add", "m", "--edge", tmp_path / "apart.onnx", "--repository", tmp_path / "r")
+    assert "keeps its weights in another file" in result.output
+
+
+def test_quantizing_reports_size_latency_and_quality(files: Path, tmp_path: Path) -> None:
+    target = tmp_path / "int8.onnx"
+    result = run("quantize", files / "dense.onnx", target, "--evaluation", files / "x.npz")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.output.splitlines()] == ["size", "latency", "latency", "quality"]
+    assert "on 40 samples of scores" in result.output
+    assert float(result.output.rsplit("cosine to fp32 ", 1)[1].split()[0]) > 0.99
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["int8.onnx"]
+
+
+def test_static_quantization_is_calibrated_and_measured_by_labels(files: Path, tmp_path: Path) -> None:
+    result = run(
+        *("quantize", files / "dense.onnx", tmp_path / "int8.onnx", "--static"),
+        *("--calibration", files / "x.npz", "--evaluation", files / "labelled.npz", "--metric", "top1"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "quality  top-1 1.0000 → " in result.output
+    assert "on 40 labelled samples" in result.output
+    added = run("add", "q", "--edge", tmp_path / "int8.onnx", "--repository", tmp_path / "r")
+    assert added.exit_code == 0, added.output
+    assert Repository(tmp_path / "r").manifest("q").variants[0].precision == "int8"
+
+
+def test_without_samples_the_quality_says_that_its_inputs_are_made_up(files: Path, tmp_path: Path) -> None:
+    result = run("quantize", files / "text.onnx", tmp_path / "int8.onnx")
+    assert result.exit_code == 0, result.output
+    assert "made-up inputs" in result.output
+    again = run("quantize", tmp_path / "int8.onnx", tmp_path / "again.onnx")
+    assert again.exit_code == 1
+    assert "is quantized already" in again.output
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "more", "message"),
+    [
+        ("dense.onnx", "o.onnx", ("--static",), "--static needs --calibration"),
+        ("dense.onnx", "dense.onnx", (), "cannot replace the model"),
+        ("gone.onnx", "o.onnx", (), "gone.onnx: No such file"),
+        ("x.npz", "o.onnx", (), "x.npz: is not an ONNX model"),
+        ("dense.onnx", "nowhere/o.onnx", (), "o.onnx"),
+    ],
+)
+def test_what_cannot_be_quantized_is_named(
+    files: Path, source: str, target: str, more: tuple[str, ...], message: str
+) -> None:
+    result = run("quantize", files / source, files / target, *more)
+    assert result.exit_code == 1
+    assert message in result.output

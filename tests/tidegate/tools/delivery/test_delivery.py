@@ -1,0 +1,173 @@
+"""What an operator's terminal shows of a rollout, and that leaving it leaves the rollout alone."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console, RenderableType
+
+from tidegate import clock
+from tidegate.admin_client import Admin, AdminError
+from tidegate.rollout.plan import MAX_CHUNK_BYTES
+from tidegate.tools.build.cli import model
+from tidegate.tools.delivery import follow
+from tidegate.tools.delivery.files import LEAST_CHUNK_BYTES, MOST_CHUNKS, chunk_for
+from tidegate.tools.delivery.screen import MOST_ROWS, devices_view, rollout_view
+
+
+def part(step: str, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "wave": 0,
+        "reason": "",
+        "state": "",
+        "running": "1",
+        "done_bytes": 0,
+        "total_bytes": 0,
+        **more,
+    }
+
+
+def rollout(phase: str = "running", **devices: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "digits-2-a", "model": "digits", "version": "2", "phase": phase, "reason": "", "wave": 1,
+        "sizes": [1, 3], "counts": {"working": len(devices)}, "elapsed_s": 12.0, "devices": devices, "notes": [],
+    }  # fmt: skip
+
+
+def printed(one: dict[str, Any]) -> str:
+    return on_paper(rollout_view(one))
+
+
+def on_paper(view: RenderableType) -> str:
+    screen = Console(file=io.StringIO(), width=140)
+    screen.print(view)
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_screen_shows_who_is_how_far_and_why_not_further_the_failed_first() -> None:
+    loading = part("working", state="downloading", done_bytes=5_000_000, total_bytes=20_000_000)
+    failed = part("failed", state="rolled_back", reason="probe_accuracy: [/] off by 0.3")
+    shown = printed(rollout(a=loading, b=failed, c=part("waiting")))
+
+    assert "25% of 20.0 MB" in shown and "probe_accuracy: [/] off by 0.3" in shown
+    lines = [line.split()[0] for line in shown.splitlines()[3:6]]
+    assert lines == ["b", "a", "c"]
+
+
+def test_a_thousand_devices_do_not_fill_the_screen() -> None:
+    shown = printed(rollout(**{f"edge-{number}": part("waiting") for number in range(1000)}))
+
+    assert f"… and {1000 - MOST_ROWS} more" in shown and len(shown.splitlines()) < MOST_ROWS + 8
+
+
+def test_who_leaves_is_told_that_it_goes_on_and_how_to_come_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "block_until", leave)
+    with pytest.raises(SystemExit) as left:
+        follow.follow(Admin("http://127.0.0.1:1"), rollout(), as_json=False)
+
+    said = capsys.readouterr().err
+    assert left.value.code == 130
+    assert "goes on without you" in said and "tidegate model status digits-2-a --watch" in said
+
+
+@pytest.mark.parametrize(("phase", "code"), [("succeeded", None), ("returned", 1), ("paused", 1)])
+def test_the_exit_code_says_how_it_ended(phase: str, code: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        follow.follow(Admin("http://127.0.0.1:1"), rollout(phase), as_json=True)
+        ended = None
+    except SystemExit as left:
+        ended = left.code
+
+    assert ended == code and '"phase": "' + phase in capsys.readouterr().out
+
+
+def test_a_gateway_that_is_away_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [AdminError("no gateway answers"), rollout("succeeded")]
+
+    def read(_self: Admin, _path: str) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, AdminError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(clock, "block_until", lambda _: None)
+    monkeypatch.setattr(Admin, "read", read)
+    follow.follow(Admin("http://127.0.0.1:1"), rollout(), as_json=False)
+
+    assert answers == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--waves", "5%,50%"], "they must grow from above 0 to 100%"),
+        (["--waves", "all"], "percentages, as in 5%,25%,100%"),
+        (["--deadline", "soon"], "no duration"),
+        (["--success", "0"], "not in the range"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_before_anything_is_sent(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(model, ["rollout", "digits", "--key", "k", "--admin", "http://127.0.0.1:1", *words])
+
+    assert done.exit_code == 2 and said in done.output
+
+
+@pytest.mark.parametrize("words", [["abort", "digits"], ["rollback", "digits"]])
+def test_a_gateway_that_ships_nothing_is_told_apart_from_one_without_such_a_rollout(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(_self: Admin, _path: str) -> Any:
+        raise AdminError("404: Not Found", 404)
+
+    monkeypatch.setattr(Admin, "read", nothing)
+    done = CliRunner().invoke(model, words)
+
+    assert done.exit_code == 1 and "no section `artifacts`" in done.output
+
+
+@pytest.mark.parametrize(("name", "status"), [("digits", 0), ("digits-2-a", 0), ("", 0), ("digist", 1)])
+def test_a_name_that_no_model_and_no_rollout_has_is_said_rather_than_an_empty_table(
+    name: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = {"version": "2", "edges": 1, "soaking": 0, "pools": 1, "share": None, "quality": {}}
+    told: dict[str, dict[str, Any]] = {
+        "/v1/rollouts": {"rollouts": [rollout()]},
+        "/v1/rollouts/digits-2-a": rollout(),
+        "/v1/devices": {"devices": []},
+        "/v1/versions": {"models": [{"name": "digits", "meant": "2", "trial": None, "versions": [version]}]},
+    }
+    monkeypatch.setattr(Admin, "read", lambda _self, path: told[path])
+    done = CliRunner().invoke(model, ["status", name])
+
+    assert done.exit_code == status, done.output
+    assert ("no model and no rollout is called 'digist'" in done.output) == bool(status)
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAST_CHUNK_BYTES * MOST_CHUNKS, 10**8, 10**9, 8 * 10**9])
+def test_a_files_chunks_are_few_enough_for_every_devices_document(size: int) -> None:
+    chunk = chunk_for(size)
+
+    assert -(-size // chunk) <= MOST_CHUNKS and LEAST_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES
+
+
+def test_the_devices_of_a_large_fleet_are_a_screenful_those_with_a_reason_first_and_all_where_asked() -> None:
+    told = {"model": "digits", "running": "1", "wanted": "2", "reported_revision": 1, "desired_revision": 2}
+    rows = [{"device": f"kiosk-{n:04}", "state": "ready", "reason": "", **told} for n in range(1000)]
+    rows[900] |= {"state": "downloading"}
+    rows[950] |= {"state": "rolled_back", "reason": "golden cases differ"}
+
+    short, long = (on_paper(devices_view(rows, whole=whole)).splitlines() for whole in (False, True))
+
+    devices = [line for line in short if "kiosk-" in line]
+    assert ["kiosk-0950" in devices[0], "kiosk-0900" in devices[1], len(devices)] == [True, True, MOST_ROWS]
+    assert short[-1].startswith(f"… and {1000 - MOST_ROWS} more, {1000 - MOST_ROWS} ready (--all")
+    assert len([line for line in long if "kiosk-" in line]) == 1000 and "more" not in long[-1]

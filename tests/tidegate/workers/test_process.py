@@ -1,0 +1,193 @@
+"""What only the real worker process can show: how it starts and ends, whoever dies first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cloud_pool.workers_support import (
+    leave_room,
+    rows_of_ones,
+    spin,
+    text,
+    write_hungry_model,
+    write_hungry_program,
+    write_spin_model,
+    write_text_model,
+)
+from tidegate import clock
+from tidegate.outcome import InternalError, OutOfMemory, TooLarge
+from tidegate.workers import channel
+from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
+
+pytestmark = pytest.mark.slow
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from tests.cloud_pool.workers_support import spin
+from tidegate.workers.process import EngineSpec, WorkerProcess
+
+async def main():
+    async with WorkerProcess("orphan") as worker:
+        await worker.load(EngineSpec("spin", "onnx", Path(sys.argv[1]), ("count",)))
+        busy = asyncio.create_task(worker.infer("spin", spin(10**12)))
+        print(worker.pid, flush=True)
+        await busy
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def spin_model(tmp_path: Path) -> Path:
+    return write_spin_model(tmp_path / "spin.onnx")
+
+
+def gone(pid: int, within_s: float = 30.0) -> bool:
+    try:
+        psutil.Process(pid).wait(within_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_a_worker_ends_when_its_parent_is_killed_even_while_it_computes(spin_model: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(spin_model)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    assert gone(pid)
+
+
+async def test_leaving_ends_a_worker_at_once_even_while_it_computes(spin_model: Path) -> None:
+    async with WorkerProcess("w") as worker:
+        await worker.load(EngineSpec("spin", "onnx", spin_model, ("count",)))
+        busy = asyncio.create_task(worker.infer("spin", spin(10**12)))
+        await clock.sleep(0.05)
+        left_at = clock.now()
+    assert clock.now() - left_at < 30.0  # of a computation of hours
+    assert worker.pid is not None and gone(worker.pid)
+    with pytest.raises(WorkerDied, match="exited with status 0"):
+        await busy
+
+
+async def test_a_worker_that_is_stopped_in_its_tracks_is_ended(spin_model: Path) -> None:
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+        while psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED:
+            await clock.sleep(0)
+    assert gone(worker.pid)
+    assert repr(worker) == "<WorkerProcess w was killed by SIGKILL>"
+
+
+async def test_a_worker_outlives_the_signals_that_a_whole_group_gets(tmp_path: Path) -> None:
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        await worker.load(EngineSpec("text", "onnx", write_text_model(tmp_path / "text.onnx"), ("sum", "twice")))
+        for one in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker.pid, one)
+        assert (await worker.infer("text", text(3))).outputs["sum"].tolist() == [[3.0]]
+
+
+async def test_a_worker_that_does_not_come_up_is_ended_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/cat")  # a program that is there and never says hello
+    worker = WorkerProcess("w", start_timeout_s=60.0)
+    with pytest.raises(WorkerDied, match="worker w exited with status 1"):
+        await worker.__aenter__()
+    assert not worker.alive
+
+
+async def test_a_program_that_is_not_there_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        await WorkerProcess("w").__aenter__()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_worker_that_was_never_started_says_so() -> None:
+    worker = WorkerProcess("w")
+    assert (worker.pid, worker.alive, repr(worker)) == (None, False, "<WorkerProcess w not started>")
+    with pytest.raises(WorkerDied, match="not started"):
+        await worker.infer("text", text(1))
+    with pytest.raises(RuntimeError, match="not started"):
+        await worker.died()
+
+
+async def test_an_engine_that_loads_too_slowly_ends_the_worker(
+    spin_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        monkeypatch.setattr(worker, "_start_timeout_s", 0.5)
+        os.kill(worker.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match=r"did not load 'spin' within 0\.5 s"):
+            await worker.load(EngineSpec("spin", "onnx", spin_model, ("count",)))
+        assert await worker.died() == "was killed by SIGKILL"
+
+
+async def test_arrays_that_are_too_large_are_refused_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with WorkerProcess("w") as worker:
+        monkeypatch.setattr(channel, "MAX_PAYLOAD_BYTES", 1000)
+        with pytest.raises(TooLarge):
+            await worker.infer("text", text(1000))
+        assert worker.alive
+
+
+async def test_what_an_engine_prints_never_reaches_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with WorkerProcess("w") as worker:
+        with pytest.raises(InternalError):
+            await worker.load(EngineSpec("x", "torchscript", Path(__file__), ("y",)))
+    assert capfd.readouterr().out == ""
+
+
+async def test_a_worker_imports_only_the_runtime_that_it_loads(tmp_path: Path) -> None:
+    model = write_text_model(tmp_path / "text.onnx")
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        await worker.load(EngineSpec("text", "onnx", model, ("sum", "twice")))
+        maps = {Path(one.path).name for one in psutil.Process(worker.pid).memory_maps()}
+    assert any("onnxruntime" in name for name in maps)
+    assert not any("torch" in name or "cygrpc" in name for name in maps)
+
+
+MIB = 1 << 20
+
+
+async def test_a_call_that_finds_no_memory_is_a_failure_of_its_own_and_the_worker_lives_on(tmp_path: Path) -> None:
+    model = write_hungry_model(tmp_path / "hungry.onnx", floats_per_row=4 * MIB)
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        loaded = await worker.load(EngineSpec("hungry", "onnx", model, ("y",)))
+        assert loaded.held_bytes is not None and 20 * MIB < loaded.held_bytes < 2048 * MIB
+        peaks = [(await worker.infer("hungry", rows_of_ones(rows))).peak_bytes for rows in (1, 2, 4)]
+        # At least 16 MiB a row; the arena that ONNX Runtime takes it from may double itself.
+        assert all(peak is not None and 16 * rows * MIB <= peak for peak, rows in zip(peaks, (1, 2, 4), strict=True))
+        leave_room(worker.pid, 128 * MIB)
+        with pytest.raises(OutOfMemory, match=r"hungry\.onnx: ONNX Runtime cannot run it"):
+            await worker.infer("hungry", rows_of_ones(64))
+        assert (await worker.infer("hungry", rows_of_ones(2))).outputs["y"].tolist() == [[4.0 * MIB]] * 2
+
+
+async def test_torch_without_memory_says_so_too(tmp_path: Path) -> None:
+    path = write_hungry_program(tmp_path / "hungry.pt2", floats_per_row=4 * MIB)
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        await worker.load(EngineSpec("hungry", "torch-export", path, ("y",)))
+        await worker.infer("hungry", rows_of_ones(2))
+        leave_room(worker.pid, 128 * MIB)
+        with pytest.raises(OutOfMemory, match="can't allocate memory"):
+            await worker.infer("hungry", rows_of_ones(64))
+        assert (await worker.infer("hungry", rows_of_ones(2))).outputs["y"].tolist() == [[4.0 * MIB]] * 2

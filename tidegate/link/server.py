@@ -1,0 +1,276 @@
+"""The side that does the work: requests in, one task each, answers out.
+
+`service.py` runs a session for every stream; each has an `Answerer` of its own. A request becomes a `Call` whose
+deadline is its budget from the moment at which it was complete, is checked against the host's manifest like any other
+(the gateway has done so, but a link is a way in for everyone who can dial it), and is answered by `host.infer`.
+Whatever the host raises goes back under its own code.
+
+What a peer can make this side spend is bounded: requests under way per stream, bytes of incomplete messages, bytes
+waiting to be written. What goes over is refused, and the stream goes on; what no correct peer sends ends the stream.
+When a stream ends, everything that was being done for it is cancelled: nobody is left to hear the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from tidegate import clock
+from tidegate.fleet.offers import encode_offers
+from tidegate.link import frames
+from tidegate.link.attestation_challenge import Challenged, no_evidence
+from tidegate.link.chunks import Assembly
+from tidegate.link.frames import Answered, Greeting, Violation
+from tidegate.link.outbox import Outbox, Parcel
+from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
+from tidegate.oip.check import checker_of
+from tidegate.oip.content_limits import DEFAULT, ContentLimits
+from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
+from tidegate.oip.host import ModelHost
+from tidegate.outcome import InternalError, Overloaded, ServeError
+from tidegate.rpc import link_pb2
+from tidegate.runtime.owned_task import cancelled
+from tidegate.tracing.trace_context import MOST_STATE, PARENT_KEY, STATE_KEY
+from tidegate.types import Call, LoadReport, Reply
+
+log = structlog.get_logger(__name__)
+
+_ANSWER_FRAME_BYTES = 96  # without the message
+
+
+def _trace_of(frame: link_pb2.Request) -> Mapping[str, str]:
+    if not frame.tracestate:
+        return {PARENT_KEY: frame.traceparent}
+    return {PARENT_KEY: frame.traceparent, STATE_KEY: frame.tracestate[:MOST_STATE]}
+
+
+class Answerer:
+    """A `Party` that answers: one stream, from its greeting to its end."""
+
+    def __init__(
+        self,
+        duplex: Duplex,
+        host: ModelHost,
+        *,
+        greeting: Callable[[], Greeting],
+        load: Callable[[], LoadReport],
+        heartbeat: Heartbeat,
+        max_concurrent: int,
+        max_message_bytes: int,
+        limits: ContentLimits = DEFAULT,
+        outbox: Outbox | None = None,
+        challenged: Challenged | None = None,
+        dialled: bool = False,
+    ) -> None:
+        self.dialled = dialled  # by this side
+        self._host = host
+        self._challenged = challenged or Challenged(no_evidence, None)
+        self._greeting = greeting
+        self._load = load
+        self._max_concurrent = max_concurrent
+        self._limits = limits
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: dict[int, Parcel] = {}  # large ones that are still being written
+        self._highest_id = 0
+        self._partials: Assembly[link_pb2.Request] = Assembly(
+            max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
+        )
+        self._peer = ""
+        self._told_offers = b""
+        self._leaving = ""
+        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
+
+    def __repr__(self) -> str:
+        return f"<Answerer for {self._peer or 'nobody yet'}, {len(self._tasks)} under way, {self.session!r}>"
+
+    @property
+    def peer(self) -> str:
+        """What the other side calls itself; "" before its hello."""
+        return self._peer
+
+    @property
+    def under_way(self) -> int:
+        return len(self._tasks)
+
+    async def run(self) -> str:
+        """Serve the stream until it ends; the reason in words. Everything done for it has ended when this returns."""
+        try:
+            return await self.session.run()
+        finally:
+            await cancelled(*self._tasks.values())
+
+    def announce(self) -> None:
+        """Send the load now, with the offers if they changed since this stream last heard them."""
+        if not self._peer:
+            return
+        offers = encode_offers(self._greeting().offers)
+        changed = offers != self._told_offers
+        self._told_offers = offers
+        self.session.send(frames.load(self._load(), offers if changed else b""))
+
+    def leave(self, reason: str) -> None:
+        """Take no new requests; the stream ends when those under way are answered."""
+        self._leaving = reason
+        if self._peer:
+            self.session.send(frames.goodbye(reason))
+        self._end_if_done()
+
+    # Party
+
+    def hello(self) -> Greeting:
+        greeting = self._greeting()
+        self._told_offers = encode_offers(greeting.offers)
+        return greeting
+
+    def handlers(self) -> Mapping[str, Callable[[Any], None]]:
+        return {
+            "request": self._take_request,
+            "chunk": self._take_chunk,
+            "cancel": self._take_cancel,
+            "challenge": self._take_challenge,
+            "goodbye": lambda _frame: None,  # it will close the stream when it has its answers
+        }
+
+    def greeted(self, greeting: Greeting) -> None:
+        self._peer = greeting.name
+
+    def measured(self, rtt_s: float) -> None:
+        """The asking side decides by it; this one does not."""
+
+    def ticked(self) -> None:
+        self.announce()
+
+    def ended(self, reason: str) -> None:
+        """`run` cancels what is under way."""
+
+    # frames
+
+    def _take_request(self, frame: link_pb2.Request) -> None:
+        if frame.id == 0 or frame.id in self._tasks or frame.id in self._partials:
+            raise Violation(f"request {frame.id} announced twice")
+        self._highest_id = max(self._highest_id, frame.id)
+        try:
+            self._check_room()
+            if frame.chunked_bytes:
+                self._partials.open(frame.id, frame, frame.chunked_bytes)
+            else:
+                self._begin(frame, frame.message)
+        except ServeError as exc:
+            self._refuse(frame.id, exc)
+
+    def _check_room(self) -> None:
+        if self._leaving:
+            raise Overloaded(f"leaving: {self._leaving}", retry_after_s=1.0)
+        under_way = len(self._tasks) + len(self._partials)  # also those that never come whole cost something each
+        if under_way >= self._max_concurrent:
+            raise Overloaded(f"{under_way} requests of this stream are under way", retry_after_s=0.1)
+
+    def _take_chunk(self, frame: link_pb2.Chunk) -> None:
+        if frame.id not in self._partials:
+            if frame.id > self._highest_id:
+                raise Violation(f"a chunk of request {frame.id}, which was not announced")
+            return  # of a request that was refused or cancelled: on its way when the sender heard of it
+        whole = self._partials.add(frame.id, frame.data)
+        if whole is None:
+            return
+        try:
+            self._check_room()
+            self._begin(*whole)
+        except ServeError as exc:
+            self._refuse(frame.id, exc)
+
+    def _take_cancel(self, frame: link_pb2.Cancel) -> None:
+        self._partials.drop(frame.id)
+        if (task := self._tasks.get(frame.id)) is not None:
+            task.cancel()
+        if (parcel := self._answers.pop(frame.id, None)) is not None:
+            self.session.drop(parcel)
+
+    def _take_challenge(self, frame: link_pb2.Challenge) -> None:
+        if (parcel := self._challenged.take(frame.nonce)) is not None:
+            self.session.post(parcel)
+
+    # work
+
+    def _begin(self, frame: link_pb2.Request, message: bytes) -> None:
+        """A task of its own for a complete request. The frame's bytes are let go here: a 64 MiB body is held once."""
+        id, arrived_at = frame.id, clock.now()
+        call = Call(
+            request=request_from_bytes(message, self._limits),
+            protocol="link",
+            arrived_at=arrived_at,
+            deadline=arrived_at + frame.budget_us / 1e6 if frame.budget_us else None,
+            priority=frame.priority,
+            variant=frame.variant,
+            headers=_trace_of(frame) if frame.traceparent else {},
+            on_accepted=lambda word: self.session.send(frames.accepted(id, word)),
+        )
+        task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")
+        self._tasks[id] = task
+        task.add_done_callback(lambda _task: self._over(id))
+
+    def _over(self, id: int) -> None:
+        self._tasks.pop(id, None)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._leaving and not self._tasks:
+            self.session.finish(f"left: {self._leaving}")
+
+    async def _serve(self, id: int, call: Call) -> None:
+        try:
+            checker = checker_of(self._host.manifest(call.request.model_name, call.request.model_version))
+            checker.check(call.request)
+            checker.check_variant(call.variant)
+            reply = await self._host.infer(call)
+            await self._answer(id, reply)
+        except ServeError as exc:
+            self._refuse(id, exc)
+        except LinkLost:
+            return  # nobody is left to hear it
+        except asyncio.CancelledError:
+            if not _cancelled_from_outside():  # something inside the host gave up; the other side must not wait for it
+                self._refuse(id, InternalError("the work was cancelled where it was done"))
+            raise
+        except Exception:
+            log.exception("request failed", model=call.request.model_name, peer=self._peer)
+            self._refuse(id, InternalError("internal error; the target's log has the traceback"))
+
+    async def _answer(self, id: int, reply: Reply) -> None:
+        answered = Answered(
+            message=message_from_response(reply.response).SerializeToString(),
+            queue_s=reply.stages.get("queue", 0.0),
+            compute_s=reply.stages.get("compute", 0.0),
+            batch_size=reply.batch_size,
+            variant=reply.variant,
+            load=reply.load or self._load(),
+            batch_wait_s=reply.batch_wait_s,
+        )
+        if not self.session.has_room:
+            await self.session.room()
+        size_bytes = len(answered.message)
+        if size_bytes <= self.session.chunk_bytes:
+            self.session.post(Parcel(lambda _now: frames.answer(id, answered), size_bytes + _ANSWER_FRAME_BYTES))
+        else:
+            self._post_large(id, answered)
+
+    def _post_large(self, id: int, answered: Answered) -> None:
+        size_bytes = len(answered.message)
+
+        def encode(_now: float) -> bytes:
+            return frames.answer(id, answered, chunked_bytes=size_bytes)
+
+        self._answers = {other: parcel for other, parcel in self._answers.items() if not parcel.done}
+        self._answers[id] = parcel = Parcel(encode, _ANSWER_FRAME_BYTES, id, answered.message)
+        self.session.post(parcel)
+
+    def _refuse(self, id: int, error: ServeError) -> None:
+        self.session.send(frames.refused(id, error, self._load()))
+
+
+def _cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,369 @@
+"""OIP v2 over gRPC in front of any `ModelHost`, with the parts of Triton's superset that clients use.
+
+The service is registered by hand under `/inference.GRPCInferenceService/…`, and messages are parsed here and not by
+grpc: what is no message is then the caller's fault with a sentence, where grpc would answer INTERNAL.
+
+The road of one inference: bytes → message → `InferRequest` (raw tensors, nothing decoded) → checked `Call` → host →
+message → bytes. The deadline of the gRPC call counts as a budget. When the caller leaves or its deadline passes, grpc
+cancels the handler, which is inside `host.infer` then: cancelling goes all the way down, and is never caught here.
+
+Every refusal carries its code in trailing metadata; every answer says there and in its parameters where it was made.
+
+A stream (`ModelStreamInfer`) answers in the order of its requests and works on several of them at a time; an error is
+an `error_message` in its place, or, for callers that set `triton_grpc_error: true`, ends the stream with its status.
+
+Loading a model that exists here is answered as done, because whatever the repository holds is served; unloading and
+loading with overrides are not supported, nor are tracing, log settings and shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import grpc
+import structlog
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tidegate import clock
+from tidegate.oip import body_budget
+from tidegate.oip.body_budget import Held
+from tidegate.oip.call import call_of, kept_headers
+from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.content_limits import DEFAULT, ContentLimits
+from tidegate.oip.grpc.codec import message_from_response, parse_request, request_from_message
+from tidegate.oip.grpc.guard import shown_over_grpc
+from tidegate.oip.grpc.health import HealthService
+from tidegate.oip.grpc.methods import ASKED, HEALTH, Ask
+from tidegate.oip.grpc.reflection import SERVICE, inference_pool
+from tidegate.oip.grpc.stream_headers import send_headers
+from tidegate.oip.guard import Everybody, Guard
+from tidegate.oip.host import ModelHost
+from tidegate.oip.offload import Aside
+from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
+from tidegate.oip.reply import reply_parameters
+from tidegate.oip.status import CODE_KEY, TICKET_KEY, error_code, error_metadata, grpc_status, message_of
+from tidegate.outcome import (
+    Deferred,
+    InternalError,
+    InvalidRequest,
+    NotSupported,
+    ServeError,
+    TooLarge,
+    Unauthenticated,
+)
+from tidegate.rpc import oip_pb2
+from tidegate.tracing.trace_context import PARENT_KEY
+from tidegate.types import Call, InferRequest, Reply
+
+PROTOCOL: Final = "oip-grpc"
+STREAM_WINDOW: Final = 64  # requests of one stream that may be worked on at a time
+
+RefusalObserver = Callable[[str, str, ServeError], None]
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[bytes, Context], Awaitable[bytes]]
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # as `abort` takes it
+
+_MAX_PENDING: Final = 100_000  # calls that grpc has and Python does not yet
+
+_MAX_QUESTION_BYTES: Final = 64 * 1024  # of anything but inference: names, mostly
+
+_UNSUPPORTED: Final = (
+    "TraceSetting", "LogSettings",
+    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
+)  # fmt: skip
+_STATUS_CODES: Final = {code.name: code for code in grpc.StatusCode}
+
+_log = structlog.get_logger(__name__)
+
+
+def server_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+    """Options for `grpc.aio.server`: the size of a message, and what a long-lived connection needs."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Without this two processes on one port would share its connections instead of the second failing to start.
+        ("grpc.so_reuseport", 0),
+        # A gateway and kserve ping idle connections; the default of five minutes would send them away for it.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        # grpc cancels, at random from 1000 on, calls that Python has not taken up yet: a burst would see CANCELLED,
+        # which says nothing. Those who admit refuse with a reason and a time to come back.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+    ]
+
+
+class OipService:
+    """The methods of the service over one host.
+
+    Args:
+        max_message_bytes: of a request and of an answer.
+        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
+        guard: who may call what beside health and reflection; None: everybody, everything.
+        limits: what one request may hold.
+        held: what large messages hold together, where other protocols count as well.
+    """
+
+    def __init__(
+        self,
+        host: ModelHost,
+        *,
+        max_message_bytes: int,
+        on_refused: RefusalObserver | None = None,
+        guard: Guard | None = None,
+        limits: ContentLimits = DEFAULT,
+        held: Held | None = None,
+    ) -> None:
+        self._limits = limits
+        self._held = held or Held(body_budget.DEFAULT.max_held_bytes)
+        self._open = host  # for health, which needs no credentials
+        self._guard = guard or Everybody(host)
+        self._max_message_bytes = max_message_bytes
+        self._on_refused = on_refused
+        self._aside = Aside()
+
+    def __repr__(self) -> str:
+        return f"<OipService {self._open.server_name} {len(self._open.manifests())} models>"
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it, with gRPC health and reflection, on a server made with `server_options` and not yet started."""
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self.handlers()),))
+        health_pb2_grpc.add_HealthServicer_to_server(HealthService(self._open, (SERVICE,)), server)
+        names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server, pool=inference_pool(self.signatures()))
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """The handler of each method. No (de)serializers: bytes come in and go out."""
+        unary = {name: self._answer(name, *entry) for name, entry in ASKED.items()}
+        unary |= {name: self._refuse_unsupported(name) for name in _UNSUPPORTED}
+        unary["ModelInfer"] = self._model_infer
+        handlers = {name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in unary.items()}
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
+        return handlers
+
+    def signatures(self) -> list[tuple[str, str, str, bool]]:
+        """Name, request, response and streaming of each method, for reflection."""
+        asked = [
+            (name, request.DESCRIPTOR.name, response.DESCRIPTOR.name, False)
+            for name, (request, response, _) in ASKED.items()
+        ]
+        return [
+            *asked,
+            ("ModelInfer", "ModelInferRequest", "ModelInferResponse", False),
+            ("ModelStreamInfer", "ModelInferRequest", "ModelStreamInferResponse", True),
+        ]
+
+    # Inference
+
+    async def _model_infer(self, raw: bytes, context: Context) -> bytes:
+        with self._held.share() as share:
+            share.grow(len(raw))
+            return await self._infer_within(raw, context)
+
+    async def _infer_within(self, raw: bytes, context: Context) -> bytes:
+        call, wanted, host = await self._call(raw, context, clock.now())
+        reply = await host.infer(call)
+        words = reply_parameters(reply)
+        answer = await self._aside.run(
+            reply.response.size_bytes, lambda: self._message(reply, wanted, words).SerializeToString()
+        )
+        if len(answer) > self._max_message_bytes:
+            raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
+        context.set_trailing_metadata(_trailers(call, reply, words))
+        return answer
+
+    async def _call(self, raw: bytes, context: Context, arrived_at: float) -> tuple[Call, dict[str, int], ModelHost]:
+        message = oip_pb2.ModelInferRequest()
+        said = _text_metadata(context)
+        try:
+            host = await self._guard.admit(shown_over_grpc(said, context, PROTOCOL))
+            if len(raw) > self._max_message_bytes:
+                raise TooLarge(f"the message has {len(raw)} bytes; at most {self._max_message_bytes} may come")
+            request = await self._aside.run(len(raw), lambda: _parsed(message, raw, self._limits))
+            manifest = host.manifest(request.model_name, request.model_version)
+            wanted = wanted_classes(request) if request.outputs else {}
+            call = call_of(
+                without_classes(request) if wanted else request,
+                manifest,
+                protocol=PROTOCOL,
+                headers=kept_headers(said),
+                arrived_at=arrived_at,
+                remaining_s=context.time_remaining(),
+            )
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, message.model_name, error)
+            raise
+        return call, wanted, host
+
+    def _message(self, reply: Reply, wanted: Mapping[str, int], words: Mapping[str, str]) -> oip_pb2.ModelInferResponse:
+        response = with_classes(reply.response, wanted) if wanted else reply.response
+        return message_from_response(response, words)
+
+    async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        said = _text_metadata(context)
+        strict = dict(said).get("triton_grpc_error") == "true"
+        try:  # each request of the stream is admitted again: what was revoked meanwhile ends it
+            await self._guard.let_in(shown_over_grpc(said, context, PROTOCOL))
+        except ServeError as error:
+            status: Status | None = _status_of(error)
+        else:
+            status = await self._answer_stream(requests, context, strict=strict)
+        if status is not None:
+            await context.abort(*status)
+
+    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, *, strict: bool) -> Status | None:
+        """What ended the stream, if it was not its caller."""
+        await send_headers(context)
+        window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
+        status: Status | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_write_in_order(window, context), name="oip-stream-writer")
+                async for raw in requests:
+                    answer = self._stream_answer(raw, context, strict=strict)
+                    await window.put(group.create_task(answer, name="oip-stream-infer"))
+                await window.put(None)
+        except* ServeError as failed:
+            status = _status_of(_first(failed))
+        return status
+
+    async def _stream_answer(self, raw: bytes, context: Context, *, strict: bool) -> bytes:
+        """One answer of a stream; raises ServeError, which ends it, when `strict` or when its caller is nobody now."""
+        try:
+            with self._held.share() as share:
+                share.grow(len(raw))
+                call, wanted, host = await self._call(raw, context, clock.now())
+                reply = await host.infer(call)
+            size_bytes, words = reply.response.size_bytes, reply_parameters(reply)
+            response = await self._aside.run(size_bytes, lambda: self._message(reply, wanted, words))
+        except Exception as error:
+            known = _known(error)
+            if strict or isinstance(known, Unauthenticated):
+                raise known from None
+            return _stream_error(raw, known).SerializeToString()
+        response.parameters["triton_final_response"].bool_param = True
+        return oip_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+
+    # Everything else
+
+    def _answer(
+        self, name: str, request: type[Message], response: type[Message], ask: Ask
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """A method that is answered from a dict with the fields of its response message."""
+
+        async def method(raw: bytes, context: Context) -> bytes:
+            host = self._open if name in HEALTH else await self._admitted(context)
+            answer = ask(_parse(request(), raw), host)
+            return ParseDict(dict(answer), response(), ignore_unknown_fields=True).SerializeToString()
+
+        return method
+
+    async def _admitted(self, context: Context) -> ModelHost:
+        return await self._guard.admit(shown_over_grpc(_text_metadata(context), context, PROTOCOL))
+
+    def _refuse_unsupported(self, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def method(_raw: bytes, context: Context) -> bytes:
+            await self._admitted(context)
+            raise NotSupported(f"{name} is not supported")
+
+        return method
+
+
+async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], context: Context) -> None:
+    while (task := await window.get()) is not None:
+        await context.write(await task)
+
+
+def _refusing(work: Method) -> Method:
+    """`work` with whatever it raises as the status of its call.
+
+    grpc keeps the exception with which `abort` ends a call inside that call, and the exception's traceback keeps every
+    frame on its way, so each refused call is garbage in a cycle. It must hold no request: 60 MiB bodies would pile up
+    until the collector comes by. Hence the coroutine that is ended first, and a status that is nothing but words.
+    """
+
+    async def method(raw: bytes, context: Context) -> bytes:
+        answering = work(raw, context)
+        del raw
+        try:
+            return await answering
+        except Exception as error:
+            status = _status_of(error)
+        await context.abort(*status)
+        raise AssertionError("abort returned")  # grpc's abort always raises, which its types do not say
+
+    return method
+
+
+def _status_of(error: Exception) -> Status:
+    """The status of `error`, as `abort` takes it; one that is no ServeError is our defect and logged in full."""
+    known = _known(error)
+    return _STATUS_CODES[grpc_status(known)], message_of(known), error_metadata(known)
+
+
+def _known(error: Exception) -> ServeError:
+    if isinstance(error, ServeError):
+        return error
+    _log.exception("a request failed by a defect", exc_info=error)
+    return InternalError(message_of(error))
+
+
+def _first(failed: BaseExceptionGroup[ServeError]) -> ServeError:
+    """The first error, without the frames it came through: the group that holds it is garbage in a cycle."""
+    leaf: BaseException = failed
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    assert isinstance(leaf, ServeError)
+    leaf.__context__ = None
+    return leaf.with_traceback(None)
+
+
+def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResponse:
+    """An error in an answer's place, with the id of its request so that a client can tell which one failed."""
+    request = oip_pb2.ModelInferRequest()
+    try:
+        parse_request(request, raw)
+    except ServeError:
+        request.Clear()
+    answer = oip_pb2.ModelStreamInferResponse(error_message=message_of(error))
+    answer.infer_response.id = request.id
+    answer.infer_response.model_name = request.model_name
+    answer.infer_response.parameters[CODE_KEY].string_param = error_code(error)
+    if isinstance(error, Deferred):
+        answer.infer_response.parameters[TICKET_KEY].string_param = error.ticket
+    answer.infer_response.parameters["triton_final_response"].bool_param = True
+    return answer
+
+
+def _parsed(message: oip_pb2.ModelInferRequest, raw: bytes, limits: ContentLimits) -> InferRequest:
+    return request_from_message(parse_request(message, raw, limits), limits)
+
+
+def _parse(message: Message, raw: bytes) -> Message:
+    if len(raw) > _MAX_QUESTION_BYTES:
+        raise TooLarge(f"a {message.DESCRIPTOR.name} of {len(raw)} bytes; at most {_MAX_QUESTION_BYTES} may come")
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"the bytes that came are no {message.DESCRIPTOR.name}") from error
+    return message
+
+
+def _text_metadata(context: Context) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+
+
+def _trailers(call: Call, reply: Reply, words: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    trailers = tuple(words.items())
+    if reply.load is not None:
+        trailers += ((LOAD_KEY, load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))),)
+    if PARENT_KEY in call.headers and not reply.traceparent:
+        trailers += ((PARENT_KEY, call.headers[PARENT_KEY]),)
+    return trailers

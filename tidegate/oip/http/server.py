@@ -1,0 +1,382 @@
+"""OIP v2 over HTTP in front of any `ModelHost`: JSON and binary tensors, and what clients use of Triton's API.
+
+What unmodified clients need, and what is therefore so here:
+- nothing is dispatched on Content-Type: tritonclient sends none at all, its aio flavour octet-stream even for JSON;
+- errors are `{"error": "…", "code": "…"}` with a Content-Type of exactly `application/json`: with a charset behind it
+  kserve loses the message. Also where aiohttp itself answers (404, 405, 413), through `error_middleware`;
+- health answers have a JSON body, because kserve parses it;
+- request bodies may be gzip or deflate, and the limit counts what comes out: a small bomb is a 413 like a large body;
+- answers are never br or zstd, and gzip only for a caller that asks for nothing else (`Accept-Encoding: gzip`): HTTP
+  libraries announce a list of their own accord, and embeddings do not compress.
+
+Inference is asked for under a handful of plain paths, and finding its route takes aiohttp longer than the gateway needs
+to place it. `OipRoutes.ahead_of` therefore stands before aiohttp's dispatch and takes the requests whose path says
+plainly what they are; any other (escapes, queries, `Expect`) goes the whole way, to the same handler.
+
+When the caller leaves, `host.infer` must be cancelled. aiohttp does that only under `AppRunner(handler_cancellation=
+True)`, which is for the owner of the application to set; nothing here catches the cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.oip import body_budget, metadata
+from tidegate.oip.body_budget import BodyLimits, Held, Share
+from tidegate.oip.call import call_of, kept_headers
+from tidegate.oip.check import shown
+from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.content_limits import DEFAULT, ContentLimits
+from tidegate.oip.guard import Everybody, Guard
+from tidegate.oip.host import ModelHost
+from tidegate.oip.http.body import read_body
+from tidegate.oip.http.codec import (
+    HEADER_LENGTH_KEY,
+    BinaryOutputs,
+    Decoded,
+    Encoded,
+    decode_raw_request,
+    decode_request,
+    encode_response,
+    header_length_of,
+)
+from tidegate.oip.http.guard import shown_over_http
+from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.offload import Aside
+from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
+from tidegate.oip.reply import reply_parameters
+from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.outcome import Deferred, InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.tracing.trace_context import PARENT_KEY
+from tidegate.types import Call, Reply
+
+PROTOCOL: Final = "oip-http"
+JSON_TYPE: Final = "application/json"
+BINARY_TYPE: Final = "application/octet-stream"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Guarded = Callable[[web.Request, ModelHost], Awaitable[web.StreamResponse]]  # is given the host, and has no other
+Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+RefusalObserver = Callable[[str, str, ServeError], None]
+
+_QUESTION_BYTES: Final = 2**20  # of a body that is no inference
+_SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
+_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
+
+_UNSUPPORTED: Final = (
+    "/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging",
+    *[f"/v2/{kind}sharedmemory/{rest}" for kind in ("system", "cuda") for rest in (
+        "status", "unregister", *[f"region/{{region}}/{verb}" for verb in ("status", "register", "unregister")],
+    )],
+)  # fmt: skip
+
+_plain_infer: Final = re.compile(r"/v2/models/([\w.-]+)(?:/versions/([\w.-]+))?/infer", re.ASCII).fullmatch
+
+_log = structlog.get_logger(__name__)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error of the application in OIP's form: the handlers raise, and aiohttp answers 404 and 405 itself."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _http_error(request, error)
+    except Exception as error:
+        return _failure(request, error)
+
+
+def error_response(error: Exception) -> web.Response:
+    """The answer to an error; one that is no ServeError is our defect and logged in full."""
+    if not isinstance(error, ServeError):
+        _log.exception("a request failed by a defect", exc_info=error)
+    body = {"error": message_of(error), "code": error_code(error)}
+    if isinstance(error, Deferred):
+        body |= {"ticket": error.ticket, "state": "waiting"}
+    return json_response(body, status=http_status(error), headers=error_headers(error))
+
+
+def _failure(request: web.BaseRequest, error: Exception) -> web.Response:
+    return close_if_broken(request, error_response(error))
+
+
+def close_if_broken(request: web.BaseRequest, response: web.Response) -> web.Response:
+    """Announce the connection's end after a body that could not be read: its parser is stuck in the middle of it."""
+    if request.content.exception() is not None:
+        response.force_close()
+        # Else aiohttp reads on for the rest, meets the same exception and logs it as a defect of its own.
+        request.content.feed_eof()
+    return response
+
+
+def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """JSON under a Content-Type of nothing but `application/json`, which aiohttp's own would follow with a charset."""
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, headers={**(headers or {}), "Content-Type": JSON_TYPE}
+    )
+
+
+class OipRoutes:
+    """The routes of OIP v2 and of Triton's extensions; the application needs `error_middleware` for them."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        *,
+        max_body_bytes: int,
+        on_refused: RefusalObserver | None = None,
+        guard: Guard | None = None,
+        limits: ContentLimits = DEFAULT,
+        body_limits: BodyLimits = body_budget.DEFAULT,
+        held: Held | None = None,
+    ) -> None:
+        """Args:
+        host: what answers.
+        max_body_bytes: of a request, after decompression.
+        limits: what a request may hold.
+        body_limits: how a body may come.
+        held: what large bodies hold together, where other protocols count as well.
+        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
+        guard: who may ask for what beside health; None: everybody, everything.
+        """
+        self._open = host  # for health, which needs no credentials
+        self._guard = guard or Everybody(host)
+        self._max_body_bytes = max_body_bytes
+        self._limits = limits
+        self._body_limits = body_limits
+        self._held = held or Held(body_limits.max_held_bytes)
+        self._on_refused = on_refused
+        self._aside = Aside()
+
+    def __repr__(self) -> str:
+        return f"<OipRoutes {self._open.server_name} {len(self._open.manifests())} models>"
+
+    def table(self) -> list[web.RouteDef]:
+        model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+        return [
+            web.post(f"{model}/infer", self.infer),
+            web.post(f"{version}/infer", self.infer),
+            web.get("/v2/health/live", self.live),
+            web.get("/v2/health/ready", self.ready),
+            self._get("/v2", server_metadata),
+            self._get("/v2/", server_metadata),
+            self._get("/v2/models/stats", statistics),
+            *[route for prefix in (model, version) for route in self._model_table(prefix)],
+            self._post("/v2/repository/index", self.index),
+            self._post("/v2/repository/models/{model}/load", self.load),
+            self._post("/v2/repository/models/{model}/unload", unload),
+            *[route for path in _UNSUPPORTED for route in (self._get(path, _refuse), self._post(path, _refuse))],
+        ]
+
+    def _model_table(self, prefix: str) -> list[web.RouteDef]:
+        return [
+            self._get(prefix, model_metadata),
+            self._get(f"{prefix}/ready", model_ready),
+            self._get(f"{prefix}/config", model_config),
+            self._get(f"{prefix}/stats", statistics),
+            self._post(f"{prefix}/generate", _refuse),
+            self._post(f"{prefix}/generate_stream", _refuse),
+        ]
+
+    def _get(self, path: str, handler: Guarded) -> web.RouteDef:
+        return web.get(path, self._guarded(handler))
+
+    def _post(self, path: str, handler: Guarded) -> web.RouteDef:
+        return web.post(path, self._guarded(handler))
+
+    def _guarded(self, handler: Guarded) -> Handler:
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            return await handler(request, await self._guard.admit(shown_over_http(request, PROTOCOL)))
+
+        return guarded
+
+    def ahead_of(self, dispatch: Entrance) -> Entrance:
+        """What takes plain inference requests itself and leaves all others to aiohttp's own dispatch."""
+
+        async def entrance(request: web.BaseRequest) -> web.StreamResponse:
+            found = _plain_infer(request.raw_path)
+            if found is None or request.method != "POST" or "Expect" in request.headers:
+                return await dispatch(request)
+            try:
+                return await self._infer(request, found[1], found[2] or "")
+            except Exception as error:
+                return _failure(request, error)
+
+        return entrance
+
+    # Inference
+
+    async def infer(self, request: web.Request) -> web.Response:
+        return await self._infer(request, *_address(request))
+
+    async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
+        with self._held.share() as share:
+            return await self._infer_within(share, request, name, version)
+
+    async def _infer_within(self, share: Share, request: web.BaseRequest, name: str, version: str) -> web.Response:
+        arrived_at = clock.now()
+        try:
+            host = await self._guard.admit(shown_over_http(request, PROTOCOL))
+            call, binary, wanted = await self._call(request, share, host, name, version, arrived_at)
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, name, error)
+            raise
+        reply = await host.infer(call)
+        response = with_classes(reply.response, wanted) if wanted else reply.response
+        words = reply_parameters(reply)
+        encoded = await self._aside.run(response.size_bytes, lambda: encode_response(response, binary, words))
+        answer = _answer(encoded, _answer_headers(call, reply, words))
+        asked = request.headers.get("Accept-Encoding")
+        if asked in _WINDOW_BITS:
+            await _compress(answer, encoded.body, asked)
+        return answer
+
+    async def _call(
+        self, request: web.BaseRequest, share: Share, host: ModelHost, name: str, version: str, arrived_at: float
+    ) -> tuple[Call, BinaryOutputs, dict[str, int]]:
+        body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
+        manifest = host.manifest(name, version)
+        decoded = await self._aside.run(len(body), lambda: self._decode(request, body, manifest, version))
+        wanted = wanted_classes(decoded.request) if decoded.request.outputs else {}
+        call = call_of(
+            without_classes(decoded.request) if wanted else decoded.request,
+            manifest,
+            protocol=PROTOCOL,
+            headers=kept_headers(request.headers.items()),
+            arrived_at=arrived_at,
+        )
+        return call, decoded.binary, wanted
+
+    def _decode(self, request: web.BaseRequest, body: bytes, manifest: Manifest, version: str) -> Decoded:
+        header_length = header_length_of(request.headers.get(HEADER_LENGTH_KEY), len(body))
+        if header_length == 0:
+            return decode_raw_request(body, manifest, self._limits)
+        return decode_request(
+            body, header_length=header_length, model_name=manifest.name, model_version=version, limits=self._limits
+        )
+
+    # Everything else
+
+    async def live(self, _: web.Request) -> web.Response:
+        return json_response({"live": True})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        ready = self._open.ready()
+        return json_response({"live": True, "ready": ready}, status=200 if ready else 503)
+
+    async def index(self, request: web.Request, host: ModelHost) -> web.Response:
+        asked = await self._json_object(request)
+        return json_response(metadata.repository_index(host, only_ready=asked.get("ready") is True))
+
+    async def _json_object(self, request: web.Request) -> dict[str, Any]:
+        """A body that may be empty or a JSON object."""
+        body = await read_body(request, min(self._max_body_bytes, _QUESTION_BYTES), limits=self._body_limits)
+        check_json(body, self._limits)
+        try:
+            return msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequest("the body is no JSON object") from error
+
+    async def load(self, request: web.Request, host: ModelHost) -> web.Response:
+        """Done for a model that exists: whatever the repository holds is served."""
+        host.manifest(request.match_info["model"])
+        if (await self._json_object(request)).get("parameters"):
+            raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
+        return web.Response()
+
+
+async def server_metadata(_: web.Request, host: ModelHost) -> web.Response:
+    return json_response(metadata.server_metadata(host))
+
+
+async def model_ready(request: web.Request, host: ModelHost) -> web.Response:
+    name, version = _address(request)
+    manifest = host.manifest(name, version)
+    ready = host.model_ready(name, version)
+    return json_response({"name": manifest.name, "ready": ready}, status=200 if ready else 503)
+
+
+async def model_metadata(request: web.Request, host: ModelHost) -> web.Response:
+    name, version = _address(request)
+    manifest = host.manifest(name, version)
+    return json_response(metadata.model_metadata(manifest, metadata.versions_of(host, name)))
+
+
+async def model_config(request: web.Request, host: ModelHost) -> web.Response:
+    return json_response(metadata.model_config(host.manifest(*_address(request))))
+
+
+async def statistics(request: web.Request, host: ModelHost) -> web.Response:
+    return json_response(metadata.model_statistics(host.statistics(*_address(request))))
+
+
+async def unload(request: web.Request, host: ModelHost) -> web.Response:
+    host.manifest(request.match_info["model"])
+    raise NotSupported("unloading a model is not supported; take it out of the repository instead")
+
+
+async def _refuse(request: web.Request, _: ModelHost) -> web.StreamResponse:
+    raise NotSupported(f"{request.method} {shown(request.path)} is not supported")
+
+
+def _address(request: web.Request) -> tuple[str, str]:
+    return request.match_info.get("model", ""), request.match_info.get("version", "")
+
+
+def _answer_headers(call: Call, reply: Reply, headers: dict[str, str]) -> dict[str, str]:
+    """`headers`, which begin as the words of `reply_parameters`, with what is for headers only."""
+    if reply.load is not None:
+        headers[LOAD_KEY] = load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))
+    if PARENT_KEY in call.headers and not reply.traceparent:
+        headers[PARENT_KEY] = call.headers[PARENT_KEY]
+    return headers
+
+
+def _answer(encoded: Encoded, headers: dict[str, str]) -> web.Response:
+    if encoded.header_length is None:
+        headers["Content-Type"] = JSON_TYPE
+    else:
+        headers["Content-Type"] = BINARY_TYPE
+        headers[HEADER_LENGTH_KEY] = str(encoded.header_length)
+    return web.Response(body=encoded.body, headers=headers)
+
+
+async def _compress(answer: web.Response, body: bytes, encoding: str) -> None:
+    small = len(body) <= _SMALL_BYTES
+    answer.body = _deflated(body, encoding) if small else await asyncio.to_thread(_deflated, body, encoding)
+    answer.headers["Content-Encoding"] = encoding
+
+
+def _deflated(body: bytes, encoding: str) -> bytes:
+    squeezer = zlib.compressobj(1, wbits=_WINDOW_BITS[encoding])
+    return squeezer.compress(body) + squeezer.flush()
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    """aiohttp's own refusals, in words that name the route."""
+    route = f"{request.method} {shown(request.path)}"
+    words = {
+        404: f"there is no {route}",
+        405: f"{route} is not allowed; allowed: {error.headers.get('Allow', 'nothing')}",
+        413: "the body is too large",
+    }
+    code = {404: "not_found", 405: "method_not_allowed", 413: TooLarge.code}
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    body = {
+        "error": words.get(error.status, error.reason),
+        "code": code.get(error.status, InvalidRequest.code if error.status < 500 else InternalError.code),
+    }
+    return json_response(body, status=error.status, headers=headers)

@@ -1,0 +1,84 @@
+"""A background task has one owner: it runs from where the owner is entered until the owner is left, and no longer.
+
+    self._looking = OwnedTask(self._look, name="sensors")    # stores its arguments
+    self._looking.start()                                    # in the owner's __aenter__
+    await self._looking.aclose()                             # in its __aexit__: cancelled, and has ended
+
+An owner that has nothing else to begin and to end enters it as it is: `async with`, or on an `AsyncExitStack`.
+
+When `aclose` returns, the task has ended: what the owner closes next is used by nobody. So it is too when the owner is
+cancelled while it waits here: the task is cancelled once more, has ended, and only then does the cancellation go on.
+Whoever holds tasks of other lives (a request's, a race between two events) ends them in the same way: `cancelled`.
+
+A task of this kind never ends by itself, or ends because its work is done. An exception out of it is a defect, which
+nobody awaits: it is logged as an error at the moment it happens, with its traceback, and not when the process stops. It
+is not raised in `aclose`, where it would keep others from being closed. What shall outlive a defect in one of its turns
+catches it inside the turn; what shall end its process with it has a supervisor (`edge_agent/serving/runner.py`,
+`cloud_pool/workers/supervisor.py`) and is none of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class OwnedTask:
+    """One background task at a time; it can be started again after it was closed.
+
+    Args:
+        run: makes the work; called by `start`.
+        name: the task's, for logs and debuggers.
+        crash_means: for the log, what goes without it if it crashes.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        name: str,
+        crash_means: str = "a background task has crashed",
+    ) -> None:
+        self._run = run
+        self._name = name
+        self._crash_means = crash_means
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def start(self) -> None:
+        """Begin; the first step of the work is taken when the loop gets to it."""
+        assert self._task is None, f"the task {self._name!r} is started already"
+        self._task = asyncio.create_task(self._run(), name=self._name)
+        self._task.add_done_callback(self._complain)
+
+    async def aclose(self) -> None:
+        """Cancel the task and wait until it has ended; nothing where it was never started."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancelled(task)
+
+    def _complain(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error(self._crash_means, task=self._name, exc_info=task.exception())
+
+    def __repr__(self) -> str:
+        state = "not started" if self._task is None else "ended" if self._task.done() else "runs"
+        return f"<OwnedTask {self._name} {state}>"
+
+
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and wait until they have ended; what they raise is told to whoever awaits them besides."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,124 @@
+"""What every process does around its work: read its configuration, tie its life to its parent's, end by a signal.
+
+    options → configuration → logs → serve(config), cancelled by the first SIGINT or SIGTERM → exit
+
+A start that cannot succeed ends with exit code 1, one `failed` event on stdout and the same words on stderr, without a
+traceback: the reasons that a person can mend (`ConfigError`, `RepositoryError`, `StartError`) are told apart from
+defects, which keep theirs. A signal during a long start ends it as well. A second signal changes nothing: it must not
+cut the drain that the first one began. SIGRTMIN turns debugging logs on, and off again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+import structlog
+
+from tidegate.config import ConfigError, ProcessConfig, load
+from tidegate.models.repository import RepositoryError
+from tidegate.runtime import events
+from tidegate.runtime.lifeline import die_with_parent
+from tidegate.runtime.logs import LEVELS, Format, Level, configure_logging
+
+log = structlog.get_logger(__name__)
+
+
+class StartError(Exception):
+    """A process cannot start; the message names the configuration key and the way out."""
+
+
+class Named(Protocol):
+    """What a process's configuration has in any case."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log_level(self) -> Level: ...
+
+    @property
+    def log_format(self) -> Format: ...
+
+
+ConfigT = TypeVar("ConfigT", bound=ProcessConfig)
+Serve = Callable[[ConfigT], Coroutine[Any, Any, None]]
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def process_options(role: str) -> Callable[[CommandT], CommandT]:
+    """The options that every process's command takes: `path` and `parent_pid`."""
+    config = click.option(
+        "--config",
+        "path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help=f"YAML file; `tidegate config schema {role}` lists its keys. Without one: the defaults.",
+    )
+    parent = click.option(
+        "--die-with-parent", "parent_pid", type=int, hidden=True, help="End when the process of this id ends."
+    )
+
+    def decorate(command: CommandT) -> CommandT:
+        return config(parent(command))
+
+    return decorate
+
+
+def run(
+    role: str,
+    model: type[ConfigT],
+    serve: Serve[ConfigT],
+    *,
+    path: Path | None,
+    parent_pid: int | None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
+    """Serve until a signal; exits with 1 and the reason when the process cannot start."""
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    try:
+        config = load(model, path)
+        _set_up_logging(role, config)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(until_signal(serve(config)))
+    except (ConfigError, RepositoryError, StartError) as error:
+        events.emit("failed", role=role, reason=str(error))
+        click.echo(f"the {role} cannot start: {error}", err=True)
+        sys.exit(1)
+
+
+async def until_signal(serving: Coroutine[Any, Any, None]) -> None:
+    """Await `serving`, and cancel it once at the first SIGINT or SIGTERM; its own errors come through."""
+    task = asyncio.ensure_future(serving)
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            task.cancel()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop)
+    loop.add_signal_handler(signal.SIGRTMIN, _turn_levels)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stopped:
+            task.cancel()
+            raise
+
+
+def _turn_levels() -> None:
+    log.error("log level changed", level=LEVELS.turn(), by="SIGRTMIN")
+
+
+def _set_up_logging(role: str, config: Any) -> None:
+    named: Named = config
+    configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)

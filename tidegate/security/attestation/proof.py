@@ -1,0 +1,168 @@
+"""What a target sends: evidence of some kind, and the proof that it is the one at the other end of this connection.
+
+Evidence alone says what some machine is. What has to be known is that the machine at the other end is that one. TLS
+has checked the other end's certificate, but gRPC shows its client neither the certificate nor the channel's keys
+(no exporter, RFC 9266), so the binding is made above it, out of three things that the target signs together:
+
+    nonce        chosen by the gateway for this question, so nothing old or stored will do
+    target key   the hash of the target's TLS public key. The certificate comes along: of the gateway's own CA, in
+                 force, and naming exactly the target that was dialled. The TLS key signs the challenge too
+    asker key    the hash of the TLS public key that the target saw at the other end of *its* connection
+
+The gateway knows by which key of its own this connection was made, and takes evidence for that one only. It comes as
+frames of the stream that requests travel on, so it speaks of that connection and of no other of the same channel.
+
+**Relays.** Somebody between the two who holds neither's key can only pass TLS records on. Somebody who has stolen the
+target's TLS key can stand in its place, and answer the certificate's part of the challenge; the evidence he would have
+to get from the true target, which answers over connections of gateways only and signs the key of whoever asks: his
+own, or, if another gateway asks for him, that one's. Neither is the asker's. To relay he needs the gateway's key as
+well, or the target's attestation key; with the latter he is the target as far as anybody can tell, for software
+evidence. So the peer is bound from both sides, without fetching the peer's certificate by a handshake of one's own
+before each dial, which would bind nothing to *this* connection, and cost a second one.
+
+The TLS key's signature seems to add nothing to that, and does for hardware evidence: a report signed by a chip names
+no target, and one honest machine could otherwise be presented under another's name by whoever may get certificates.
+
+Left out: what the target does after it has answered. A verdict is about the moment of the question, and is asked again
+before it ends.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.utils import CryptographyDeprecationWarning
+
+from tidegate.security.attestation import software
+from tidegate.security.attestation.verdict import Challenge, Policy, Refused, Verdict, Verified, Verifier
+from tidegate.security.authority import read_issued
+
+MAX_BYTES: Final = 2**20
+_DOMAIN: Final = b"tidegate attestation, tls key, 1\0"
+VERIFIERS: Final[dict[str, Verifier]] = {software.KIND: software.verify}
+
+
+class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: str
+    evidence: bytes
+    certificate: bytes  # the target's, DER
+    signature: bytes  # by the certificate's key: ECDSA with SHA-256
+
+
+def key_hash(certificate: x509.Certificate) -> bytes:
+    """SHA-256 of a certificate's public key (its SubjectPublicKeyInfo)."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return sha256(certificate.public_key().public_bytes(serialization.Encoding.DER, form)).digest()
+
+
+def proven(
+    kind: str, evidence: bytes, challenge: Challenge, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> bytes:
+    """The bytes to send."""
+    signature = key.sign(_signed_part(kind, evidence, challenge), ec.ECDSA(hashes.SHA256()))
+    return msgspec.msgpack.encode(
+        Proof(kind, evidence, certificate.public_bytes(serialization.Encoding.DER), signature)
+    )
+
+
+def _certificate(der: bytes) -> x509.Certificate:
+    """Raises ValueError. What RFC 5280 forbids is refused, and is no warning on our standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        certificate = x509.load_der_x509_certificate(der)
+        if certificate.serial_number <= 0:
+            raise ValueError("the serial number of its certificate is not positive")
+    return certificate
+
+
+def appraise(
+    raw: bytes, *, target: str, nonce: bytes, asker_key: bytes, ca: bytes, now: float, policy: Policy
+) -> Verdict:
+    """What the bytes that `target` sent are worth.
+
+    Args:
+        target: "edge/NAME" or "pool/NAME", which its certificate must name.
+        asker_key: the hash of the public key by which this connection was made.
+        ca: PEM, one certificate or more: who may have signed the target's.
+        now: UTC seconds, when the evidence was asked for.
+    """
+    try:
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"{len(raw)} bytes; at most {MAX_BYTES} are read")
+        proof = msgspec.msgpack.decode(raw, type=Proof)
+        certificate = _certificate(proof.certificate)
+    except (msgspec.MsgspecError, ValueError, RecursionError, x509.InvalidVersion) as error:
+        return Refused("unreadable", f"what it sent for evidence cannot be read: {error}")
+    if fault := _fault(certificate, target, ca, now):
+        return Refused("wrong-certificate", f"the certificate in its evidence {fault}")
+    challenge = Challenge(nonce, key_hash(certificate), asker_key)
+    if not _is_signed(proof, certificate, challenge):
+        return Refused(
+            "wrong-proof", "its evidence was made for another challenge or connection, or not with its TLS key"
+        )
+    verifier = VERIFIERS.get(proof.kind)
+    if verifier is None:
+        known = ", ".join(sorted(VERIFIERS))
+        return Refused(
+            "unknown-kind", f"its evidence is of the kind {proof.kind[:40]!r}; this gateway verifies {known}"
+        )
+    verdict = verifier(proof.evidence, challenge, now, policy)
+    if isinstance(verdict, Verified):
+        ends = certificate.not_valid_after_utc.timestamp()
+        return verdict._replace(expires_at=min(verdict.expires_at, ends))
+    return verdict
+
+
+def _fault(certificate: x509.Certificate, target: str, ca: bytes, now: float) -> str:
+    """Why the certificate is not the target's; "" when it is."""
+    try:
+        issued = read_issued(certificate.public_bytes(serialization.Encoding.PEM))
+        authorities = x509.load_pem_x509_certificates(ca)
+        is_ours = any(_issued_by(certificate, one) for one in authorities)
+    except (
+        ValueError,
+        TypeError,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        UnsupportedAlgorithm,
+    ) as error:
+        return f"cannot be used: {error}"
+    if not is_ours:
+        return "is not of the CA that `tls.ca` names"
+    if str(issued.identity) != target:
+        return f"is {issued.identity}'s, and this is {target}"
+    instant = datetime.fromtimestamp(now, UTC)
+    if not certificate.not_valid_before_utc <= instant < certificate.not_valid_after_utc:
+        return "is not in force"
+    return ""
+
+
+def _issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _is_signed(proof: Proof, certificate: x509.Certificate, challenge: Challenge) -> bool:
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(proof.signature, _signed_part(proof.kind, proof.evidence, challenge), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _signed_part(kind: str, evidence: bytes, challenge: Challenge) -> bytes:
+    return _DOMAIN + challenge.report_data + sha256(kind.encode()).digest() + sha256(evidence).digest()

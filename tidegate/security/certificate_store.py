@@ -1,0 +1,138 @@
+"""A folder with a CA and what it has issued.
+
+    ca.crt                 everyone needs it: whom to trust
+    ca.key                 nobody needs it but whoever issues; mode 0600
+    ROLE/NAME.crt, .key    copied to the machine that it names
+
+Each file is written beside its place and renamed, the key first: a process that looks between the two renames finds a
+key and a certificate that do not fit, keeps what it has, and looks again (`tls.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from tidegate.security.authority import Authority, Issued, Pair, PkiError, read_issued
+from tidegate.security.certificate_identity import ROLES, Identity
+
+CA_DAYS: Final = 3650
+CERT_DAYS: Final = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A certificate in the folder, with what it says or why it cannot be read."""
+
+    path: Path
+    issued: Issued | None
+    problem: str = ""
+
+
+class PkiStore:
+    """The folder; nothing is read or written before it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def ca_cert(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.folder / "ca.key"
+
+    def cert(self, identity: Identity) -> Path:
+        return self.folder / identity.role / f"{identity.name}.crt"
+
+    def key(self, identity: Identity) -> Path:
+        return self.folder / identity.role / f"{identity.name}.key"
+
+    def exists(self) -> bool:
+        return self.ca_cert.exists() or self.ca_key.exists()
+
+    def init(self, name: str, *, days: int, now: datetime, permit: Sequence[str] = ()) -> Authority:
+        """Make the CA. Raises PkiError when there is one, which its certificates would not survive."""
+        if self.exists():
+            raise PkiError(f"{self.folder} holds a CA already: use it, or choose another --dir")
+        authority = Authority.make(name, valid=timedelta(days=days), now=now, permit=permit)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write(authority.pair, self.ca_cert, self.ca_key)
+        return authority
+
+    def authority(self) -> Authority:
+        """Raises PkiError when there is no CA, or its files cannot be used."""
+        try:
+            return Authority.load(Pair(self.ca_cert.read_bytes(), self.ca_key.read_bytes()))
+        except FileNotFoundError as error:
+            raise PkiError(f"there is no CA: {error.filename} is missing; make one with `tidegate pki init`") from error
+        except OSError as error:
+            raise PkiError(f"cannot read {error.filename}: {error.strerror}") from error
+        except ValueError as error:
+            raise PkiError(f"{self.folder} holds no usable CA: {error}") from error
+
+    def issue(self, identity: Identity, hosts: Sequence[str], *, days: float, now: datetime) -> Issued:
+        """Issue a certificate and put it in its place, over an older one. Raises PkiError."""
+        pair = self.authority().issue(identity, tuple(dict.fromkeys(hosts)), valid=timedelta(days=days), now=now)
+        _write(pair, self.cert(identity), self.key(identity))
+        return read_issued(pair.cert)
+
+    def renew(self, one: Issued, *, now: datetime) -> Issued:
+        """The same again: identity, hosts and length of life. Raises PkiError."""
+        return self.issue(one.identity, one.hosts, days=(one.ends - one.begins) / timedelta(days=1), now=now)
+
+    def held(self) -> list[Held]:
+        """Every certificate here, by role and name."""
+        return [_held(path) for role in ROLES for path in sorted((self.folder / role).glob("*.crt"))]
+
+    def __repr__(self) -> str:
+        return f"<PkiStore {self.folder}>"
+
+
+def _held(path: Path) -> Held:
+    try:
+        issued = read_issued(path.read_bytes())
+    except OSError as error:
+        return Held(path, None, str(error.strerror))
+    except ValueError as error:
+        return Held(path, None, f"no certificate of this CA: {error}")
+    where = (path.parent.name, path.stem)
+    if where != (issued.identity.role, issued.identity.name):
+        return Held(path, None, f"it is {issued.identity}'s, in a place that is not")
+    return Held(path, issued)
+
+
+def _write(pair: Pair, cert: Path, key: Path) -> None:
+    try:
+        cert.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(key, pair.key, mode=0o600)
+        write_atomically(cert, pair.cert, mode=0o644)
+    except OSError as error:
+        raise PkiError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def write_atomically(path: Path, content: bytes, *, mode: int) -> None:
+    """The whole content under `path`, or what was there before; never readable by more than `mode` says.
+
+    Raises:
+        OSError: as of any write.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,89 @@
+"""A gRPC port: bound before anything slow begins, started when there is something to answer, stopped with a grace.
+
+Binding and starting are two steps, because a pool takes its port first (so that a taken one is known before minutes of
+warm-up) and answers last, while an edge answers "not ready" from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import grpc
+
+from tidegate.oip.grpc.server import server_options
+from tidegate.runtime.process import StartError
+from tidegate.servers.address import check_free, joined
+from tidegate.servers.limits import DEFAULT, DoorLimits
+from tidegate.servers.role_guard import RoleGuard, Secured
+
+
+class GrpcDoor(NamedTuple):
+    """A bound port. `start` the server once; leaving the door stops it."""
+
+    address: str  # "HOST:PORT"
+    server: grpc.aio.Server
+
+
+@asynccontextmanager
+async def grpc_door(
+    add_services: Callable[[grpc.aio.Server], None],
+    host: str,
+    port: int,
+    *,
+    max_message_bytes: int,
+    grace_s: float,
+    key: str = "grpc_port",
+    secured: Secured | None = None,
+    limits: DoorLimits = DEFAULT,
+) -> AsyncIterator[GrpcDoor]:
+    """A bound gRPC server with the services that `add_services` puts on it.
+
+    Args:
+        grace_s: what calls still under way get when the door closes; draining is its owner's matter.
+        secured: TLS, and who is let in; None: anybody, without encryption.
+        limits: connections, streams on each, and metadata.
+
+    Raises:
+        StartError: nobody can listen there; names the port and `key`.
+    """
+    check_free(host, port, key)
+    server = grpc.aio.server(
+        options=[*server_options(max_message_bytes), *_bounds(limits)], interceptors=_guards(secured)
+    )
+    add_services(server)
+    try:
+        bound = _bind(server, joined(host, port), secured)
+    except RuntimeError as error:  # somebody was faster than the check
+        raise StartError(f"cannot listen on {joined(host, port)} (key {key!r}): {error}") from error
+    try:
+        yield GrpcDoor(joined(host, bound), server)
+    finally:
+        await server.stop(grace_s)
+
+
+def _bounds(limits: DoorLimits) -> list[tuple[str, int]]:
+    """The limits, as far as gRPC keeps them."""
+    return [
+        ("grpc.max_concurrent_streams", limits.max_streams),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_connection_idle_ms", int(limits.idle_timeout_s * 1e3)),
+        ("grpc.server_handshake_timeout_ms", int(limits.header_timeout_s * 1e3)),  # to its end: TLS and HTTP/2
+        # Up to the first gRPC refuses with rising chance, from the second on always.
+        ("grpc.max_metadata_size", limits.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", 2 * limits.max_header_bytes),
+    ]
+
+
+def _guards(secured: Secured | None) -> list[RoleGuard]:
+    if secured is None or not secured.checks_roles:
+        return []  # each call pays for a guard
+    return [RoleGuard(secured.roles, secured.tls.min_version("1.3"), secured.narrowed)]
+
+
+def _bind(server: grpc.aio.Server, address: str, secured: Secured | None) -> int:
+    if secured is None:
+        return server.add_insecure_port(address)
+    credentials = secured.tls.server_credentials(require_client_cert=secured.require_client_cert)
+    return server.add_secure_port(address, credentials)

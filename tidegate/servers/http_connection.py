@@ -1,0 +1,71 @@
+"""One connection at an HTTP door: aiohttp's, with a count at the door and a limit on how slowly it may ask.
+
+aiohttp closes a connection that is idle for long enough, but starts that clock at its opening and after each answer:
+headers that come a byte at a time keep it until then. Here a request that has begun has `header_timeout_s` to say
+what it wants. The clock starts only where a first packet does not hold the whole head, so that ordinary requests pay
+for one comparison. Bodies have clocks of their own (`tidegate/oip/http/body.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from tidegate.servers.connection_limits import Crowd, client_of
+
+
+class HttpVisitor(web.RequestHandler):
+    """A `Visitor` of a `Crowd`."""
+
+    def __init__(
+        self, server: web.Server, *, crowd: Crowd[HttpVisitor], header_timeout_s: float, loop: Any, **settings: Any
+    ) -> None:
+        super().__init__(server, loop=loop, **settings)
+        self.client = ""
+        self._crowd = crowd
+        self._header_timeout_s = header_timeout_s
+        self._head: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        if self._messages:
+            return False
+        return self._request_count == 0 or (self._waiter is not None and not self._waiter.done())
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.client = client_of(str(peer[0])) if isinstance(peer, tuple) else "local"
+        welcome, leaver = self._crowd.enter(self)
+        if leaver is not None:
+            leaver.force_close()
+        if not welcome:
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._crowd.leave(self)
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages:
+            self._stop_clock()
+            self._crowd.asks(self)
+        elif self._head is None and self.idle:
+            self._head = self._loop.call_later(self._header_timeout_s, self._too_slow)
+
+    def _stop_clock(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _too_slow(self) -> None:
+        self._head = None
+        if self.idle:
+            self.force_close()
+
+    def __repr__(self) -> str:
+        return f"<HttpVisitor {self.client or 'nobody yet'}{' idle' if self.idle else ''}>"

@@ -1,0 +1,152 @@
+"""An HTTP port over aiohttp. A caller who hangs up cancels its request, all the way down to the queue it waits in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
+
+from tidegate.security.certificate_identity import NotAllowed, alternative_names, check_role
+from tidegate.servers.address import cannot_listen, joined
+from tidegate.servers.connection_limits import Crowd
+from tidegate.servers.http_connection import HttpVisitor
+from tidegate.servers.limits import DEFAULT, DoorLimits
+from tidegate.servers.role_guard import Secured
+
+Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# Connections that wait to be accepted. aiohttp's 128 makes a burst of callers wait out TCP's retransmissions.
+_BACKLOG: Final = 4096
+# What was refused before it had all come is read on and dropped for so long, so that its sender can read why.
+_LINGER_S: Final = 1.0
+_log = logging.getLogger("tidegate.http")
+
+
+@asynccontextmanager
+async def http_door(
+    routes: Iterable[web.AbstractRouteDef],
+    host: str,
+    port: int,
+    *,
+    key: str,
+    max_body_bytes: int,
+    grace_s: float,
+    middlewares: Iterable[Middleware] = (),
+    ahead: Callable[[Entrance], Entrance] | None = None,
+    secured: Secured | None = None,
+    limits: DoorLimits = DEFAULT,
+) -> AsyncIterator[str]:
+    """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
+
+    Args:
+        grace_s: what requests still under way get when the door closes.
+        ahead: puts something before aiohttp's dispatch, which it is given; that something sees every request first.
+        secured: TLS, and who is let in; None: anybody, without encryption.
+        limits: connections, headers, and how slowly they may come.
+
+    Raises:
+        StartError: nobody can listen there; names the port and `key`.
+    """
+    app = web.Application(client_max_size=max_body_bytes, middlewares=list(middlewares))
+    app.add_routes(routes)
+    _log.addFilter(_is_news)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s, logger=_log)
+    await runner.setup()
+    if ahead is not None:
+        assert runner.server is not None  # it is there once the runner is set up
+        runner.server.request_handler = ahead(runner.server.request_handler)
+    if secured is not None and secured.checks_roles:
+        assert runner.server is not None
+        runner.server.request_handler = _guarded(runner.server.request_handler, secured)
+    try:
+        try:
+            await _Site(runner, host, port, _context(secured), limits).start()
+        except OSError as error:
+            raise cannot_listen(host, port, key, error) from error
+        yield f"{'https' if secured else 'http'}://{joined(host, runner.addresses[0][1])}"
+    finally:
+        await runner.cleanup()
+
+
+class _Site(web.BaseSite):
+    """A site of aiohttp's whose connections are `HttpVisitor`s."""
+
+    __slots__ = ("_host", "_limits", "_port")
+
+    def __init__(
+        self, runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None, limits: DoorLimits
+    ) -> None:
+        super().__init__(runner, ssl_context=context, backlog=_BACKLOG)
+        self._host = host
+        self._port = port
+        self._limits = limits
+
+    @property
+    def name(self) -> str:
+        return f"{'https' if self._ssl_context else 'http'}://{joined(self._host, self._port)}"
+
+    async def start(self) -> None:
+        await super().start()
+        loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
+        assert server is not None
+        crowd: Crowd[HttpVisitor] = Crowd(
+            max_connections=limits.connections, max_per_client=limits.max_connections_per_client
+        )
+
+        def visitor() -> HttpVisitor:
+            return HttpVisitor(
+                server,
+                crowd=crowd,
+                header_timeout_s=limits.header_timeout_s,
+                loop=loop,
+                keepalive_timeout=limits.idle_timeout_s,
+                lingering_time=_LINGER_S,
+                max_line_size=limits.max_header_bytes,
+                max_field_size=limits.max_header_bytes,
+                max_headers=limits.max_headers,
+                access_log=None,
+                logger=_log,
+            )
+
+        self._server = await loop.create_server(
+            visitor,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=limits.header_timeout_s if self._ssl_context else None,
+        )
+
+
+def _context(secured: Secured | None) -> ssl.SSLContext | None:
+    if secured is None:
+        return None
+    asked = ssl.CERT_OPTIONAL if secured.tls.config.client_ca else ssl.CERT_NONE
+    return secured.tls.server_context(client_cert=ssl.CERT_REQUIRED if secured.require_client_cert else asked)
+
+
+def _guarded(entrance: Entrance, secured: Secured) -> Entrance:
+    """Answers 403 to callers whose certificate has none of the roles."""
+
+    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            check_role(alternative_names(request.get_extra_info("peercert")), secured.roles)
+        except NotAllowed as error:
+            return web.json_response({"error": str(error)}, status=403)
+        return await entrance(request)
+
+    return guarded
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record is for an operator. Bytes that are no HTTP are not: their sender is told with a 400, while a
+    traceback for each would let any scanner fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)

@@ -1,0 +1,224 @@
+"""A whole Tidegate for a test: `tidegate up` as a process, with simulated links between its parts.
+
+The models only take their time (`engine: paced`), unless a repository is given: a stack of processes is about what
+happens between them. Each link is controlled over its own HTTP, as any client would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from os import getpid
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.testing.ports import NoPorts, free_ports
+
+READY_WITHIN_S: Final = 120.0
+STOPS_WITHIN_S: Final = 10.0
+MODEL: Final = "encoder"
+_PORTS_BEFORE_EDGES, _PORTS_PER_PART = 6, 2
+
+
+class StackFailed(Exception):
+    """The stack did not start; the message holds its words."""
+
+
+class ControlledLink:
+    """One link of a running stack, over its HTTP control."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+
+    def partition(self, kind: str = "blackhole", direction: str = "both", *, for_s: float | None = None) -> None:
+        self._ask("PUT", "partition", {"kind": kind, "direction": direction, "for_s": for_s})
+
+    def heal(self) -> None:
+        self._ask("DELETE", "partition")
+
+    def play(self, scenario: str | Mapping[str, Any]) -> None:
+        """Be like this from now on; its timeline begins now."""
+        self._ask("PUT", "scenario", {"name": scenario} if isinstance(scenario, str) else dict(scenario))
+
+    def apply(self, **profile: Any) -> None:
+        self._ask("PUT", "link", {"delay_ms": 0.0, **profile})
+
+    def toxic(self, name: str, direction: str, **profile: Any) -> None:
+        self._ask("PUT", f"toxics/{name}", {"direction": direction, **profile})
+
+    def remove(self, name: str) -> None:
+        self._ask("DELETE", f"toxics/{name}")
+
+    def state(self) -> dict[str, Any]:
+        return self._ask("GET", "state")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The newest that are kept."""
+        found: list[dict[str, Any]] = []
+        after = 0
+        while (page := self._ask("GET", f"events?after={after}"))["events"]:
+            found += page["events"]
+            after = page["next"]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<ControlledLink {self.name} at {self.url}>"
+
+    def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(f"{self.url}/{path}", data=data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(f"{self.name}: {json.load(error)['error']}") from error
+
+
+class Stack:
+    """`wait_ready`, then use it; `stop` ends every process of it.
+
+    Args:
+        links: by part: pool, edge-1, … or broker; what stands in front of it.
+        models: a repository; None: one paced model called "encoder".
+    """
+
+    def __init__(
+        self, folder: Path, *, links: Mapping[str, str], edges: int = 2, models: Path | None = None, seed: int = 1
+    ) -> None:
+        self.folder = folder
+        self.links: dict[str, ControlledLink] = {}
+        self._ready: dict[str, Any] = {}
+        self._told = threading.Event()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            ports = free_ports(_PORTS_BEFORE_EDGES + _PORTS_PER_PART * (edges + len(links)))
+        except NoPorts as error:
+            raise StackFailed(str(error)) from error
+        options = [f"--link={part}={scenario}" for part, scenario in links.items()]
+        command = [
+            sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(getpid()),
+            "up", "--json", "--edges", str(edges), "--ports-from", str(ports), "--seed", str(seed),
+            "--data-dir", str(folder), "--models", str(models or _paced(folder / "paced")), *options,
+        ]  # fmt: skip
+        self._words_path = folder / "up.words"
+        with self._words_path.open("wb") as words:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, start_new_session=True)
+        self._reader = threading.Thread(target=self._read, name="tidegate up", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self) -> Stack:
+        """Raises StackFailed."""
+        if not self._told.wait(READY_WITHIN_S) or not self._ready:
+            words = self._words_path.read_text(errors="replace")
+            self.stop()
+            raise StackFailed(f"`tidegate up` did not get ready:\n{words}")
+        self.links = {name: ControlledLink(name, url) for name, url in self._ready["links"].items()}
+        return self
+
+    @property
+    def http(self) -> str:
+        """The gateway's HTTP endpoint."""
+        return str(self._ready["http"])
+
+    @property
+    def grpc(self) -> str:
+        return str(self._ready["grpc"])
+
+    @property
+    def admin(self) -> str:
+        return str(self._ready["admin"])
+
+    @property
+    def metrics(self) -> str:
+        return str(self._ready["metrics"])
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of each part, for faults of processes: `os.kill(stack.pids["edge-1"], signal.SIGSTOP)`."""
+        return {one["name"]: one["pid"] for one in self._ready["processes"]}
+
+    def state(self) -> dict[str, Any]:
+        """The gateway's own account of its targets."""
+        with urllib.request.urlopen(f"{self.admin}/v1/state", timeout=10) as answer:
+            state: dict[str, Any] = json.load(answer)
+            return state
+
+    def infer(self, units: int = 8, *, budget_ms: float = 2000.0) -> tuple[int, Mapping[str, str]]:
+        """Ask the paced model for so many tokens; (HTTP status, headers of the answer)."""
+        shape = [1, units]
+        body = {
+            "inputs": [
+                {"name": name, "datatype": "INT64", "shape": shape, "data": [1] * units}
+                for name in ("input_ids", "attention_mask")
+            ]
+        }
+        request = urllib.request.Request(
+            f"{self.http}/v2/models/{MODEL}/infer",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json", "tidegate-budget-ms": f"{budget_ms:g}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, dict(answer.headers)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, dict(error.headers)
+
+    def mend(self) -> None:
+        """Heal every link and take its toxics away."""
+        for link in self.links.values():
+            link.heal()
+            for name in link.state()["layers"]:
+                if name != "base":
+                    link.remove(name)
+
+    def log(self) -> str:
+        """What happened on every link, in words."""
+        lines = []
+        for link in self.links.values():
+            with contextlib.suppress(OSError):
+                lines += [f"{link.name}: {json.dumps(event)}" for event in link.events()]
+        return "\n".join(lines)
+
+    def stop(self) -> None:
+        """End it; politely, then for certain."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOPS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def __repr__(self) -> str:
+        return f"<Stack pid {self._process.pid} {self._ready.get('http', 'starting')}>"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not self._ready:
+                self._ready = json.loads(line)
+                self._told.set()
+        self._told.set()
+
+
+def _paced(folder: Path) -> Path:
+    """A repository with one model that only takes its time."""
+    from tidegate.tools.build.demo.paced import Costs, add_paced
+
+    costs = Costs(edge_ms=((1, 5), (128, 30)), pool_ms=((1, 10), (1024, 40)), edge_max_units=128)
+    add_paced(MODEL, costs, folder)
+    return folder

@@ -1,0 +1,81 @@
+"""`tidegate attest`: the keys by which edges and pools prove what they are, and what they would say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tidegate.config import ConfigError
+from tidegate.security.attestation.keys import line_of, make_key, read_allowed, read_key
+from tidegate.security.attestation.software import key_id
+
+_key = click.argument("key", type=click.Path(path_type=Path, dir_okay=False))
+
+
+@click.group()
+def attest() -> None:
+    """Make keys for attested placement: requests marked `tidegate-require: attested` go to their holders only.
+
+    \b
+    Examples:
+      tidegate attest init edge-1.attest.key >> attested.keys     on the device; the line belongs on the gateway
+      tidegate attest show edge-1.attest.key
+      tidegate attest list attested.keys
+    """
+
+
+@attest.command()
+@_key
+@click.option("--words", default="", help="What the line says to people. Default: the file's name.")
+def init(key: Path, words: str) -> None:
+    """Make an attestation key, and print the line that allows it.
+
+    KEY is the file for `attestation.key` of an edge or a pool: make it on that machine, and leave it there. The line
+    goes into the file that a gateway's `attestation.allowed` names; taking it out ends the trust within seconds.
+
+    \b
+    Examples:
+      tidegate attest init edge-1.attest.key
+      tidegate attest init edge-1.attest.key --words 'kiosk, ground floor' >> attested.keys
+    """
+    try:
+        made = make_key(key)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(line_of(made, words or key.name))
+    click.echo(f"made {key}, key id {key_id(made.public_key().public_bytes_raw())}", err=True)
+
+
+@attest.command()
+@_key
+@click.option("--words", default="", help="What the line says to people. Default: the file's name.")
+def show(key: Path, words: str) -> None:
+    """Print the line that allows a key, and its id.
+
+    \b
+    Example:
+      tidegate attest show edge-1.attest.key
+    """
+    try:
+        found = read_key(key)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(line_of(found, words or key.name))
+    click.echo(f"key id {key_id(found.public_key().public_bytes_raw())}", err=True)
+
+
+@attest.command(name="list")
+@click.argument("allowed", type=click.Path(path_type=Path, dir_okay=False))
+def list_(allowed: Path) -> None:
+    """Print the ids of the keys in a list, which answers and `tidegate status` name.
+
+    \b
+    Example:
+      tidegate attest list attested.keys
+    """
+    try:
+        for name in read_allowed(allowed):
+            click.echo(name)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error

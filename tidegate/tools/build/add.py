@@ -1,0 +1,265 @@
+"""Adding a user's own model: inspect its artefacts, check that they are one model, run them, write the manifest.
+
+The order matters: what disagrees on paper is said before anything is run (`agree.py`), what cannot be run as described
+is refused before anything is measured (`trial.py`), and the model appears in the repository whole or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tidegate.engines.engine import Engine, EngineError, load_engine
+from tidegate.models.digest import sha256_of
+from tidegate.models.example import example_arrays
+from tidegate.models.manifest import EngineName, Manifest, Packed, Quality, Variant, Where
+from tidegate.models.packing import packing_of
+from tidegate.models.repository import save_manifest
+from tidegate.tools.build.agree import agree, disagreements
+from tidegate.tools.build.draft import Draft, Wishes, draft
+from tidegate.tools.build.errors import BuildError
+from tidegate.tools.build.evaluate.compare import Metric, closeness
+from tidegate.tools.build.inspect.onnx_file import inspect_onnx
+from tidegate.tools.build.inspect.signature import Signature
+from tidegate.tools.build.samples import Samples, load_samples
+from tidegate.tools.build.staging import model_lock, staged
+from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_padding
+
+_MADE_UP = 8
+_ENGINES: dict[str, EngineName] = {
+    ".onnx": "onnx", ".pt2": "torch-export", ".pt": "torchscript", ".ts": "torchscript",
+    ".safetensors": "torch-packed", ".engine": "tensorrt", ".plan": "tensorrt",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `tidegate model add` was asked. At least one of `edge` and `pool` is given."""
+
+    name: str
+    version: str
+    edge: Path | None
+    pool: Path | None
+    wishes: Wishes
+    tokenizer: Path | None = None
+    outputs: tuple[str, ...] = ()
+    samples: Path | None = None
+    metric: Metric = "cosine"
+    edge_max_batch: int | None = None
+    edge_max_tokens: int | None = None
+    engine: EngineName | None = None  # of the pool's artefact; None: by its suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """`said` are sentences on what was found and chosen, in order."""
+
+    manifest: Manifest
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One artefact with the place it is for."""
+
+    where: Where
+    path: Path
+    engine: EngineName
+    signature: Signature | None
+
+
+def add(request: Request, root: Path, *, force: bool = False) -> Added:
+    """Put the model into the repository at `root`.
+
+    Raises:
+        BuildError: an artefact cannot be read or run, artefacts disagree, or the version exists and `force` is not set.
+    """
+    place = root / request.name / request.version
+    if place.exists() and not force:
+        raise BuildError(f"{place} exists; give another --version, or --force to replace it")
+    parts = _parts(request)
+    drafted = _drafted(request, parts)
+    engines = _loaded(parts, drafted.manifest)
+    said = list(drafted.choices)
+    manifest = limited_by_running(drafted, engines, said)
+    check_answers(manifest, engines)
+    manifest = with_padding(manifest, engines, said)
+    variants = _variants(request, parts, manifest, engines, said)
+    manifest = _with_digest(msgspec.structs.replace(manifest, variants=variants), request.tokenizer)
+    _store(request, root, parts, manifest)
+    return Added(manifest, tuple(said))
+
+
+def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
+    """The engine that was wished for, or else the one that runs files of this name. Raises BuildError."""
+    engine = wished or _ENGINES.get(path.suffix)
+    if engine is None:
+        raise BuildError(f"{path}: unknown kind of artefact {path.suffix!r} (known: {', '.join(_ENGINES)})")
+    if not path.is_file():
+        raise BuildError(f"{path}: there is no such file")
+    return engine
+
+
+def _parts(request: Request) -> tuple[_Part, ...]:
+    given: list[tuple[Where, Path]] = []
+    if request.edge is not None:
+        given.append(("edge", request.edge))
+    if request.pool is not None:
+        given.append(("pool", request.pool))
+    if not given:
+        raise BuildError("nothing to add: give --edge, --pool or both")
+    return tuple(_part(where, path, request.engine if where == "pool" else None) for where, path in given)
+
+
+def _part(where: Where, path: Path, wished: EngineName | None) -> _Part:
+    engine = engine_of(path, wished)
+    return _Part(where, path, engine, _inspect(path, engine))
+
+
+def _inspect(path: Path, engine: EngineName) -> Signature | None:
+    if engine == "onnx":
+        return inspect_onnx(path)
+    if engine == "torch-export":
+        try:
+            from tidegate.tools.build.inspect.exported_program import inspect_program
+        except ImportError as error:
+            raise BuildError(f"{path} needs PyTorch: pip install 'tidegate[cloud]'") from error
+        return inspect_program(path)
+    if engine == "torch-packed":
+        try:
+            from tidegate.tools.build.inspect.packed_weights import inspect_packed
+        except ImportError as error:
+            raise BuildError(f"{path} needs PyTorch and safetensors: pip install 'tidegate[cloud]'") from error
+        return inspect_packed(path)
+    if engine == "tensorrt":
+        _loads(path, engine)
+    return None  # TorchScript does not say
+
+
+def _drafted(request: Request, parts: Sequence[_Part]) -> Draft:
+    signatures = [part.signature for part in parts if part.signature is not None]
+    if not signatures:
+        raise BuildError(f"{parts[0].path.name}: TorchScript does not say what it takes; add it beside an ONNX --edge")
+    if found := disagreements(signatures):
+        raise BuildError("the artefacts disagree:\n" + "\n".join(f"  {one}" for one in found))
+    count = len(signatures[0].outputs)
+    if request.outputs and len(request.outputs) != count:
+        raise BuildError(f"--output: {len(request.outputs)} names for {count} outputs")
+    for part in parts:
+        if part.engine == "onnx" and part.signature and request.outputs:
+            _check_onnx_names(part.signature, request.outputs)
+    return draft(request.name, request.version, agree(signatures, request.outputs), request.wishes)
+
+
+def _check_onnx_names(signature: Signature, names: Sequence[str]) -> None:
+    own = [port.name for port in signature.outputs]
+    if own != list(names):
+        raise BuildError(f"--output: {signature.source} itself names its outputs {', '.join(own)}")
+
+
+def _loaded(parts: Sequence[_Part], manifest: Manifest) -> dict[Where, Engine]:
+    outputs = tuple(spec.name for spec in manifest.outputs)
+    try:
+        return {
+            part.where: load_engine(
+                part.engine, part.path, outputs=outputs, packing=packing_of(manifest, _packed(part, manifest))
+            )
+            for part in parts
+        }
+    except EngineError as error:
+        raise BuildError(str(error)) from error
+
+
+def _loads(path: Path, engine: EngineName) -> None:
+    """Raise BuildError with the engine's own words where it does not."""
+    try:
+        load_engine(engine, path, outputs=())
+    except EngineError as error:
+        raise BuildError(str(error)) from error
+
+
+def _packed(part: _Part, manifest: Manifest) -> Packed | None:
+    """What packed weights take: fixed, but for the name of the axis, which another artefact may have given."""
+    mask = next((spec for spec in manifest.inputs if spec.name == "attention_mask"), None)
+    if part.engine != "torch-packed" or mask is None or not isinstance(mask.shape[-1], str):
+        return None
+    return Packed(mask.shape[-1], mask=mask.name)
+
+
+def _variants(
+    request: Request, parts: Sequence[_Part], manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]
+) -> tuple[Variant, ...]:
+    qualities = _qualities(request, manifest, engines, said)
+    names: list[str] = []
+    variants = []
+    for part in parts:
+        precision = part.signature.precision if part.signature else "fp32"
+        names.append(precision if precision not in names else f"{precision}-{part.where}")
+        limits = _limits(request, manifest, engines["edge"], said) if part.where == "edge" else (None, None)
+        variants.append(
+            Variant(
+                name=names[-1],
+                artefact=f"{part.where}{part.path.suffix}",
+                engine=part.engine,
+                precision=precision,
+                where=(part.where,),
+                sha256=sha256_of(part.path),
+                size_bytes=part.path.stat().st_size,
+                quality=qualities.get(part.where),
+                max_batch=limits[0],
+                max_tokens=limits[1],
+                packed=_packed(part, manifest),
+            )
+        )
+    return tuple(variants)
+
+
+def _limits(request: Request, manifest: Manifest, engine: Engine, said: list[str]) -> tuple[int | None, int | None]:
+    return edge_limits(manifest, engine, said, max_batch=request.edge_max_batch, max_tokens=request.edge_max_tokens)
+
+
+def _qualities(
+    request: Request, manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]
+) -> dict[Where, Quality]:
+    """Measured on the user's samples, against their labels or the pool. Made-up inputs are for the eye only."""
+    inputs, output = [spec.name for spec in manifest.inputs], manifest.outputs[0].name
+    samples = load_samples(request.samples, inputs) if request.samples else None
+    by_label = request.metric == "top1" and samples is not None and samples.labels is not None
+    if len(engines) < 2 and not by_label:
+        return {}
+    edge, pool = engines.get("edge", engines.get("pool")), engines.get("pool", engines.get("edge"))
+    assert edge is not None and pool is not None  # there is at least one engine
+    measured = samples or Samples(tuple(example_arrays(manifest, {}, seed) for seed in range(_MADE_UP)))
+    labels = measured.labels if by_label else None
+    try:
+        found = closeness(pool, edge, measured.feeds, output=output, metric=request.metric, labels=labels)
+    except EngineError as error:
+        raise BuildError(f"{request.samples or 'made-up inputs'}: {error}") from error
+    if samples is None:
+        said.append(
+            f"edge against pool on made-up inputs: {found.metric} {found.value:.4f}; "
+            "for a quality in the manifest give real ones (--samples x.npz)"
+        )
+        return {}
+    values: dict[Where, float] = {"edge": found.value, "pool": 1.0 if found.reference is None else found.reference}
+    said += [f"{where}: {found.metric} {values[where]:.4f} on {found.samples} samples" for where in engines]
+    return {where: Quality(found.metric, round(values[where], 5), found.samples) for where in engines}
+
+
+def _with_digest(manifest: Manifest, tokenizer: Path | None) -> Manifest:
+    if manifest.text is None or tokenizer is None:
+        return manifest
+    return msgspec.structs.replace(manifest, text=msgspec.structs.replace(manifest.text, sha256=sha256_of(tokenizer)))
+
+
+def _store(request: Request, root: Path, parts: Sequence[_Part], manifest: Manifest) -> None:
+    with model_lock(root, request.name), staged(root, request.name, request.version) as folder:
+        for part, variant in zip(parts, manifest.variants, strict=True):
+            shutil.copyfile(part.path, folder / variant.artefact)
+        if request.tokenizer is not None:
+            shutil.copyfile(request.tokenizer, folder / request.tokenizer.name)
+        save_manifest(folder, manifest)

@@ -1,0 +1,90 @@
+"""`tidegate model calibrate`: the command. Runtimes are imported when it runs, not for its help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidegate.models.repository import Repository
+from tidegate.tools.build.command import explained, needs, noted, repository_option
+
+
+class Share(click.ParamType[float]):
+    """A part of a whole: `10%` or `0.1`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            share = float(value[:-1]) / 100 if str(value).endswith("%") else float(value)
+        except ValueError:
+            share = -1.0
+        if not 0.0 < share <= 1.0:
+            self.fail(f"{value!r} is no share: say it as 10% or as 0.1, above 0 and at most 100%", param, ctx)
+        return share
+
+
+@click.command()
+@click.argument("name", metavar="MODEL")
+@click.option("--escalate", type=Share(), metavar="SHARE", help="Escalate this share of the edge's answers.")
+@click.option("--accuracy", type=Share(), metavar="SHARE", help="Escalate as few as reach this accuracy together.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="An .npz with an array per input, named like it, and `labels`: a row per sample. The digits bring their own.",
+)
+@click.option("--measure", type=click.Choice(["margin", "entropy", "top1"]), help="How to read confidence.")
+@click.option("--output", metavar="NAME", help="The output to read it from; the first by default.")
+@click.option("--softmax/--no-softmax", default=None, help="Whether that output holds scores, not probabilities.")
+@click.option("--version", default="", help="Which version; the highest by default.")
+@repository_option
+@click.option("--dry-run", is_flag=True, help="Write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@explained
+def calibrate(
+    name: str,
+    escalate: float | None,
+    accuracy: float | None,
+    data: Path | None,
+    version: str,
+    repository: Path,
+    dry_run: bool,
+    as_json: bool,
+    **wishes: Any,
+) -> None:
+    """Choose how sure an edge's answer must be, and write it into the model's manifest.
+
+    The edge's variant and the pool's answer labelled samples, of which one part chooses the threshold and the other
+    shows what it does. A gateway takes less sure answers to the pool while there is time. It reads manifests when it
+    starts.
+
+    \b
+    Examples:
+      tidegate model calibrate digits --escalate 10%
+      tidegate model calibrate cnn --accuracy 99% --data validation.npz --softmax
+    """
+    if (escalate is None) == (accuracy is None):
+        raise click.UsageError("give one of --escalate and --accuracy")
+    with needs("onnxruntime", "torch"):
+        from tidegate.tools.build.evaluate.calibrate import Wishes
+        from tidegate.tools.build.evaluate.calibrate import calibrate as find
+        from tidegate.tools.build.evaluate.calibration_report import as_values, as_words
+        from tidegate.tools.build.evaluate.threshold import Goal
+    goal = Goal("share", escalate) if escalate is not None else Goal("accuracy", accuracy or 0.0)
+    found = find(
+        Repository(repository), name, goal, version=version, data=data, wishes=Wishes(**wishes), write=not dry_run
+    )
+    if not dry_run:
+        noted(repository, "model-calibrated", found.manifest)
+    if as_json:
+        click.echo(json.dumps(as_values(found, written=not dry_run)))
+        return
+    for line in as_words(found):
+        click.echo(line)
+    place = repository / name / found.manifest.version / "model.yaml"
+    click.echo(
+        "nothing was written (--dry-run)" if dry_run else f"written to {place}; a gateway reads it when it starts"
+    )

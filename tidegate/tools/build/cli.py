@@ -1,0 +1,398 @@
+"""`tidegate model`: build the demo models, quantize, add and calibrate one's own, look at what is there, ship it.
+
+Only this file is imported for `--help`; runtimes are imported by the command that needs them. A build shows a bar on a
+terminal, one line per step elsewhere, and events for a parent process with `--json-progress`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.validate import name_problem
+from tidegate.runtime.events import emit
+from tidegate.tools.build.calibrate_cli import calibrate
+from tidegate.tools.build.command import explained, needs, noted, repository_option
+from tidegate.tools.build.demo.demo_models import RECIPES, build_demo
+from tidegate.tools.build.errors import BuildError
+from tidegate.tools.build.pack_cli import pack
+from tidegate.tools.build.progress import Progress
+from tidegate.tools.delivery import cli as delivery
+from tidegate.tools.delivery import versions
+
+POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt")
+
+
+@click.group()
+def model() -> None:
+    """Build, quantize, add, calibrate, inspect and ship models.
+
+    \b
+    Examples:
+      tidegate model list
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --cost tokens:input_ids
+      tidegate model rollout encoder --key operator.key
+    """
+
+
+for _command in (calibrate, pack, *delivery.COMMANDS, *versions.COMMANDS):
+    model.add_command(_command)
+
+
+@model.command()
+@click.argument("name", type=click.Choice([*RECIPES, "all"]))
+@repository_option
+@click.option("--force", is_flag=True, help="Build also what is there already.")
+@click.option("--json-progress", is_flag=True, help="Print progress as JSON events, for a parent process.")
+@explained
+def build(name: str, repository: Path, force: bool, json_progress: bool) -> None:
+    """Build a demo model, or all of them.
+
+    What is there already, with the right digests, is kept. Needs `pip install 'tidegate[build]'`.
+
+    \b
+    Examples:
+      tidegate model build minilm
+      tidegate model build all --repository /var/lib/tidegate/models
+    """
+    # OpenMP's threads wait by spinning, which beside other work on the same cores made a build ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+    for one in RECIPES if name == "all" else (name,):
+        with _shown(one, json_progress) as progress:
+            manifest, how = build_demo(one, repository, progress, force=force)
+        place = repository / one / manifest.version
+        if how != "kept":
+            noted(repository, "model-built", manifest)
+        _say(json_progress, f"{one}: {how}" + (" (whole, digests fit)" if how == "kept" else "") + f" in {place}")
+
+
+@contextmanager
+def _shown(name: str, json_progress: bool) -> Iterator[Progress]:
+    if json_progress:
+        yield _once_per_step(lambda what, ratio: emit("progress", what=f"{name}: {what}", done_ratio=round(ratio, 3)))
+    elif sys.stdout.isatty():
+        with _bar(name) as progress:
+            yield progress
+    else:
+        yield _once_per_step(lambda what, ratio: click.echo(f"{name}: {what} ({ratio:.0%} done)"))
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Progress]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn(f"[bold]{name}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bars(*columns, transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda what, ratio: bars.update(task, description=what, completed=ratio)
+
+
+def _once_per_step(show: Progress) -> Progress:
+    """Only what is new: a measurement reports each of its hundreds of samples."""
+    last: list[Any] = [None, -1.0]
+
+    def step(what: str, done_ratio: float) -> None:
+        if what != last[0] or done_ratio >= last[1] + 0.1:
+            last[:] = what, done_ratio
+            show(what, done_ratio)
+
+    return step
+
+
+def _say(json_progress: bool, line: str) -> None:
+    if json_progress:
+        emit("progress", what=line, done_ratio=1.0)
+    else:
+        click.echo(line)
+
+
+@model.command()
+@click.argument("source", metavar="IN.onnx", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT.onnx", type=click.Path(path_type=Path))
+@click.option("--static", is_flag=True, help="Fix the activations' scales from --calibration; best for convolutions.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="An .npz with one array per input and a row per sample, for --static and for measuring.",
+)
+@click.option(
+    "--evaluation",
+    type=click.Path(path_type=Path),
+    help="An .npz to measure with instead; an array `labels` in it makes top-1 an accuracy.",
+)
+@click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
+@explained
+def quantize(
+    source: Path, target: Path, static: bool, calibration: Path | None, evaluation: Path | None, metric: Any
+) -> None:
+    """Make an int8 version of an fp32 ONNX model, and say what it gains and costs.
+
+    Without --static, activations are scaled anew in each call: best for transformers, and it needs no data.
+
+    \b
+    Examples:
+      tidegate model quantize encoder.onnx encoder-int8.onnx
+      tidegate model quantize cnn.onnx int8.onnx --static --calibration train.npz --evaluation test.npz --metric top1
+    """
+    with needs("onnx", "onnxruntime"):
+        from tidegate.tools.build.convert.requantize import requantize
+    for line in requantize(
+        source, target, static=static, calibration=calibration, evaluation=evaluation, metric=metric
+    ):
+        click.echo(line)
+
+
+@model.command()
+@click.argument("name")
+@click.option("--edge", type=click.Path(path_type=Path), help="What edge agents run: an .onnx file.")
+@click.option(
+    "--pool",
+    type=click.Path(path_type=Path),
+    help="What the pool runs: a .pt2, .pt (TorchScript), .onnx or packed .safetensors file (see pack).",
+)
+@click.option(
+    "--engine", type=click.Choice(POOL_ENGINES), help="What runs the pool's file; by its suffix, if not given."
+)
+@click.option("--version", default="1", show_default=True, help="The version's name.")
+@click.option("--cost", default="", metavar="FEATURE:INPUT", help="How work is counted, such as tokens:input_ids.")
+@click.option("--axis", "axes", multiple=True, metavar="AXIS=MIN:MAX", help="Lengths that an axis may have.")
+@click.option("--bounds", multiple=True, metavar="INPUT=MIN:MAX", help="Values that an input may have.")
+@click.option("--output", "outputs", multiple=True, metavar="NAME", help="Name of each output, where files have none.")
+@click.option("--budget-s", default=2.0, show_default=True, help="Budget of requests that bring none, in seconds.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json, to serve text as embeddings.")
+@click.option("--samples", type=click.Path(path_type=Path), help="An .npz of real inputs, to measure the quality on.")
+@click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
+@click.option("--edge-max-batch", type=click.IntRange(min=1), help="Most rows that an edge takes; measured by default.")
+@click.option(
+    "--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes; measured by default."
+)
+@repository_option
+@click.option("--force", is_flag=True, help="Replace the version if it exists.")
+@explained
+def add(name: str, repository: Path, force: bool, **given: Any) -> None:
+    """Add a model of your own: inspect its files, check and measure them, and write the manifest.
+
+    \b
+    Examples:
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --cost tokens:input_ids
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --tokenizer tokenizer.json
+      tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
+    """
+    with needs("onnx"):
+        from tidegate.tools.build.add import Request
+        from tidegate.tools.build.add import add as add_model
+        from tidegate.tools.build.draft import Wishes
+    if problem := name_problem(name) or name_problem(given["version"]):
+        raise BuildError(problem)
+    tokenizer: Path | None = given["tokenizer"]
+    wishes = Wishes(
+        axes={key: (int(least), int(most)) for key, (least, most) in _ranges("--axis", given.pop("axes")).items()},
+        bounds=_ranges("--bounds", given.pop("bounds")),
+        cost=given.pop("cost"),
+        default_budget_s=given.pop("budget_s"),
+        tokenizer=tokenizer.name if tokenizer else "",
+    )
+    if tokenizer is not None and not tokenizer.is_file():
+        raise BuildError(f"{tokenizer}: there is no such file")
+    added = add_model(Request(name=name, wishes=wishes, **given), repository, force=force)
+    noted(repository, "model-added", added.manifest)
+    click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
+    for sentence in added.said:
+        click.echo(f"  {sentence}")
+    click.echo(f"see it with: tidegate model show {name} --repository {repository}")
+
+
+@model.command()
+@click.argument("name")
+@click.option("--like", default="", metavar="MODEL", help="Takes and gives what this one does; else a text encoder.")
+@click.option("--edge-ms", default="", metavar="UNITS:MS,…", help="What an edge needs: milliseconds for so much work.")
+@click.option("--pool-ms", default="", metavar="UNITS:MS,…", help="What the pool needs for a call, padding included.")
+@click.option(
+    "--scenario",
+    type=click.Path(path_type=Path),
+    help="Take costs, quality and limits from a scenario of the simulator.",
+)
+@click.option("--model", "of", default="", metavar="MODEL", help="Which one of the scenario, if it has several.")
+@click.option("--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes.")
+@click.option("--edge-noise", default=0.1, show_default=True, help="Deviation of the logarithm of a call's time.")
+@click.option("--pool-noise", default=0.05, show_default=True, help="The same of a call to the pool.")
+@click.option("--seed", default=1, show_default=True, help="Of that noise.")
+@repository_option
+@click.option("--force", is_flag=True, help="Replace the model if it exists.")
+@explained
+def paced(name: str, repository: Path, force: bool, like: str, seed: int, **given: Any) -> None:
+    """Add a model that computes nothing: it waits as long as it is told to, and answers with zeros.
+
+    For trying out routing, deadlines and faults with neither models nor many cores. Whoever serves it says so. Some
+    devices slower than others: `paced_slow` in their configuration, or TIDEGATE_EDGE_PACED_SLOW.
+
+    \b
+    Examples:
+      tidegate model paced encoder --edge-ms 8:8,512:250 --pool-ms 1:8,512:18
+      tidegate model paced slow-minilm --like minilm --edge-ms 1:40,128:400
+      tidegate model paced encoder --scenario my_fleet.yaml
+    """
+    from tidegate.tools.build.demo.paced import Costs, Noise, add_paced, costs_of_scenario, points
+
+    if problem := name_problem(name):
+        raise BuildError(problem)
+    costs = costs_of_scenario(given["scenario"], given["of"]) if given["scenario"] else Costs()
+    said = {
+        "edge_ms": points("--edge-ms", given["edge_ms"]) if given["edge_ms"] else None,
+        "pool_ms": points("--pool-ms", given["pool_ms"]) if given["pool_ms"] else None,
+        "edge_max_units": given["edge_max_tokens"],
+    }
+    costs = replace(costs, **{key: value for key, value in said.items() if value is not None})
+    noise = Noise(given["edge_noise"], given["pool_noise"], seed)
+    manifest = add_paced(name, costs, repository, like=like, noise=noise, force=force)
+    noted(repository, "model-added", manifest)
+    where = " and ".join(place for one in manifest.variants for place in one.where)
+    click.echo(f"added {name}, version {manifest.version}, paced, for {where}, in {repository / name}")
+
+
+def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    """NAME=MIN:MAX, each; whole numbers for axes are the caller's to make."""
+    found = {}
+    for word in words:
+        match = re.fullmatch(r"(?P<name>[^=]+)=(?P<min>[^:]+):(?P<max>.+)", word)
+        try:
+            if match is None:
+                raise ValueError("no match")
+            found[match["name"]] = float(match["min"]), float(match["max"])
+        except ValueError as error:
+            raise BuildError(f"{flag} {word!r}: must look like NAME=MIN:MAX, with numbers") from error
+    return found
+
+
+@model.command("list")
+@repository_option
+@explained
+def list_models(repository: Path) -> None:
+    """List the models of a repository.
+
+    \b
+    Example:
+      tidegate model list
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "version", "variant", "precision", "runs on", "size", "quality", "largest work")
+    for manifest in Repository(repository).manifests():
+        for variant in manifest.variants:
+            table.add_row(
+                manifest.name,
+                manifest.version,
+                variant.name,
+                variant.precision,
+                ", ".join(variant.where) or "-",
+                f"{variant.size_bytes / 1e6:.1f} MB",
+                f"{variant.quality.metric} {variant.quality.value:.4f}" if variant.quality else "-",
+                _largest(variant.max_batch, variant.max_tokens),
+            )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _largest(max_batch: int | None, max_tokens: int | None) -> str:
+    limits = [(max_batch, "rows"), (max_tokens, "tokens a row")]
+    return ", ".join(f"{limit} {what}" for limit, what in limits if limit is not None) or "any"
+
+
+@model.command()
+@click.argument("name")
+@click.option("--version", default="", help="Which version; the highest by default.")
+@repository_option
+@explained
+def show(name: str, version: str, repository: Path) -> None:
+    """Print a model's manifest.
+
+    \b
+    Example:
+      tidegate model show minilm
+    """
+    from tidegate.models.repository import manifest_text
+
+    click.echo(manifest_text(Repository(repository).manifest(name, version)), nl=False)
+
+
+@model.command()
+@click.argument("name")
+@click.option("--version", default="", help="The version; without it, the newest.")
+@click.option("--threads", type=click.IntRange(min=0), default=1, show_default=True, help="Of one call; 0: all cores.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="For each variant, at most."
+)
+@repository_option
+@explained
+def measure(name: str, version: str, threads: int, seconds: float, repository: Path) -> None:
+    """Measure a model's cost tables on this machine and print them as YAML for `tidegate simulate`.
+
+    Put what is printed into a scenario in place of its `models`. Progress goes to stderr.
+
+    \b
+    Example:
+      tidegate model measure minilm > tables.yaml
+    """
+    import asyncio
+
+    from tidegate.tools.build.evaluate.tabulate import tabulate
+
+    models = Repository(repository)
+    manifest = models.manifest(name, version)
+
+    def on_point(variant: str, units: float, took_s: float) -> None:
+        click.echo(f"{variant}: {units:g} {manifest.cost.feature} in {took_s * 1e3:.2f} ms", err=True)
+
+    click.echo(asyncio.run(tabulate(models, manifest, threads=threads, budget_s=seconds, on_point=on_point)), nl=False)
+
+
+@model.command()
+@click.argument("names", nargs=-1)
+@repository_option
+@explained
+def verify(names: tuple[str, ...], repository: Path) -> None:
+    """Check that artefacts and tokenizers are there and have the digests of their manifests.
+
+    All models, or those that are named. Exits with 1 if any file is missing or different.
+
+    \b
+    Example:
+      tidegate model verify minilm
+    """
+    models = Repository(repository)
+    chosen = [models.manifest(name) for name in names] or list(models.manifests())
+    failed = 0
+    for manifest in chosen:
+        for variant in manifest.variants:
+            try:
+                models.verify(manifest, variant)
+                click.echo(f"ok    {models.artefact(manifest, variant)}")
+            except RepositoryError as error:
+                failed += 1
+                click.echo(f"WRONG {error}")
+        failed += _tokenizer_is_wrong(models, manifest)
+    if failed:
+        raise click.ClickException(f"{failed} files are missing or different")
+
+
+def _tokenizer_is_wrong(models: Repository, manifest: Manifest) -> bool:
+    if (tokenizer := models.tokenizer(manifest)) is None:
+        return False
+    try:
+        models.verify_tokenizer(manifest)
+    except RepositoryError as error:
+        click.echo(f"WRONG {error}")
+        return True
+    click.echo(f"ok    {tokenizer}")
+    return False

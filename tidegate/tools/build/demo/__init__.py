@@ -1,0 +1,1 @@
+"""Room tidegate/tools/build/demo."""

@@ -1,0 +1,52 @@
+"""Building the demo models: kept when they are there and whole, built anew otherwise.
+
+"Whole" means that the manifest can be read, that every artefact and the tokenizer have their digests. A
+recipe that changes raises its version, which makes a model of another version.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Literal
+
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository, RepositoryError, load_manifest, save_manifest
+from tidegate.tools.build.errors import BuildError
+from tidegate.tools.build.progress import Progress
+from tidegate.tools.build.staging import model_lock, staged
+
+# name → (module with `build`, version); the modules import torch and more, so only the one that is built is imported
+RECIPES = {"minilm": ("tidegate.tools.build.demo.minilm", "2"), "digits": ("tidegate.tools.build.demo.digits", "2")}
+
+
+def build_demo(
+    name: str, root: Path, progress: Progress, *, force: bool = False
+) -> tuple[Manifest, Literal["kept", "built"]]:
+    """Bring demo model `name` into the repository at `root`. Raises BuildError."""
+    module, version = RECIPES[name]
+    with model_lock(root, name):
+        if not force and (manifest := whole(root, name, version)) is not None:
+            return manifest, "kept"
+        try:
+            recipe = importlib.import_module(module)
+        except ImportError as error:
+            raise BuildError(f"building {name} needs {error.name}: pip install 'tidegate[build]'") from error
+        with staged(root, name, version) as folder:
+            manifest = recipe.build(folder, progress)
+            save_manifest(folder, manifest)
+    progress("done", 1.0)
+    return manifest, "built"
+
+
+def whole(root: Path, name: str, version: str) -> Manifest | None:
+    """The version's manifest if all that it names is there and unchanged."""
+    repository = Repository(root)
+    try:
+        manifest = load_manifest(root / name / version)
+        for variant in manifest.variants:
+            repository.verify(manifest, variant)
+        repository.verify_tokenizer(manifest)
+    except RepositoryError:
+        return None
+    return manifest

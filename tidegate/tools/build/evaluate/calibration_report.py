@@ -1,0 +1,41 @@
+"""What a calibration found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from tidegate.tools.build.evaluate.calibrate import Calibrated
+from tidegate.tools.build.evaluate.threshold import Outlook
+
+
+def as_words(found: Calibrated) -> Iterator[str]:
+    """A small table, line by line."""
+    manifest, how = found.manifest, found.confidence
+    scores = f"softmax of {how.output}" if how.softmax else how.output
+    yield f"{manifest.name}, version {manifest.version}: {how.measure} of {scores} at the edge ({found.edge.name})"
+    yield f"threshold {how.threshold:g}; of the answers at most {how.max_share:.0%} are escalated in the long run"
+    yield f"{'':12}{'samples':>9}{'escalated':>11}{'edge alone':>12}{'pool alone':>12}{'combined':>10}"
+    yield _row("calibration", found.calibration)
+    yield _row("held out", found.held_out)
+
+
+def _row(name: str, seen: Outlook) -> str:
+    return f"{name:12}{seen.samples:9}{seen.escalated:11.1%}{seen.edge:12.2%}{seen.pool:12.2%}{seen.combined:10.2%}"
+
+
+def as_values(found: Calibrated, *, written: bool) -> dict[str, Any]:
+    """The same as plain values; shares and accuracies go from 0 to 1."""
+    return {
+        "model": found.manifest.name,
+        "version": found.manifest.version,
+        "edge": found.edge.name,
+        "pool": found.pool.name,
+        "confidence": msgspec.to_builtins(found.confidence),
+        "calibration": asdict(found.calibration),
+        "held_out": asdict(found.held_out),
+        "written": written,
+    }

@@ -1,0 +1,389 @@
+"""`tidegate model push`, `rollout`, `status`, `pause`, `resume`, `abort` and `rollback`: models to devices, and back.
+
+They talk to a gateway's admin port and need no runtime. A rollout belongs to the gateway once it has begun: whoever
+watches may leave (Ctrl-C) and come back, from another machine too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from fnmatch import fnmatchcase
+from math import floor
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rich.markup import escape
+
+from tidegate import clock
+from tidegate.admin_client import Admin, AdminError, admin_option
+from tidegate.models.alike import differences
+from tidegate.models.repository import Repository, RepositoryError
+from tidegate.outcome import ModelNotFound
+from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
+from tidegate.runtime.duration import Duration
+from tidegate.security.attestation.keys import read_key
+from tidegate.storage import audit_log
+from tidegate.tools.delivery.files import Held
+from tidegate.tools.delivery.follow import console, follow, newest, shipping, show
+from tidegate.tools.delivery.order import Device, OrderError, Signing, Terms, make_order
+from tidegate.tools.delivery.plan import golden_of, plan_of, version_files
+from tidegate.tools.delivery.rows import device_rows
+from tidegate.tools.delivery.screen import devices_view, rollouts_table
+from tidegate.tools.delivery.shares import Shares
+from tidegate.tools.delivery.upload import push as push_files
+from tidegate.tools.delivery.versions import versions_table
+
+_repository = click.option(
+    "--repository",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".tidegate/models"),
+    show_default=True,
+    help="Folder of the model repository.",
+)
+_WINDOW: Final = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
+_json = click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON.")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--version", default="", help="Which version; the highest by default.")
+@_repository
+@admin_option
+@_json
+def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -> None:
+    """Bring a model version's files for devices into a gateway's store.
+
+    Digests are checked first; what the gateway has is not sent again, and what broke off goes on where it was.
+
+    \b
+    Example:
+      tidegate model push minilm --admin http://10.0.0.2:8003
+    """
+    manifest, files = _version(repository, name, version)
+    gateway = Admin(admin, within_s=60.0)
+    shipping(gateway)
+    sent = _push(gateway, files, quiet=as_json)
+    size = sum(one.artefact.size_bytes for one in files)
+    if as_json:
+        click.echo(json.dumps({"model": name, "version": manifest.version, "bytes": size, "sent_bytes": sent}))
+    else:
+        click.echo(f"{name} {manifest.version}: {len(files)} files, {size} bytes, of which {sent} were sent")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--version", default="", help="Which version; the highest by default.")
+@click.option(
+    "--device", "devices", multiple=True, metavar="GLOB",
+    help="Only these; may be repeated, and asks in this order. Default: all that are alive, by name.",
+)  # fmt: skip
+@click.option("--group", "groups", multiple=True, help="Only devices of these groups, one group after another.")
+@click.option("--waves", type=Shares(), default="5%,25%,100%", show_default=True, help="The first are the canaries.")
+@click.option(
+    "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
+    help="Share of those asked that must have committed before the next wave.",
+)  # fmt: skip
+@click.option(
+    "--max-errors", type=click.IntRange(0), help="One more, and all go back. Default: what --success leaves of all."
+)
+@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="For each device, once asked.")
+@click.option("--bake", type=Duration(), default="0s", show_default=True, help="Rest between waves.")
+@click.option("--soak", type=Duration(), default="60s", show_default=True, help="Under real requests, on each device.")
+@click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="That a soak must see.")
+@click.option("--err-max", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Share of failures.")
+@click.option("--slower-max", type=click.FloatRange(0, min_open=True), help="Its p95 beside the old one's: 1.3.")
+@click.option(
+    "--golden", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Cases with known answers."
+)
+@click.option("--atol", type=click.FloatRange(0), help="Largest difference of an element to the golden answers.")
+@click.option("--cosine-min", type=click.FloatRange(-1, 1), help="Least cosine to the golden answers.")
+@click.option("--top1-min", type=click.FloatRange(0, 1), help="Least share of rows with the golden class.")
+@click.option("--p95-max-ms", type=click.FloatRange(0, min_open=True), help="Slowest p95 of the probe's own calls.")
+@click.option("--window", default="", metavar="HH:MM-HH:MM", help="Fetch and switch only then, UTC.")
+@click.option("--metered", type=click.Choice(["defer", "allow"]), default="defer", show_default=True)
+@click.option(
+    "--max-bytes", type=click.IntRange(0), default=0, help="For fetching, with retries. Default: twice its size."
+)
+@click.option(
+    "--ram-mb", type=click.IntRange(0), default=0, help="What it takes loaded; a handover waits for 1.3 times."
+)
+@click.option("--activate", type=click.Choice(["handover", "stop_start"]), default="handover", show_default=True)
+@click.option(
+    "--key", "keys", multiple=True, required=True, type=click.Path(path_type=Path, dir_okay=False),
+    help="Signs (`tidegate keys signing create`); may be repeated.",
+)  # fmt: skip
+@click.option("--rotate", is_flag=True, help="Devices trust only the second and further --key from now on.")
+@click.option(
+    "--replace", "replace_unsigned", is_flag=True, help="Leave out what others' documents say of other models."
+)
+@click.option("--detach", is_flag=True, help="Start it and leave.")
+@_repository
+@admin_option
+@_json
+def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool, **given: Any) -> None:
+    """Bring a model version to devices in waves; what fails comes back by itself.
+
+    Files are pushed first, those of the version that the devices run included. Then each device gets a document signed
+    by your key, which never leaves this machine.
+
+    \b
+    Examples:
+      tidegate model rollout minilm --key operator.key
+      tidegate model rollout minilm --key operator.key --waves 10%,50%,100% --golden cases.npz --cosine-min 0.98
+      tidegate model rollout minilm --key operator.key --device 'kiosk-*' --window 02:00-05:00 --detach
+    """
+    gateway = Admin(admin, within_s=60.0)
+    manifest, files = _version(repository, name, version)
+    golden = (golden_of(given["golden"], manifest),) if given["golden"] else ()
+    plan = _plan(files, golden, manifest.version, given)
+    told = shipping(gateway)
+    chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
+    olds: dict[str, tuple[Held, ...]] = {}
+    apart: dict[str, tuple[str, ...]] = {}
+
+    def older(wanted: str) -> ModelPlan:
+        if wanted not in olds:
+            try:
+                before, olds[wanted] = version_files(Repository(repository), name, wanted)
+                apart[wanted] = differences(before, manifest)
+            except (RepositoryError, ModelNotFound) as error:
+                raise OrderError(
+                    f"devices run {name} {wanted}, and to be able to go back its files are needed: {error}"
+                ) from error
+        return plan_of(olds[wanted], wanted, keep=plan.keep)
+
+    signing = Signing([_signing_key(path) for path in given["keys"]], given["rotate"])
+    terms = Terms(name, plan, tuple(told["urls"]), int(clock.utc_s()), given["replace_unsigned"])
+    if not terms.urls:
+        raise click.ClickException("the gateway serves no artefacts: set `artifacts.port`, or `artifacts.advertise`")
+    spec = _spec(name, manifest.version, len(chosen), given)
+    try:
+        order = make_order(spec, chosen, terms, older, signing)
+    except OrderError as error:
+        raise click.ClickException(str(error)) from error
+    for wanted, keys in apart.items():
+        if keys:
+            click.echo(
+                f"note: requests that name no version stay with {name} {wanted}: the manifest of {manifest.version} "
+                f"differs in {', '.join(keys)}, so it is not taken for it",
+                err=True,
+            )
+    _push(gateway, (*files, *golden, *(one for each in olds.values() for one in each)), quiet=as_json)
+    begun = gateway.post("/v1/rollouts", order)
+    audit_log.note(
+        audit_log.of_repository(repository), "rollout-started", id=begun["id"], model=name, version=manifest.version,
+        devices=len(chosen), gateway=gateway.address,
+    )  # fmt: skip
+    if there and not as_json:
+        click.echo(f"{there} devices have it already")
+    follow(gateway, begun, as_json=as_json, detach=given["detach"])
+
+
+@click.command()
+@click.argument("name", default="")
+@click.option("--watch", is_flag=True, help="Stay, while the newest rollout is under way.")
+@click.option("--all", "all_devices", is_flag=True, help="Every device of a large fleet.")
+@admin_option
+@_json
+def status(name: str, watch: bool, all_devices: bool, admin: str, as_json: bool) -> None:
+    """Show versions with their figures, rollouts, and what each device runs. NAME: a model, or a rollout's id.
+
+    \b
+    Examples:
+      tidegate model status
+      tidegate model status minilm --watch
+      tidegate model status minilm --json | jq '.devices[] | select(.state == "rolled_back") | .reason'
+    """
+    gateway = Admin(admin)
+    every = _shipped(gateway, "/v1/rollouts", "rollouts")
+    wanted = [one for one in every if name in ("", one["model"], one["id"])]
+    if watch and wanted:
+        follow(gateway, gateway.read(f"/v1/rollouts/{wanted[-1]['id']}"), as_json=as_json)
+        return
+    whole = [gateway.read(f"/v1/rollouts/{one['id']}") for one in wanted[-20:]]
+    models = {one["model"] for one in wanted} | ({name} if name else set())
+    rows = device_rows(_shipped(gateway, "/v1/devices", "devices"), whole, models)
+    every_model = gateway.read("/v1/versions")["models"]
+    versions = [one for one in every_model if not name or one["name"] in models]
+    if name and not (wanted or rows or versions):
+        raise click.ClickException(
+            f"no model and no rollout is called {name!r}; `tidegate model status` without a name shows all"
+        )
+    if as_json:
+        click.echo(json.dumps({"rollouts": whole, "devices": rows, "versions": versions}))
+        return
+    screen = console()
+    screen.print(versions_table(versions))
+    if wanted:
+        screen.print(rollouts_table(wanted))
+    if rows:
+        screen.print(devices_view(rows, whole=all_devices))
+    for note in whole[-1]["notes"][-8:] if whole else ():
+        screen.print(f"[dim]{note['at_s']:9.1f} s[/]  {escape(note['words'])}", highlight=False, soft_wrap=True)
+
+
+def _shipped(gateway: Admin, path: str, key: str) -> list[dict[str, Any]]:
+    """Empty of a gateway that ships nothing (no `artifacts`): it has versions to show all the same."""
+    try:
+        found: list[dict[str, Any]] = gateway.read(path)[key]
+    except AdminError as error:
+        if error.status != 404:
+            raise
+        return []
+    return found
+
+
+def _steering(verb: str, words: str, note: str, *examples: str) -> click.Command:
+    @click.command(verb, help=words, epilog="\n".join(["\b\nExamples:", *(f"  {one}" for one in examples)]))
+    @click.argument("name")
+    @click.option("--why", default="", help="Goes into the rollout's notes.")
+    @click.option("--detach", is_flag=True, help="Do not wait for what comes of it.")
+    @admin_option
+    @_json
+    def command(name: str, why: str, detach: bool, admin: str, as_json: bool) -> None:
+        gateway = Admin(admin)
+        id = newest(gateway, name)
+        path = f"/v1/rollouts/{id}/{'abort' if verb == 'rollback' else verb}"
+        one = gateway.post(path, json.dumps({"why": why}).encode())
+        click.echo(note.format(id=id), err=True)
+        if verb == "pause" or detach:
+            show(one, as_json)
+        else:
+            follow(gateway, one, as_json=as_json, good="succeeded" if verb == "resume" else "returned")
+
+    return command
+
+
+_NAME = "NAME: a model, whose newest rollout is meant, or a rollout's id."
+pause = _steering(
+    "pause",
+    f"Begin no further wave. {_NAME}",
+    "rollout {id} begins no further wave",
+    "tidegate model pause minilm",
+    "tidegate model pause minilm --why 'until the fair is over'",
+)
+resume = _steering(
+    "resume",
+    f"Go on with a rollout that was paused or has stalled. {_NAME}",
+    "rollout {id} goes on",
+    "tidegate model resume minilm",
+    "tidegate model resume minilm --detach",
+)
+abort = _steering(
+    "abort",
+    f"Call back every device that a rollout has asked. {_NAME}",
+    "rollout {id} is called back",
+    "tidegate model abort minilm",
+    "tidegate model abort minilm --why 'p95 doubled on the kiosks' --admin http://10.0.0.2:8003",
+)
+rollback = _steering(
+    "rollback",
+    f"Bring devices back to what they ran before a rollout, also after it succeeded. Needs no key. {_NAME}",
+    "the devices of rollout {id} go back to what they ran before",
+    "tidegate model rollback minilm",
+    "tidegate model rollback minilm --detach --admin http://10.0.0.2:8003",
+)
+COMMANDS: Final = (push, rollout, status, pause, resume, abort, rollback)
+
+
+def _version(repository: Path, name: str, version: str) -> Any:
+    try:
+        return version_files(Repository(repository), name, version)
+    except (RepositoryError, ModelNotFound) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _signing_key(path: Path) -> Ed25519PrivateKey:
+    maker = "tidegate keys signing create"
+    if not path.exists():  # that command takes a name, and writes NAME.key
+        raise click.ClickException(f"there is no signing key {path}; `{maker} {path.stem}` makes one")
+    return read_key(path, "signing key", maker)
+
+
+def _plan(files: tuple[Held, ...], golden: tuple[Held, ...], version: str, given: dict[str, Any]) -> ModelPlan:
+    p95_ms = given["p95_max_ms"]
+    probe = Probe(
+        golden=golden[0].artefact if golden else None,
+        atol=given["atol"],
+        cosine_min=given["cosine_min"],
+        top1_min=given["top1_min"],
+        p95_max_s=None if p95_ms is None else p95_ms / 1e3,
+        p95_ratio_max=given["slower_max"],
+    )
+    asked = [key for key in ("atol", "cosine_min", "top1_min") if given[key] is not None]
+    if asked and not golden:
+        raise click.UsageError(f"--{asked[0].replace('_', '-')} is measured on cases: give --golden")
+    if golden and not asked:
+        raise click.UsageError("say how near answers must be to --golden: --atol, --cosine-min or --top1-min")
+    soak = Soak(given["soak"], given["min_requests"], given["err_max"], given["slower_max"])
+    net = Net(metered=given["metered"], max_bytes=given["max_bytes"], deadline_s=given["deadline"])
+    rules = {
+        "activate": given["activate"],
+        "probe": probe,
+        "soak": soak,
+        "net": net,
+        "window": given["window"],
+        "ram_bytes": given["ram_mb"] * 2**20,
+    }
+    if given["window"] and not _WINDOW.fullmatch(given["window"]):
+        raise click.UsageError(f"--window {given['window']}: HH:MM-HH:MM is meant, in UTC, as in 02:00-05:00")
+    plan = plan_of(files, version, **rules)
+    try:  # through its own decoder once: what a device would refuse is refused here
+        return msgspec.json.decode(msgspec.json.encode(plan), type=ModelPlan)
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"no device would take this plan: {error}") from error
+
+
+def _spec(name: str, version: str, devices: int, given: dict[str, Any]) -> dict[str, Any]:
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{name}-{version}".lower()).strip("-")[:40] or "model"
+    errors = given["max_errors"]
+    return {
+        "id": f"{slug}-{int(clock.utc_s() * 1e3):x}",
+        "model": name,
+        "version": version,
+        "waves": given["waves"],
+        "success_ratio": given["success"],
+        "max_errors": floor((1 - given["success"]) * devices + 1e-9) if errors is None else errors,
+        "deadline_s": given["deadline"],
+        "bake_s": given["bake"],
+    }
+
+
+def _chosen(
+    told: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
+) -> tuple[list[Device], int]:
+    """The devices to ask, in order, and how many have it already."""
+    every = msgspec.convert(told, list[Device], strict=False)
+    takers = [one for one in every if one.reported is not None]
+    named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
+    grouped = {one.name: one for group in groups for one in takers if one.reported and group in one.reported.groups}
+    for glob in globs:
+        if not any(fnmatchcase(one.name, glob) for one in every):
+            raise click.ClickException(f"no device is called {glob!r}; `tidegate status` lists them")
+    if deaf := sorted(one.name for one in named.values() if one.reported is None):
+        raise click.ClickException(f"{deaf[0]} takes no rollouts: set `rollout.keys` in its configuration")
+    alive = {one.name: one for one in takers if one.freshness != "dead"}
+    found = {**grouped, **named} if globs or groups else alive
+    chosen = [one for one in found.values() if not one.has_committed(model, plan)]
+    if not chosen:
+        if found:
+            raise click.ClickException(f"all {len(found)} devices have {model} {plan.version} already")
+        raise click.ClickException("no device that takes rollouts (key `rollout` of its configuration) was found")
+    return chosen, len(found) - len(chosen)
+
+
+def _push(gateway: Admin, files: tuple[Held, ...], *, quiet: bool) -> int:
+    unique = tuple({one.artefact.sha256: one for one in files}.values())
+    if quiet or not sys.stdout.isatty():
+        return push_files(gateway, unique)
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, transient=True) as bars:
+        task = bars.add_task("pushing", total=sum(one.artefact.size_bytes for one in unique))
+        return push_files(gateway, unique, lambda path, size: bars.update(task, advance=size, description=path))

@@ -1,0 +1,158 @@
+"""An order for a rollout, made and signed where the operator's key is: two documents for each device.
+
+A device's document is its whole wish, so what its newest one says of other models is carried over, unchanged, and only
+where one of the operator's own keys has signed it: else a gateway that somebody broke into could have its own words
+signed. The document for the way back is the same with the model as it was: by the device's last document, or by the
+version that it runs, or without the model if it had none. Its plan asks neither probe nor soak of what has served
+before; to go back must not wait.
+
+Pure: what the gateway said goes in, an order comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
+
+from tidegate.fleet.messages import BadMessage
+from tidegate.fleet.reported import Reported, RolloutState
+from tidegate.rollout.desired import Desired
+from tidegate.rollout.plan import ModelPlan, Probe, Soak
+from tidegate.rollout.signing import SignatureRefused, opened, public_text, signed
+from tidegate.security.attestation.software import key_id
+
+_AT_ONCE: Final = Soak(duration_s=0.0)
+
+
+class OrderError(Exception):
+    """No order can be made of what there is; the message names the device and the way out."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+    state: str = "ready"
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A device as the gateway tells of it (`GET /v1/devices`)."""
+
+    name: str
+    freshness: str
+    revision: int
+    document: str | None = None
+    reported: Reported | None = None
+    offers: tuple[Offer, ...] = ()
+
+    def running(self, model: str) -> str:
+        """The version that answers now; "" where there is none."""
+        for report in self.reported.models if self.reported else ():
+            if report.name == model and report.running:
+                return report.running
+        return next((one.version for one in self.offers if one.name == model), "")
+
+    def has_committed(self, model: str, plan: ModelPlan) -> bool:
+        reports = self.reported.models if self.reported else ()
+        wanted = (model, RolloutState.COMMITTED, plan.content)
+        return any((one.name, one.state, one.content) == wanted for one in reports)
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """Who signs.
+
+    Attributes:
+        keys: all of them sign; the first is the one that devices trust now.
+        rotate: whether devices shall trust exactly these keys but the first from now on.
+    """
+
+    keys: Sequence[Ed25519PrivateKey]
+    rotate: bool = False
+
+    @property
+    def trusted(self) -> Mapping[str, bytes]:
+        publics = [key.public_key().public_bytes_raw() for key in self.keys]
+        return {key_id(public): public for public in publics}
+
+    @property
+    def successors(self) -> tuple[str, ...]:
+        new = self.keys[1:] if self.rotate else ()
+        return tuple(public_text(key.public_key().public_bytes_raw()) for key in new)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the rollout's documents have in common."""
+
+    model: str
+    plan: ModelPlan
+    urls: tuple[str, ...]
+    issued_s: int
+    replace_unsigned: bool = False
+
+
+def make_order(
+    spec: Mapping[str, Any],
+    devices: Sequence[Device],
+    terms: Terms,
+    plan_of: Callable[[str], ModelPlan],
+    signing: Signing,
+) -> bytes:
+    """The order, as the gateway takes it.
+
+    Args:
+        spec: its fields but for devices and revisions (`gateway/core/versions/canary.py`).
+        plan_of: the plan of an older version by its name, from the operator's repository.
+
+    Raises:
+        OrderError: a device's newest document is not by these keys.
+    """
+    documents, revisions = {}, {}
+    for device in devices:
+        standing = _standing(device, terms, signing)
+        before = standing.models.get(terms.model)
+        if before is None and (version := device.running(terms.model)):
+            before = plan_of(version)
+        forward = replace(
+            standing,
+            revision=device.revision + 1,
+            issued_s=terms.issued_s,
+            models={**standing.models, terms.model: terms.plan},
+            remove=tuple(name for name in standing.remove if name != terms.model),
+            urls=terms.urls or standing.urls,
+            keys=signing.successors,
+        )
+        others = {name: plan for name, plan in standing.models.items() if name != terms.model}
+        back = replace(
+            forward,
+            revision=device.revision + 2,
+            models=others if before is None else {**others, terms.model: replace(before, probe=Probe(), soak=_AT_ONCE)},
+            remove=(*forward.remove, terms.model) if before is None else forward.remove,
+        )
+        documents[device.name] = {
+            "forward": msgspec.Raw(signed(forward, signing.keys)),
+            "back": msgspec.Raw(signed(back, signing.keys)),
+        }
+        revisions[device.name] = {"forward": forward.revision, "back": back.revision}
+    names = [device.name for device in devices]
+    return msgspec.json.encode({"spec": {**spec, "devices": names, "revisions": revisions}, "documents": documents})
+
+
+def _standing(device: Device, terms: Terms, signing: Signing) -> Desired:
+    """What the device's newest document says."""
+    if device.document is None:
+        return Desired(1, 0, device=device.name)
+    try:
+        return opened(device.document.encode(), signing.trusted)[0]
+    except (SignatureRefused, BadMessage) as error:
+        if terms.replace_unsigned:
+            return Desired(1, 0, device=device.name)
+        raise OrderError(
+            f"the newest document of {device.name} is not by your key: {error}. Show that key too (--key), or write "
+            "over it, other models' plans included (--replace)"
+        ) from error

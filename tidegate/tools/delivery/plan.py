@@ -1,0 +1,64 @@
+"""The plan of a model version: from a repository's folder, the operator's words, and golden cases if there are any."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository, RepositoryError
+from tidegate.rollout.plan import MANIFEST_PATH, ModelPlan
+from tidegate.tools.delivery.files import Held, files_of, held
+
+GOLDEN_NAME: Final = "golden.msgpack"
+
+
+def plan_of(files: tuple[Held, ...], version: str, **rules: Any) -> ModelPlan:
+    """The plan of a version with these files; `rules` as `ModelPlan` has them."""
+    manifest = next(one.artefact.sha256 for one in files if one.artefact.path == MANIFEST_PATH)
+    return ModelPlan(version=version, manifest=manifest, files=tuple(one.artefact for one in files), **rules)
+
+
+def version_files(repository: Repository, name: str, version: str) -> tuple[Manifest, tuple[Held, ...]]:
+    """Raises RepositoryError, ModelNotFound."""
+    manifest = repository.manifest(name, version)
+    return manifest, files_of(repository, manifest)
+
+
+def golden_of(path: Path, manifest: Manifest) -> Held:
+    """The golden cases in a file: .npz with an array for each input and output, or the artefact itself.
+
+    Raises:
+        RepositoryError: it holds none that fit the model.
+    """
+    from tidegate.rollout.golden import BadGolden, decode_golden  # it takes numpy, which no help needs
+
+    try:
+        raw = path.read_bytes() if path.suffix != ".npz" else _from_arrays(path, manifest)
+        decode_golden(raw)
+    except (OSError, ValueError, BadGolden) as error:
+        raise RepositoryError(f"{path}: no golden cases: {error}") from error
+    kept = Path(tempfile.mkdtemp(prefix="tidegate-golden-")) / GOLDEN_NAME
+    kept.write_bytes(raw)
+    return held(kept, GOLDEN_NAME)
+
+
+def _from_arrays(path: Path, manifest: Manifest) -> bytes:
+    import numpy as np
+
+    from tidegate.rollout.golden import encode_golden
+
+    with np.load(path, allow_pickle=False) as file:
+        arrays: Mapping[str, Any] = {name: file[name] for name in file.files}
+    datatypes = {spec.name: spec.datatype for spec in (*manifest.inputs, *manifest.outputs)}
+    inputs = {spec.name: arrays[spec.name] for spec in manifest.inputs if spec.name in arrays}
+    outputs = {spec.name: arrays[spec.name] for spec in manifest.outputs if spec.name in arrays}
+    lacking = [spec.name for spec in manifest.inputs if spec.name not in arrays and not spec.optional]
+    if lacking or not outputs or set(arrays) - set(datatypes):
+        wanted = ", ".join(datatypes)
+        raise ValueError(
+            f"it has the arrays {', '.join(arrays) or 'none'}; the model's inputs and outputs are {wanted}"
+        )
+    return encode_golden([(inputs, outputs)], datatypes)

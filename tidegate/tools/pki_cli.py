@@ -1,0 +1,194 @@
+"""`tidegate pki`: a private CA and certificates for a small fleet."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Column, Table
+
+from tidegate import clock
+from tidegate.security.authority import Issued, PkiError
+from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
+
+_COLOURS = {"valid": "green", "due": "yellow", "expired": "red"}
+
+_folder = click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pki"),
+    show_default=True,
+    envvar="TIDEGATE_PKI_DIR",
+    help="Folder with the CA and what it has issued.",
+)
+
+
+@click.group()
+def pki() -> None:
+    """Make a private CA and certificates for a small fleet.
+
+    \b
+    Examples:
+      tidegate pki init
+      tidegate pki issue gateway/main --host gateway.local --host 10.0.0.2
+      tidegate pki issue edge/edge-1 --host 10.0.0.7
+      tidegate pki show
+      tidegate pki renew            from cron, daily: renews what has less than a third of its life left
+    """
+
+
+@pki.command()
+@_folder
+@click.option("--name", default="Tidegate fleet CA", show_default=True, help="The CA's name, for people.")
+@click.option("--days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Until the CA ends.")
+@click.option(
+    "--permit",
+    multiple=True,
+    metavar="DOMAIN",
+    help="Domain that it may name beside private ones; repeatable.",
+)
+def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
+    """Make the CA: ca.crt, which everyone needs, and ca.key, which stays here (mode 0600).
+
+    The only host names in its reach are private ones (localhost, *.local, *.internal, …) and what --permit adds. So
+    whoever steals its key can impersonate this fleet, but no public site.
+
+    \b
+    Examples:
+      tidegate pki init
+      tidegate pki init --dir /etc/tidegate/pki --permit example.com
+    """
+    store = PkiStore(folder)
+    try:
+        store.init(name, days=days, now=_now(), permit=permit)
+    except PkiError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"made {store.ca_cert} (give it to every machine) and {store.ca_key} (keep it here, and a copy offline)")
+
+
+@pki.command()
+@click.argument("identity", metavar="ROLE/NAME")
+@_folder
+@click.option("--host", "hosts", multiple=True, metavar="NAME|ADDRESS", help="Where others reach it; repeatable.")
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=CERT_DAYS,
+    show_default=True,
+    help="Until it ends; fewer limit what a stolen key is good for.",
+)
+def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
+    """Issue a certificate with a new key for a gateway, edge, pool, broker or client.
+
+    The role and the name are what other parts check; for an edge, NAME is its `name` in its configuration. Hosts are
+    for those who check addresses: the broker's and the gateway's callers.
+
+    \b
+    Examples:
+      tidegate pki issue edge/edge-1
+      tidegate pki issue broker/main --host broker.local --host 10.0.0.3
+      tidegate pki issue client/reports --days 30
+    """
+    store = PkiStore(folder)
+    try:
+        who = Identity.parse(identity)
+        issued = store.issue(who, hosts, days=days, now=_now())
+    except (PkiError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{who}: {store.cert(who)} and {store.key(who)}, until {issued.ends:%Y-%m-%d}")
+
+
+@pki.command()
+@click.argument("identities", metavar="[ROLE/NAME]...", nargs=-1)
+@_folder
+@click.option("--force", is_flag=True, help="Also those that are not due yet.")
+def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
+    """Renew the certificates with less than a third of their life left: all, or those named.
+
+    Each gets a new key and the hosts and days that it had. Running processes take the new files by themselves, where
+    they lie or where you copy them; nothing need be restarted.
+
+    \b
+    Examples:
+      tidegate pki renew
+      tidegate pki renew edge/edge-1 --force
+    """
+    store, now = PkiStore(folder), _now()
+    try:
+        wanted = {Identity.parse(one) for one in identities}
+        store.authority()
+        known = [held.issued for held in store.held() if held.issued is not None]
+        if missing := wanted - {one.identity for one in known}:
+            names = ", ".join(sorted(map(str, missing)))
+            raise PkiError(f"{folder} holds no certificate of {names}; `tidegate pki issue` makes one")
+        due = [one for one in known if force or one.state(now) != "valid"]
+        for one in due:
+            if not wanted or one.identity in wanted:
+                click.echo(f"renewed {one.identity}, until {store.renew(one, now=now).ends:%Y-%m-%d}")
+    except (PkiError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if not any(not wanted or one.identity in wanted for one in due):
+        click.echo("nothing is due")
+
+
+@pki.command()
+@_folder
+@click.option("--json", "as_json", is_flag=True, help="As JSON, one list.")
+def show(folder: Path, as_json: bool) -> None:
+    """Show the CA and every certificate: whose, for which hosts, until when, and when it is due for renewal.
+
+    \b
+    Examples:
+      tidegate pki show
+      tidegate pki show --json | jq '.certificates[] | select(.state != "valid")'
+    """
+    store, now = PkiStore(folder), _now()
+    try:
+        authority = store.authority()
+    except PkiError as error:
+        raise click.ClickException(str(error)) from error
+    held = store.held()
+    if as_json:
+        certificates = [_fields(one.issued, now) for one in held if one.issued is not None]
+        ca = {"name": authority.cert.subject.rfc4514_string(), "ends": authority.cert.not_valid_after_utc.isoformat()}
+        click.echo(json.dumps({"ca": ca, "certificates": certificates}))
+        return
+    console = Console()
+    console.print(f"{authority.cert.subject.rfc4514_string()}, until {authority.cert.not_valid_after_utc:%Y-%m-%d}")
+    table = Table(Column("identity", no_wrap=True), "hosts", "state", "until", "renew from")
+    for one in held:
+        if one.issued is None:
+            table.add_row(f"{one.path.parent.name}/{one.path.name}", one.problem, "[red]unusable[/]", "", "")
+        else:
+            table.add_row(*_row(one.issued, now))
+    console.print(table)
+
+
+def _row(one: Issued, now: datetime) -> tuple[str, ...]:
+    state = one.state(now)
+    colour = _COLOURS[state]
+    return str(one.identity), ", ".join(one.hosts), f"[{colour}]{state}[/]", f"{one.ends:%Y-%m-%d}", _day(one.renew_at)
+
+
+def _fields(one: Issued, now: datetime) -> dict[str, object]:
+    return {
+        "identity": str(one.identity),
+        "hosts": one.hosts,
+        "state": one.state(now),
+        "ends": one.ends.isoformat(),
+        "renew_from": one.renew_at.isoformat(),
+        "serial": f"{one.serial:x}",
+    }
+
+
+def _day(instant: datetime) -> str:
+    return f"{instant:%Y-%m-%d}"
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(clock.utc_s(), UTC)

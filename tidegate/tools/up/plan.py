@@ -1,0 +1,333 @@
+"""What `tidegate up` will start, decided before anything starts: ports, configurations, command lines, order.
+
+One number decides every port, so that two systems side by side need one flag: gateway HTTP, gRPC, metrics, admin,
+broker and pool from N up, then gRPC and HTTP of each edge. With N = 8000 the first three are Triton's.
+
+Simulated links (`links.py`) come after all of these; the parts behind them are reached through them. The last port is
+the one where edges fetch model files, with `--ship`.
+
+Only the gateway listens where `--host` says; broker, pool and edges stay on loopback, since nothing outside this
+machine talks to them directly.
+
+The order of `processes` is the order of starting. Pool and edges measure at warm-up what their work costs, and the
+placement trusts those figures: two that measure at once on one machine would both report twice the truth. So each
+starts when the one before is ready. The gateway comes last, so that whoever reaches it reaches everything, and links
+just before it, so that their timelines do not run while others warm up; the broker's comes with the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from tidegate.tools.up import links
+from tidegate.tools.up.links import LinkPlan
+
+Role = Literal["broker", "pool", "edge", "gateway", "link"]
+
+LOOPBACK: Final = "127.0.0.1"
+PORT_MAX: Final = 65535
+PORTS_BEFORE_EDGES: Final = 6
+PORTS_PER_EDGE: Final = 2
+FLEET: Final = "demo"
+PORTS_FLAG: Final = "--ports-from"
+# Less than a pool of its own takes: a user waits for it, and real calls correct what is measured roughly.
+POOL_WARMUP_S: Final = 10.0
+
+
+class PlanError(Exception):
+    """Options that cannot work together; the message names the flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secure:
+    """Where `--secure` keeps certificates, keys and the broker's files (`secure.py` makes them)."""
+
+    pki: Path
+    mosquitto: str  # the program
+    broker_dir: Path
+    keys_file: Path
+    api_key_file: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.pki / "ca.crt"
+
+    def section(self, role: str, name: str) -> dict[str, str]:
+        """A part's `tls`."""
+        pair = self.pki / role / name
+        return {"cert": f"{pair}.crt", "key": f"{pair}.key", "ca": str(self.ca)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for. `broker` is the address of a broker that runs already, or None for the embedded one."""
+
+    data_dir: Path
+    models: Path
+    edges: int = 2
+    ports_from: int = 8000
+    host: str = LOOPBACK
+    broker: str | None = None
+    requests: bool = True  # whether the gateway tells of each request
+    cores: int = 2  # of this machine, all parts together
+    links: tuple[str, ...] = ()  # PART=SCENARIO, each
+    seed: int = 1  # of the links' chance
+    secure: Secure | None = None  # with encryption, identities and API keys
+    ship: Path | None = None  # the public key of rollouts to the edges
+    own_models: bool = False  # the user named the repository: what it holds is served, and no demo is added
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    host: str
+    number: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One child: `module` is run with `arguments`, after `config` has been written to `config_path`."""
+
+    role: Role
+    name: str
+    module: str
+    address: str
+    ports: tuple[Port, ...]
+    log_path: Path
+    arguments: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    config_path: Path | None = None
+    env_prefix: str = ""
+    leads_to: str = ""  # the address that this link stands in front of
+    control: str = ""  # where this link is controlled
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The inherited environment without the variables that would override what the plan decided."""
+        decided = {self.env_prefix + key.upper() for key in self.config or ()}
+        # `TLS__CERT` overrides a part of `tls`
+        return {key: value for key, value in inherited.items() if key.upper().partition("__")[0] not in decided}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    processes: tuple[ProcessPlan, ...]
+    http: str
+    grpc: str
+    metrics: str
+    admin: str
+    secure: Secure | None = None
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return tuple(port for process in self.processes for port in process.ports)
+
+    @property
+    def targets(self) -> int:
+        """How many targets the gateway should see."""
+        return sum(process.role in ("pool", "edge") for process in self.processes)
+
+    def reached_at(self, process: ProcessPlan) -> str:
+        """Where others reach this process: its link's address, or its own."""
+        ahead = (link.address for link in self.processes if link.leads_to == process.address)
+        return next(ahead, process.address)
+
+
+def plan(options: Options) -> Plan:
+    """Everything `tidegate up` will start.
+
+    Raises:
+        PlanError: the ports do not fit below 65536, or there is nothing to start.
+    """
+    _check(options)
+    ahead = _links(options)
+    scheme, mqtt = ("https", "mqtts") if options.secure else ("http", "mqtt")
+    broker = options.broker or f"{mqtt}://{LOOPBACK}:{_port(ahead, 'broker', options.ports_from + 4)}"
+    edges = tuple(_edge(options, number, broker, ahead) for number in range(1, options.edges + 1))
+    embedded = () if options.broker else (_broker(options),)
+    pool, gateway = _pool(options), _gateway(options, broker, ahead)
+    broker_link = tuple(_link(options, ahead["broker"], one) for one in embedded if "broker" in ahead)
+    others = tuple(_link(options, ahead[one.name], one) for one in (pool, *edges) if one.name in ahead)
+    here = LOOPBACK if options.host in ("0.0.0.0", "::", "") else options.host
+    first = options.ports_from
+    return Plan(
+        processes=(*embedded, *broker_link, pool, *edges, *others, gateway),
+        http=f"{scheme}://{here}:{first}",
+        grpc=f"{here}:{first + 1}",
+        metrics=f"{scheme}://{here}:{first + 2}",
+        admin=f"{scheme}://{LOOPBACK}:{first + 3}",
+        secure=options.secure,
+    )
+
+
+def _links(options: Options) -> dict[str, LinkPlan]:
+    embedded = () if options.broker else ("broker",)
+    parts = ("pool", *(f"edge-{number}" for number in range(1, options.edges + 1)), *embedded)
+    first = options.ports_from + PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges
+    try:
+        return links.parse(options.links, parts, first)
+    except links.LinkOptionError as error:
+        raise PlanError(str(error)) from error
+
+
+def _artifacts_port(options: Options) -> int:
+    edges = PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges
+    return options.ports_from + edges + links.PORTS_PER_LINK * len(options.links)
+
+
+def _port(ahead: Mapping[str, LinkPlan], part: str, own: int) -> int:
+    """Where this part is reached."""
+    return ahead[part].port if part in ahead else own
+
+
+def _link(options: Options, link: LinkPlan, part: ProcessPlan) -> ProcessPlan:
+    name = f"link-{link.part}"
+    return ProcessPlan(
+        role="link",
+        name=name,
+        module="tidegate.netsim.proxy",
+        address=f"{LOOPBACK}:{link.port}",
+        ports=(Port(LOOPBACK, link.port, name), Port(LOOPBACK, link.control_port, f"{name}'s control")),
+        log_path=_log_path(options, name),
+        arguments=link.arguments(LOOPBACK, part.ports[0].number, options.seed),
+        leads_to=part.address,
+        control=f"http://{LOOPBACK}:{link.control_port}",
+    )
+
+
+def _check(options: Options) -> None:
+    if options.edges < 0:
+        raise PlanError(f"--edges {options.edges}: there cannot be fewer than none")
+    last = _artifacts_port(options) - (options.ship is None)
+    if options.ports_from < 1 or last > PORT_MAX:
+        raise PlanError(f"{PORTS_FLAG} {options.ports_from}: the ports {options.ports_from} to {last} do not all exist")
+
+
+def _broker(options: Options) -> ProcessPlan:
+    port, secure = options.ports_from + 4, options.secure
+    module, scheme, what = "tidegate.tools.broker.embedded", "mqtt", "embedded MQTT broker"
+    arguments: tuple[str, ...] = ("--host", LOOPBACK, "--port", str(port))
+    if secure is not None:
+        module, scheme, what = "tidegate.tools.up.mosquitto", "mqtts", "MQTT broker"
+        arguments = ("--program", secure.mosquitto, "--conf", str(secure.broker_dir / "mosquitto.conf"), *arguments)
+    return ProcessPlan(
+        role="broker",
+        name="broker",
+        module=module,
+        address=f"{scheme}://{LOOPBACK}:{port}",
+        ports=(Port(LOOPBACK, port, what),),
+        log_path=_log_path(options, "broker"),
+        arguments=arguments,
+    )
+
+
+def _pool(options: Options) -> ProcessPlan:
+    port = options.ports_from + 5
+    return ProcessPlan(
+        role="pool",
+        name="pool",
+        module="cloud_pool",
+        address=f"{LOOPBACK}:{port}",
+        ports=(Port(LOOPBACK, port, "pool gRPC"),),
+        log_path=_log_path(options, "pool"),
+        config={
+            "name": "pool",
+            "host": LOOPBACK,
+            "grpc_port": port,
+            "model_repository": str(options.models),
+            # Threads of one computation wait for each other by spinning. A pool that takes every core of a machine that
+            # it shares with the rest spins against them, and everyone is slower. On its own machine it takes all.
+            "threads": max(1, options.cores - 1),
+            "warmup_budget_s": POOL_WARMUP_S,
+            **_tls(options, "pool", "pool"),
+        },
+        config_path=_config_path(options, "pool"),
+        env_prefix="TIDEGATE_POOL_",
+    )
+
+
+def _edge(options: Options, number: int, broker: str, ahead: Mapping[str, LinkPlan]) -> ProcessPlan:
+    name = f"edge-{number}"
+    grpc_port = options.ports_from + PORTS_BEFORE_EDGES + PORTS_PER_EDGE * (number - 1)
+    http_port = grpc_port + 1
+    return ProcessPlan(
+        role="edge",
+        name=name,
+        module="edge_agent",
+        address=f"{LOOPBACK}:{grpc_port}",
+        ports=(Port(LOOPBACK, grpc_port, f"{name} gRPC"), Port(LOOPBACK, http_port, f"{name} HTTP")),
+        log_path=_log_path(options, name),
+        config={
+            "name": name,
+            "host": LOOPBACK,
+            "grpc_port": grpc_port,
+            "http_port": http_port,
+            "model_repository": str(options.models),
+            "mqtt": broker,
+            "fleet": FLEET,
+            "state_dir": str(options.data_dir / name),
+            **({"advertise": f"{LOOPBACK}:{ahead[name].port}"} if name in ahead else {}),
+            **({"rollout": {"keys": [str(options.ship)]}} if options.ship else {}),
+            **_tls(options, "edge", name),
+        },
+        config_path=_config_path(options, name),
+        env_prefix="TIDEGATE_EDGE_",
+    )
+
+
+def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> ProcessPlan:
+    first, host = options.ports_from, options.host
+    pool = f"{LOOPBACK}:{_port(ahead, 'pool', first + 5)}"
+    return ProcessPlan(
+        role="gateway",
+        name="gateway",
+        module="gateway",
+        address=f"{'https' if options.secure else 'http'}://{host}:{first}",
+        ports=(
+            Port(host, first, "gateway HTTP (OIP and OpenAI)"),
+            Port(host, first + 1, "gateway gRPC (OIP)"),
+            Port(host, first + 2, "gateway metrics"),
+            Port(LOOPBACK, first + 3, "gateway admin"),
+            *((Port(LOOPBACK, _artifacts_port(options), "gateway model files"),) if options.ship else ()),
+        ),
+        log_path=_log_path(options, "gateway"),
+        config={
+            "name": "gateway",
+            "host": host,
+            "http_port": first,
+            "grpc_port": first + 1,
+            "metrics_port": first + 2,
+            "admin_port": first + 3,
+            "model_repository": str(options.models),
+            "mqtt": broker,
+            "fleet": FLEET,
+            "targets": [
+                {"name": "pool", "tier": "pool", "address": pool, "transport": "link"},
+            ],
+            "access_log": "json" if options.requests else "none",
+            "ingest": {"path": str(options.data_dir / "run" / "ingest.db")},
+            **({"artifacts": _artifacts(options)} if options.ship else {}),
+            **_tls(options, "gateway", "gateway"),
+            **({"auth": {"keys_file": str(options.secure.keys_file)}} if options.secure else {}),
+        },
+        config_path=_config_path(options, "gateway"),
+        env_prefix="TIDEGATE_GATEWAY_",
+    )
+
+
+def _artifacts(options: Options) -> dict[str, Any]:
+    return {"folder": str(options.data_dir / "artifacts"), "host": LOOPBACK, "port": _artifacts_port(options)}
+
+
+def _tls(options: Options, role: str, name: str) -> dict[str, Any]:
+    return {"tls": options.secure.section(role, name)} if options.secure else {}
+
+
+def _config_path(options: Options, name: str) -> Path:
+    return options.data_dir / "run" / f"{name}.yaml"
+
+
+def _log_path(options: Options, name: str) -> Path:
+    return options.data_dir / "logs" / f"{name}.log"
