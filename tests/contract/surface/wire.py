@@ -355,26 +355,30 @@ def literals() -> dict[str, Any]:
     return {name: dict.fromkeys(found, ...) for name, found in (("key", keys), ("event", events), ("word", others))}
 
 
-def _spoken(node: ast.AST) -> Iterator[ast.AST]:
+def _spoken(tree: ast.AST) -> Iterator[ast.AST]:
     """Every node but those that nobody outside reads: docstrings, types, slots, names of attributes."""
-    yield node
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        left.extend(_parts(node))
+
+
+def _parts(node: ast.AST) -> Iterable[ast.AST]:
     match node:
         case ast.AnnAssign(value=value):
-            parts = [] if value is None else [value]
+            return [] if value is None else [value]
         case ast.arguments():
-            parts = [one for one in (*node.defaults, *node.kw_defaults) if one is not None]
+            return [one for one in (*node.defaults, *node.kw_defaults) if one is not None]
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            parts = [node.args, *node.decorator_list, *node.body]
+            return [node.args, *node.decorator_list, *node.body]
         case ast.Call() if _called(node) in _NOT_FOR_OTHERS:
-            parts = []
+            return []
         case ast.Assign(targets=[ast.Name(id="__slots__" | "__all__" | "__match_args__")]):
-            parts = []
+            return []
         case ast.Expr(value=ast.Constant()) | ast.JoinedStr():
-            parts = []
-        case _:
-            parts = list(ast.iter_child_nodes(node))
-    for part in parts:
-        yield from _spoken(part)
+            return []
+    return ast.iter_child_nodes(node)
 
 
 def _constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
