@@ -56,7 +56,7 @@ from tidegate.servers.role_guard import Secured
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.tracing.span import Value
-from tidegate.tracing.trace_context import Trace
+from tidegate.trace_context import Trace
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
 

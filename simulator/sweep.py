@@ -15,7 +15,7 @@ from math import sqrt
 
 from simulator.report.report import Figures, figures
 from simulator.scenarios.scenario_file import Loaded
-from simulator.world.world import Run, simulate
+from simulator.simulation import Run, simulate
 
 KNEE_POLICY = "static+ledger"
 KNEE_ATTAINMENT = 0.9

@@ -21,8 +21,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tidegate.placement_pin import Pin
-from tidegate.security.caller import Identity
-from tidegate.tracing.trace_context import Trace
+from tidegate.caller import Identity
+from tidegate.trace_context import Trace
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]

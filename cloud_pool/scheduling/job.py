@@ -22,7 +22,7 @@ from cloud_pool.core.batching.grouping import Shape
 from cloud_pool.core.batching.model_instance import Lane, Piece
 from cloud_pool.core.batching.padding import Arrays
 from cloud_pool.core.batching.queue_item import Queued
-from tidegate.tracing.trace_context import Trace
+from tidegate.trace_context import Trace
 from tidegate.types import Accepted
 
 

@@ -56,7 +56,7 @@ from cloud_pool.scheduling.retries import Retries
 from cloud_pool.scheduling.worker_slots import Compute, Seat, Seats
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ServeError, Unreachable
-from tidegate.tracing.trace_context import Trace
+from tidegate.trace_context import Trace
 from tidegate.types import Accepted
 from tidegate.workers.process import Computed, WorkerDied
 

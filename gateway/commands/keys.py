@@ -25,7 +25,7 @@ from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import PINS
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.duration import Duration
-from tidegate.security.caller import RIGHTS, Grant, Limits
+from tidegate.caller import RIGHTS, Grant, Limits
 from tidegate.storage import audit_log
 
 _EXAMPLES = """

@@ -17,9 +17,9 @@ from typing import Final
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from gateway.identity.config import MtlsConfig
+from gateway.config.auth import MtlsConfig
 from gateway.identity.credential import Unproved
-from tidegate.security.caller import Identity
+from tidegate.caller import Identity
 
 REMEMBERED: Final = 4096
 

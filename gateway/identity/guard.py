@@ -20,7 +20,7 @@ from gateway.core.access.api_key import PREFIX
 from gateway.core.admission.admission import Admission
 from gateway.identity.audit import Audit
 from gateway.identity.certificates import Certificates
-from gateway.identity.config import AuthConfig
+from gateway.config.auth import AuthConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwt_tokens import Tokens
 from gateway.identity.keyring import KeyRing
@@ -29,7 +29,7 @@ from tidegate import clock
 from tidegate.oip.guard import Presented
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import Forbidden, Unauthenticated
-from tidegate.security.caller import Grant, Identity, Right
+from tidegate.caller import Grant, Identity, Right
 
 _BEARER = "bearer "
 

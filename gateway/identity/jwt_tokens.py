@@ -17,11 +17,11 @@ from typing import Any, Final
 import jwt
 from jwt.exceptions import ExpiredSignatureError, PyJWTError
 
-from gateway.identity.config import JwtConfig
+from gateway.config.auth import JwtConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwks import KeySet
 from tidegate.oip.tenant import is_tenant
-from tidegate.security.caller import Grant, Identity
+from tidegate.caller import Grant, Identity
 
 MOST_CHARACTERS: Final = 8192
 REMEMBERED: Final = 4096

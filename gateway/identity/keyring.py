@@ -9,7 +9,7 @@ from gateway.core.access.api_key import NOBODY, KeyRecord, Lock, shown
 from gateway.followed_file import FollowedFile
 from gateway.identity.credential import Unproved
 from gateway.identity.key_file import read_keys
-from tidegate.security.caller import Identity
+from tidegate.caller import Identity
 
 Changes = dict[str, list[str]]  # created · changed · revoked · removed → ids
 

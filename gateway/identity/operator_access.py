@@ -22,7 +22,7 @@ from aiohttp.typedefs import Middleware
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from tidegate.oip.http.guard import shown_over_http
-from tidegate.security.caller import Right
+from tidegate.caller import Right
 
 PROTOCOL: Final = "admin-http"
 OPEN: Final = frozenset({"/healthz"})

@@ -9,7 +9,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.oip.guard import Presented
 from tidegate.oip.host import ModelHost, ModelStatistics
 from tidegate.outcome import Forbidden, ModelNotFound
-from tidegate.security.caller import Identity
+from tidegate.caller import Identity
 from tidegate.types import Call, Reply
 
 

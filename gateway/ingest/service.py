@@ -11,7 +11,7 @@ from typing import Self
 
 from aiohttp import web
 
-from gateway.ingest.config import IngestConfig
+from gateway.config.ingest import IngestConfig
 from gateway.ingest.deferred import Deferred, Service
 from gateway.ingest.receiver import Ingest
 from gateway.ingest.routes import ingest_routes

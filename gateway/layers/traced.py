@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gateway.layers.stack import Layer, Service
-from tidegate.tracing.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, begun, current, joined
+from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, begun, current, joined
 from tidegate.types import Call, Reply
 
 

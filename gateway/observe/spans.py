@@ -15,7 +15,7 @@ from typing import Final
 from gateway.core.history.recorder import Flown, Given
 from gateway.core.history.waterfall import Bar, Stage, waterfall
 from tidegate.tracing.span import Event, Span, Value
-from tidegate.tracing.trace_context import PARENT_KEY, STATE_KEY, Trace
+from tidegate.trace_context import PARENT_KEY, STATE_KEY, Trace
 from tidegate.types import Call
 
 FIRST_ATTEMPT: Final = 1  # of the request's children by number; attempts are few

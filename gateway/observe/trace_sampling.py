@@ -18,7 +18,7 @@ from tidegate import clock
 from tidegate.metrics.families import counter
 from tidegate.tracing.collector import Collector
 from tidegate.tracing.config import TracingConfig
-from tidegate.tracing.trace_context import current
+from tidegate.trace_context import current
 
 _BURST_S: Final = 1.0
 

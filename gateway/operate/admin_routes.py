@@ -31,7 +31,7 @@ from gateway.operate.trial_report import trials_shown
 from gateway.serving.dispatcher import Conductor
 from gateway.targets.directory import Directory
 from tidegate.oip.http.server import error_middleware
-from tidegate.security.caller import Right
+from tidegate.caller import Right
 from tidegate.servers.address import is_loopback
 
 

@@ -38,7 +38,7 @@ from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeErr
 from tidegate.rpc import oip_pb2
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler, PlainDialler, explained
-from tidegate.tracing.trace_context import PARENT_KEY, STATE_KEY
+from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Accepted, InferRequest, Reply
 
 log = structlog.get_logger(__name__)

@@ -8,7 +8,7 @@ from edge_agent.core.edge_queue import OPTIMISM, EdgeQueue, Ticket
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, Served, Takes, Worker, true_table
-from simulator.world.event_queue import Alarm, EventQueue
+from simulator.event_queue import Alarm, EventQueue
 from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError

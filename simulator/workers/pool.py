@@ -13,7 +13,7 @@ from simulator.scenarios.scenario import ModelSpec
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, Takes, Truth, Worker, true_table
-from simulator.world.event_queue import Alarm, EventQueue
+from simulator.event_queue import Alarm, EventQueue
 from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError

@@ -31,12 +31,12 @@ from gateway.core.request.attempt import Attempt
 from gateway.core.request.escalation import Escalations
 from gateway.core.request.hedging import Hedges
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
-from simulator.report.tally import End, Tally
+from simulator.world.tally import End, Tally
 from simulator.scenarios.scenario import Unsure
 from simulator.workers.job import VERSION, Job
 from simulator.world.admission import Door
 from simulator.world.arrivals import Request
-from simulator.world.event_queue import Event, EventQueue
+from simulator.event_queue import Event, EventQueue
 from simulator.world.link_stream import Stream
 from tidegate.models.manifest import Feature
 from tidegate.outcome import Outcome, Overloaded, ServeError

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from simulator.workers.job import Job
 from simulator.workers.worker import Worker
-from simulator.world.event_queue import EventQueue
+from simulator.event_queue import EventQueue
 from tidegate.netsim.links.profile import Link
 from tidegate.outcome import Disconnected, ServeError
 from tidegate.runtime.backoff import Backoff

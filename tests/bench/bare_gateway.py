@@ -11,7 +11,7 @@ from typing import Any
 import gateway.app
 from gateway import cli
 from gateway.core.history.recorder import Given
-from gateway.observe.telemetry import Watching
+from gateway.telemetry import Watching
 from gateway.serving.execution import Flight
 
 

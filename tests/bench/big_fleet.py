@@ -14,7 +14,7 @@ from time import process_time
 import psutil
 
 from simulator.scenarios.scenario_file import load
-from simulator.world.world import World
+from simulator.simulation import World
 from tests.bench.harness import Goal, Report, parser, table
 
 FULL, QUICK = 1_000_000, 10_000

@@ -29,7 +29,7 @@ from tests.bench.open_loop import Answer
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.gateway.guarded import Keys
 from tidegate import clock
-from tidegate.security.caller import Grant
+from tidegate.caller import Grant
 from tidegate.tools.build.demo.paced import add_paced, costs_of_scenario
 
 SCENARIO: Final = ROOT / "simulator" / "scenarios" / "paced_fleet.yaml"

@@ -36,7 +36,7 @@ from gateway.core.history.recorder import Memory
 from gateway.core.placement.placer import Decision
 from gateway.core.placement.utility import ValuePlacer
 from simulator.replay.replay import Replay, replay
-from simulator.world.world import simulate
+from simulator.simulation import simulate
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tests.bench.sim_vs_real import sent
 from tests.bench.sim_vs_real_fleets import Paced

@@ -35,7 +35,7 @@ from simulator.scenarios.scenario import ArrivalsSpec, PoolSpec, Scenario, Step
 from simulator.scenarios.scenario_file import Loaded, load
 from simulator.workers.worker import Worker
 from simulator.world.conditions import SETTLING_S
-from simulator.world.world import World
+from simulator.simulation import World
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
 START_S: Final = 30.0

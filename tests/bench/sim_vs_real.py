@@ -43,7 +43,7 @@ from msgspec.structs import replace
 from simulator.replay.measured import always_slow, drift_of, steady_link
 from simulator.scenarios.scenario import EdgeGroup, PoolSpec, Scenario
 from simulator.scenarios.scenario_file import Loaded, load
-from simulator.world.world import simulate
+from simulator.simulation import simulate
 from tests.bench.harness import Child, Goal, Report, Spread, parser, table
 from tests.bench.open_loop import Answer
 from tests.bench.sim_vs_real_fleets import FLEETS, Fleet

@@ -18,7 +18,7 @@ from tests.support.serving.hosts import echo_request
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.oip.grpc.reflection import SERVICE
 from tidegate.rpc import oip_pb2
-from tidegate.security.caller import Grant
+from tidegate.caller import Grant
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from gateway.core.access.api_key import Lock
 from gateway.core.admission.tenants import Tenants
-from gateway.identity.config import JwtConfig
+from gateway.config.auth import JwtConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwks import JwksError, keys_of
 from gateway.identity.jwt_tokens import Tokens
@@ -33,7 +33,7 @@ from tidegate import clock
 from tidegate.config import ConfigError
 from tidegate.models.manifest import Batching, Manifest, QueuePolicy
 from tidegate.models.repository import RepositoryError, manifest_text, parse_manifest
-from tidegate.security.caller import Grant, Limits
+from tidegate.caller import Grant, Limits
 
 NOWHERE = Path("model.yaml")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import fields, replace
 
-from tidegate.security.caller import Grant, Identity
-from tidegate.tracing.trace_context import Trace
+from tidegate.caller import Grant, Identity
+from tidegate.trace_context import Trace
 from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, Tensor
 
 REQUEST = InferRequest(

@@ -33,7 +33,7 @@ from tidegate.oip.host import ModelHost
 from tidegate.outcome import InternalError, Overloaded, ServeError
 from tidegate.rpc import link_pb2
 from tidegate.runtime.owned_task import cancelled
-from tidegate.tracing.trace_context import MOST_STATE, PARENT_KEY, STATE_KEY
+from tidegate.trace_context import MOST_STATE, PARENT_KEY, STATE_KEY
 from tidegate.types import Call, LoadReport, Reply
 
 log = structlog.get_logger(__name__)

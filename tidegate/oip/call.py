@@ -25,7 +25,7 @@ from tidegate.oip.request_constraints import (
     variant_of,
 )
 from tidegate.oip.tenant import tenant_of
-from tidegate.tracing.trace_context import PARENT_KEY, STATE_KEY
+from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest
 
 HOP_KEY: Final = "tidegate-hop"  # by whom a call comes that is passed on: a target leaves judging its answers to it

@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from tidegate.tracing.trace_context import PARENT_KEY
+from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Reply, Route
 
 SERVED_BY_KEY: Final = "tidegate-served-by"

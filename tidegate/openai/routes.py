@@ -49,7 +49,7 @@ from tidegate.openai import embeddings
 from tidegate.openai.embeddings import Asked, Row, WrongParameter
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
-from tidegate.tracing.trace_context import PARENT_KEY
+from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "openai"

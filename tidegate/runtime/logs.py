@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
-from tidegate.tracing.trace_context import current
+from tidegate.trace_context import current
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]

@@ -24,7 +24,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from tidegate.security.caller import Grant, Identity
+from tidegate.caller import Grant, Identity
 
 PREFIX: Final = "tg_"
 ID_BYTES: Final = 6

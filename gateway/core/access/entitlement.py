@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tidegate.outcome import Forbidden
 from tidegate.placement_pin import stricter
 from tidegate.priority import level_of
-from tidegate.security.caller import Identity
+from tidegate.caller import Identity
 from tidegate.types import Call
 
 

@@ -31,7 +31,7 @@ from math import inf
 from typing import Final
 
 from gateway.core.fleet.pricing import Tier
-from tidegate.security.caller import NO_LIMITS, Identity, Limits
+from tidegate.caller import NO_LIMITS, Identity, Limits
 
 DEFAULT: Final = "default"
 MOST_PURSES: Final = 10_000  # beyond, whoever is new shares what is there

@@ -40,7 +40,7 @@ from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import stands_aside
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.shortlist import Shortlist
-from gateway.core.request.attempt_observer import Toll
+from gateway.core.placement.attempt_observer import Toll
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
 from tidegate.placement_pin import INSIDE, Pin

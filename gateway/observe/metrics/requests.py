@@ -33,7 +33,7 @@ from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Exemplar
 from tidegate.metrics.triton import failure_reason, triton_families
 from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.outcome import Outcome, ServeError
-from tidegate.tracing.trace_context import Trace
+from tidegate.trace_context import Trace
 from tidegate.types import Call, InferRequest, Reply, Route
 
 MOST_NOTED: Final = 64  # answers that are still to be counted

@@ -20,7 +20,7 @@ from gateway.commands.explain import explain
 from gateway.commands.record import record
 from gateway.commands.top import snapshots_of, top
 from simulator.replay.replay import replay
-from simulator.world.world import simulate
+from simulator.simulation import simulate
 from tests.e2e.stack import eventually
 from tidegate.testing.stack import MODEL, Stack
 

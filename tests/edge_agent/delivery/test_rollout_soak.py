@@ -144,7 +144,7 @@ async def test_what_is_removed_falls_back_to_the_static_model_and_leaves_nothing
 async def test_with_too_little_memory_it_waits_or_stops_the_old_one_first(
     folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hindrance, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(preconditions, "free_memory_bytes", lambda: 1000)
     async with edge(folder) as app:
         one = made("2", factor=5.0)
         ask(app, server, 1, one, ram_bytes=10_000)

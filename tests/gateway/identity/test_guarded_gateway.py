@@ -26,7 +26,7 @@ from tests.support.gateway.app import BODY, INFER
 from tests.support.gateway.guarded import guarded
 from tests.support.serving.hosts import echo_request
 from tidegate.oip.grpc.codec import message_from_request
-from tidegate.security.caller import Grant, Limits
+from tidegate.caller import Grant, Limits
 
 pytestmark = pytest.mark.slow
 

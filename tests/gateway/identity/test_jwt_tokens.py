@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from gateway.identity import jwks
-from gateway.identity.config import JwtConfig
+from gateway.config.auth import JwtConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwks import JwksError, KeySet, keys_of
 from gateway.identity.jwt_tokens import Tokens

@@ -20,7 +20,7 @@ from gateway.identity.keyring import Changes, KeyRing
 from tests.support.gateway.guarded import Keys
 from tidegate import clock
 from tidegate.config import ConfigError
-from tidegate.security.caller import Grant, Limits
+from tidegate.caller import Grant, Limits
 
 
 def run(path: Path, *words: str) -> Result:

@@ -18,7 +18,7 @@ from tests.support.gateway.app import configured, gateway_for
 from tidegate.outcome import Overloaded
 from tidegate.runtime.logs import Levels
 from tidegate.servers.http_server import http_door
-from tidegate.tracing.trace_context import Trace
+from tidegate.trace_context import Trace
 from tidegate.types import Call, InferRequest, InferResponse, Reply
 
 

@@ -17,7 +17,7 @@ from edge_agent.fleet.dialling import Dialling, configured_gateways, read_key
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.targets.accepted_link import UNBOUND
-from gateway.targets.link_port import told_to_devices
+from gateway.link_port import told_to_devices
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import Far, configured, until
 from tests.support.gateway.guarded import keys_in
@@ -25,7 +25,7 @@ from tidegate.config import ConfigError, load
 from tidegate.fleet.messages import GatewayState
 from tidegate.link.service import LinkService
 from tidegate.runtime.process import StartError
-from tidegate.security.caller import Grant
+from tidegate.caller import Grant
 from tidegate.security.tls import Tls
 
 pytestmark = pytest.mark.slow

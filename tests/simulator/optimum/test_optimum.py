@@ -20,9 +20,9 @@ from simulator.workers.slowness import Piece, Slowness
 from simulator.workers.worker import offers_of
 from simulator.world.arrivals import Request
 from simulator.world.conditions import Conditions
-from simulator.world.event_queue import EventQueue
-from simulator.world.world import simulate
-from tests.simulator.world.test_world import everything_wrong
+from simulator.event_queue import EventQueue
+from simulator.simulation import simulate
+from tests.simulator.test_simulation import everything_wrong
 from tests.simulator.worlds import edited
 from tidegate.estimate.cost_table import CostTable
 from tidegate.netsim.links.regime import Windows

@@ -32,7 +32,7 @@ from simulator.replay.replay import Replay, replay
 from simulator.scenarios.scenario_file import ScenarioError
 from simulator.world.arrivals import requests
 from simulator.world.conditions import SETTLING_S
-from simulator.world.world import simulate
+from simulator.simulation import simulate
 from tidegate.netsim.links.recorded import RecordedDelay
 
 SECONDS = 20.0

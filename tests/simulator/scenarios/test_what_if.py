@@ -12,7 +12,7 @@ from simulator.cli import simulate as command
 from simulator.scenarios.scenario import target_names
 from simulator.scenarios.scenario_file import Loaded, ScenarioError
 from simulator.scenarios.what_if import with_link, with_more_devices
-from simulator.world.world import simulate
+from simulator.simulation import simulate
 from tests.simulator.worlds import SMALL, edited
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.scenarios.scenario_file import ScenarioError
-from simulator.world.world import Run, simulate
+from simulator.simulation import Run, simulate
 from tests.simulator.worlds import edited
 
 # Half of the requests need the pool, since no edge takes rows that long; a third of those are of high priority.

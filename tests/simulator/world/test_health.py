@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.health.breaker import State
 from simulator.scenarios.scenario_file import Loaded
-from simulator.world.world import World
+from simulator.simulation import World
 from tests.simulator.worlds import edited
 from tidegate.outcome import Overloaded, ServeError
 

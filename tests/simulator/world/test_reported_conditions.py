@@ -11,7 +11,7 @@ from gateway.core.fleet.target import TargetView
 from gateway.core.health.degradation import Change
 from simulator.scenarios.scenario import Fault, Scenario
 from simulator.scenarios.scenario_file import load
-from simulator.world.world import World
+from simulator.simulation import World
 
 pytestmark = pytest.mark.slow
 

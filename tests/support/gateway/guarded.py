@@ -17,7 +17,7 @@ from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyR
 from gateway.identity.key_file import changing
 from tests.support.gateway.app import Far, configured, running, target
 from tidegate import clock
-from tidegate.security.caller import Grant, Right
+from tidegate.caller import Grant, Right
 
 ALL: tuple[Right, ...] = ("infer", "metrics", "admin", "act-for-others")
 REFUSED = ("none", "wrong", "unknown", "malformed", "scheme", "expired", "revoked")

@@ -20,7 +20,7 @@ from tidegate.runtime.process import until_signal
 SCRIPT = """
 import logging, sys, structlog
 from tidegate.runtime.logs import LEVELS, configure_logging
-from tidegate.tracing.trace_context import Trace, current
+from tidegate.trace_context import Trace, current
 configure_logging("gateway/main", form=sys.argv[1])
 log, other = structlog.get_logger("gateway.targets.directory"), structlog.get_logger("scheduler")
 log.debug("not yet")

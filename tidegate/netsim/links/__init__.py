@@ -7,6 +7,6 @@
     per connection  what a NAT forgets, and a break at an exact byte      (`nat.py`, `limit.py`)
 
 They know no sockets and no clock: `now` and chance come from outside. So the same objects move frames in the simulated
-fleet (`simulator/world/world.py`) and bytes between real sockets (`tidegate/netsim/proxy`). `profiles/` has links by
+fleet (`simulator/simulation.py`) and bytes between real sockets (`tidegate/netsim/proxy`). `profiles/` has links by
 name.
 """

@@ -57,7 +57,7 @@ from tidegate.outcome import (
     Unauthenticated,
 )
 from tidegate.rpc import oip_pb2
-from tidegate.tracing.trace_context import PARENT_KEY
+from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, InferRequest, Reply
 
 PROTOCOL: Final = "oip-grpc"

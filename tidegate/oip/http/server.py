@@ -57,7 +57,7 @@ from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.outcome import Deferred, InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
-from tidegate.tracing.trace_context import PARENT_KEY
+from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "oip-http"

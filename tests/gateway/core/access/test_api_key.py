@@ -19,7 +19,7 @@ from gateway.core.access.api_key import (
     rotated,
     shown,
 )
-from tidegate.security.caller import Grant
+from tidegate.caller import Grant
 
 ALL = ID_BYTES + SALT_BYTES + SECRET_BYTES
 GRANT = Grant("acme")

@@ -8,7 +8,7 @@ from gateway.core.access.entitlement import entitled
 from tests.support.serving.hosts import echo_request
 from tidegate.outcome import Forbidden
 from tidegate.placement_pin import Pin
-from tidegate.security.caller import Grant, Identity, Limits, Right
+from tidegate.caller import Grant, Identity, Limits, Right
 from tidegate.types import Call
 
 

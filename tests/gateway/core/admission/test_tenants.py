@@ -19,7 +19,7 @@ from gateway.core.request.hedge_by_chance import Crossing
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, Unreachable
-from tidegate.security.caller import Grant, Identity, Limits
+from tidegate.caller import Grant, Identity, Limits
 
 
 def busy(fleet: Fleet, target_id: str, count: int, *, due_in_s: float) -> None:

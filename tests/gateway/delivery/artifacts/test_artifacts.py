@@ -19,7 +19,7 @@ from gateway.delivery.artifacts.server import PIECE_BYTES, ArtifactDoor
 from gateway.delivery.artifacts.store import ArtifactStore, OutOfStep, WrongContent
 from gateway.delivery.artifacts.upload import MAX_PIECE_BYTES, intake_routes
 from gateway.identity.audit import Audit
-from gateway.identity.config import AuthConfig
+from gateway.config.auth import AuthConfig
 from gateway.identity.guard import GatewayGuard
 from tests.support.certificates import FleetPki
 from tests.support.gateway.doors import admission_of

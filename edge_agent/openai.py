@@ -7,7 +7,7 @@ from aiohttp import web
 
 from edge_agent.config import EdgeConfig
 from edge_agent.delivery.deployment import Deployment
-from edge_agent.serving.local import LocalHost
+from edge_agent.offline.local_host import LocalHost
 from tidegate.oip.body_budget import Held
 
 log = structlog.get_logger(__name__)

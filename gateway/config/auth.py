@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from tidegate.config import Section
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import Pin
-from tidegate.security.caller import Grant, Limits, Right
+from tidegate.caller import Grant, Limits, Right
 
 Algorithm = Literal["RS256", "ES256", "EdDSA"]
 

@@ -24,7 +24,7 @@ from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
 from gateway.core.placement.cloud_budget import CloudBudget
 from simulator.baselines import baselines
 from simulator.baselines.clairvoyant import Truth
-from simulator.report.tally import Tally
+from simulator.world.tally import Tally
 from simulator.scenarios.scenario import EdgeGroup, Fault, PoolSpec
 from simulator.scenarios.scenario_file import Loaded
 from simulator.workers.edge import EdgeWorker
@@ -33,7 +33,7 @@ from simulator.workers.pool import PoolWorker
 from simulator.workers.worker import MOVED, Worker, edge_offers, offers_of
 from simulator.world.arrivals import Request, request_of, requests
 from simulator.world.conditions import SETTLING_S, Conditions
-from simulator.world.event_queue import EventQueue
+from simulator.event_queue import EventQueue
 from simulator.world.garbage_collection import looking_rarely
 from simulator.world.gateway import Gateway, Router
 from simulator.world.link_stream import Stream

@@ -15,7 +15,7 @@ import structlog
 
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import Finding
-from edge_agent.device.doctor import examined
+from edge_agent.commands.doctor import examined
 from tidegate.config import ConfigError, load
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}

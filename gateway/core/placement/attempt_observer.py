@@ -1,4 +1,4 @@
-"""What an attempt owes and tells, as its two shells' common evidence (`attempt.py`) sees it.
+"""What an attempt owes and tells, as its two shells' common evidence (`gateway/core/request/attempt.py`) sees it.
 
 Whoever placed the attempt may have attached a toll to its candidate: it is told of the launch and of the end, once
 each. So admission learns what queues do and what compute was spent without a second book-keeping in the shells.

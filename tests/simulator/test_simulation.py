@@ -8,7 +8,7 @@ import pytest
 
 from simulator.baselines.baselines import POLICIES
 from simulator.scenarios.scenario_file import Loaded
-from simulator.world.world import Run, World, simulate
+from simulator.simulation import Run, World, simulate
 from tests.simulator.worlds import edited
 
 FAULTY = """

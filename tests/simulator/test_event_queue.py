@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.world.event_queue import EventQueue
+from simulator.event_queue import EventQueue
 from tidegate.netsim.random_streams import stream
 
 

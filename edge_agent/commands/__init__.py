@@ -1,0 +1,1 @@
+"""Room edge_agent/commands."""
