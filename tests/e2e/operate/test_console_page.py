@@ -95,7 +95,8 @@ async def test_the_page_is_alive_while_requests_come_and_fits_every_screen_and_t
         for name, width, dark in (("desktop", 1366, False), ("dark", 1366, True), ("phone", 390, True)):
             await page.seen_on(width, 844, dark=dark)
             await page.until("document.documentElement.scrollWidth <= innerWidth")  # the charts follow
-            await page.until("document.querySelector('#chart-requests canvas').width > 0")
+            await page.until("document.querySelector('#chart-requests svg.plot').clientWidth > 0 && "
+                             "document.querySelector('#chart-requests path.line').getTotalLength() > 0")  # fmt: skip
             await page.screenshot(SHOTS / f"console-{name}.png")
         assert page.errors == []
 
@@ -178,7 +179,7 @@ async def test_everything_can_be_reached_and_read_with_a_keyboard(tmp_path: Path
         await page.until("document.querySelector('#detail').open && "
                          "document.querySelectorAll('#detail-facts dd').length > 8")  # fmt: skip
         assert (await page.text("#detail-title")) == "pool/main"
-        await page.until("document.querySelector('#detail-chart canvas') !== null")
+        await page.until("document.querySelector('#detail-chart svg.plot')?.clientWidth > 0")
         await page.screenshot(SHOTS / "console-target.png", whole=False)
         await page.press("Escape", 27)
         await page.until("!document.querySelector('#detail').open")

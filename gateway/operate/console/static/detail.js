@@ -1,6 +1,6 @@
 // Everything of one target, while its dialog is open.
 
-import { Chart } from "./charts.js";
+import { TimeSeries } from "./charts/time_series.js";
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { HEALTH, milliseconds, rate, seconds, share } from "./words.js";
 
@@ -77,7 +77,7 @@ export class Detail {
   }
 
   showTimeline(one) {
-    this.chart ??= new Chart(byId("detail-chart"), [{ label: "round trip", colour: "--one", fill: false }]);
+    this.chart ??= new TimeSeries(byId("detail-chart"), [{ label: "round trip", colour: "--one" }], { titledBy: "detail-chart-title" });
     const values = one.timeline_ms;
     const now = Date.now() / 1000;
     this.chart.show([values.map((_, place) => now - (values.length - 1 - place) * SAMPLE_S), values]);

@@ -1,6 +1,6 @@
 // The page: one stream in, every part of the screen updated from it.
 
-import { Chart } from "./charts.js";
+import { TimeSeries } from "./charts/time_series.js";
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { Detail } from "./detail.js";
 import { Extras } from "./extras.js";
@@ -137,19 +137,23 @@ function sayClasses(classes) {
 
 function drawCharts() {
   if (!charts.requests) {
-    charts.requests = new Chart(byId("chart-requests"), [
-      { label: "in time", colour: "--well", fill: true },
-      { label: "late", colour: "--warn", dash: [6, 3] },
-      { label: "failed", colour: "--bad", dash: [2, 2] },
-    ]);
-    charts.latency = new Chart(
+    charts.requests = new TimeSeries(
+      byId("chart-requests"),
+      [
+        { label: "in time", colour: "--well", fill: true },
+        { label: "late", colour: "--warn", dash: "6 3" },
+        { label: "failed", colour: "--bad", dash: "2 2" },
+      ],
+      { titledBy: "chart-requests-title" },
+    );
+    charts.latency = new TimeSeries(
       byId("chart-latency"),
       [
         { label: "p50", colour: "--one" },
-        { label: "p95", colour: "--two", dash: [6, 3] },
-        { label: "p99", colour: "--three", dash: [2, 2] },
+        { label: "p95", colour: "--two", dash: "6 3" },
+        { label: "p99", colour: "--three", dash: "2 2" },
       ],
-      { log: true },
+      { titledBy: "chart-latency-title", log: true },
     );
   }
   const column = (place) => points.map((point) => point[place]);

@@ -1,5 +1,6 @@
 // The last requests, and one request's waterfall: where its time went, attempt by attempt.
 
+import { waterfall } from "./charts/waterfall.js";
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { milliseconds, share } from "./words.js";
 
@@ -78,37 +79,4 @@ export class Requests {
     byId("passed-over").replaceChildren(...(one.passed_over ?? []).slice(0, PASSED_OVER).map((each) => el("li", {}, `not ${each.target} in ${each.variant}: ${each.why_not}`)));
     byId("request").showModal();
   }
-}
-
-// Lines of {name, from, length, kind, words} on one scale of milliseconds since arrival: the path that the caller waited
-// for, whose stages add up, and the attempts side by side.
-function lines({ waterfall }) {
-  const path = waterfall.path.map((stage) => ({ name: stage.stage, from: stage.start_ms, length: stage.took_ms, kind: kindOf(stage.stage), words: [milliseconds(stage.took_ms), stage.words].filter(Boolean).join(", ") }));
-  if (waterfall.unaccounted_ms) path.push({ name: "unaccounted", from: 0, length: 0, kind: "none", words: `${waterfall.unaccounted_ms.toFixed(3)} ms: stages overlap` });
-  const attempts = waterfall.attempts.map((one) => ({
-    name: `${one.target} in ${one.variant}`,
-    from: one.start_ms,
-    length: one.took_ms,
-    kind: one.end || "open",
-    words: [one.reason, one.end || "left open", milliseconds(one.took_ms), one.predicted_ms ? `predicted ${milliseconds(one.predicted_ms)}` : "", one.error].filter(Boolean).join(", "),
-  }));
-  return { path, attempts };
-}
-
-const kindOf = (stage) => (stage.startsWith("link") ? "link" : stage === "batch wait" ? "queue" : stage);
-
-function bar({ name, from, length, kind, words }, end) {
-  const line = el("span", { class: "bar-line", "data-kind": kind });
-  line.style.setProperty("--from", `${(100 * from) / end}%`);
-  line.style.setProperty("--length", `${(100 * length) / end}%`);
-  return el("li", {}, el("span", { class: "stage" }, name), el("span", { class: "track", "aria-hidden": "true" }, line), el("span", { class: "took" }, words));
-}
-
-function waterfall(one) {
-  const { path, attempts } = lines(one);
-  const end = Math.max(one.elapsed_ms, ...[...path, ...attempts].map((line) => line.from + line.length), 0.001);
-  const budget = one.budget_ms === undefined ? "" : ` of ${milliseconds(one.budget_ms)}`;
-  const sum = el("li", { class: `sum${one.late ? " late" : ""}` }, el("span", { class: "stage" }, one.outcome), el("span", { class: "track" }), el("span", { class: "took" }, `${milliseconds(one.elapsed_ms)}${budget}`));
-  const tried = attempts.length ? [el("li", { class: "part" }, "Attempts"), ...attempts.map((line) => bar(line, end))] : [];
-  return [...path.map((line) => bar(line, end)), sum, ...tried];
 }

@@ -1,13 +1,11 @@
 // Targets: as branches of the gateway (a few, and the rest counted), and as a table.
 
-import { sparkline } from "./charts.js";
-import { byId, el, keyed, mark, say, svg, tableRow } from "./dom.js";
+import { drawSparkline, sparkline } from "./charts/sparkline.js";
+import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { HEALTH, milliseconds, rate, share } from "./words.js";
 
 const BRANCHES = 14;
 const FIND_AFTER_MS = 250;
-const WIDTH = 120;
-const HEIGHT = 24;
 const SAMPLES = 60;
 
 const roundTrip = (one) => (one.rtt_ms === null ? "–" : `${milliseconds(one.rtt_ms)} ±${one.jitter_ms < 10 ? one.jitter_ms.toFixed(1) : Math.round(one.jitter_ms)}`);
@@ -22,7 +20,7 @@ export class Targets {
       { head: true, node: (one) => el("button", { type: "button", class: "link", onclick: () => open(one.id) }, one.id), update: () => {} },
       { node: () => el("span", { class: "health" }), update: health },
       { text: roundTrip, class: "n", title: (one) => (one.usual_ms === null ? "" : `usually ${milliseconds(one.usual_ms)}`) },
-      { node: () => svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "spark", role: "img" }, svg("path", {})), update: spark },
+      { node: sparkline, update: spark },
       { text: (one) => rate(one.goodput_per_s), class: "n" },
       { text: (one) => (one.asked ? share(one.late_share) : "–"), class: "n" },
       { text: (one) => milliseconds(one.p50_ms), class: "n" },
@@ -120,7 +118,7 @@ function health(node, one) {
 function spark(node, one) {
   const values = one.timeline_ms ?? [];
   const seen = values.filter((value) => value !== null);
-  node.firstChild.setAttribute("d", sparkline(values, WIDTH, HEIGHT, SAMPLES));
+  drawSparkline(node, values, SAMPLES);
   mark(node, "health", one.health);
   const gaps = values.length - seen.length;
   const words = seen.length ? `round trips of two minutes: ${milliseconds(Math.min(...seen))} to ${milliseconds(Math.max(...seen))}${gaps ? `, ${gaps * 2} s without a link` : ""}` : "no round trips";
