@@ -53,10 +53,10 @@ from tidegate.security.certificate_identity import Identity
 from tidegate.security.tls import tls_of
 from tidegate.servers.grpc_server import grpc_door
 from tidegate.servers.role_guard import Secured
+from tidegate.trace_context import Trace
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.tracing.span import Value
-from tidegate.trace_context import Trace
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
 

@@ -32,14 +32,14 @@ from edge_agent.device.worker_priority import worker_starter
 from edge_agent.fleet.dialling import dialling_of
 from edge_agent.fleet.epoch import EpochStore
 from edge_agent.fleet.sync import EdgeSync
+from edge_agent.offline.local_host import LocalHost
+from edge_agent.offline.routes import device_routes
 from edge_agent.offline.service import Offline
+from edge_agent.openai import openai_table
 from edge_agent.serving.catalogue import Entry
 from edge_agent.serving.costs import costs_of
 from edge_agent.serving.host import EdgeHost
-from edge_agent.offline.local_host import LocalHost
 from edge_agent.serving.metrics_port import open_metrics
-from edge_agent.openai import openai_table
-from edge_agent.offline.routes import device_routes
 from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import Scheduler
 from tidegate import __version__, clock

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from edge_agent.app import EdgeApp
-from edge_agent.config import EdgeConfig
 from edge_agent.commands.doctor_cli import doctor
 from edge_agent.commands.store import store
+from edge_agent.config import EdgeConfig
 from tidegate.runtime import events
 from tidegate.runtime.process import process_options, run
 

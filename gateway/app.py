@@ -21,6 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from gateway.catalog import Catalog
+from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.placement_guard import Gate
 from gateway.core.admission.quarantine import Quarantine
@@ -28,10 +29,10 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import Memory
 from gateway.core.placement.fallback import Guarded
-from gateway.config.artifacts import ArtifactsConfig
 from gateway.delivery.service import Shipping
 from gateway.delivery.trials import Trials
 from gateway.fleet_sync.sync import FleetSync
+from gateway.host import GatewayHost
 from gateway.http.openapi import openapi_routes
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
@@ -43,17 +44,16 @@ from gateway.layers.observe import observe
 from gateway.layers.quarantine import Witness, quarantine
 from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
-from gateway.telemetry import Watching, soon
+from gateway.link_port import dialled_in_of, link_port, told_to_devices
 from gateway.operate.admin_routes import admin_middlewares, asking, operator_routes
 from gateway.operate.console.history import Watch
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
 from gateway.placement_policy import admission_of, policy_of, say_prediction
 from gateway.serving.dispatcher import Conductor
-from gateway.host import GatewayHost
 from gateway.targets.attestation_verifier import Appraiser
 from gateway.targets.directory import Directory
-from gateway.link_port import dialled_in_of, link_port, told_to_devices
+from gateway.telemetry import Watching, soon
 from tidegate import clock
 from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository

@@ -24,7 +24,7 @@ from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
 from gateway.core.placement.cloud_budget import CloudBudget
 from simulator.baselines import baselines
 from simulator.baselines.clairvoyant import Truth
-from simulator.world.tally import Tally
+from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, Fault, PoolSpec
 from simulator.scenarios.scenario_file import Loaded
 from simulator.workers.edge import EdgeWorker
@@ -33,10 +33,10 @@ from simulator.workers.pool import PoolWorker
 from simulator.workers.worker import MOVED, Worker, edge_offers, offers_of
 from simulator.world.arrivals import Request, request_of, requests
 from simulator.world.conditions import SETTLING_S, Conditions
-from simulator.event_queue import EventQueue
 from simulator.world.garbage_collection import looking_rarely
 from simulator.world.gateway import Gateway, Router
 from simulator.world.link_stream import Stream
+from simulator.world.tally import Tally
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
 from tidegate.netsim.links.regime import Weather, Windows

@@ -10,8 +10,8 @@ for more as well as for less. A number that is no level counts as the default, a
 
 Ties (a batch job stamps one deadline on everything) go by arrival, then by number: first come, first served.
 
-Source: Triton's priority levels (`reference/batching.md` D.3, D.5) with the starvation taken out; earliest deadline
-first: Liu and Layland, JACM 1973, optimal on one machine while the deadlines can be met at all.
+Source: Triton's priority levels (docs/design/batching.md, "Queue policies") with the starvation taken out; earliest
+deadline first: Liu and Layland, JACM 1973, optimal on one machine while the deadlines can be met at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Final
 
 DEFAULT_LEVEL = 2
 LAST_LEVEL = 4
-WEIGHTS: Final = {1: 2.0, 2: 1.0, 3: 0.5, 4: 0.25}  # what an answer in time is worth, by level (routing.md B6)
+# what an answer in time is worth, by level (docs/design/routing.md, "Priorities")
+WEIGHTS: Final = {1: 2.0, 2: 1.0, 3: 0.5, 4: 0.25}
 LEVEL_S = 5.0  # over twice the usual budget, so that levels are strict among ordinary requests
 
 

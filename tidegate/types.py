@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from tidegate.placement_pin import Pin
 from tidegate.caller import Identity
+from tidegate.placement_pin import Pin
 from tidegate.trace_context import Trace
 
 Parameter = bool | int | float | str

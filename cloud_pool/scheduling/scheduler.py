@@ -28,7 +28,7 @@ Invariants:
 `submit` costs what its batcher's `add` does and a future; nothing in it grows with the number of those who wait but by
 their logarithm.
 
-Source: `reference/batching.md` D.2, the list of what has gone wrong in others' batchers.
+Source: docs/design/batching.md, "Scheduler invariants", the list of what has gone wrong in others' batchers.
 """
 
 from __future__ import annotations

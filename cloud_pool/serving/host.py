@@ -36,8 +36,8 @@ from tidegate.oip.host import ModelStatistics, Tally
 from tidegate.oip.request_constraints import check_is_no_gateways
 from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import ModelNotFound, NotSupported, Outcome, Unreachable
-from tidegate.tracing.served import ServedTraces
 from tidegate.trace_context import Trace
+from tidegate.tracing.served import ServedTraces
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import structlog
 
+from edge_agent.commands.doctor import examined
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import Finding
-from edge_agent.commands.doctor import examined
 from tidegate.config import ConfigError, load
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}

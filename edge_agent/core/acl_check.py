@@ -6,7 +6,7 @@ agent publishes twice when its session begins, to topics that nobody reads: belo
 and below a name that no device can have, which must not be. MQTT 5 answers each with a reason.
 
 Pure: what to try, and what the answers mean. Each finding is told once, and again when it changes.
-Source: edge-state.md, part 5.8.
+Source: docs/design/edge-state.md, "Access control check".
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ as no second probe.
 
 The mode is a word for people, callers and the fleet. Nothing that computes is touched by it, in either direction.
 
-Source: edge-state.md 5.6; KubeEdge #4048 (workloads restarted on reconnect).
+Source: docs/design/edge-state.md, "Modes without a network"; KubeEdge #4048 (workloads restarted on reconnect).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ The machine is told of sessions, sendings and receipts, and says how much may be
 not with a timer. It can be wrong where receipts are slow for another reason than the link: then it is slower, never
 faster.
 
-Source: edge-state.md 5.6; NanoMQ #2423 (nothing was sent until the next publish).
+Source: docs/design/edge-state.md, "Draining the backlog"; NanoMQ #2423 (nothing was sent until the next publish).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ keeps to tens of microseconds.
 It can be wrong when predictions are: `cost_s` is the caller's, corrected by what calls really took.
 
 Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 1973
-(EDF); `routing.md` B6.3 (late, provable drop).
+(EDF); docs/design/routing.md, "Provable lateness".
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import order_key
 from tidegate.types import Accepted
 
-OPTIMISM = 0.6  # routing.md B6.3: faster than its prediction by more than this, a call never is
+# docs/design/routing.md, "Provable lateness": faster than its prediction by more than this, a call never is
+OPTIMISM = 0.6
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 

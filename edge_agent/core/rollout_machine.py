@@ -21,8 +21,8 @@ allowed to end or time out; the new generation is committed if and only if the s
 a reason.
 It leaves the work to `deployer/`, and which model is next to `reconcile.py`.
 
-Source: `edge-state.md` 5.5; RAUC (boot attempts), Greengrass (three exits), Mender #97 (never retry by itself), #931
-and mender-convert #46 (the network decides nothing).
+Source: docs/design/edge-state.md, "Rollouts and crash loops"; RAUC (boot attempts), Greengrass (three exits), Mender
+#97 (never retry by itself), #931 and mender-convert #46 (the network decides nothing).
 """
 
 from __future__ import annotations

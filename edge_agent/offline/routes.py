@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from edge_agent.offline.local_host import LOOK_AGAIN_S
 from edge_agent.offline.queue_db import Ticket
 from edge_agent.offline.store import Store
-from edge_agent.offline.local_host import LOOK_AGAIN_S
 from tidegate.oip.grpc.codec import response_from_bytes
 from tidegate.oip.http.codec import BinaryOutputs, encode_response
 from tidegate.oip.http.server import JSON_TYPE, json_response

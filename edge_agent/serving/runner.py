@@ -18,7 +18,7 @@ through it.
 A worker that is silent for `hang_timeout_s` during one call is taken as hung and ended. The first life must succeed:
 an artefact that does not load is a reason not to start, told by name.
 
-Source: `edge-state.md` item 10 (memory, #26831) and 5.5 (one worker process per generation, crash-loop guard).
+Source: docs/design/edge-state.md, "One worker process per generation" (memory, #26831) and "Rollouts and crash loops".
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from gateway.commands.signing_keys import signing
 from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, made, rotated
 from gateway.identity.key_file import changing, read_keys
 from tidegate import clock
+from tidegate.caller import RIGHTS, Grant, Limits
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import PINS
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.duration import Duration
-from tidegate.caller import RIGHTS, Grant, Limits
 from tidegate.storage import audit_log
 
 _EXAMPLES = """

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from tidegate.caller import Grant, Limits, Right
 from tidegate.config import Section
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import Pin
-from tidegate.caller import Grant, Limits, Right
 
 Algorithm = Literal["RS256", "ES256", "EdDSA"]
 

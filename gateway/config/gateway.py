@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from gateway.config.sections import AttestationPolicyConfig, ScalingConfig, TargetConfig, TenantConfig, default_scaling
-from gateway.core.access.networks import LOOPBACK, PRIVATE, Networks
-from gateway.core.fleet.target import Transport
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.auth import AuthConfig
 from gateway.config.ingest import IngestConfig
+from gateway.config.sections import AttestationPolicyConfig, ScalingConfig, TargetConfig, TenantConfig, default_scaling
+from gateway.core.access.networks import LOOPBACK, PRIVATE, Networks
+from gateway.core.fleet.target import Transport
 from tidegate.config import ProcessConfig
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.runtime.logs import Format, Level

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 from aiohttp import web
 
 from gateway.catalog import Catalog
+from gateway.config.artifacts import ArtifactsConfig
 from gateway.core.fleet.fleet import Fleet
 from gateway.delivery.artifacts.access import admit_by, secured_for_devices
-from gateway.config.artifacts import ArtifactsConfig
 from gateway.delivery.artifacts.pacing import Pace
 from gateway.delivery.artifacts.server import ArtifactDoor
 from gateway.delivery.artifacts.store import ArtifactStore

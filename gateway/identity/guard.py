@@ -16,20 +16,20 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+from gateway.config.auth import AuthConfig
 from gateway.core.access.api_key import PREFIX
 from gateway.core.admission.admission import Admission
 from gateway.identity.audit import Audit
 from gateway.identity.certificates import Certificates
-from gateway.config.auth import AuthConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwt_tokens import Tokens
 from gateway.identity.keyring import KeyRing
 from gateway.identity.scoped_host import HostFor
 from tidegate import clock
+from tidegate.caller import Grant, Identity, Right
 from tidegate.oip.guard import Presented
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import Forbidden, Unauthenticated
-from tidegate.caller import Grant, Identity, Right
 
 _BEARER = "bearer "
 

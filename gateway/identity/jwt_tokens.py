@@ -20,8 +20,8 @@ from jwt.exceptions import ExpiredSignatureError, PyJWTError
 from gateway.config.auth import JwtConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwks import KeySet
-from tidegate.oip.tenant import is_tenant
 from tidegate.caller import Grant, Identity
+from tidegate.oip.tenant import is_tenant
 
 MOST_CHARACTERS: Final = 8192
 REMEMBERED: Final = 4096

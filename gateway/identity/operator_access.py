@@ -21,8 +21,8 @@ from aiohttp.typedefs import Middleware
 
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from tidegate.oip.http.guard import shown_over_http
 from tidegate.caller import Right
+from tidegate.oip.http.guard import shown_over_http
 
 PROTOCOL: Final = "admin-http"
 OPEN: Final = frozenset({"/healthz"})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.core.access.entitlement import acted_for, check_may_infer, check_model
+from tidegate.caller import Identity
 from tidegate.models.manifest import Manifest
 from tidegate.oip.guard import Presented
 from tidegate.oip.host import ModelHost, ModelStatistics
 from tidegate.outcome import Forbidden, ModelNotFound
-from tidegate.caller import Identity
 from tidegate.types import Call, Reply
 
 

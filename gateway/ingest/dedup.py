@@ -11,7 +11,8 @@ last. Such a thing is refused by its own age instead of being taken twice:
 Ages are the devices' own and count the time that they were on, so the rule can be wrong where a device was off for
 longer than the window between sending a thing and sending it again; then it is taken twice.
 
-Source: edge-state.md 5.6; EMQX #14462 (expired messages delivered, since only the sender looked at their age).
+Source: docs/design/edge-state.md, "Duplicates and expiry"; EMQX #14462 (expired messages delivered, since only the
+sender looked at their age).
 """
 
 from __future__ import annotations

@@ -1,32 +1,21 @@
-"""What ails targets, told: one log line for each change, JSON for who asks, and a metric.
+"""The conditions that targets are in now, as JSON for the admin port and as a metric.
 
-What the conditions are and what follows from them is decided in `gateway/core/health/degradation.py`.
+What the conditions are and what follows from them is decided in `gateway/core/health/degradation.py`; each change is
+logged by `gateway/targets/condition_log.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-import structlog
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.degradation import Change, Condition
+from gateway.core.health.degradation import Condition
 
 MOST_SERIES: Final = 500
-log = structlog.get_logger(__name__)
-
-
-def say_condition(target: TargetView, change: Change) -> None:
-    """A condition has begun or ended."""
-    condition = change.condition
-    if change.begun:
-        log.warning("something ails a target", target=target.id, condition=condition.name, evidence=condition.evidence)
-    else:
-        lasted_s = round(change.at - condition.since, 1)
-        log.info("it ails the target no longer", target=target.id, condition=condition.name, lasted_s=lasted_s)
 
 
 def held(fleet: Fleet) -> list[tuple[TargetView, Condition]]:

@@ -14,30 +14,11 @@ from typing import Final
 
 from gateway.core.history.recorder import Flown, Given
 from gateway.core.history.waterfall import Bar, Stage, waterfall
+from tidegate.trace_context import Trace
+from tidegate.tracing.propagation import attempt_id
 from tidegate.tracing.span import Event, Span, Value
-from tidegate.trace_context import PARENT_KEY, STATE_KEY, Trace
-from tidegate.types import Call
 
-FIRST_ATTEMPT: Final = 1  # of the request's children by number; attempts are few
 _FIRST_STAGE: Final = 64
-
-
-def attempt_id(trace: Trace, attempt: int) -> int:
-    """The span of one attempt."""
-    return trace.child_id(FIRST_ATTEMPT + attempt)
-
-
-def onward(call: Call, attempt: int) -> tuple[str, str]:
-    """The traceparent and tracestate under which an attempt is sent; without tracing, the caller's own.
-
-    What begins here and is not sampled is named to nobody: a target has nothing to tell of it.
-    """
-    trace = call.trace
-    if trace is None:
-        return call.headers.get(PARENT_KEY, ""), call.headers.get(STATE_KEY, "")
-    if not trace.kept and not trace.parent_id:
-        return "", ""
-    return trace.traceparent(attempt_id(trace, attempt)), trace.state
 
 
 def spans_of(trace: Trace, flown: Flown) -> list[Span]:

@@ -16,9 +16,9 @@ from gateway.core.history.recorder import Flown
 from gateway.observe.spans import spans_of
 from tidegate import clock
 from tidegate.metrics.families import counter
+from tidegate.trace_context import current
 from tidegate.tracing.collector import Collector
 from tidegate.tracing.config import TracingConfig
-from tidegate.trace_context import current
 
 _BURST_S: Final = 1.0
 

@@ -30,8 +30,8 @@ from gateway.operate.log_levels import log_level_routes
 from gateway.operate.trial_report import trials_shown
 from gateway.serving.dispatcher import Conductor
 from gateway.targets.directory import Directory
-from tidegate.oip.http.server import error_middleware
 from tidegate.caller import Right
+from tidegate.oip.http.server import error_middleware
 from tidegate.servers.address import is_loopback
 
 

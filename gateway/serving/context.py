@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gateway.core.history.recorder import Memory
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.hedging import Hedges
-from gateway.core.request.machine import Places
 from gateway.serving.confidence_policy import Judges
 from gateway.targets.target import Target
 from tidegate.outcome import ServeError
@@ -38,7 +38,7 @@ class Ground(Protocol):
 
     flown: Memory
     placer: Placer
-    places: Places
+    places: Placement
     hedges: Hedges
     judges: Judges
     targets: Mapping[str, Target]

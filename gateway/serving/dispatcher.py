@@ -14,10 +14,10 @@ from itertools import count
 
 from gateway.core.access.sequence_scope import name_of, owned
 from gateway.core.history.recorder import Memory
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.affinity import Affinity
 from gateway.core.request.hedging import Hedges, LatestUseful
-from gateway.core.request.machine import Places
 from gateway.serving.confidence_policy import Judges
 from gateway.serving.context import Witness
 from gateway.serving.execution import Flight
@@ -42,7 +42,7 @@ class Conductor:
         memory: Memory | None = None,
         hedges: Hedges | None = None,
         overloaded: Callable[[], bool] = lambda: False,
-        places: Places | None = None,
+        places: Placement | None = None,
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
         witness: Witness | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class Conductor:
         """
         self.flown = Memory(256) if memory is None else memory  # one that is empty is false
         self.placer = placer
-        self.places: Places = places or placer
+        self.places: Placement = places or placer
         self.hedges: Hedges = hedges or LatestUseful()
         self.affinity = Affinity()
         self.judges = Judges(manifest_of, overloaded)

@@ -28,14 +28,15 @@ from typing import Final
 import structlog
 
 from gateway.core.history.recorder import MOST_NOTES, Flown, Given, Note, shortened, trace_id_of
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask
 from gateway.core.request.attempt import Attempt
-from gateway.core.request.machine import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
-from gateway.observe.spans import onward
+from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from gateway.serving.context import Ground
 from gateway.serving.work_estimate import size_of
 from tidegate import clock
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
+from tidegate.tracing.propagation import onward
 from tidegate.types import Accepted, Call, InferRequest, Reply, Route
 
 log = structlog.get_logger(__name__)
@@ -53,7 +54,7 @@ class Flight:
     )  # fmt: skip
 
     def __init__(
-        self, ground: Ground, call: Call, ask: Ask, once: Places | None = None, *, taken_at: float | None = None
+        self, ground: Ground, call: Call, ask: Ask, once: Placement | None = None, *, taken_at: float | None = None
     ) -> None:
         """Args: once: who places it, if it may be asked only once. taken_at: when the conductor got the call."""
         request = call.request

@@ -34,10 +34,10 @@ from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, Li
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec, TargetView, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
-from gateway.observe.conditions import say_condition
 from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.address_policy import Advertised
 from gateway.targets.attestation_verifier import Appraiser
+from gateway.targets.condition_log import say_condition
 from gateway.targets.device import DeviceTarget
 from gateway.targets.device_registry import Register
 from gateway.targets.dial_address import allowed_address, same_address

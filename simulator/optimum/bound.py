@@ -21,7 +21,8 @@ makes it larger and never wrong. The warm-up's requests are worth nothing here: 
 
 It is generous, not exact: `Machine` and `Reach` say what is taken at its best. Gateways' limits, queues' sizes, who
 may reach whom and the devices' own callers are ignored.
-Source: time-indexed relaxations, Dyer and Wolsey, Discrete Applied Mathematics 1990; `reference/routing.md` B9.
+Source: time-indexed relaxations, Dyer and Wolsey, Discrete Applied Mathematics 1990; docs/design/routing.md, "Upper
+bound".
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from simulator.world.tally import TIMELINE_BIN_S
 from simulator.simulation import Run
+from simulator.world.tally import TIMELINE_BIN_S
 
 _RESAMPLES = 2000
 

@@ -5,7 +5,6 @@ Whatever is wrong is an error that names the file, the key and what would be rig
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 import yaml
 
 from simulator.scenarios.scenario import Scenario, target_names
+from tidegate.netsim.file_errors import explained
 from tidegate.netsim.links.profile import Recording, with_files
 from tidegate.netsim.links.trace import Trace
 
@@ -95,24 +95,10 @@ def parse(text: str, source: str) -> Scenario:
     try:
         scenario = msgspec.convert(raw, Scenario)
     except msgspec.ValidationError as error:
-        raise ScenarioError(f"{source}: {in_words(str(error))}") from error
+        raise ScenarioError(f"{source}: {explained(str(error))}") from error
     for key, why in _misfits(scenario):
         raise ScenarioError(f"{source}: key {key!r}: {why}")
     return scenario
-
-
-def in_words(message: str) -> str:
-    """msgspec's "… - at `$.edges[0].slow`" as "key 'edges[0].slow': …"."""
-    match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", message, re.DOTALL)
-    assert match is not None
-    what, where = match[1], match[2] or ""
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
-    if unknown:
-        return f"key {'.'.join(filter(None, (where, unknown[1])))!r}: there is no such key"
-    missing = re.fullmatch(r"Object missing required field `(.*)`", what)
-    if missing:
-        return f"key {'.'.join(filter(None, (where, missing[1])))!r} is missing"
-    return f"key {where!r}: {what}" if where else what
 
 
 def _misfits(scenario: Scenario) -> list[tuple[str, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_agent.core.edge_queue import OPTIMISM, EdgeQueue, Ticket
+from simulator.event_queue import Alarm, EventQueue
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, Served, Takes, Worker, true_table
-from simulator.event_queue import Alarm, EventQueue
 from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError

@@ -9,11 +9,11 @@ from cloud_pool.core.batching.batcher import Batcher
 from cloud_pool.core.batching.grouping import Shape, padded
 from cloud_pool.core.batching.latency_model import LatencyModel
 from cloud_pool.core.batching.queue_item import Queued
+from simulator.event_queue import Alarm, EventQueue
 from simulator.scenarios.scenario import ModelSpec
 from simulator.workers.job import Job
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, Takes, Truth, Worker, true_table
-from simulator.event_queue import Alarm, EventQueue
 from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError

@@ -18,10 +18,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, ModelSpec, Scenario
 from simulator.workers.job import VERSION, Job
 from simulator.workers.slowness import Slowness
-from simulator.event_queue import EventQueue
 from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, VariantOffer

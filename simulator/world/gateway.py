@@ -26,18 +26,19 @@ from gateway.core.fleet.link_events import LinkEvent
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask, Candidate
 from gateway.core.request.attempt import Attempt
 from gateway.core.request.escalation import Escalations
 from gateway.core.request.hedging import Hedges
-from gateway.core.request.machine import Action, Answer, Cancel, Launch, Places, Refuse, RequestMachine, WakeAt
-from simulator.world.tally import End, Tally
+from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from simulator.event_queue import Event, EventQueue
 from simulator.scenarios.scenario import Unsure
 from simulator.workers.job import VERSION, Job
 from simulator.world.admission import Door
 from simulator.world.arrivals import Request
-from simulator.event_queue import Event, EventQueue
 from simulator.world.link_stream import Stream
+from simulator.world.tally import End, Tally
 from tidegate.models.manifest import Feature
 from tidegate.outcome import Outcome, Overloaded, ServeError
 from tidegate.types import Accepted, LoadReport
@@ -47,7 +48,7 @@ _MARGIN_SIGMAS = 1.645
 _SURE = 0.5  # between the confidences of hard requests, 0, and of easy ones, 1
 
 
-class Router(Places, Protocol):
+class Router(Placement, Protocol):
     """Who decides, and what it is told of what came of it."""
 
     hedges: Hedges

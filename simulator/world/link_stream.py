@@ -20,9 +20,9 @@ from math import inf
 from typing import Final, Protocol
 
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from simulator.event_queue import EventQueue
 from simulator.workers.job import Job
 from simulator.workers.worker import Worker
-from simulator.event_queue import EventQueue
 from tidegate.netsim.links.profile import Link
 from tidegate.outcome import Disconnected, ServeError
 from tidegate.runtime.backoff import Backoff

@@ -11,8 +11,8 @@ from typing import Any
 import gateway.app
 from gateway import cli
 from gateway.core.history.recorder import Given
-from gateway.telemetry import Watching
 from gateway.serving.execution import Flight
+from gateway.telemetry import Watching
 
 
 class Unwatched(Watching):

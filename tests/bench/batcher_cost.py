@@ -22,7 +22,7 @@ from cloud_pool.core.batching.queue_item import Queued
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
 SIZES = (10, 1_000, 100_000)
-POINTS = ((1.0, 0.0026), (512.0, 0.113), (8192.0, 2.5))  # fp32 on a core, `reference/numbers.md` part 1
+POINTS = ((1.0, 0.0026), (512.0, 0.113), (8192.0, 2.5))  # fp32 on a core, docs/design/numbers.md, "Model cost"
 _BUDGET_S = 1e6  # nobody is late in a queue that is never drained
 
 

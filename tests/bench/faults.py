@@ -1,4 +1,6 @@
-"""The fault matrix: what Tidegate holds while links, devices, brokers and callers fail (routing.md B10).
+"""The fault matrix: what Tidegate holds while links, devices, brokers and callers fail.
+
+Source: docs/design/faults.md, "Fault matrix".
 
 One fleet of real processes (`tests/support/faults/matrix.py`: 8 edges and a pool that only take their time, Mosquitto,
 a gateway, every link simulated) plays row after row under an open loop at 0.6 of its knee. Each row prints one goal:

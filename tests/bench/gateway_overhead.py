@@ -36,7 +36,7 @@ SYSTEMS = ("floor", "unary", "link")
 MIN_THROUGHPUT_RATIO = 0.8
 STRETCH_THROUGHPUT_RATIO = 1.0
 MAX_P50_RATIO = 1.2
-MAX_LINK_HOP_S = 110e-6  # reference/numbers.md part 4: 101-155 µs on a stream without coalescing
+MAX_LINK_HOP_S = 110e-6  # docs/design/numbers.md, "gRPC from Python": 101-155 µs on a stream without coalescing
 
 
 @dataclass(frozen=True)

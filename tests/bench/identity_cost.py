@@ -22,20 +22,20 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from gateway.config.auth import AuthConfig, JwtConfig
 from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, made
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.concurrency import AdaptiveLimit
 from gateway.core.admission.tenants import Tenants, TenantSpec
 from gateway.identity.audit import Audit
-from gateway.config.auth import AuthConfig, JwtConfig
 from gateway.identity.guard import GatewayGuard
 from gateway.identity.key_file import changing
 from gateway.layers.authenticate import authenticate
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
-from tidegate.oip.guard import Presented
 from tidegate.caller import Grant, Limits
+from tidegate.oip.guard import Presented
 from tidegate.types import Call, InferResponse, Reply
 
 AIM_US: Final = 15.0

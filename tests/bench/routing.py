@@ -30,9 +30,9 @@ from simulator.baselines.baselines import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED
 from simulator.optimum.bound import Bound, NoSolver, upper_bound
 from simulator.report.plot import NoPlot, draw_loads, draw_timeline
 from simulator.report.report import Figures, Interval, difference, miss_ratio, rows, tier_share
-from simulator.world.tally import TIMELINE_BIN_S
 from simulator.scenarios.scenario_file import Loaded, load
 from simulator.sweep import knee, sweep
+from simulator.world.tally import TIMELINE_BIN_S
 from tests.bench.harness import RESULTS, Goal, Report, parser, table
 
 SCENARIO = "office_wifi"

@@ -33,9 +33,9 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.scaling import Scaling, ScalingSpec
 from simulator.scenarios.scenario import ArrivalsSpec, PoolSpec, Scenario, Step
 from simulator.scenarios.scenario_file import Loaded, load
+from simulator.simulation import World
 from simulator.workers.worker import Worker
 from simulator.world.conditions import SETTLING_S
-from simulator.simulation import World
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
 START_S: Final = 30.0

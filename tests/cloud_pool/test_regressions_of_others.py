@@ -1,7 +1,7 @@
 """What has gone wrong in others' batchers, pools and routers in production, each as a test of ours.
 
-`ELSEWHERE` says where those are that stand beside what they are about; the rest are here. Source: the regression list
-of `reference/batching.md` D.2.
+`ELSEWHERE` says where those are that stand beside what they are about; the rest are here. Source:
+docs/design/batching.md, "Scheduler invariants".
 """
 
 from __future__ import annotations

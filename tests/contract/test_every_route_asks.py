@@ -15,10 +15,10 @@ from gateway.app import Gateway
 from tests.support.gateway.app import BODY, Far, until
 from tests.support.gateway.guarded import REFUSED, Keys, guarded
 from tests.support.serving.hosts import echo_request
+from tidegate.caller import Grant
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.oip.grpc.reflection import SERVICE
 from tidegate.rpc import oip_pb2
-from tidegate.caller import Grant
 
 pytestmark = pytest.mark.slow
 

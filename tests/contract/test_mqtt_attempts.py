@@ -1,6 +1,6 @@
 """`MqttLink` before its session stands: brokers that are away, slow, broken, or will not have it.
 
-Numbers in brackets are pitfalls of paho, those of the list in edge-state.md, part 5.7.
+Numbers in brackets are pitfalls of paho, those of the list in docs/design/edge-state.md, "Driving paho".
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from jwt.algorithms import OKPAlgorithm
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from gateway.config.auth import JwtConfig
 from gateway.core.access.api_key import Lock
 from gateway.core.admission.tenants import Tenants
-from gateway.config.auth import JwtConfig
 from gateway.identity.credential import Unproved
 from gateway.identity.jwks import JwksError, keys_of
 from gateway.identity.jwt_tokens import Tokens
@@ -30,10 +30,10 @@ from tests.fuzz.target import Target
 from tests.support.gateway.guarded import Keys
 from tests.support.serving.host import minilm
 from tidegate import clock
+from tidegate.caller import Grant, Limits
 from tidegate.config import ConfigError
 from tidegate.models.manifest import Batching, Manifest, QueuePolicy
 from tidegate.models.repository import RepositoryError, manifest_text, parse_manifest
-from tidegate.caller import Grant, Limits
 
 NOWHERE = Path("model.yaml")
 

@@ -7,8 +7,8 @@ import pytest
 from gateway.catalog import Catalog
 from gateway.core.fleet.link_events import LinkDown
 from gateway.core.health.breaker import Verdict
-from gateway.observe.metrics import Metrics
 from gateway.host import GatewayHost
+from gateway.observe.metrics import Metrics
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, spec, variant
 from tests.support.serving.host import digits, minilm

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from gateway.core.request.machine import MAX_ATTEMPTS
 from gateway.layers.traced import traced
-from gateway.observe.spans import attempt_id, onward, spans_of
+from gateway.observe.spans import spans_of
 from tests.support.gateway.flowns import answered, flown, went
 from tests.support.gateway.flowns import given as answer
 from tidegate.trace_context import MOST_STATE, Trace, begun, current, joined
+from tidegate.tracing.propagation import attempt_id, onward
 from tidegate.types import Call, InferRequest, InferResponse, Reply
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

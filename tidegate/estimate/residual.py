@@ -15,7 +15,8 @@ Invariants: `MIN_FACTOR <= factor <= MAX_FACTOR`; `sigma` never falls below `FLO
 before `COLD_COUNT` calls. O(1), no clock. Only calls that were really computed may be recorded: a refusal's time says
 nothing.
 
-Source: `routing.md` B1; EWMA variance as in Finch, "Incremental calculation of weighted mean and variance", 2009.
+Source: docs/design/routing.md, "Service-time estimates"; EWMA variance as in Finch, "Incremental calculation of
+weighted mean and variance", 2009.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Dashboards, autoscalers and perf_analyzer made for Triton work unchanged. The durations are those that are measured
 here: nothing splits input and output from compute, so those two counters are not there.
 
-Source: triton-inference-server/core, src/metrics.cc; `reference/metrics.md` E.1.
+Source: triton-inference-server/core, src/metrics.cc; docs/design/metrics.md, "Triton's names".
 """
 
 from __future__ import annotations

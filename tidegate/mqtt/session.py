@@ -1,7 +1,7 @@
 """One MQTT session, from CONNECT to its end: paho-mqtt does the protocol, asyncio the sockets.
 
 What paho 2.x needs from whoever drives it from a foreign event loop (the numbers are those of the list of pitfalls in
-edge-state.md, part 5.7):
+docs/design/edge-state.md, "Driving paho"):
 - callbacks in the signature of version 2 (1);
 - its `connect()` blocks on DNS and TCP (2): the loop connects the socket, under a timeout, and paho is handed it;
 - it doesn't reconnect by itself here (3), or does so inside a callback (4), sends everything at once when it does (6),

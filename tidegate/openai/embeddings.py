@@ -29,7 +29,7 @@ from tidegate.types import InferRequest, InferResponse, RequestedOutput, Tensor
 MAX_INPUTS: Final = 2048  # OpenAI's own limit
 MAX_TEXT_BYTES: Final = 1_000_000
 
-# What a call costs beside its tokens, in tokens: 15 (int8 on an edge) to 34 (torch), numbers.md part 1.
+# The cost of a call beside its tokens, in tokens: 15 (int8, edge) to 34 (torch). docs/design/numbers.md, "Model cost".
 CALL_COST_TOKENS: Final = 32
 
 _PATH: Final = re.compile(r"\$\.(\w+)")

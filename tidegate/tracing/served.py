@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidegate import clock
+from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, current, joined
 from tidegate.tracing.collector import Collector
 from tidegate.tracing.span import Link, Span, Value
-from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, current, joined
 from tidegate.types import Call, Reply
 
 

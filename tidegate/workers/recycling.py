@@ -15,7 +15,7 @@ together.
 Pure: chance is an argument. It can be wrong where what is wrong is the machine: then each worker is replaced once every
 `gap_s`, and the log says so.
 
-Source: routing.md B8.
+Source: docs/design/faults.md, "Recycling".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The batcher: requests wait here in the order of their deadlines and leave as batches worth running.
 
 A batch is formed when the worker is free and not before: as long as it computes, waiting costs nothing and a better
-batch may yet form; once it is idle, waiting for company costs its time (`reference/numbers.md`, part 2, points 5 to
-7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of its oldest member;
-it is 0 by default.
+batch may yet form; once it is idle, waiting for company costs its time (docs/design/numbers.md, "Batching servers",
+points 5 to 7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of its oldest
+member; it is 0 by default.
 
 Who forms it is a policy's to say (`policies.py`), by name in the model's manifest; the batcher keeps the line, and what
 is true under every policy. The line is in the order of deadlines with priority (`tidegate/priority.py`); its first
@@ -21,8 +21,8 @@ worth of its level is passed by nobody who comes then, and is in the next batch 
 
 It can be wrong where the cost table is: then groups are too large or too small, never incorrect.
 
-Source: `reference/batching.md` D (Triton's scheduler and everyone's bugs), `reference/routing.md` B6 and B7; late,
-provable drop as in Clockwork (Gujarati et al., OSDI 2020).
+Source: docs/design/batching.md, "When a batch starts" and "Late drop"; docs/design/routing.md, "Provable lateness";
+late, provable drop as in Clockwork (Gujarati et al., OSDI 2020).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from tidegate.models.manifest import BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 
-DOOM_RATIO = 0.6  # simulated: late drop at 0.6 gains 6.4 points at 1.2 of the load (`reference/routing.md` B6)
+# simulated: late drop at 0.6 gains 6.4 points at 1.2 of the load (docs/design/routing.md, "Provable lateness")
+DOOM_RATIO = 0.6
 RETRY_AFTER_RANGE_S = (0.05, 30.0)
 _SHARING_WEIGHT = 0.2
 _SCANNED = 4 * WINDOW  # company is looked for among so many after the head, however long the queue

@@ -1,11 +1,11 @@
 """Length-aware groups: who should share a padded batch with whom, so that all together cost least.
 
-Padding makes every row as long as the longest, and a padded token costs what a real one does. On a device where
-cost grows with tokens, joining whoever waits therefore collapses: the longer the queue, the bigger the batch, the
-longer its longest row, 27 answers a second where one at a time gives 114 (`reference/numbers.md`, part 2). What a
-batch saves is the fixed part of each call. So a row joins exactly when the padding that it brings costs less than
-the calls that it saves, by the device's own measured table: a CPU gets small groups of like lengths, a GPU with a
-flat table large mixed ones, from the same rule.
+Padding makes every row as long as the longest, and a padded token costs what a real one does. On a device where cost
+grows with tokens, joining whoever waits therefore collapses: the longer the queue, the bigger the batch, the longer its
+longest row, 27 answers a second where one at a time gives 114 (docs/design/numbers.md, "Batching servers"). What a
+batch saves is the fixed part of each call. So a row joins exactly when the padding that it brings costs less than the
+calls that it saves, by the device's own measured table: a CPU gets small groups of like lengths, a GPU with a flat
+table large mixed ones, from the same rule.
 
 Method: rows sorted by length; with the cost of a group depending only on its cells and its longest row, an optimal
 partition is made of contiguous runs, found by dynamic programming over run ends, best[j] = min over i of best[i] +

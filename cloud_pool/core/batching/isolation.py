@@ -12,7 +12,7 @@ the breaker's business, not this one's.
 
 A group keeps to itself when it is tried (`Queued.cohort`), or its search would draw in whoever waits.
 
-Source: routing.md B10, rows 19 and 21; bisection as in `git bisect`, group testing after Dorfman (1943).
+Source: docs/design/faults.md, "Batch isolation"; bisection as in `git bisect`, group testing after Dorfman (1943).
 """
 
 from __future__ import annotations

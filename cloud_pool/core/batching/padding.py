@@ -11,7 +11,8 @@ otherwise each request runs by itself. A model without `pad_axis` joins only equ
 The number of rows that comes back is checked before anything is handed out: a model that drops or adds a row would
 otherwise answer one caller with another's result.
 
-Source: `reference/batching.md` D.2: results cross-wired between callers (MLServer#1306), wrong number of results.
+Source: docs/design/batching.md, "Scheduler invariants" and "Padding and results": results cross-wired between callers
+(MLServer#1306), wrong number of results.
 """
 
 from __future__ import annotations

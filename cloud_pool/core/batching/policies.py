@@ -18,7 +18,8 @@ Invariants, for every policy: rows and work within the limits, but for a single 
 and cohorts are not mixed; who is doomed is in no batch; the deadline of a member never passes while a batch is held
 back, by prediction.
 
-Source: Triton's dynamic batcher (`reference/batching.md` D.4); `reference/numbers.md`, part 2.
+Source: Triton's dynamic batcher (docs/design/batching.md, "Policies to compare with"); docs/design/numbers.md,
+"Batching servers".
 """
 
 from __future__ import annotations

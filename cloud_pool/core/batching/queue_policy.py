@@ -13,7 +13,7 @@ is different is what has hurt its users:
 
 Whoever goes back into the queue because its batch failed has had its turn in time, and has no timeout any more.
 
-Source: Triton's `ModelQueuePolicy` (`reference/batching.md` D.1, D.2, D.6 and D.7).
+Source: Triton's `ModelQueuePolicy` (docs/design/batching.md, "Queue policies").
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ that sleeps, or spins, gets nothing for it.
 It can be wrong for a shape far off the measured ones: its worker is then restarted for nothing, and its members are
 tried once more, each by itself.
 
-Source: routing.md B10, row 20.
+Source: docs/design/faults.md, "Watchdog".
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ It can be wrong where weights are: those of priority levels are a taste. Groups 
 yet find a quiet moment, until it is provably too late for them.
 
 Source: Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management Science
-1968; weights by level as in `reference/routing.md` B6.
+1968; weights by level as in docs/design/routing.md, "Priorities".
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from tidegate.caller import Identity
 from tidegate.outcome import Forbidden
 from tidegate.placement_pin import stricter
 from tidegate.priority import level_of
-from tidegate.caller import Identity
 from tidegate.types import Call
 
 

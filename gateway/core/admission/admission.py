@@ -19,8 +19,8 @@ on it (hedges, escalations, exploration) reads `overloaded`.
 if that is longer; times U(1, 1.3), since callers who were refused together shall not come back together.
 
 Invariants: each `enter` that let somebody in is followed by exactly one `leave`; counters are 0 when nobody is inside.
-Source: routing.md B6; Cinnamon; DAGOR; Zhou and others' and Google's rule that a retry must not have a better chance
-than the first try (Beyer et al., "Site Reliability Engineering", 2016, ch. 21).
+Source: docs/design/routing.md, "Load shedding"; Cinnamon; DAGOR; Zhou and others' and Google's rule that a retry must
+not have a better chance than the first try (Beyer et al., "Site Reliability Engineering", 2016, ch. 21).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ came is not hot. Time on links is no evidence: a jittering link is not an overlo
 Invariants: after turning on it stays on for at least `LEAVE_S`; turning on takes at least `ENTER_S` of evidence. O(1).
 It can be wrong where only one model's targets are swamped: then the others' empty queues hide it until attempts miss.
 Source: Nichols and Jacobson, "Controlling Queue Delay", ACM Queue 2012 (the least delay of a window is what tells a
-standing queue); routing.md B6 (queue delay over 20 ms for 100 ms, or 5 % missed; left after 1 s below). Our simulations
-turned its bounds into a whole slack and 10 %: lower ones take for overload what the queues of a fleet at 0.6 to 0.9
-of its load absorb.
+standing queue); docs/design/routing.md, "Overload state" (the draft had a queue delay over 20 ms for 100 ms, or 5 %
+missed). Our simulations turned its bounds into a whole slack and 10 %: lower ones take for overload what the queues of
+a fleet at 0.6 to 0.9 of its load absorb.
 """
 
 from __future__ import annotations

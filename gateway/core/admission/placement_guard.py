@@ -1,14 +1,14 @@
 """Placement behind the door: what it decides is paid for, watched, and in overload refused where it is not worth it.
 
-Stands where the placer stands (`request.Places`), so hedges and fallbacks pass it as first attempts do:
+Stands where the placer stands (`placement.Placement`), so hedges and fallbacks pass it as first attempts do:
 
     paid for    a tenant who cannot pay on the chosen tier is placed on the other one; on none, refused until it can
     watched     the chosen candidate gets a toll, by which admission hears what queues do and what compute was spent
     worth it    first attempts in overload are refused when their claimed chance is below 5 % or their value below 0
 
 Odds are those that the policy claimed, which are calibrated by outcomes; a policy without claims gets what its margins
-imply. Uncalibrated, early shedding costs more than it saves (routing.md B6: −2 to −4 points), so it is never done
-outside of overload, where there is nobody to whom the time would be of more use.
+imply. Uncalibrated, early shedding costs more than it saves (docs/design/routing.md, "Load shedding": −2 to −4 points),
+so it is never done outside of overload, where there is nobody to whom the time would be of more use.
 
 "Worth it" looks at those that were judged, and who was not judged is taken for no help: that is an edge whose rent is
 so high that not even a place at which hardly anything is answered is a worse choice. So while a pool refuses

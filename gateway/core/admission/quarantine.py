@@ -15,7 +15,7 @@ Invariants: nobody is refused for fewer than TIMES blames; a target that answers
 it said before; at most MOST suspects are remembered, the longest unblamed are forgotten. O(1).
 
 It can be wrong where names are shared: tenants are what callers say they are, and one of a name's callers is enough.
-Source: routing.md B10, row 21.
+Source: docs/design/faults.md, "Quarantine".
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ whatever it spends is spent from both.
 Invariants: 0 <= available <= burst; what a tenant is granted in t seconds is at most rate · t + burst + the largest
 single cost; in_flight never exceeds the tenant's own limit. O(1), and as many purses as there are names configured and
 authenticated, MOST_PURSES at most.
-Source: routing.md B6.1; Stripe, "Scaling your API with rate limiters", 2017 (token buckets, and a cap in flight).
+Source: docs/design/routing.md, "Tenant budgets"; Stripe, "Scaling your API with rate limiters", 2017 (token buckets,
+and a cap in flight).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Chances that keep their word: what was predicted is held against what came, and the next prediction is shifted.
 
-A chance computed from models of link, queue and compute is wrong in ways that repeat: a queue in which tighter
-requests jump ahead makes it too sure, an overloaded fleet makes it far too glum (routing.md B3: 0.04 said, 0.45 came).
-Those errors depend mostly on the chance itself, so predictions are sorted into 20 bins by what was said, and each bin
-remembers, with decay, what was said and what came. The calibrated chance is
+A chance computed from models of link, queue and compute is wrong in ways that repeat: a queue in which tighter requests
+jump ahead makes it too sure, an overloaded fleet makes it far too glum (docs/design/routing.md, "Chance and
+calibration": 0.04 said, 0.45 came). Those errors depend mostly on the chance itself, so predictions are sorted into 20
+bins by what was said, and each bin remembers, with decay, what was said and what came. The calibrated chance is
 
     said + shift(said),  shift of a bin = Σ(came − said) / (weight + 8)      eight imaginary calls in which it was right
 
@@ -19,8 +19,8 @@ An attempt that was given up before its deadline settles nothing: nobody knows w
 the correction slightly too kind to targets that are often hedged.
 
 Invariants: a calibrated chance is in [0, 1] and does not fall when the raw one rises.
-Source: routing.md B3 (20 bins, 0.997, prior weight 8); Zadrozny and Elkan, "Transforming Classifier Scores into
-Accurate Multiclass Probability Estimates", KDD 2002.
+Source: docs/design/routing.md, "Chance and calibration" (20 bins, 0.997, prior weight 8); Zadrozny and Elkan,
+"Transforming Classifier Scores into Accurate Multiclass Probability Estimates", KDD 2002.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ foul by itself, when the windowed minimum has forgotten the old path. `c` is a t
 of 0.6 ms instead of 0.2 ms is scheduling, not weather.
 
 It can be wrong on a link whose usual jitter is above k: that is foul all the time, and rightly believed only lately.
-Source: routing.md B2 (k = 0.5, h = 5); Page, "Continuous Inspection Schemes", Biometrika 1954.
+Source: docs/design/routing.md, "Link regime" (k = 0.5, h = 5); Page, "Continuous Inspection Schemes", Biometrika 1954.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ count of attempts is needed: those that are sent into one silence are one observ
 take an unusual silence away; any frame that arrives does. One that is given up earlier proves nothing, as if it had
 not been sent. Paths that never acknowledge (plain unary calls) are always trusted.
 An answer that is merely overdue is never evidence: it is more often a mispredicted queue than a slow link, and taking
-it for link trouble feeds back on itself (routing.md B2: 4 to 9 points of attainment).
+it for link trouble feeds back on itself (docs/design/routing.md, "Silence as evidence": 4 to 9 points of attainment).
 
 Invariants: `path`'s weights sum to 1 and its values do not fall; 0 < trust <= 1; memory is bounded by the attempts
 under way. Everything but `path` after a change is O(1).
-Source: RFC 6298; routing.md B2.
+Source: RFC 6298; docs/design/routing.md, "Link estimates".
 """
 
 from __future__ import annotations

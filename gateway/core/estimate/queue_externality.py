@@ -13,8 +13,8 @@ everybody else's work that load reports speak of.
 
 Invariants: 0 <= wait <= the queue; 0 <= harm <= the weights passed; an empty queue is not harmed. O(n log n) in those
 passed, of which the first MOST_PASSED count.
-Source: routing.md B3 (insertion cost: + 2.8 points for the highest class in overload); Myerson's rule that a price is
-the loss of the others.
+Source: docs/design/routing.md, "Queue externality" (+ 2.8 points for the highest class in overload); Myerson's rule
+that a price is the loss of the others.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ The class of a request (cheap, ambiguous, heavy) is derived from predictions for
 by it.
 
 It can be wrong where a pool computes rows of several callers together: the residual then learns the usual company.
-Source: routing.md B1.
+Source: docs/design/routing.md, "Service-time estimates".
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tidegate.models.manifest import Feature
 
 CostClass = Literal["cheap", "ambiguous", "heavy"]
 P95_SIGMAS: Final = 1.645
-OPTIMISTIC: Final = 0.6  # no call was ever faster than this share of its prediction; routing.md B6
-_CHEAP_SHARE: Final = 0.5  # of the budget, for an edge's unloaded p95; routing.md B1
+# no call was ever faster than this share of its prediction; docs/design/routing.md, "Provable lateness"
+OPTIMISTIC: Final = 0.6
+_CHEAP_SHARE: Final = 0.5  # of the budget, for an edge's unloaded p95; docs/design/routing.md, "Service-time estimates"
 _UNMEASURED_SIGMA: Final = 0.5  # a prior is good to within a factor of e^±1 at two sigmas
 
 # (work, seconds) of a slow single-board computer: too dear on purpose.

@@ -14,8 +14,9 @@ tenths of a second. With FULL of a tenth a full target's second costs ten answer
 text on a slow device) goes elsewhere, which is as it should be even if elsewhere is not sure to make it.
 
 Only this gateway's own work is counted. Invariants: rents are from 0 to MOST / FULL, and fall while nothing is sent.
-Source: `routing.md` B3 has the harm to those in the queue; simulated (office_wifi, four seeds, at 0.9 and 1.2 of the
-knee) the rent to those who are not there yet is worth another 2.1 and 2.5 points.
+Source: docs/design/routing.md, "Shadow price of capacity"; "Queue externality" there has the harm to those in the
+queue; simulated (office_wifi, four seeds, at 0.9 and 1.2 of the knee) the rent to those who are not there yet is worth
+another 2.1 and 2.5 points.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ pass. So every answer's own word on its time in the queue is held against the pr
     spread² = floor² + (ratio × wait)²
 
 `floor` is learned where hardly any wait was predicted and `ratio` where it was, so that neither explains the other's
-errors. Both start from a prior (factor 1, ratio 0.3 of `routing.md` B3) that counts like a few observations.
+errors. Both start from a prior (factor 1, ratio 0.3 of docs/design/routing.md, "Queue waits and the local ledger") that
+counts like a few observations.
 
 Invariants: MIN_FACTOR <= factor <= MAX_FACTOR, spreads are above 0. O(1), no clock.
 It can be wrong in a queue that is served by deadline, where two requests with one prediction fare differently.
-Source: recursive least squares with forgetting, for one coefficient; `routing.md` B3.
+Source: recursive least squares with forgetting, for one coefficient; docs/design/routing.md, "Queue waits and the local
+ledger".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long a request would wait at a target: what we have there ourselves, and what the target said last.
 
-A load report is as old as its way here; our own launches are known at once. Without the local count every gateway
-sends all it has to whoever looked idle last, which costs 7 to 24 points of attainment (routing.md B3): the local
-truth is a floor under what reports say.
+A load report is as old as its way here; our own launches are known at once. Without the local count every gateway sends
+all it has to whoever looked idle last, which costs 7 to 24 points of attainment (docs/design/routing.md, "Queue waits
+and the local ledger"): the local truth is a floor under what reports say.
 
     wait = max(own work ahead, what is left of the reported delay + own work that no report speaks of yet)
 
@@ -36,7 +36,8 @@ from gateway.core.estimate.shadow_price import Congestion
 from gateway.core.estimate.wait_error import WaitError
 from tidegate.types import LoadReport
 
-_STALE_S: Final = 1.5  # routing.md B3: reported background decays linearly over 1.5 s
+# docs/design/routing.md, "Queue waits and the local ledger": reported background decays linearly over 1.5 s
+_STALE_S: Final = 1.5
 _LONGEST_S: Final = 60.0  # what a promise may say at most: it comes from the network
 
 

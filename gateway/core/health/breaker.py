@@ -21,7 +21,7 @@ counted all the same: `chance` is what is left to go by when a fleet must use wh
 (`gateway/core/fleet/ejection.py`).
 
 Invariants: nothing but a probe is allowed while not CLOSED; the open time stays within ±20 % of min(cap, base · 2^k).
-Chance is an argument. Source: routing.md B5; Nygard, "Release It!", chapter 5.
+Chance is an argument. Source: docs/design/routing.md, "Breakers"; Nygard, "Release It!", chapter 5.
 """
 
 from __future__ import annotations

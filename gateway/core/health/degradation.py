@@ -21,7 +21,7 @@ when its sign has been gone for `HOLD_S` without a break. A new process ends wha
 
 Invariants: at most one condition of a name; a condition that ends lasted `HOLD_S` at least, unless its process ended;
 `look` is called about once a second with non-decreasing `now`, and returns each change exactly once.
-It can be wrong where signs are. Pure. Source: routing.md B8.
+It can be wrong where signs are. Pure. Source: docs/design/faults.md, "Degradation".
 """
 
 from __future__ import annotations

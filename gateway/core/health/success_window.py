@@ -5,7 +5,7 @@ share only when enough calls stand behind it. Ten pairs of counts are exact, for
 same at any rate.
 
 Invariants: counts are never negative; what is older than ten seconds counts for nothing. O(1) to record, O(10) to read.
-Source: routing.md B5 (exact-count ring, 10 × 1 s); Hystrix's rolling window.
+Source: docs/design/routing.md, "Breakers" (exact-count ring, 10 × 1 s); Hystrix's rolling window.
 """
 
 from __future__ import annotations

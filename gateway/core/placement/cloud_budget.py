@@ -17,7 +17,7 @@ large batch is no alarm. What was computed for nobody (a late answer, a lost hed
 the pool's own meter reads a little more. Each gateway has a budget of its own.
 
 Invariants: 1 ≤ factor ≤ 1 + CAP; a tick costs O(1), and an idle hour no more than `_MOST_TICKS` of them.
-Source: routing.md B3 (dual price); Low and Lapsley, "Optimization Flow Control, I", IEEE/ACM ToN 1999.
+Source: docs/design/routing.md, "Cloud budget"; Low and Lapsley, "Optimization Flow Control, I", IEEE/ACM ToN 1999.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Values far from the deadline need no error function, and they are most: the sort
 chance costs a microsecond where it is clear, and some five where it is not.
 
 Invariants: 0 <= by(t) <= trust, rising in t and in trust, falling in busy; if_silent is 0 at the deadline.
-Source: routing.md B3 and B4.
+Source: docs/design/routing.md, "Chance and calibration" and "Hedging".
 """
 
 from __future__ import annotations

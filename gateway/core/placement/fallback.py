@@ -16,7 +16,7 @@ as false with everything, and would send all traffic to whoever happens to be fi
 What the gate takes for a chosen target (a tenant's tokens, early shedding) is not taken here. `on_change` hears once
 when placement begins to fail, and once when `HEALED` decisions in a row have been sound again.
 
-Source: routing.md B10, row 22.
+Source: docs/design/faults.md, "Placement fallback".
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Final
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offered
 from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask, Candidate, Decision, misfit, why_nobody
-from gateway.core.request.machine import Places
 from tidegate.outcome import NothingAlive
 from tidegate.placement_pin import INSIDE
 
@@ -48,7 +48,7 @@ class Guarded:
         on_change: told the error with which placement began to fail, and None when it has healed.
     """
 
-    def __init__(self, places: Places, fleet: Fleet, *, on_change: Callable[[Exception | None], None]) -> None:
+    def __init__(self, places: Placement, fleet: Fleet, *, on_change: Callable[[Exception | None], None]) -> None:
         self._places = places
         self._fleet = fleet
         self._on_change = on_change

@@ -21,7 +21,7 @@ A policy chooses among candidates and sees nothing else. Candidates are plain nu
 asked, and costs nothing more when it is not.
 
 It can be wrong: margins of the parts are taken as independent, and other gateways' launches show up only in reports.
-Source: routing.md B3, without its calibration and externality terms.
+Source: docs/design/routing.md, "Placement by utility", of which this is the policy without chances.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offered
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.placement.attempt_observer import Toll
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.shortlist import Shortlist
-from gateway.core.placement.attempt_observer import Toll
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
 from tidegate.placement_pin import INSIDE, Pin

@@ -14,7 +14,7 @@ hedge and the fallback. A refusal because nobody is left says when the next tria
 
 Invariants: no request with a target behind it already is spent on a probe while anybody else would take it; one trial
 at a time for each target (its breakers see to that). Chance is an argument.
-Source: routing.md B1 (exploration, 1 %) and B5 (one probe, by a sheddable request).
+Source: docs/design/routing.md, "Probing" (exploration, 1 %; one probe, by a sheddable request).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ It can be wrong while almost all are busy: then the sample is all there is, and 
 all. Who is idle is only this gateway's own view: other gateways' launches show in reports.
 
 Invariants: never more than MOST; never twice the same; of `LOOK_AT_ALL` or fewer, all. No chance is involved. O(MOST).
-Source: routing.md B3 (the pool of 16 and the best two); Wydrowski et al., "Load is not what you should balance:
-Introducing Prequal", NSDI 2024.
+Source: docs/design/routing.md, "Large fleets" (the pool of 16 and the best two); Wydrowski et al., "Load is not what
+you should balance: Introducing Prequal", NSDI 2024.
 """
 
 from __future__ import annotations

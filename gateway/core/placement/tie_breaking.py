@@ -8,8 +8,8 @@ Taking the second best now and then, the oftener the less it is worse, breaks th
 
 so twins are taken in turn, and who is worse by 0.15 of an ordinary answer in time is taken once in twenty.
 
-Used only where several gateways are known to share targets. Source: routing.md B3 (top two, ∝ exp(ΔU / 0.05)); the
-thermometer is Boltzmann's.
+Used only where several gateways are known to share targets. Source: docs/design/routing.md, "Several gateways" (top
+two, ∝ exp(ΔU / 0.05)); the thermometer is Boltzmann's.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ a cent outweighs five requests in a hundred, and on the other nothing does. Here
 
     value = weight · [1 − RHO · (1 − quality)] · p̂ − LAMBDA · cost − harm − rent − EPSILON · weight · finish / budget
 
-    weight    what the answer in time is worth, by priority: 2, 1, ½, ¼ (routing.md B6), times its tenant's weight
+    weight    worth of an answer in time: 2, 1, ½, ¼ (docs/design/routing.md, "Priorities") times its tenant's weight
     quality   of the variant, relative to the best that is offered for this request
     p̂         the calibrated chance of being in time (`chance`, `calibration`)
     cost      price × compute: LAMBDA of 3 lets a second of the pool outweigh three ordinary answers in time
@@ -27,7 +27,8 @@ before somebody asks.
 One calibration serves all targets, so it never changes their order by chance: a calibration for each tier made an idle
 edge look worse than a busy pool for as long as some other edge's misfortune was remembered.
 
-It can be wrong where the parts are, and the weights are a taste. Source: routing.md B3.
+It can be wrong where the parts are, and the weights are a taste. Source: docs/design/routing.md, "Placement by
+utility".
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask, Decision
-from gateway.core.request.machine import Places
 from tidegate.oip.sequence import SequenceStep
 from tidegate.outcome import NothingAlive, Unreachable
 
@@ -44,7 +44,7 @@ class Affinity:
             while len(self._homes) > self._most:
                 self._homes.popitem(last=False)
 
-    def places(self, model: str, step: SequenceStep, places: Places, now: float) -> Places:
+    def places(self, model: str, step: SequenceStep, places: Placement, now: float) -> Placement:
         """Who decides where this step goes."""
         return Homeward(places, None if step.start else self.home(model, step.id, now), start=step.start)
 
@@ -58,7 +58,7 @@ class Affinity:
 class Homeward:
     """Decides for one step. `home`: the only target that will do; None where any may."""
 
-    def __init__(self, places: Places, home: str | None, *, start: bool) -> None:
+    def __init__(self, places: Placement, home: str | None, *, start: bool) -> None:
         self._places = places
         self._home = home
         self._start = start

@@ -26,8 +26,9 @@ Last resort: where the pool is silent and no hedge pays, a cheaper target is sta
 answer, be it of lesser quality, would surely be here; unless the first is by then still a good bet.
 
 It can be wrong where misses have one cause (a common uplink): two silent targets are then one, and both are paid.
-Source: routing.md B4: p95-hedging lost 1.4 points at 0.6 load, the crossing rule is neutral there and gains elsewhere.
-Chakrabarty, Zhou and Lukose, "Budget constrained bidding in keyword auctions and online knapsack problems", 2008.
+Source: docs/design/routing.md, "Hedging": p95-hedging lost 1.4 points at 0.6 load, the crossing rule is neutral there
+and gains elsewhere. Chakrabarty, Zhou and Lukose, "Budget constrained bidding in keyword auctions and online knapsack
+problems", 2008.
 """
 
 from __future__ import annotations

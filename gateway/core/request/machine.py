@@ -42,10 +42,11 @@ all unreachable that is `nothing_alive`, since then there is nobody left to ask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from gateway.core.fleet.variant_rank import is_lesser, is_relief
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask, Candidate, Decision
 from gateway.core.request.escalation import Escalations, due_at
 from gateway.core.request.hedging import EARLY_S, Hedges, LatestUseful, Watched, again_at
@@ -111,12 +112,6 @@ class Refuse(NamedTuple):
 Action = Launch | WakeAt | Cancel | Answer | Refuse
 
 
-class Places(Protocol):
-    """Who decides where: `gateway.core.placement.placer.Placer`, or a fake in tests."""
-
-    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision: ...
-
-
 class RequestMachine:
     """Mutable: call one of the six events at a time and perform what it returns, in order."""
 
@@ -129,7 +124,7 @@ class RequestMachine:
     def __init__(
         self,
         ask: Ask,
-        places: Places,
+        places: Placement,
         *,
         max_attempts: int = MAX_ATTEMPTS,
         hedges: Hedges = _LATEST_USEFUL,

@@ -9,7 +9,8 @@ is somebody's only hope and may overdraw the purse by as much as it can hold. So
 with a few dozen requests under way loses none, and a fleet that fails for good is not asked everything three times.
 
 Invariants: −cap <= tokens <= cap; over any stretch of n requests at most n · share + 2 · cap second attempts.
-Source: Finagle's RetryBudget; gRFC A6 (retry throttling); routing.md B4 (0.05 per request, cap 30).
+Source: Finagle's RetryBudget; gRFC A6 (retry throttling); docs/design/routing.md, "Retry budget" (0.05 per request, cap
+30).
 """
 
 from __future__ import annotations

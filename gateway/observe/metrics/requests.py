@@ -15,7 +15,7 @@ A missed deadline has one cause. Without an answer it is how the request ended; 
 its time went: `queue`, `link`, `compute`, `gateway` (ours before placement), or `retries` (what no stage of the
 answering attempt explains: those before it). Caller's errors and callers who left had no deadline to miss.
 
-Source: metrics.md E.1 and E.5.
+Source: docs/design/metrics.md, "Own names" and "What counting costs".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What callers of a busy pool hear, and when: on virtual time, with a fake worker that takes what the model says.
 
-Several of these are other servers' production bugs (`reference/batching.md` D.2); their names say which.
+Several of these are other servers' production bugs (docs/design/batching.md, "Scheduler invariants"); their names say
+which.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 import pytest
 
-from gateway.protocols.openapi import document
+from gateway.http.openapi import document
 from tidegate.cli import EXTRAS, cli
 
 ROOT: Final = Path(__file__).parents[3]

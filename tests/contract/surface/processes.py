@@ -19,48 +19,48 @@ from aiohttp.test_utils import make_mocked_request
 from prometheus_client.metrics_core import Metric
 
 from cloud_pool.metrics import PoolMetrics
-from edge_agent.metrics import EdgeMetrics
-from edge_agent.routes import device_routes as edge_routes
-from gateway.admin import admin_routes
+from edge_agent.offline.routes import device_routes as edge_routes
+from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
-from gateway.artifacts.door import ArtifactDoor
-from gateway.artifacts.intake import intake_routes
 from gateway.catalog import Catalog
-from gateway.conditions import condition_family
-from gateway.core.degradation import Condition
-from gateway.core.events import LinkUp
-from gateway.core.scaling import Scaling, ScalingSpec
-from gateway.core.splits import Split, Splits
-from gateway.core.waves import Revisions, Spec, Waves
-from gateway.devices import device_routes
+from gateway.core.fleet.link_events import LinkUp
+from gateway.core.fleet.scaling import Scaling, ScalingSpec
+from gateway.core.health.degradation import Condition
+from gateway.core.versions.canary import Revisions, Spec, Waves
+from gateway.core.versions.traffic_split import Split, Splits
+from gateway.delivery.artifacts.server import ArtifactDoor
+from gateway.delivery.artifacts.upload import intake_routes
+from gateway.delivery.rollouts.routes import rollout_routes
+from gateway.delivery.trials import Trials, Watched
+from gateway.fleet_sync.freshness import DeviceView, Freshness
 from gateway.ingest.routes import ingest_routes
-from gateway.log_levels import log_level_routes
-from gateway.metrics import Metrics
-from gateway.operators import operator_routes
-from gateway.rollouts.routes import rollout_routes
-from gateway.scaling import ScalingWatch, scaling_families
-from gateway.tracing import Tracing
-from gateway.trial_routes import trial_routes
-from gateway.trial_told import trial_families
-from gateway.trials import Trials, Watched
-from simulator.proxy.control import control_app
-from tests.pool.test_steward import watched
-from tests.support.doors import admission_of
-from tests.support.fleets import NOW, fleet_of, spec, variant
-from tests.support.flowns import answered, flown, went
-from tests.support.gateway_app import configured
-from tests.support.hosts import EchoHost
+from gateway.observe.conditions import condition_family
+from gateway.observe.metrics import Metrics
+from gateway.observe.scaling import ScalingWatch, scaling_families
+from gateway.observe.trace_sampling import Tracing
+from gateway.operate.admin import admin_routes
+from gateway.operate.admin_routes import operator_routes
+from gateway.operate.devices import device_routes
+from gateway.operate.log_levels import log_level_routes
+from gateway.operate.trial_report import trial_families
+from gateway.operate.trial_routes import trial_routes
+from tests.cloud_pool.workers.test_health_controller import watched
+from tests.support.gateway.app import configured
+from tests.support.gateway.doors import admission_of
+from tests.support.gateway.fleets import NOW, fleet_of, spec, variant
+from tests.support.gateway.flowns import answered, flown, went
 from tests.support.loop import run
+from tests.support.serving.hosts import EchoHost
 from tidegate import clock
-from tidegate.fleet.freshness import DeviceView, Freshness
 from tidegate.fleet.offers import ModelOffer
 from tidegate.fleet.reported import ModelReport, Reported, RolloutState
 from tidegate.link.service import LinkService
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.served import ServedCounts
-from tidegate.oip.grpc_server import OipService
+from tidegate.netsim.proxy.control import control_app
+from tidegate.oip.grpc.server import OipService
 from tidegate.oip.host import ModelStatistics
-from tidegate.oip.http_server import OipRoutes
+from tidegate.oip.http.server import OipRoutes
 from tidegate.openai.routes import openai_routes
 from tidegate.outcome import Outcome, Overloaded
 from tidegate.tracing.config import TracingConfig

@@ -26,26 +26,20 @@ import msgspec
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 from msgspec import inspect as kinds
 
-import edge_agent.core.rollout
-import edge_agent.deployer.documents
-import edge_agent.deployer.journal
-import edge_agent.deployer.store
-import edge_agent.store.ledger
-import gateway.core.recorded
-import gateway.core.splits
-import gateway.core.waves
+import edge_agent.core.rollout_machine
+import edge_agent.delivery.documents
+import edge_agent.delivery.journal
+import edge_agent.delivery.model_store
+import edge_agent.offline.queue_db
+import gateway.core.history.trace_format
+import gateway.core.versions.canary
+import gateway.core.versions.traffic_split
+import gateway.delivery.rollouts.order
 import gateway.identity.key_file
 import gateway.ingest.journal
-import gateway.log_levels
-import gateway.rollouts.order
-import gateway.trial_routes
-import simulator.proxy.control
-import simulator.proxy.scenario
-import simulator.scenario
-import tidegate.attest.measurement
-import tidegate.attest.proof
-import tidegate.attest.software
-import tidegate.delivery.order
+import gateway.operate.log_levels
+import gateway.operate.trial_routes
+import simulator.scenarios.scenario
 import tidegate.engines.bert
 import tidegate.engines.paced
 import tidegate.engines.torch_packed
@@ -55,24 +49,30 @@ import tidegate.fleet.reported
 import tidegate.fleet.stored
 import tidegate.metrics.sharing
 import tidegate.models.manifest
-import tidegate.oip.http
-import tidegate.oip.json_data
+import tidegate.netsim.proxy.control
+import tidegate.netsim.proxy.scenario
+import tidegate.oip.http.codec
+import tidegate.oip.http.json_data
 import tidegate.openai.embeddings
 import tidegate.rollout.desired
 import tidegate.rollout.golden
 import tidegate.rollout.plan
 import tidegate.rollout.signing
+import tidegate.security.attestation.measurement
+import tidegate.security.attestation.proof
+import tidegate.security.attestation.software
+import tidegate.tools.delivery.order
 import tidegate.workers.channel
-from simulator.links.profile import LinkProfile
-from simulator.proxy.scenario import PROFILES
-from simulator.scenario_file import SCENARIOS
-from tidegate.database import connect
+from simulator.scenarios.scenario_file import SCENARIOS
 from tidegate.fleet.messages import MAX_BYTES, MAX_COMMAND_BYTES
 from tidegate.fleet.topics import QOS, RETAINED, Stored, Topics, Up
 from tidegate.link import streams
+from tidegate.netsim.links.profile import LinkProfile
+from tidegate.netsim.proxy.scenario import PROFILES
 from tidegate.oip.status import error_headers, error_metadata, grpc_status, http_status
 from tidegate.outcome import ERRORS, Deferred, ServeError
 from tidegate.rpc import link_pb2, oip_pb2
+from tidegate.storage.database import connect
 
 STRUCTURES: Final[Mapping[str, Any]] = {
     "MQTT birth": tidegate.fleet.messages.Birth,
@@ -86,37 +86,37 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "MQTT rcpt": tidegate.fleet.stored.Receipt,
     "MQTT desired": tidegate.rollout.desired.Desired,
     "link offers": tuple[tidegate.fleet.offers.ModelOffer, ...],
-    "attestation proof": tidegate.attest.proof.Proof,
-    "attestation evidence": tidegate.attest.software.Evidence,
-    "attestation statement": tidegate.attest.software.Statement,
-    "attestation measurement": tidegate.attest.measurement.Measurement,
+    "attestation proof": tidegate.security.attestation.proof.Proof,
+    "attestation evidence": tidegate.security.attestation.software.Evidence,
+    "attestation statement": tidegate.security.attestation.software.Statement,
+    "attestation measurement": tidegate.security.attestation.measurement.Measurement,
     "rollout signed document": tidegate.rollout.signing.Signed,
     "rollout plan": tidegate.rollout.plan.ModelPlan,
-    "rollout order": gateway.rollouts.order.Order,
-    "rollout state": gateway.core.waves.State,
+    "rollout order": gateway.delivery.rollouts.order.Order,
+    "rollout state": gateway.core.versions.canary.State,
     "rollout golden cases": tidegate.rollout.golden.Golden,
-    "rollout device that is listed": tidegate.delivery.order.Device,
-    "device rollout journal": edge_agent.deployer.journal._Content,
-    "device rollout": edge_agent.core.rollout.Rollout,
-    "device generation": edge_agent.deployer.store.Generation,
-    "device trust": edge_agent.deployer.documents._Trust,
-    "device store usage": edge_agent.store.ledger.Usage,
-    "recording": gateway.core.recorded.Header
+    "rollout device that is listed": tidegate.tools.delivery.order.Device,
+    "device rollout journal": edge_agent.delivery.journal._Content,
+    "device rollout": edge_agent.core.rollout_machine.Rollout,
+    "device generation": edge_agent.delivery.model_store.Generation,
+    "device trust": edge_agent.delivery.documents._Trust,
+    "device store usage": edge_agent.offline.queue_db.Usage,
+    "recording": gateway.core.history.trace_format.Header
     | gateway.core.recorded.Target
     | gateway.core.recorded.Request
     | gateway.core.recorded.Link
     | gateway.core.recorded.End,
     "keys file": gateway.identity.key_file.KeyFile,
-    "trials file": gateway.core.splits.Splits,
-    "admin trial": gateway.trial_routes.Wanted,
-    "admin log level": gateway.log_levels.Change,
+    "trials file": gateway.core.versions.traffic_split.Splits,
+    "admin trial": gateway.operate.trial_routes.Wanted,
+    "admin log level": gateway.operate.log_levels.Change,
     "manifest": tidegate.models.manifest.Manifest,
     "paced artefact": tidegate.engines.paced.Pace,
     "packed artefact": tidegate.engines.torch_packed.Described,
     "bert architecture": tidegate.engines.bert.Architecture,
     "metrics file of one gateway": tidegate.metrics.sharing._Snapshot,
-    "OIP request": tidegate.oip.http._RequestJson,
-    "OIP request's input": tidegate.oip.json_data.InputJson,
+    "OIP request": tidegate.oip.http.codec._RequestJson,
+    "OIP request's input": tidegate.oip.http.json_data.InputJson,
     "OpenAI embeddings": tidegate.openai.embeddings.EmbeddingsBody,
     "worker channel": tidegate.workers.channel.Load
     | tidegate.workers.channel.Infer
@@ -126,14 +126,14 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     | tidegate.workers.channel.Computed
     | tidegate.workers.channel.Skipped
     | tidegate.workers.channel.Failed,
-    "simulated scenario": simulator.scenario.Scenario,
+    "simulated scenario": simulator.scenarios.scenario.Scenario,
     "link profile": LinkProfile,
-    "link scenario": simulator.proxy.scenario.LinkScenario,
-    "link toxic": simulator.proxy.scenario.Toxic,
-    "link partition": simulator.proxy.control.PartitionOrder,
+    "link scenario": tidegate.netsim.proxy.scenario.LinkScenario,
+    "link toxic": tidegate.netsim.proxy.scenario.Toxic,
+    "link partition": tidegate.netsim.proxy.control.PartitionOrder,
 }
 SCHEMAS: Final[Mapping[str, Iterable[str]]] = {
-    "device's store": edge_agent.store.ledger.SCHEMA,
+    "device's store": edge_agent.offline.queue_db.SCHEMA,
     "gateway's ingest": gateway.ingest.journal.SCHEMA,
 }
 _PYPROJECT: Final = Path(__file__).parents[3] / "pyproject.toml"

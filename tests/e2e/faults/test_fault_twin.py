@@ -1,8 +1,8 @@
 """The fault matrix with real models: two edges compute the int8 MiniLM, a pool the fp32 one, and whatever breaks, every
 request ends once and as documented, and every answer that is given is right.
 
-Rows of routing.md B10 that two edges can show. Right means: near the embedding that the fp32 model computes in this
-process for the very same tokens; a mixed-up, stale or cut-off answer is not.
+Rows of docs/design/faults.md, "Fault matrix" that two edges can show. Right means: near the embedding that the fp32
+model computes in this process for the very same tokens; a mixed-up, stale or cut-off answer is not.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
-from tests.support.browser import MISSING, PROGRAM, Page, chromium
-from tests.support.gateway_app import configured
+from tests.support.gateway.app import configured
+from tests.support.observe.browser import MISSING, PROGRAM, Page, chromium
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from edge_agent.app import EdgeApp
 from edge_agent.cli import edge
+from edge_agent.commands.doctor import examined
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import Finding
-from edge_agent.commands.doctor import examined
 from gateway.app import Gateway
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import configured, until

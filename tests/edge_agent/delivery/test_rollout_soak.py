@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_agent.app import EdgeApp
+from edge_agent.delivery import preconditions
 from edge_agent.delivery.model_store import Store
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made

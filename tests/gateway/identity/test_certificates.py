@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from gateway.app import Gateway
-from gateway.identity.certificates import Certificates
 from gateway.config.auth import MtlsConfig
+from gateway.identity.certificates import Certificates
 from gateway.identity.credential import Unproved
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import configured

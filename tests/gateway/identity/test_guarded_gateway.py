@@ -25,8 +25,8 @@ from gateway.config.gateway import GatewayConfig
 from tests.support.gateway.app import BODY, INFER
 from tests.support.gateway.guarded import guarded
 from tests.support.serving.hosts import echo_request
-from tidegate.oip.grpc.codec import message_from_request
 from tidegate.caller import Grant, Limits
+from tidegate.oip.grpc.codec import message_from_request
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from gateway.identity import jwks
 from gateway.config.auth import JwtConfig
+from gateway.identity import jwks
 from gateway.identity.credential import Unproved
 from gateway.identity.jwks import JwksError, KeySet, keys_of
 from gateway.identity.jwt_tokens import Tokens

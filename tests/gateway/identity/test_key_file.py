@@ -19,8 +19,8 @@ from gateway.identity.key_file import changing, read_keys
 from gateway.identity.keyring import Changes, KeyRing
 from tests.support.gateway.guarded import Keys
 from tidegate import clock
-from tidegate.config import ConfigError
 from tidegate.caller import Grant, Limits
+from tidegate.config import ConfigError
 
 
 def run(path: Path, *words: str) -> Result:

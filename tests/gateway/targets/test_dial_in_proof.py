@@ -16,16 +16,16 @@ from edge_agent.core.dial_policy import Roads
 from edge_agent.fleet.dialling import Dialling, configured_gateways, read_key
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.targets.accepted_link import UNBOUND
 from gateway.link_port import told_to_devices
+from gateway.targets.accepted_link import UNBOUND
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import Far, configured, until
 from tests.support.gateway.guarded import keys_in
+from tidegate.caller import Grant
 from tidegate.config import ConfigError, load
 from tidegate.fleet.messages import GatewayState
 from tidegate.link.service import LinkService
 from tidegate.runtime.process import StartError
-from tidegate.caller import Grant
 from tidegate.security.tls import Tls
 
 pytestmark = pytest.mark.slow

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.event_queue import EventQueue
 from simulator.optimum.bound import Program, upper_bound
 from simulator.optimum.machines import Machine, _charges
 from simulator.optimum.reach import reaches
 from simulator.scenarios.scenario import ClassSpec, Size
+from simulator.simulation import simulate
 from simulator.workers.edge import EdgeWorker
 from simulator.workers.job import Job
 from simulator.workers.slowness import Piece, Slowness
 from simulator.workers.worker import offers_of
 from simulator.world.arrivals import Request
 from simulator.world.conditions import Conditions
-from simulator.event_queue import EventQueue
-from simulator.simulation import simulate
 from tests.simulator.test_simulation import everything_wrong
 from tests.simulator.worlds import edited
 from tidegate.estimate.cost_table import CostTable

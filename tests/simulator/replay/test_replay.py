@@ -30,9 +30,9 @@ from gateway.core.history.trace_format import (
 from simulator.cli import simulate as simulate_cli
 from simulator.replay.replay import Replay, replay
 from simulator.scenarios.scenario_file import ScenarioError
+from simulator.simulation import simulate
 from simulator.world.arrivals import requests
 from simulator.world.conditions import SETTLING_S
-from simulator.simulation import simulate
 from tidegate.netsim.links.recorded import RecordedDelay
 
 SECONDS = 20.0

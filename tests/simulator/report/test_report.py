@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from simulator.cli import simulate as command
 from simulator.report.plot import smoothed
 from simulator.report.report import Interval, difference, figures, miss_ratio, rows, tier_share
-from simulator.world.tally import End, Latencies, Reliability, Tally
-from simulator.sweep import knee, sweep
 from simulator.simulation import simulate
+from simulator.sweep import knee, sweep
+from simulator.world.tally import End, Latencies, Reliability, Tally
 from tests.simulator.worlds import SMALL, edited
 from tidegate.outcome import Outcome
 

@@ -1,4 +1,7 @@
-"""Faults of single devices in a fleet of eight and a pool: what they may cost. The rows are routing.md's B10."""
+"""Faults of single devices in a fleet of eight and a pool: what they may cost.
+
+The rows are those of docs/design/faults.md, "Fault matrix".
+"""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.admission.admission import Admission
-from simulator.world.tally import TIMELINE_BIN_S
 from simulator.scenarios.scenario_file import Loaded, ScenarioError, load
-from simulator.world.admission import PlainDoor
 from simulator.simulation import Run, World, simulate
+from simulator.world.admission import PlainDoor
+from simulator.world.tally import TIMELINE_BIN_S
 from tests.simulator.worlds import edited
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """One device behind the real batcher in virtual time: who is answered in time, and when the others are told.
 
-Lengths and costs are those of MiniLM texts on one core (`reference/numbers.md`); every batch takes what its shape costs
-there, times noise that the batcher does not know.
+Lengths and costs are those of MiniLM texts on one core (docs/design/numbers.md, "Model cost"); every batch takes what
+its shape costs there, times noise that the batcher does not know.
 """
 
 from __future__ import annotations

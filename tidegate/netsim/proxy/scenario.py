@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from simulator.scenarios.scenario_file import in_words
+from tidegate.netsim.file_errors import explained
 from tidegate.netsim.links.profile import with_files
 from tidegate.netsim.links.stream import Direction, StreamProfile
 from tidegate.netsim.proxy.link import BASE, Kind, Link, LinkError, Traces
@@ -158,4 +158,4 @@ def convert(raw: Any, kind: type[T], source: str) -> T:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise LinkError(f"{source}: {in_words(str(error))}") from error
+        raise LinkError(f"{source}: {explained(str(error))}") from error

@@ -6,7 +6,7 @@ Its worker processes import this file anew, without arguments, hence the environ
 
 Raw int64 ids in, raw float32 out, so that no JSON is measured. With more than one row a batch `forward` cuts what it
 got into runs of like lengths by cost (a call counts as 12 tokens): what a careful user of mosec would write, and five
-times what padding to the longest gives (`reference/numbers.md`, part 2). Imports nothing of Tidegate.
+times what padding to the longest gives (docs/design/numbers.md, "Batching servers"). Imports nothing of Tidegate.
 """
 
 # mypy: ignore-errors

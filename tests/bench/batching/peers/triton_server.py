@@ -4,7 +4,7 @@
 
 Only equal shapes join a batch there, so its callers pad to a few lengths (buckets). The wheel brings Triton's core and
 its Python back end, not the one for ONNX Runtime. The queue delay of 5 ms was the better one on this workload
-(`reference/numbers.md`, part 2). Imports nothing of Tidegate.
+(docs/design/numbers.md, "Batching servers"). Imports nothing of Tidegate.
 """
 
 # mypy: ignore-errors

@@ -19,7 +19,7 @@ def row(length: int, rows: int = 1) -> Shape:
 
 
 def cpu_s(units: float) -> float:
-    """torch fp32 on one core: reference/numbers.md, part 1."""
+    """torch fp32 on one core: docs/design/numbers.md, "Model cost"."""
     return 0.00836 + 0.000248 * units
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from gateway.core.access.entitlement import entitled
 from tests.support.serving.hosts import echo_request
+from tidegate.caller import Grant, Identity, Limits, Right
 from tidegate.outcome import Forbidden
 from tidegate.placement_pin import Pin
-from tidegate.caller import Grant, Identity, Limits, Right
 from tidegate.types import Call
 
 

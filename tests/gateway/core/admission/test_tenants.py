@@ -18,8 +18,8 @@ from gateway.core.request.attempt import Attempt
 from gateway.core.request.hedge_by_chance import Crossing
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
-from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, Unreachable
 from tidegate.caller import Grant, Identity, Limits
+from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, Unreachable
 
 
 def busy(fleet: Fleet, target_id: str, count: int, *, due_in_s: float) -> None:

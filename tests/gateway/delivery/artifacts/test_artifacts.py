@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.config.auth import AuthConfig
 from gateway.delivery.artifacts.access import admit_by, secured_for_devices
 from gateway.delivery.artifacts.pacing import Pace
 from gateway.delivery.artifacts.server import PIECE_BYTES, ArtifactDoor
 from gateway.delivery.artifacts.store import ArtifactStore, OutOfStep, WrongContent
 from gateway.delivery.artifacts.upload import MAX_PIECE_BYTES, intake_routes
 from gateway.identity.audit import Audit
-from gateway.config.auth import AuthConfig
 from gateway.identity.guard import GatewayGuard
 from tests.support.certificates import FleetPki
 from tests.support.gateway.doors import admission_of
