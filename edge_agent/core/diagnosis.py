@@ -1,8 +1,8 @@
 """What a device's circumstances mean for it, and what to do about each: the judgements of `tidegate edge doctor`.
 
 Every check is a function from what was read to a `Finding`: fine, a warning (it serves, but something will be worse),
-or a failure (it does not serve, or not for long). Reading is `edge_agent/commands/doctor.py`'s; so every odd machine is a
-row in a test.
+or a failure (it does not serve, or not for long). Reading is `edge_agent/commands/doctor.py`'s; so every odd machine is
+a row in a test.
 """
 
 from __future__ import annotations

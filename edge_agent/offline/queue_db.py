@@ -16,7 +16,8 @@ a drawer for a week has not aged, and one that believes to be in 1970 ages right
 right, both when something was stored and now, the greater of both ages counts.
 
 Every function is given the connection and the moment; transactions are the caller's (`tidegate/storage/database.py`).
-Source: edge-state.md 5.6; Greengrass #852 (a message that is always refused blocks the rest).
+Source: docs/design/edge-state.md, "Store and forward"; Greengrass #852 (a message that is always refused blocks the
+rest).
 """
 
 from __future__ import annotations

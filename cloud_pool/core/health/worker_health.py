@@ -24,8 +24,8 @@ less than one, and what becomes 1.5 times slower is told within 20 checks
 Invariants: no complaint before `BASELINE` checks with batches for drift, TREND_LEAST minutes for the leak; no clock, no
 IO. It can be wrong when the work itself changes in a way that the cost table does not see.
 
-Source: routing.md B8; Page 1954; Hawkins and Olwell, "Cumulative Sum Charts", on starting them without a known mean;
-Mann 1945, Kendall 1975, Sen 1968.
+Source: docs/design/faults.md, "Degradation"; Page 1954; Hawkins and Olwell, "Cumulative Sum Charts", on starting them
+without a known mean; Mann 1945, Kendall 1975, Sen 1968.
 """
 
 from __future__ import annotations

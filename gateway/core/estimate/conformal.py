@@ -29,7 +29,8 @@ most, nobody is sure any more, and everybody runs to whoever is fastest.
 
 Invariants: LEAST <= width <= MOST; 0 <= crowding <= 2. O(1), no clock.
 Source: Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021; Angelopoulos, Candès
-and Tibshirani, "Conformal PID Control for Time Series Prediction", NeurIPS 2023 (quantile tracking); routing.md B1.
+and Tibshirani, "Conformal PID Control for Time Series Prediction", NeurIPS 2023 (quantile tracking);
+docs/design/routing.md, "Confidence width".
 """
 
 from __future__ import annotations

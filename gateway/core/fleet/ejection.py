@@ -23,7 +23,8 @@ When the fleet itself is new there is nobody warm to lean on: then nobody starts
 the same process finds warm caches, and a path that heals says nothing of the process at its end: neither starts slowly.
 
 Invariants: 0 <= ejected <= up, of edges and of all; a share is within [0.1, 1] and does not fall with time. All O(1).
-Source: routing.md B5; Envoy's max_ejection_percent, panic threshold and slow start.
+Source: docs/design/routing.md, "Ejection limits and slow start"; Envoy's max_ejection_percent, panic threshold and slow
+start.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ shift that is looked for takes from the former what they say beyond it (so does 
 off exponentially, as here), and what is gained there buys a lower level. A sum of several charts with other drifts,
 and a chart that clips what speaks against a shift elsewhere, found nothing sooner.
 Pure. It can be wrong when the work changes in a way that the table does not see.
-Source: routing.md B8; Page 1954; Huber, "A Robust Version of the Probability Ratio Test", 1965, on the clip; Mann
-1945, Kendall 1975, Sen 1968.
+Source: docs/design/faults.md, "Degradation"; Page 1954; Huber, "A Robust Version of the Probability Ratio Test", 1965,
+on the clip; Mann 1945, Kendall 1975, Sen 1968.
 """
 
 from __future__ import annotations

@@ -102,10 +102,10 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "device trust": edge_agent.delivery.documents._Trust,
     "device store usage": edge_agent.offline.queue_db.Usage,
     "recording": gateway.core.history.trace_format.Header
-    | gateway.core.recorded.Target
-    | gateway.core.recorded.Request
-    | gateway.core.recorded.Link
-    | gateway.core.recorded.End,
+    | gateway.core.history.trace_format.Target
+    | gateway.core.history.trace_format.Request
+    | gateway.core.history.trace_format.Link
+    | gateway.core.history.trace_format.End,
     "keys file": gateway.identity.key_file.KeyFile,
     "trials file": gateway.core.versions.traffic_split.Splits,
     "admin trial": gateway.operate.trial_routes.Wanted,
