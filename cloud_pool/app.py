@@ -22,37 +22,37 @@ from typing import Any, Self
 import grpc
 import structlog
 
-from cloud_pool.banner import serving_words
+from cloud_pool.banner import serving_banner
 from cloud_pool.config import PoolConfig
-from cloud_pool.core.health.adaptive_control import Control
+from cloud_pool.core.health.adaptive_control import AdaptiveControl
 from cloud_pool.core.health.standby import Standby
-from cloud_pool.core.sharing.fair_share import Shares
-from cloud_pool.core.sharing.worker_layout import Place, places_of
-from cloud_pool.scheduling.device_arbiter import Allotment
+from cloud_pool.core.sharing.fair_share import FairShare
+from cloud_pool.core.sharing.worker_layout import WorkerPlace, worker_places
+from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
 from cloud_pool.workers.catalogue import check_memory, read_catalogue
-from cloud_pool.workers.device_worker import Loadable
-from cloud_pool.workers.health_controller import Steward, cost_ratio
+from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
-from cloud_pool.workers.supervisor import Supervisor
+from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import __version__, clock
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
-from tidegate.metrics.scrape_port import ScrapeDoor
+from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.repository import Repository
-from tidegate.oip.body_budget import Held
+from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
-from tidegate.security.attestation.measurement import Measurement, measured
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.attestation.measurement import Measurement, measure_process
+from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import tls_of
-from tidegate.servers.grpc_server import grpc_door
-from tidegate.servers.role_guard import Secured
+from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.role_guard import ServerSecurity
 from tidegate.trace_context import Trace
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
@@ -82,13 +82,13 @@ class PoolApp:
         self.config = config
         self.address = ""
         self.metrics_address = ""
-        self.steward: Steward | None = None
+        self.steward: HealthController | None = None
         self._draw = draw
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
         self._host: PoolHost | None = None
-        self._scheduler: Scheduler | None = None
-        self._supervisor: Supervisor | None = None
+        self._scheduler: PoolScheduler | None = None
+        self._supervisor: PoolSupervisor | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
 
@@ -124,11 +124,11 @@ class PoolApp:
         """What a person who started it by hand wants to know."""
         host, config = self.host, self.config
         models = [(host.manifest(offer.name), offer) for offer in host.offers()]
-        return serving_words(config.name, self.address, config.device, models)
+        return serving_banner(config.name, self.address, config.device, models)
 
     async def _start(self) -> None:
         config = self.config
-        tls = tls_of(config.tls, lambda: Identity("pool", config.name))
+        tls = tls_of(config.tls, lambda: CertificateIdentity("pool", config.name))
         self._attester = attester_of(config.attestation, tls, self._measure)
         repository = Repository(config.model_repository)
         loadables = await asyncio.to_thread(
@@ -144,10 +144,12 @@ class PoolApp:
         on_cpu = sum(computes_on_cpu(place.device) for place in places)
         check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
         standby = Standby(config.standby_wait_s) if config.standby_workers else None
-        self._scheduler = await self._stack.enter_async_context(Scheduler(standby, Allotment(Shares(config.shares))))
+        self._scheduler = await self._stack.enter_async_context(
+            PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)))
+        )
         self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
-        control = Control(config.control.limits)
+        control = AdaptiveControl(config.control.limits)
         traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         self._scheduler.on_traced = partial(_tell, traces)
         self._host = PoolHost(
@@ -162,13 +164,13 @@ class PoolApp:
             traces=traces,
         )
         door = await self._stack.enter_async_context(
-            grpc_door(
+            open_grpc_server(
                 self._add_services,
                 config.host,
                 config.grpc_port,
                 max_message_bytes=config.max_message_bytes + ROOM_BYTES,
                 grace_s=DOOR_GRACE_S,
-                secured=Secured(tls, frozenset({"gateway"})) if tls else None,
+                secured=ServerSecurity(tls, frozenset({"gateway"})) if tls else None,
                 limits=config.limits.door,
             )
         )
@@ -184,11 +186,11 @@ class PoolApp:
         """What the control may switch to."""
         return (self.config.control.degrade_to,) if self.config.control.degrade_to else ()
 
-    def _new_steward(self, control: Control) -> Steward:
+    def _new_steward(self, control: AdaptiveControl) -> HealthController:
         assert self._scheduler is not None and self._supervisor is not None
         recycling, lanes = self.config.recycling, self._supervisor.lanes
         wanted = Recycling(self._draw, gap_s=recycling.min_gap_s, after_requests=recycling.after_requests)
-        return Steward(
+        return HealthController(
             self._supervisor,
             self._scheduler,
             limits=recycling.limits,
@@ -224,7 +226,7 @@ class PoolApp:
         )
         try:
             door = await self._stack.enter_async_context(
-                ScrapeDoor(Exposition(metrics.collect).render, self.config.host, self.config.metrics_port)
+                ScrapeServer(Exposition(metrics.collect).render, self.config.host, self.config.metrics_port)
             )
         except OSError as error:
             raise StartError(
@@ -232,9 +234,9 @@ class PoolApp:
             ) from error
         self.metrics_address = door.address
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[WorkerPlace]:
         config = self.config
-        return places_of(
+        return worker_places(
             config.devices or (config.device,),
             workers=config.workers,
             standby=config.standby_workers,
@@ -244,10 +246,14 @@ class PoolApp:
         )
 
     def _new_supervisor(
-        self, loadables: list[Loadable], scheduler: Scheduler, places: list[Place], memory_limit: MemoryLimit
-    ) -> Supervisor:
+        self,
+        loadables: list[PoolLoadable],
+        scheduler: PoolScheduler,
+        places: list[WorkerPlace],
+        memory_limit: MemoryLimit,
+    ) -> PoolSupervisor:
         config = self.config
-        return Supervisor(
+        return PoolSupervisor(
             loadables,
             scheduler,
             start_process=lambda life, cores: WorkerProcess(f"{config.name}/{life}", cores=cores),
@@ -265,7 +271,7 @@ class PoolApp:
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
-        held = Held(self.config.limits.max_held_bytes)
+        held = BodyMemory(self.config.limits.max_held_bytes)
         OipService(host, max_message_bytes=limit, limits=content, held=held).add_to(server)
         self._link = LinkService(
             host,
@@ -296,7 +302,7 @@ class PoolApp:
         await server.stop(DOOR_GRACE_S)
 
     def _measure(self) -> Measurement:
-        return measured(__version__, self.host.offers(), self.host.manifest)
+        return measure_process(__version__, self.host.offers(), self.host.manifest)
 
     def __repr__(self) -> str:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"

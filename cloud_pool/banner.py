@@ -19,7 +19,7 @@ _NUMPY: Final = {
 }  # fmt: skip
 
 
-def serving_words(name: str, address: str, device: str, models: Sequence[tuple[Manifest, ModelOffer]]) -> list[str]:
+def serving_banner(name: str, address: str, device: str, models: Sequence[tuple[Manifest, ModelOffer]]) -> list[str]:
     """Lines for a person: the models with their signatures and costs, and how to call the first of them."""
     lines = [f"pool/{name} serves {len(models)} model{'s' * (len(models) != 1)} on {device}, at {address} (OIP gRPC)"]
     for manifest, offer in models:

@@ -14,9 +14,9 @@ from math import inf
 
 from prometheus_client.metrics_core import Metric
 
-from cloud_pool.scheduling.scheduler import Scheduler
-from cloud_pool.workers.health_controller import Steward
-from cloud_pool.workers.supervisor import Supervisor
+from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.workers.health_controller import HealthController
+from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
 from tidegate.metrics.families import Row, counter, gauge, histogram
 from tidegate.metrics.served import ServedCounts
@@ -30,9 +30,9 @@ class PoolMetrics:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        supervisor: Supervisor,
-        steward: Steward,
+        scheduler: PoolScheduler,
+        supervisor: PoolSupervisor,
+        steward: HealthController,
         statistics: Callable[[], Iterable[ModelStatistics]],
         live_sequences: Callable[[str], int] = lambda _model: 0,
         coalesced: Callable[[], int] = lambda: 0,

@@ -29,19 +29,19 @@ from edge_agent.delivery.deployment import Deployment
 from edge_agent.device.memory import MemoryWatch
 from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
-from edge_agent.fleet.dialling import dialling_of
+from edge_agent.fleet.dialling import gateway_dialler_of
 from edge_agent.fleet.epoch import EpochStore
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.offline.local_host import LocalHost
 from edge_agent.offline.routes import device_routes
-from edge_agent.offline.service import Offline
+from edge_agent.offline.service import OfflineService
 from edge_agent.openai import openai_table
-from edge_agent.serving.catalogue import Entry
+from edge_agent.serving.catalogue import CatalogueEntry
 from edge_agent.serving.costs import costs_of
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.metrics_port import open_metrics
 from edge_agent.serving.runner import Runner
-from edge_agent.serving.scheduler import Scheduler
+from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate import __version__, clock
 from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.messages import Admission
@@ -49,18 +49,18 @@ from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
-from tidegate.oip.body_budget import Held
+from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
-from tidegate.security.attestation.measurement import Measurement, measured
-from tidegate.security.certificate_identity import Identity, Role
+from tidegate.security.attestation.measurement import Measurement, measure_process
+from tidegate.security.certificate_identity import CertificateIdentity, Role
 from tidegate.security.tls import Tls, check_encrypted, tls_of
-from tidegate.servers.grpc_server import grpc_door
-from tidegate.servers.http_server import http_door
-from tidegate.servers.role_guard import Secured
+from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.http_server import open_http_server
+from tidegate.servers.role_guard import ServerSecurity
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.workers.warmup import warm
@@ -88,7 +88,7 @@ class EdgeApp:
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config = config
-        self._held = Held(config.limits.max_held_bytes)
+        self._held = BodyMemory(config.limits.max_held_bytes)
         self.addresses: dict[str, str] = {}
         self._draw = draw
         self._on_progress = on_progress
@@ -100,13 +100,13 @@ class EdgeApp:
         self._local: LocalHost | None = None
         self._sensors: Sensors | None = None
         self._memory = MemoryWatch(lambda: self.deployment.serving.runners, draw, busy=lambda: self.host.busy)
-        self._scheduler: Scheduler | None = None
+        self._scheduler: EdgeScheduler | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
         self._sync: EdgeSync | None = None
         self._deployment: Deployment | None = None
         self._costs = costs_of(config)
-        self.offline = Offline(
+        self.offline = OfflineService(
             config,
             session=lambda: self._sync is not None and self._sync.connected,
             links=lambda: 0 if self._link is None else self._link.greeted,
@@ -149,7 +149,7 @@ class EdgeApp:
     async def _start(self) -> None:
         config = self.config
         _check_advertised(config)
-        self._tls = tls_of(config.tls, lambda: Identity("edge", config.name))
+        self._tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)
         models = self._deployment = self._models()
@@ -158,7 +158,7 @@ class EdgeApp:
         await self._bump_epoch()
         await self._stack.enter_async_context(self.offline)
         queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
-        self._scheduler = await self._stack.enter_async_context(Scheduler(queue, on_moved=self._tell_fleet))
+        self._scheduler = await self._stack.enter_async_context(EdgeScheduler(queue, on_moved=self._tell_fleet))
         sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
         self._sensors = await self._stack.enter_async_context(sensors)
         self._host = EdgeHost(
@@ -180,7 +180,7 @@ class EdgeApp:
         heard = lambda: self._sync.gateways if self._sync else {}  # noqa: E731
         await self._stack.enter_async_context(self._memory)
         # Ends after the drain: what gateways asked on streams that this device dialled is answered as well.
-        dialling = dialling_of(config, self._link, heard, tls=self._tls, draw=self._draw)
+        dialling = gateway_dialler_of(config, self._link, heard, tls=self._tls, draw=self._draw)
         await self._stack.enter_async_context(dialling)
         await self._open_metrics()
         self._stack.push_async_callback(self._drain)
@@ -192,13 +192,13 @@ class EdgeApp:
         config, enter = self.config, self._stack.enter_async_context
         limit, limits = config.max_message_bytes, config.limits
         door = await enter(
-            grpc_door(
+            open_grpc_server(
                 self._add_services,
                 config.host,
                 config.grpc_port,
                 max_message_bytes=limit + ROOM_BYTES,
                 grace_s=DOOR_GRACE_S,
-                secured=Secured(self._tls, LOCAL, narrowed={LINK_SERVICE: GATEWAYS}) if self._tls else None,
+                secured=ServerSecurity(self._tls, LOCAL, narrowed={LINK_SERVICE: GATEWAYS}) if self._tls else None,
                 limits=limits.door,
             )
         )
@@ -206,7 +206,7 @@ class EdgeApp:
         self.addresses["grpc"] = door.address
         if config.http_port is not None:
             oip = self._oip_routes()
-            http = http_door(
+            http = open_http_server(
                 [
                     *device_routes(self.offline.store, self._told),
                     *oip.table(),
@@ -219,7 +219,7 @@ class EdgeApp:
                 grace_s=DOOR_GRACE_S,
                 middlewares=[error_middleware],
                 ahead=oip.ahead_of,
-                secured=Secured(self._tls, LOCAL) if self._tls else None,
+                secured=ServerSecurity(self._tls, LOCAL) if self._tls else None,
                 limits=limits.door,
             )
             self.addresses["http"] = await enter(http)
@@ -341,7 +341,7 @@ class EdgeApp:
             on_change=self._tell_fleet,
         )
 
-    def _runner(self, entry: Entry, generation: int) -> Runner:
+    def _runner(self, entry: CatalogueEntry, generation: int) -> Runner:
         config = self.config
         return Runner(
             entry.manifest,
@@ -381,7 +381,7 @@ class EdgeApp:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
 
     def _measure(self) -> Measurement:
-        return measured(__version__, self.host.offers(), self.host.manifest)
+        return measure_process(__version__, self.host.offers(), self.host.manifest)
 
     def __repr__(self) -> str:
         return f"<EdgeApp {self.config.name} {self.addresses} {self._host!r}>"

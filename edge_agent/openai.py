@@ -8,12 +8,14 @@ from aiohttp import web
 from edge_agent.config import EdgeConfig
 from edge_agent.delivery.deployment import Deployment
 from edge_agent.offline.local_host import LocalHost
-from tidegate.oip.body_budget import Held
+from tidegate.oip.body_budget import BodyMemory
 
 log = structlog.get_logger(__name__)
 
 
-async def openai_table(local: LocalHost, models: Deployment, config: EdgeConfig, held: Held) -> list[web.RouteDef]:
+async def openai_table(
+    local: LocalHost, models: Deployment, config: EdgeConfig, held: BodyMemory
+) -> list[web.RouteDef]:
     """The routes; none where no model takes text when the agent starts."""
     manifests = [one for one in local.manifests() if one.text is not None]
     if not (config.openai and manifests):

@@ -23,53 +23,53 @@ from aiohttp.typedefs import Middleware
 from gateway.catalog import Catalog
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.gateway import GatewayConfig
-from gateway.core.admission.placement_guard import Gate
+from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.history.recorder import Memory
-from gateway.core.placement.fallback import Guarded
-from gateway.delivery.service import Shipping
+from gateway.core.history.recorder import FlightRecorder
+from gateway.core.placement.fallback import FallbackPlacer
+from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
 from gateway.fleet_sync.sync import FleetSync
 from gateway.host import GatewayHost
 from gateway.http.openapi import openapi_routes
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from gateway.ingest.service import Taking
+from gateway.ingest.service import IngestService
 from gateway.layers.admit import admit
 from gateway.layers.authenticate import authenticate
 from gateway.layers.expire import expire
 from gateway.layers.observe import observe
-from gateway.layers.quarantine import Witness, quarantine
+from gateway.layers.quarantine import QuarantineListener, quarantine
 from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
-from gateway.link_port import dialled_in_of, link_port, told_to_devices
-from gateway.operate.admin_routes import admin_middlewares, asking, operator_routes
-from gateway.operate.console.history import Watch
+from gateway.link_port import advertised_dial_address, dial_in_server_of, link_port
+from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
+from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
-from gateway.placement_policy import admission_of, policy_of, say_prediction
-from gateway.serving.dispatcher import Conductor
-from gateway.targets.attestation_verifier import Appraiser
+from gateway.placement_policy import admission_of, log_prediction_failure, policy_of
+from gateway.serving.dispatcher import Dispatcher
+from gateway.targets.attestation_verifier import AttestationVerifier
 from gateway.targets.directory import Directory
-from gateway.telemetry import Watching, soon
+from gateway.telemetry import Telemetry, run_soon
 from tidegate import clock
 from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository
-from tidegate.oip.body_budget import Held
+from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
 from tidegate.runtime import events
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
 from tidegate.servers.address import is_loopback
-from tidegate.servers.grpc_server import grpc_door
-from tidegate.servers.http_server import Entrance, http_door
+from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.http_server import Entrance, open_http_server
 from tidegate.servers.limits import raise_file_limit
-from tidegate.servers.role_guard import Secured
+from tidegate.servers.role_guard import ServerSecurity
 from tidegate.types import InferRequest
 
 log = structlog.get_logger(__name__)
@@ -85,15 +85,17 @@ class Gateway:
         self.config = config
         self._draw = draw
         self.addresses: dict[str, str] = {}
-        self.tls = tls_of(config.tls, lambda: Identity("gateway", config.name))
+        self.tls = tls_of(config.tls, lambda: CertificateIdentity("gateway", config.name))
         check_encrypted(config.mqtt, self.tls)
-        self._secured = Secured(self.tls) if self.tls else None  # any caller: who it is, is for the layers to say
+        self._secured = (
+            ServerSecurity(self.tls) if self.tls else None
+        )  # any caller: who it is, is for the layers to say
         self.repository = Repository(config.model_repository or Path())  # without one nobody will ask it for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw)
-        self.appraiser = _appraiser(config, self.tls, draw)
-        self.dialled_in = dialled_in_of(config, self.tls, lambda: self.guard, self._knows)
+        self.verifier = _appraiser(config, self.tls, draw)
+        self.dialled_in = dial_in_server_of(config, self.tls, lambda: self.guard, self._knows)
         self.directory = Directory(
             self.fleet,
             self.catalog,
@@ -104,42 +106,46 @@ class Gateway:
             draw=draw,
             dialler_of=self._dialler_of,
             networks=config.networks,
-            appraiser=self.appraiser,
+            verifier=self.verifier,
             dialled_in=self.dialled_in,
         )
         self.admission = admission_of(config, self.fleet, draw)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
         held = Quarantine()
-        self.conductor = self._new_conductor(held, strained)
-        self.watch = Watch(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        self.watching = Watching(config, self.conductor, self.admission, held, self._version_of, self.watch)
+        self.dispatcher = self._new_conductor(held, strained)
+        self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight) if config.console else None
+        self.watching = Telemetry(config, self.dispatcher, self.admission, held, self._version_of, self.watch)
         self.metrics = self.watching.metrics
         self.trials = Trials(config.trials_file, self.catalog, draw, strained)
-        self.trials.ask = self.conductor.infer
+        self.trials.ask = self.dispatcher.infer
         self.metrics.add(lambda: trial_families(self.trials))
         behind, infer = self._line(held)
-        self.taking = Taking(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
+        self.taking = (
+            IngestService(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
+        )
         self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
         self.audit = Audit()
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
-        self._held = Held(config.limits.max_held_bytes)
-        self._shipping: Shipping | None = None  # once there is a broker to reach devices by
+        self._held = BodyMemory(config.limits.max_held_bytes)
+        self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
 
-    def _new_conductor(self, held: Quarantine, strained: Callable[[], bool]) -> Conductor:
+    def _new_conductor(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
         config, draw = self.config, self._draw
         placer, hedges = policy_of(config, self.fleet, draw, strained)
-        return Conductor(
+        return Dispatcher(
             placer,
             self.directory.targets,
             self.catalog.manifest,
             draw=draw,
-            memory=Memory(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=soon),
+            memory=FlightRecorder(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=run_soon),
             hedges=hedges,
             overloaded=strained,
-            places=Guarded(Gate(placer, self.admission), self.fleet, on_change=say_prediction),
+            placement=FallbackPlacer(
+                AdmissionGuard(placer, self.admission), self.fleet, on_change=log_prediction_failure
+            ),
             weight_of=self.admission.weight_of,
-            witness=Witness(held, clock.now),
+            witness=QuarantineListener(held, clock.now),
         )
 
     def _line(self, held: Quarantine) -> tuple[Service, Service]:
@@ -149,7 +155,7 @@ class Gateway:
             quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
             versions(self.catalog.siblings, self.fleet, clock.now, self._draw, self.trials),  # where there are two
-            inner=self.conductor.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
+            inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
             *self.watching.layers,  # traces: whatever is counted or logged further in can name its trace
@@ -176,12 +182,12 @@ class Gateway:
 
     async def _start(self) -> None:
         await self._stack.enter_async_context(self.watching)
-        self._stack.push_async_callback(self.conductor.close)
+        self._stack.push_async_callback(self.dispatcher.close)
         self._stack.callback(self.audit.close)
         if self.guard is not None:
             await self._stack.enter_async_context(self.guard)
-        if self.appraiser is not None:
-            await self._stack.enter_async_context(self.appraiser)
+        if self.verifier is not None:
+            await self._stack.enter_async_context(self.verifier)
         await self._stack.enter_async_context(self.directory)
         await self._stack.enter_async_context(self.trials)
         await self._open_link_port()
@@ -195,7 +201,7 @@ class Gateway:
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
-        links = told_to_devices(self.config, self.addresses["link"]) if "link" in self.addresses else ()
+        links = advertised_dial_address(self.config, self.addresses["link"]) if "link" in self.addresses else ()
         ingest = (await self._stack.enter_async_context(self.taking)).ingest if self.taking is not None else None
         named = self.config.fleet, self.config.name
         sync = FleetSync(url, *named, self._fleet_changed, self._draw, tls=tls, links=links, ingest=ingest)
@@ -204,11 +210,11 @@ class Gateway:
         if self.config.artifacts is not None:
             await self._ship(self.config.artifacts, sync)
 
-    async def _ship(self, section: ArtifactsConfig, road: FleetSync) -> None:
-        self._shipping = Shipping(
+    async def _ship(self, section: ArtifactsConfig, channel: FleetSync) -> None:
+        self._shipping = DeliveryService(
             section,
             host=self.config.host,
-            road=road,
+            channel=channel,
             catalog=self.catalog,
             fleet=self.fleet,
             guard=self.guard,
@@ -237,7 +243,7 @@ class Gateway:
     async def _open_grpc_door(self) -> None:
         config = self.config
         door = await self._stack.enter_async_context(
-            grpc_door(
+            open_grpc_server(
                 self.add_services,
                 config.host,
                 config.grpc_port,
@@ -272,7 +278,7 @@ class Gateway:
             middlewares=[error_middleware],
             ahead=oip.ahead_of,
         )
-        asked = asking(self.guard, self.audit, "metrics") if config.metrics_credentials else []
+        asked = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         host, port = config.metrics_host or config.host, config.metrics_port
         await self._open_http_door("metrics", host, port, self.watching.routes(), middlewares=asked)
         await self._open_http_door(
@@ -284,7 +290,7 @@ class Gateway:
                     config.name,
                     self.fleet,
                     self.catalog,
-                    self.conductor,
+                    self.dispatcher,
                     self.directory,
                     self.admission,
                     self.watch,
@@ -335,7 +341,7 @@ class Gateway:
         middlewares: Iterable[Middleware] = (),
         ahead: Callable[[Entrance], Entrance] | None = None,
     ) -> None:
-        door = http_door(
+        door = open_http_server(
             routes,
             host,
             port,
@@ -353,7 +359,7 @@ class Gateway:
         """Over TLS a target of our own must be who it is called; a foreign one, the host that it is called at."""
         if self.tls is None or not spec.encrypted:
             return PlainDialler()
-        return self.tls.dialler(None if spec.foreign else Identity.parse(spec.id))
+        return self.tls.dialler(None if spec.foreign else CertificateIdentity.parse(spec.id))
 
     def _default_budget_s(self, request: InferRequest) -> float:
         return self.catalog.manifest(request.model_name, request.model_version).default_budget_s
@@ -365,12 +371,12 @@ class Gateway:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
 
 
-def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> Appraiser | None:
+def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:
     section = config.attestation
     if section is None or tls is None:
         return None
     measurements = frozenset(section.measurements)
-    return Appraiser(section.allowed, tls, measurements=measurements, max_age_s=section.max_age_s, draw=draw)
+    return AttestationVerifier(section.allowed, tls, measurements=measurements, max_age_s=section.max_age_s, draw=draw)
 
 
 async def serve(config: GatewayConfig) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from gateway.catalog import Catalog
 from gateway.core.fleet.fleet import Fleet
 from gateway.layers.stack import Service
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import GatewayMetrics
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip.host import ModelStatistics
@@ -18,7 +18,7 @@ from tidegate.types import Call, Reply
 class GatewayHost:
     """A `ModelHost`."""
 
-    def __init__(self, name: str, catalog: Catalog, fleet: Fleet, metrics: Metrics, infer: Service) -> None:
+    def __init__(self, name: str, catalog: Catalog, fleet: Fleet, metrics: GatewayMetrics, infer: Service) -> None:
         self._name = name
         self._catalog = catalog
         self._fleet = fleet

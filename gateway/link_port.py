@@ -16,27 +16,27 @@ import structlog
 
 from gateway.config.gateway import GatewayConfig
 from gateway.identity.guard import GatewayGuard
-from gateway.targets.dial_in import DialledIn, Identify
+from gateway.targets.dial_in import DialInServer, Identify
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.streams import MAX_ENVELOPE_BYTES
-from tidegate.oip.grpc.guard import shown_over_grpc
+from tidegate.oip.grpc.guard import credentials_over_grpc
 from tidegate.security.tls import Tls
 from tidegate.servers.address import is_loopback
-from tidegate.servers.grpc_server import grpc_door
-from tidegate.servers.role_guard import Secured
+from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.role_guard import ServerSecurity
 
 WILDCARDS: Final = ("", "0.0.0.0", "::")
 GRACE_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-def dialled_in_of(
+def dial_in_server_of(
     config: GatewayConfig, tls: Tls | None, guard: Callable[[], GatewayGuard | None], known: Callable[[str], bool]
-) -> DialledIn | None:
+) -> DialInServer | None:
     """What accepts devices' streams; None without `link_port`."""
     if config.link_port is None:
         return None
-    return DialledIn(
+    return DialInServer(
         gateway_name=config.name,
         max_streams=config.max_dialled_in,
         known=known,
@@ -47,21 +47,21 @@ def dialled_in_of(
 
 
 @asynccontextmanager
-async def link_port(dialled_in: DialledIn, config: GatewayConfig, tls: Tls | None) -> AsyncIterator[str]:
+async def link_port(dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None) -> AsyncIterator[str]:
     """The port, open; its "HOST:PORT". Leaving it ends every stream.
 
     Raises:
         StartError: nobody can listen there.
     """
     assert config.link_port is not None
-    door = grpc_door(
+    door = open_grpc_server(
         dialled_in.add_to,
         config.host,
         config.link_port,
         max_message_bytes=MAX_ENVELOPE_BYTES,
         grace_s=GRACE_S,
         key="link_port",
-        secured=Secured(tls, frozenset({"edge"})) if tls else None,
+        secured=ServerSecurity(tls, frozenset({"edge"})) if tls else None,
         limits=config.limits.door,
     )
     async with door as (address, server):
@@ -74,7 +74,7 @@ async def link_port(dialled_in: DialledIn, config: GatewayConfig, tls: Tls | Non
             dialled_in.close(f"gateway {config.name} is shutting down")
 
 
-def told_to_devices(config: GatewayConfig, address: str) -> tuple[str, ...]:
+def advertised_dial_address(config: GatewayConfig, address: str) -> tuple[str, ...]:
     """Where devices are told to dial; nothing where only the configuration of each device can know it."""
     if config.link_advertise is not None:
         return (config.link_advertise,)
@@ -88,7 +88,7 @@ def _by_key(guard: Callable[[], GatewayGuard | None]) -> Identify:
     async def identify(context: grpc.aio.ServicerContext[Any, Any]) -> str:
         asked = guard()
         assert asked is not None, "it is made where `auth` is configured"
-        presented = shown_over_grpc(context.invocation_metadata() or (), context, "link")
+        presented = credentials_over_grpc(context.invocation_metadata() or (), context, "link")
         return f"edge/{(await asked.with_right(presented, 'dial-in')).tenant}"
 
     return identify

@@ -9,21 +9,21 @@ import structlog
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.tenants import Tenants
+from gateway.core.admission.tenants import TenantQuotas
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.placer import Placer
-from gateway.core.placement.probing import Probing
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.request.hedging import Hedges, LatestUseful
+from gateway.core.placement.probing import ProbePlacer
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 
 log = structlog.get_logger(__name__)
 
 
 def admission_of(config: GatewayConfig, fleet: Fleet, draw: Callable[[], float]) -> Admission:
     limit = AdaptiveLimit(config.max_in_flight, targets=lambda: len(fleet.targets), fixed=not config.adaptive_limit)
-    tenants = Tenants({name: tenant.spec for name, tenant in config.tenants.items()})
+    tenants = TenantQuotas({name: tenant.spec for name, tenant in config.tenants.items()})
     return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_say_overload)
 
 
@@ -31,7 +31,7 @@ def _say_overload(on: bool, reason: str) -> None:
     log.warning("overloaded: no hedges, and the least important are shed" if on else "no longer overloaded", why=reason)
 
 
-def say_prediction(error: Exception | None) -> None:
+def log_prediction_failure(error: Exception | None) -> None:
     if error is None:
         log.warning("placement works again")
     else:
@@ -40,14 +40,14 @@ def say_prediction(error: Exception | None) -> None:
 
 def policy_of(
     config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
-) -> tuple[Placer, Hedges]:
+) -> tuple[Placer, HedgePolicy]:
     """Where to place, and the hedging that goes with it: chances are only there where placement deals in them."""
     if config.policy == "cheapest":
         placer = Placer(fleet)
-        placer.probes = Probing(fleet, draw, overloaded=overloaded)
-        return placer, LatestUseful()
+        placer.probes = ProbePlacer(fleet, draw, overloaded=overloaded)
+        return placer, DeadlineHedging()
     budget = None if config.cloud_budget is None else CloudBudget(config.cloud_budget)
-    by_value = ValuePlacer(fleet, cloud_budget=budget)
-    by_value.probes = Probing(fleet, draw, overloaded=overloaded)
-    by_value.herd_draw = draw if config.shares_targets else None
-    return by_value, Crossing(by_value, overloaded=overloaded)
+    by_value = UtilityPlacer(fleet, cloud_budget=budget)
+    by_value.probes = ProbePlacer(fleet, draw, overloaded=overloaded)
+    by_value.tie_breaking_draw = draw if config.shares_targets else None
+    return by_value, ChanceHedging(by_value, overloaded=overloaded)

@@ -22,21 +22,21 @@ from aiohttp import web
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.quarantine import Quarantine
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import Crossing
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.layers.observe import Observer
 from gateway.layers.stack import Layer
 from gateway.layers.traced import traced
 from gateway.observe.access_log import AccessLog
 from gateway.observe.conditions import condition_family
-from gateway.observe.metrics import Metrics
-from gateway.observe.refusal_log import TurnedAway
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.refusal_log import RefusalLog
 from gateway.observe.scaling import ScalingWatch, scaling_families
-from gateway.observe.trace_sampling import Tracing
-from gateway.operate.console.history import Watch
-from gateway.serving.dispatcher import Conductor
+from gateway.observe.trace_sampling import TraceSampler
+from gateway.operate.console.history import ConsoleHistory
+from gateway.serving.dispatcher import Dispatcher
 from tidegate.metrics.exposition import Exposition
-from tidegate.metrics.sharing import Sharing
+from tidegate.metrics.sharing import SharedMetrics
 from tidegate.runtime import events
 from tidegate.runtime.process import StartError
 from tidegate.tracing.collector import collector_of
@@ -46,56 +46,56 @@ SOON_S: Final = 0.010
 log = structlog.get_logger(__name__)
 
 
-def soon(do: Callable[[], None]) -> None:
+def run_soon(do: Callable[[], None]) -> None:
     """What many requests leave to be done is done for all of them at once, while the processor has it at hand."""
     asyncio.get_running_loop().call_later(SOON_S, do)
 
 
-class Watching:
+class Telemetry:
     """Counts from the start; what it needs from outside it has inside `async with`."""
 
     def __init__(
         self,
         config: GatewayConfig,
-        conductor: Conductor,
+        dispatcher: Dispatcher,
         admission: Admission,
         quarantine: Quarantine,
         version_of: Callable[[InferRequest], str],
-        console: Watch | None = None,
+        console: ConsoleHistory | None = None,
     ) -> None:
         """Args: console: told with the metrics, and what knows the links' timelines."""
-        placer, hedges = conductor.placer, conductor.hedges
-        self.metrics = Metrics(
+        placer, hedges = dispatcher.placer, dispatcher.hedges
+        self.metrics = GatewayMetrics(
             placer.fleet,
             admission,
             version_of=version_of,
             quarantine=quarantine,
             most_targets=config.metrics_targets,
-            suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, Crossing) else 0,
-            calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, ValuePlacer) else None,
+            suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, ChanceHedging) else 0,
+            calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, UtilityPlacer) else None,
         )
-        self._sharing = Sharing(config.metrics_dir) if config.metrics_dir is not None else None
+        self._sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
         self.exposition = Exposition(self.metrics.collect, self._sharing)
         if self._sharing is not None:
             self._sharing.own = self.exposition.own
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
-        self.metrics.before_reading = conductor.flown.pack
-        self.observers: list[Observer] = [self.metrics, TurnedAway(conductor.flown, conductor.asking.ask)]
+        self.metrics.before_reading = dispatcher.recorder.pack
+        self.observers: list[Observer] = [self.metrics, RefusalLog(dispatcher.recorder, dispatcher.ask_builder.ask)]
         if console is not None:
             self.metrics.timeline_of = console.timelines.get
             self.observers.append(console)
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
             self.observers.append(
-                AccessLog(conductor.asking.describe, write, sample=config.log_sample, draw=conductor.draw)
+                AccessLog(dispatcher.ask_builder.describe, write, sample=config.log_sample, draw=dispatcher.draw)
             )
-        conductor.flown.taps.append(self.metrics.landed)
+        dispatcher.recorder.taps.append(self.metrics.landed)
         self._collector = collector_of(config.tracing, "gateway", config.name)
         if config.tracing is not None and self._collector is not None:
-            tracing = Tracing(config.tracing, self._collector)
-            conductor.flown.watchers.append(tracing.landed)
+            tracing = TraceSampler(config.tracing, self._collector)
+            dispatcher.recorder.watchers.append(tracing.landed)
             self.metrics.add(tracing.families)
             self.layers.append(traced(random.getrandbits, config.tracing.ratio))
         self._stack = AsyncExitStack()
@@ -127,4 +127,4 @@ class Watching:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     def __repr__(self) -> str:
-        return f"<Watching {self.metrics!r}>"
+        return f"<Telemetry {self.metrics!r}>"

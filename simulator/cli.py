@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from simulator.baselines.baselines import POLICIES
 from simulator.replay.replay import Replay, replay
 from simulator.report import plot as plots
-from simulator.report.report import Figures, rows
-from simulator.scenarios.scenario_file import Loaded, ScenarioError, load, names
+from simulator.report.report import PolicyFigures, rows
+from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
 
@@ -124,13 +124,13 @@ def simulate(
 
 
 def _changed(
-    loaded: Loaded,
+    loaded: LoadedScenario,
     seconds: float | None,
     jitter: float | None,
     rate: float | None,
     more_devices: str | None,
     links: tuple[str, ...],
-) -> Loaded:
+) -> LoadedScenario:
     for words in links:
         loaded = with_link(loaded, words)
     scenario = loaded.scenario
@@ -166,8 +166,8 @@ def _loads(words: str | None) -> list[float] | None:
 
 
 def _sweep(
-    loaded: Loaded, policies: list[str], loads: list[float] | None, seeds: range, processes: int
-) -> list[Figures]:
+    loaded: LoadedScenario, policies: list[str], loads: list[float] | None, seeds: range, processes: int
+) -> list[PolicyFigures]:
     # Progress goes to stderr, so that stdout is the answer alone.
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
@@ -184,7 +184,7 @@ def _sweep(
         )
 
 
-def _print(loaded: Loaded, found: list[Figures]) -> None:
+def _print(loaded: LoadedScenario, found: list[PolicyFigures]) -> None:
     lines = rows(found)
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     click.echo(f"{loaded.scenario.summary}\n")
@@ -202,7 +202,7 @@ def _print_recorded(one: Replay) -> None:
         click.echo(f"not as it was: {words}")
 
 
-def _draw(kind: str, found: list[Figures], loaded: Loaded, path: Path) -> None:
+def _draw(kind: str, found: list[PolicyFigures], loaded: LoadedScenario, path: Path) -> None:
     try:
         if kind == "loads":
             plots.draw_loads(found, loaded.scenario.summary, path)

@@ -23,20 +23,20 @@ from random import Random
 from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
 from gateway.core.placement.cloud_budget import CloudBudget
 from simulator.baselines import baselines
-from simulator.baselines.clairvoyant import Truth
+from simulator.baselines.clairvoyant import PerfectKnowledge
 from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, Fault, PoolSpec
-from simulator.scenarios.scenario_file import Loaded
+from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.workers.edge import EdgeWorker
-from simulator.workers.job import Job
+from simulator.workers.job import SimulatedJob
 from simulator.workers.pool import PoolWorker
-from simulator.workers.worker import MOVED, Worker, edge_offers, offers_of
-from simulator.world.arrivals import Request, request_of, requests
-from simulator.world.conditions import SETTLING_S, Conditions
+from simulator.workers.worker import MOVED, SimulatedWorker, edge_offers, offers_of
+from simulator.world.arrivals import SimulatedRequest, request_of, requests
+from simulator.world.conditions import SETTLING_S, WorldConditions
 from simulator.world.garbage_collection import looking_rarely
-from simulator.world.gateway import Gateway, Router
-from simulator.world.link_stream import Stream
-from simulator.world.tally import Tally
+from simulator.world.gateway import Router, SimulatedGateway
+from simulator.world.link_stream import SimulatedStream
+from simulator.world.tally import OutcomeTally
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
 from tidegate.netsim.links.regime import Weather, Windows
@@ -53,14 +53,14 @@ class Run:
 
     policy: str
     seed: int
-    tally: Tally
+    tally: OutcomeTally
     counted_s: float
     compute_s: dict[str, float]
     events: int
 
 
 def simulate(
-    loaded: Loaded, policy: str, seed: int, *, on_progress: Callable[[float], None] = lambda _share: None
+    loaded: LoadedScenario, policy: str, seed: int, *, on_progress: Callable[[float], None] = lambda _share: None
 ) -> Run:
     """Run the scenario once.
 
@@ -77,17 +77,17 @@ def simulate(
 class World:
     """The parts of one run. Mutable: `run` once."""
 
-    def __init__(self, loaded: Loaded, policy: str, seed: int) -> None:
+    def __init__(self, loaded: LoadedScenario, policy: str, seed: int) -> None:
         self.events = EventQueue()
-        self.workers: dict[str, Worker] = {}
-        self.gateways: list[Gateway] = []
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.gateways: list[SimulatedGateway] = []
         self._loaded = loaded
         self._scenario = loaded.scenario
         self._policy = policy
         self._seed = seed
-        self._conditions = Conditions(loaded, seed)
-        self._truth = Truth(self._scenario, seed, self._conditions)
-        self.tally = Tally(SETTLING_S + self._scenario.warmup_s)
+        self._conditions = WorldConditions(loaded, seed)
+        self._truth = PerfectKnowledge(self._scenario, seed, self._conditions)
+        self.tally = OutcomeTally(SETTLING_S + self._scenario.warmup_s)
         self._compute_before: dict[str, float] = {}
         self._build()
 
@@ -107,13 +107,13 @@ class World:
         counted_s = scenario.duration_s - scenario.warmup_s
         return Run(self._policy, self._seed, self.tally, counted_s, compute_s, events.executed)
 
-    def _next_arrival(self, arrivals: Iterator[Request], draw: Random) -> None:
+    def _next_arrival(self, arrivals: Iterator[SimulatedRequest], draw: Random) -> None:
         request = next(arrivals, None)
         if request is not None:
             moved = request._replace(at=request.at + SETTLING_S)
             self.events.schedule(moved.at, self._arrive, moved, arrivals, draw)
 
-    def _arrive(self, request: Request, arrivals: Iterator[Request], draw: Random) -> None:
+    def _arrive(self, request: SimulatedRequest, arrivals: Iterator[SimulatedRequest], draw: Random) -> None:
         gateway = self.gateways[int(draw.random() * len(self.gateways))]
         self._next_arrival(arrivals, draw)
         gateway.take(request)
@@ -136,7 +136,9 @@ class World:
         for number in range(scenario.gateways):
             draw = stream(self._seed, "gateway", number).random
             budget = self._budget()
-            self.gateways.append(Gateway(self.events, self.tally, feature, self._router(number), draw, budget, unsure))
+            self.gateways.append(
+                SimulatedGateway(self.events, self.tally, feature, self._router(number), draw, budget, unsure)
+            )
         place = 0
         for group in scenario.edges:
             for number in range(group.count):
@@ -148,7 +150,7 @@ class World:
             if fault.kind == "crash":
                 self.events.schedule(SETTLING_S + fault.at_s, self._crash, fault)
 
-    def _router(self, number: int) -> Callable[[Gateway], Router]:
+    def _router(self, number: int) -> Callable[[SimulatedGateway], Router]:
         draw = stream(self._seed, "router", number).random
         threshold, truth, shared = self._scenario.static_threshold, self._truth, self._scenario.shares_targets
         tenants = {name: share.spec for name, share in self._scenario.tenants.items()}
@@ -176,7 +178,7 @@ class World:
         self._connect(worker, group.link, gateways)
         self._beat(worker, gateways)
         if group.background is not None:
-            _Locals(self, worker, group, self._seed).start()
+            _LocalCallers(self, worker, group, self._seed).start()
 
     def _add_pool(self, pool: PoolSpec) -> None:
         id = f"pool/{pool.name}"
@@ -193,19 +195,19 @@ class World:
         )
         self._connect(worker, pool.link, self.gateways)
 
-    def _gateways_of(self, place: int) -> list[Gateway]:
+    def _gateways_of(self, place: int) -> list[SimulatedGateway]:
         count = self._scenario.gateways_per_edge
         if count is None:
             return self.gateways
         return [self.gateways[(place + turn) % len(self.gateways)] for turn in range(min(count, len(self.gateways)))]
 
-    def _connect(self, worker: Worker, kind: str, gateways: list[Gateway]) -> None:
+    def _connect(self, worker: SimulatedWorker, kind: str, gateways: list[SimulatedGateway]) -> None:
         self.workers[worker.id] = worker
         worker.trouble = self._conditions.trouble(worker.id)
         link = self._conditions.link(worker.id, kind)
         for gateway in gateways:
             draw = stream(self._seed, worker.id, "stream", self.gateways.index(gateway)).random
-            one = Stream(
+            one = SimulatedStream(
                 self.events, worker, link,
                 on_event=gateway.on_event, draw=draw, phase=len(self.workers) % _RING / _RING,
                 lasts_until=SETTLING_S + self._scenario.duration_s,
@@ -213,7 +215,7 @@ class World:
             gateway.know(worker.id, "edge" if worker.id.startswith("edge/") else "pool", one)
             self.events.schedule(self.events.now + 0.5 * SETTLING_S * draw(), one.dial)
 
-    def _beat(self, worker: Worker, gateways: list[Gateway]) -> None:
+    def _beat(self, worker: SimulatedWorker, gateways: list[SimulatedGateway]) -> None:
         _Heartbeats(self, worker, gateways, self._conditions.windows("mqtt", "broker")).start()
 
     def _crash(self, fault: Fault) -> None:
@@ -235,7 +237,9 @@ class _Heartbeats:
     `MIN_GAP_S`: the cadence of `edge_agent/core/reporting.py`, whose messages themselves are not simulated.
     """
 
-    def __init__(self, world: World, worker: Worker, gateways: list[Gateway], broker_gone: Windows) -> None:
+    def __init__(
+        self, world: World, worker: SimulatedWorker, gateways: list[SimulatedGateway], broker_gone: Windows
+    ) -> None:
         self._world = world
         self._worker = worker
         self._gateways = gateways
@@ -286,7 +290,7 @@ class _Heartbeats:
                 events.schedule(now + late_s, gateway.heard, worker.id, load)
 
 
-class _Locals:
+class _LocalCallers:
     """A device's own callers, whom no gateway knows: bursts of local requests. An `Asker` that needs no answer."""
 
     def __init__(self, world: World, worker: EdgeWorker, group: EdgeGroup, seed: int) -> None:
@@ -317,7 +321,7 @@ class _Locals:
             return
         request = request_of(kind, -1, now, self._draw)
         if self._worker.alive and self._worker.standing_until(now) == now:
-            job = Job(
+            job = SimulatedJob(
                 -1, self, kind.model,
                 rows=kind.rows, length=request.length, deadline=now + kind.budget_ms / 1e3,
                 priority=kind.priority, luck=request.noise,
@@ -325,11 +329,11 @@ class _Locals:
             self._worker.take(job, now)
         events.schedule(now + self._gap_s * self._draw.expovariate(1.0), self._ask)
 
-    def accepted(self, job: Job, word: Accepted) -> None: ...
+    def accepted(self, job: SimulatedJob, word: Accepted) -> None: ...
 
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
+    def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
 
-    def refused(self, job: Job, error: ServeError, load: LoadReport) -> None: ...
+    def refused(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None: ...
 
 
 def _mean_seconds(points: tuple[tuple[float, float], ...], units: float) -> float:

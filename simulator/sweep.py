@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import sqrt
 
-from simulator.report.report import Figures, figures
-from simulator.scenarios.scenario_file import Loaded
+from simulator.report.report import PolicyFigures, figures
+from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import Run, simulate
 
 KNEE_POLICY = "static+ledger"
@@ -24,7 +24,7 @@ OnRun = Callable[[int, int], None]  # (runs done, runs in all)
 
 
 def sweep(
-    loaded: Loaded,
+    loaded: LoadedScenario,
     policies: Sequence[str],
     loads: Sequence[float],
     seeds: Sequence[int],
@@ -32,11 +32,11 @@ def sweep(
     knee_rps: float,
     processes: int = 1,
     on_run: OnRun = lambda _done, _total: None,
-) -> list[Figures]:
+) -> list[PolicyFigures]:
     """The figures of every policy at every load, in this order; loads are fractions of `knee_rps`."""
     points = list(product(policies, loads))
     work = [(_at(loaded, load * knee_rps), policy, seed) for policy, load in points for seed in seeds]
-    found: list[Figures] = []
+    found: list[PolicyFigures] = []
     runs: list[Run] = []
     for done, run in enumerate(_runs(work, processes), 1):
         runs.append(run)
@@ -48,7 +48,7 @@ def sweep(
     return found
 
 
-def knee(loaded: Loaded, *, seeds: Sequence[int] = (1, 2), on_run: OnRun = lambda _done, _total: None) -> float:
+def knee(loaded: LoadedScenario, *, seeds: Sequence[int] = (1, 2), on_run: OnRun = lambda _done, _total: None) -> float:
     """Requests a second at which the fleet begins to fail; the scenario's own word if it has one."""
     if loaded.scenario.knee_rps is not None:
         return loaded.scenario.knee_rps
@@ -71,11 +71,11 @@ def knee(loaded: Loaded, *, seeds: Sequence[int] = (1, 2), on_run: OnRun = lambd
     return sqrt(low * high)
 
 
-def _at(loaded: Loaded, rate: float) -> Loaded:
+def _at(loaded: LoadedScenario, rate: float) -> LoadedScenario:
     return loaded.replaced(loaded.scenario.with_rate(rate))
 
 
-def _runs(work: list[tuple[Loaded, str, int]], processes: int) -> Iterator[Run]:
+def _runs(work: list[tuple[LoadedScenario, str, int]], processes: int) -> Iterator[Run]:
     if processes <= 1:
         yield from (simulate(*one) for one in work)
         return
@@ -83,5 +83,5 @@ def _runs(work: list[tuple[Loaded, str, int]], processes: int) -> Iterator[Run]:
         yield from pool.map(_simulate, work)
 
 
-def _simulate(work: tuple[Loaded, str, int]) -> Run:
+def _simulate(work: tuple[LoadedScenario, str, int]) -> Run:
     return simulate(*work)

@@ -33,7 +33,7 @@ Right = Literal["infer", "metrics", "admin", "act-for-others", "dial-in"]
 RIGHTS: Final[tuple[Right, ...]] = ("infer", "metrics", "admin", "act-for-others", "dial-in")
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class UsageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What may be used; None: no limit of its own."""
 
     requests_per_s: float | None = None
@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     max_in_flight: int | None = None
 
 
-NO_LIMITS: Final = Limits()
+NO_LIMITS: Final = UsageLimits()
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -54,7 +54,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     highest_priority: int = 1
     pin: Pin = "any"
     rights: tuple[Right, ...] = ("infer",)
-    limits: Limits = NO_LIMITS
+    limits: UsageLimits = NO_LIMITS
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -64,13 +64,13 @@ class Trace:
 current: ContextVar[Trace | None] = ContextVar("tidegate_trace", default=None)
 
 
-def begun(bits: Bits, ratio: float) -> Trace:
+def start_trace(bits: Bits, ratio: float) -> Trace:
     """A trace that begins here, sampled with this chance."""
     trace_id = bits(128) or 1
     return Trace(trace_id, bits(64) or 1, sampled=trace_id & _IDS < ratio * 2.0**64)
 
 
-def joined(traceparent: str, tracestate: str, bits: Bits) -> Trace | None:
+def join_trace(traceparent: str, tracestate: str, bits: Bits) -> Trace | None:
     """The caller's trace with a span of our own; None where what he said is no traceparent."""
     found = _FORM.fullmatch(traceparent)
     if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):

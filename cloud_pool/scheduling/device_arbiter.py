@@ -18,10 +18,10 @@ from math import inf
 
 import structlog
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.memory.device_memory import DeviceMemory, in_words
-from cloud_pool.core.sharing.fair_share import Shares
-from cloud_pool.scheduling.job import Batch, Queue
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.memory.device_memory import DeviceMemory, human_size
+from cloud_pool.core.sharing.fair_share import FairShare
+from cloud_pool.scheduling.job import Batch, InstanceQueue
 from tidegate.outcome import OutOfMemory
 
 RETRY_AFTER_S = 1.0  # for callers whom memory refused: by then other batches have ended, or other requests come
@@ -29,11 +29,11 @@ RETRY_AFTER_S = 1.0  # for callers whom memory refused: by then other batches ha
 log = structlog.get_logger("scheduler")
 
 
-class Allotment:
+class DeviceArbiter:
     """Mutable: workers `join` and `leave`, batches `begin` and `end`."""
 
-    def __init__(self, shares: Shares | None = None) -> None:
-        self._shares = shares or Shares()
+    def __init__(self, shares: FairShare | None = None) -> None:
+        self._shares = shares or FairShare()
         self._devices: dict[str, DeviceMemory] = {}
         self._by_worker: dict[str, DeviceMemory] = {}
         self._given: dict[int, tuple[Batch, str, float]] = {}  # by id: the batch, its worker, and what was charged
@@ -55,26 +55,26 @@ class Allotment:
         """The memory of each device, by its name."""
         return self._devices
 
-    def owed_s(self, lanes: Iterable[Lane]) -> dict[str, float]:
+    def owed_s(self, lanes: Iterable[ModelInstance]) -> dict[str, float]:
         """Seconds that each of those who share the devices should have had and has not."""
         return {group: self._shares.owed_s(group) for group in sorted({self._group(lane) for lane in lanes})}
 
-    def most_units(self, lane: Lane) -> float:
+    def most_units(self, lane: ModelInstance) -> float:
         """The largest batch of a lane that some worker could ever run."""
         return max((lane.memory.most_units(memory) for memory in self._by_worker.values()), default=inf)
 
-    def check(self, lane: Lane, units: float) -> None:
+    def check(self, lane: ModelInstance, units: float) -> None:
         """Refuse what no worker will ever have memory for. Raises OutOfMemory."""
         footprint, rooms = lane.memory.footprint, [memory.room_bytes for memory in self._by_worker.values()]
         needed_bytes, room_bytes = footprint.predict_bytes(units), max(rooms, default=inf)
         if needed_bytes > room_bytes:
             raise OutOfMemory(
-                f"{lane.key} should need {in_words(needed_bytes)} for a row of {units:g} units of work, but there are "
-                f"{in_words(room_bytes)} beside the weights (key 'memory_limit_bytes'); send shorter rows",
+                f"{lane.key} should need {human_size(needed_bytes)} for a row of {units:g} units of work, but there are "
+                f"{human_size(room_bytes)} beside the weights (key 'memory_limit_bytes'); send shorter rows",
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def in_turn(self, queues: Iterable[Queue], worker: str) -> list[Queue]:
+    def in_turn(self, queues: Iterable[InstanceQueue], worker: str) -> list[InstanceQueue]:
         """The queues that a worker may feed from, first those whose turn it is, each limited to what fits now."""
         heads: dict[str, float] = {}
         for queue in (queues := list(queues)):
@@ -97,7 +97,7 @@ class Allotment:
         self._shares.charge(self._group(batch.lane), takes_s)
         return True
 
-    def must_wait_for(self, queue: Queue) -> bool:
+    def must_wait_for(self, queue: InstanceQueue) -> bool:
         """Whether nobody may go before this queue, whose batch found no room."""
         return self._shares.is_owed(self._group(queue.lane))
 
@@ -126,12 +126,12 @@ class Allotment:
         if (memory := self._by_worker.get(worker)) is not None:
             memory.release(worker, id(batch))
 
-    def _fitting_units(self, lane: Lane, worker: str) -> float:
+    def _fitting_units(self, lane: ModelInstance, worker: str) -> float:
         memory = self._by_worker.get(worker)
         return lane.memory.cap.units if memory is None else lane.memory.fitting_units(memory, worker)
 
-    def _group(self, lane: Lane) -> str:
+    def _group(self, lane: ModelInstance) -> str:
         return self._shares.group_of(lane.manifest)
 
     def __repr__(self) -> str:
-        return f"<Allotment {self._shares!r} {self._devices}>"
+        return f"<DeviceArbiter {self._shares!r} {self._devices}>"

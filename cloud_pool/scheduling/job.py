@@ -18,16 +18,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cloud_pool.core.batching.batcher import Batcher
-from cloud_pool.core.batching.grouping import Shape
-from cloud_pool.core.batching.model_instance import Lane, Piece
+from cloud_pool.core.batching.grouping import WorkShape
+from cloud_pool.core.batching.model_instance import ModelInstance, RequestSlice
 from cloud_pool.core.batching.padding import Arrays
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from tidegate.trace_context import Trace
 from tidegate.types import Accepted
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PoolRequest:
     """One checked request for one lane. `units` is its work without padding; `deadline` is a finite instant.
 
     `worker` names the only one that may compute it; by default any may.
@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PoolResult:
     """Outputs, and how they came to be; `batch_rows` and `worker` are of the batch that the last part was in."""
 
     outputs: dict[str, NDArray[Any]]
@@ -56,10 +56,10 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class InstanceQueue:
     """Those who wait for one lane, on any worker or on one."""
 
-    lane: Lane
+    lane: ModelInstance
     batcher: Batcher
     worker: str | None = None
 
@@ -68,23 +68,23 @@ class Queue:
 class Job:
     """A caller who waits."""
 
-    queue: Queue
-    ask: Ask
-    answer: asyncio.Future[Answer]
-    parts: list[Part] = field(default_factory=list)
+    queue: InstanceQueue
+    ask: PoolRequest
+    answer: asyncio.Future[PoolResult]
+    parts: list[JobPart] = field(default_factory=list)
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> ModelInstance:
         return self.queue.lane
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class JobPart:
     """A piece of a job in the queue or in a batch, with its results once it has any."""
 
     job: Job
-    piece: Piece
-    queued: Queued
+    piece: RequestSlice
+    queued: QueueItem
     deaths: int = 0  # of workers, under batches that it was in
     starved: int = 0  # times that there was no memory for it alone
     began_at: float = 0.0
@@ -98,9 +98,9 @@ class Part:
 class Batch:
     """Parts that leave together. Its times are set when it begins; until then it is only prepared."""
 
-    lane: Lane
-    parts: tuple[Part, ...]
-    shape: Shape  # of all together, padding included
+    lane: ModelInstance
+    parts: tuple[JobPart, ...]
+    shape: WorkShape  # of all together, padding included
     closed_by: str = ""  # why it holds those and no more
     began_at: float = 0.0
     expected_end_at: float = 0.0
@@ -148,7 +148,7 @@ class Batch:
         """What the engine gets."""
         return self.lane.layout.stack([part.piece.arrays for part in self.parts])
 
-    def split(self, outputs: Arrays) -> Iterable[tuple[Part, dict[str, NDArray[Any]]]]:
+    def split(self, outputs: Arrays) -> Iterable[tuple[JobPart, dict[str, NDArray[Any]]]]:
         """Each part with its own outputs. Raises WrongResults."""
         own = self.lane.layout.split(outputs, [part.piece.extent for part in self.parts])
         return zip(self.parts, own, strict=True)

@@ -16,21 +16,21 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from cloud_pool.core.batching.batcher import DOOM_RATIO
-from cloud_pool.core.batching.queue_item import Queued
-from cloud_pool.scheduling.job import Job, Part
-from cloud_pool.scheduling.worker_slots import Seats
+from cloud_pool.core.batching.batcher import EARLY_DROP_RATIO
+from cloud_pool.core.batching.queue_item import QueueItem
+from cloud_pool.scheduling.job import Job, JobPart
+from cloud_pool.scheduling.worker_slots import WorkerSlots
 from tidegate import clock
 from tidegate.outcome import InternalError, ServeError
 from tidegate.workers.process import WorkerDied
 
 
-class Waiting:
+class PendingParts:
     """Mutable: `enter` and `readmit`; `leave` with a batch, `withdraw` or `fail` without one."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: WorkerSlots) -> None:
         self._seats = seats
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, JobPart] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -47,7 +47,7 @@ class Waiting:
         job.queue.batcher.add([part.queued for part in job.parts], now)
         self._parts.update((part.queued.id, part) for part in job.parts)
 
-    def readmit(self, part: Part) -> None:
+    def readmit(self, part: JobPart) -> None:
         """A part that was in a batch waits again, or is told why it cannot."""
         if part.job.answer.done():  # its caller has left, or another part of it was given up just now
             return
@@ -61,17 +61,17 @@ class Waiting:
         else:
             self._parts[part.queued.id] = part
 
-    def leave(self, items: Sequence[Queued]) -> tuple[Part, ...]:
+    def leave(self, items: Sequence[QueueItem]) -> tuple[JobPart, ...]:
         """The parts of those that their batcher has given out."""
         return tuple([self._parts.pop(item.id) for item in items])
 
-    def get(self, item: Queued) -> Part | None:
+    def get(self, item: QueueItem) -> JobPart | None:
         return self._parts.get(item.id)
 
-    def is_hopeless(self, part: Part) -> bool:
+    def is_hopeless(self, part: JobPart) -> bool:
         """Whether there is no worker, and none will be back in time for it."""
         seats, queued = self._seats, part.queued
-        return not seats and seats.back_at + DOOM_RATIO * part.job.lane.alone_s(queued.shape) > queued.deadline
+        return not seats and seats.back_at + EARLY_DROP_RATIO * part.job.lane.alone_s(queued.shape) > queued.deadline
 
     def withdraw(self, job: Job) -> None:
         """Take what waits of a job out of the queue before it costs anything, and what is with a worker, unbegun."""
@@ -88,12 +88,12 @@ class Waiting:
             job.answer.set_exception(error)
         self.withdraw(job)
 
-    def fail_all(self, parts: Iterable[Part], error: ServeError) -> None:
+    def fail_all(self, parts: Iterable[JobPart], error: ServeError) -> None:
         for part in parts:
             self.fail(part.job, error)
 
     @contextmanager
-    def nobody_lost(self, parts: Sequence[Part]) -> Iterator[None]:
+    def assert_none_lost(self, parts: Sequence[JobPart]) -> Iterator[None]:
         """Who has left a queue and is in no running batch yet is told of a defect of ours, rather than forgotten."""
         try:
             yield
@@ -101,7 +101,7 @@ class Waiting:
             self.fail_all(parts, InternalError(f"its batch could not be formed: {type(error).__name__}"))
             raise
 
-    def fail_items(self, items: Iterable[Queued], error: ServeError) -> None:
+    def fail_items(self, items: Iterable[QueueItem], error: ServeError) -> None:
         """The same for those of a queue that is no more."""
         self.fail_all([part for item in items if (part := self._parts.get(item.id))], error)
 
@@ -112,4 +112,4 @@ class Waiting:
         return len(self._parts)
 
     def __repr__(self) -> str:
-        return f"<Waiting {len(self)} parts>"
+        return f"<PendingParts {len(self)} parts>"

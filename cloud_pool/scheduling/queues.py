@@ -10,32 +10,32 @@ from collections.abc import Iterator
 from itertools import chain
 from math import inf
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.batching.queue_item import Queued
-from cloud_pool.scheduling.job import Queue
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.batching.queue_item import QueueItem
+from cloud_pool.scheduling.job import InstanceQueue
 
 
-class Queues:
+class InstanceQueues:
     """Mutable: `open` lanes, `drop` what was bound to a worker that is gone."""
 
     def __init__(self) -> None:
-        self._shared: dict[str, Queue] = {}  # by lane
-        self._bound: dict[tuple[str, str], Queue] = {}  # by lane and worker
+        self._shared: dict[str, InstanceQueue] = {}  # by lane
+        self._bound: dict[tuple[str, str], InstanceQueue] = {}  # by lane and worker
         self._cap_ratio = 1.0
 
-    def open(self, lane: Lane) -> None:
-        self._shared[lane.key] = self._capped(Queue(lane, lane.batcher))
+    def open(self, lane: ModelInstance) -> None:
+        self._shared[lane.key] = self._capped(InstanceQueue(lane, lane.batcher))
 
-    def of(self, key: str, worker: str | None) -> Queue:
+    def of(self, key: str, worker: str | None) -> InstanceQueue:
         """Where to wait in a lane that is open, for any worker or for this one."""
         if worker is None:
             return self._shared[key]
         if (key, worker) not in self._bound:
             lane = self._shared[key].lane
-            self._bound[key, worker] = self._capped(Queue(lane, lane.new_batcher(), worker))
+            self._bound[key, worker] = self._capped(InstanceQueue(lane, lane.new_batcher(), worker))
         return self._bound[key, worker]
 
-    def drop(self, worker: str) -> list[Queued]:
+    def drop(self, worker: str) -> list[QueueItem]:
         """Forget the queues of a worker that is gone; returns who waited there."""
         dropped = [self._bound.pop(key) for key in [key for key in self._bound if key[1] == worker]]
         return [item for queue in dropped for item in queue.batcher.waiting()]
@@ -65,11 +65,11 @@ class Queues:
         for queue in self:
             self._capped(queue)
 
-    def _capped(self, queue: Queue) -> Queue:
+    def _capped(self, queue: InstanceQueue) -> InstanceQueue:
         queue.batcher.cap_rows(self._cap_ratio)
         return queue
 
-    def __iter__(self) -> Iterator[Queue]:
+    def __iter__(self) -> Iterator[InstanceQueue]:
         return chain(self._shared.values(), self._bound.values())
 
     def __contains__(self, key: object) -> bool:
@@ -77,4 +77,4 @@ class Queues:
         return key in self._shared
 
     def __repr__(self) -> str:
-        return f"<Queues of {len(self._shared)} lanes, {len(self._bound)} bound>"
+        return f"<InstanceQueues of {len(self._shared)} lanes, {len(self._bound)} bound>"

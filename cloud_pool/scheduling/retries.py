@@ -13,19 +13,19 @@ from dataclasses import replace
 
 import structlog
 
-from cloud_pool.core.batching.isolation import MAX_DEATHS, MAX_STARVED, apart, verdict
-from cloud_pool.scheduling.job import Batch, Part
-from cloud_pool.scheduling.pending import Waiting
+from cloud_pool.core.batching.isolation import MAX_DEATHS, MAX_STARVED, final_error, retry_groups
+from cloud_pool.scheduling.job import Batch, JobPart
+from cloud_pool.scheduling.pending import PendingParts
 from tidegate.outcome import OutOfMemory, ServeError
 from tidegate.workers.process import WorkerDied
 
 log = structlog.get_logger("scheduler")
 
 
-class Retries:
+class BatchRetries:
     """Acts on the batches that it is told of; keeps nothing."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: PendingParts) -> None:
         self._waiting = waiting
 
     def retry(self, batch: Batch, error: ServeError) -> None:
@@ -40,10 +40,10 @@ class Retries:
         alone = starved and len(batch.parts) == 1
         groups = [
             [part for part in group if self._may_retry(part, died=died, starved_alone=alone)]
-            for group in apart(batch.parts, worker_died=died, starved=starved)
+            for group in retry_groups(batch.parts, worker_died=died, starved=starved)
         ]
         again = {part.queued.id for group in groups for part in group}
-        told = verdict(error, [part.deaths for part in batch.parts])
+        told = final_error(error, [part.deaths for part in batch.parts])
         self._waiting.fail_all([part for part in batch.parts if part.queued.id not in again], told)
         if again and not batch.is_search:
             words = {"lane": batch.lane.key, "members": len(batch.parts), "reason": error.message}
@@ -59,18 +59,18 @@ class Retries:
             else:
                 self._waiting.readmit(part)
 
-    def _may_retry(self, part: Part, *, died: bool, starved_alone: bool) -> bool:
+    def _may_retry(self, part: JobPart, *, died: bool, starved_alone: bool) -> bool:
         part.deaths += died
         part.starved += starved_alone
         if part.job.answer.done() or part.deaths >= MAX_DEATHS or part.starved >= MAX_STARVED:
             return False
         return not (died and self._waiting.is_hopeless(part))
 
-    def _requeue(self, group: Iterable[Part]) -> None:
+    def _requeue(self, group: Iterable[JobPart]) -> None:
         cohort = self._waiting.next_number()
         for part in group:
             part.queued = replace(part.queued, id=self._waiting.next_number(), cohort=cohort)
             self._waiting.readmit(part)
 
     def __repr__(self) -> str:
-        return f"<Retries into {self._waiting!r}>"
+        return f"<BatchRetries into {self._waiting!r}>"

@@ -7,7 +7,7 @@ for, `device_arbiter.py` says; who waits is kept in `pending.py`, and what becom
 is `retries.py`.
 
 Workers are alike, and pull: whoever is free takes what is due now, so a slow one takes less by itself and nobody is
-stuck behind a worker. What is bound to a worker (`Ask.worker`) waits in a queue of that worker's own.
+stuck behind a worker. What is bound to a worker (`PoolRequest.worker`) waits in a queue of that worker's own.
 
 Invariants:
 * A caller is answered exactly once. Futures are made, set and dropped here alone, and never set after their caller
@@ -41,24 +41,24 @@ from typing import Final, Self
 
 import structlog
 
-from cloud_pool.core.batching.grouping import padded
-from cloud_pool.core.batching.model_instance import Lane, Piece
+from cloud_pool.core.batching.grouping import padded_shape
+from cloud_pool.core.batching.model_instance import ModelInstance, RequestSlice
 from cloud_pool.core.batching.padding import WrongResults
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.core.health.standby import Standby
 from cloud_pool.core.health.watchdog import patience_s
 from cloud_pool.scheduling.batch_counts import BatchCounts
-from cloud_pool.scheduling.device_arbiter import Allotment
-from cloud_pool.scheduling.job import Answer, Ask, Batch, Job, Part, Queue
-from cloud_pool.scheduling.pending import Waiting
-from cloud_pool.scheduling.queues import Queues
-from cloud_pool.scheduling.retries import Retries
-from cloud_pool.scheduling.worker_slots import Compute, Seat, Seats
+from cloud_pool.scheduling.device_arbiter import DeviceArbiter
+from cloud_pool.scheduling.job import Batch, InstanceQueue, Job, JobPart, PoolRequest, PoolResult
+from cloud_pool.scheduling.pending import PendingParts
+from cloud_pool.scheduling.queues import InstanceQueues
+from cloud_pool.scheduling.retries import BatchRetries
+from cloud_pool.scheduling.worker_slots import Compute, WorkerSlot, WorkerSlots
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ServeError, Unreachable
 from tidegate.trace_context import Trace
 from tidegate.types import Accepted
-from tidegate.workers.process import Computed, WorkerDied
+from tidegate.workers.process import ComputeResult, WorkerDied
 
 _AGAIN_S: Final = 1.0  # after a defect the next look is no later than this
 _RESOLUTION_S: Final = 0.001  # uvloop's timers count in these
@@ -66,20 +66,20 @@ _RECENT: Final = 4096  # answers of which times are kept
 log = structlog.get_logger("scheduler")
 
 
-class Scheduler:
+class PoolScheduler:
     """Runs inside `async with`. Give it lanes with `open` and workers with `attach`; then `submit`."""
 
-    def __init__(self, standby: Standby | None = None, allotment: Allotment | None = None) -> None:
-        self.seats = Seats(standby)
+    def __init__(self, standby: Standby | None = None, allotment: DeviceArbiter | None = None) -> None:
+        self.seats = WorkerSlots(standby)
         self.refused = 0  # since the start, for a full queue or a wait that was too long
         self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
-        self.queues = Queues()
+        self.queues = InstanceQueues()
         self.batches = BatchCounts()
         # Told of each batch with sampled members, and on which worker it was computed.
         self.on_traced: Callable[[Batch, list[Trace], str], None] = lambda _batch, _members, _worker: None
-        self.allotment = allotment or Allotment()
-        self._waiting = Waiting(self.seats)
-        self._retries = Retries(self._waiting)
+        self.allotment = allotment or DeviceArbiter()
+        self._waiting = PendingParts(self.seats)
+        self._retries = BatchRetries(self._waiting)
         self._jobs: set[Job] = set()
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class Scheduler:
         for job in list(self._jobs):
             self._waiting.fail(job, Unreachable("the pool is shutting down"))
 
-    def open(self, lane: Lane) -> None:
+    def open(self, lane: ModelInstance) -> None:
         """Take requests for a lane from now on."""
         self.queues.open(lane)
 
@@ -140,7 +140,7 @@ class Scheduler:
             if seat.running is not None:
                 await seat.vacated.wait()
 
-    async def submit(self, key: str, ask: Ask) -> Answer:
+    async def submit(self, key: str, ask: PoolRequest) -> PoolResult:
         """Wait in the lane of `key` and be answered. Cancelling gives the place up at once.
 
         Raises:
@@ -186,21 +186,21 @@ class Scheduler:
         return self.seats.busy_s(now) + self.queues.drain_s() / self.seats.width
 
     def __repr__(self) -> str:
-        return f"<Scheduler {self.seats!r}, {self.queued} waiting, {self.in_flight} in flight>"
+        return f"<PoolScheduler {self.seats!r}, {self.queued} waiting, {self.in_flight} in flight>"
 
     # In: requests become parts in a batcher's queue.
 
-    def _queue_for(self, key: str, worker: str | None) -> Queue:
+    def _queue_for(self, key: str, worker: str | None) -> InstanceQueue:
         """Raises WorkerDied where `worker` is not there."""
         if worker is not None and worker not in self.seats:
             raise WorkerDied(f"worker {worker} is gone")
         return self.queues.of(key, worker)
 
-    def _enqueue(self, queue: Queue, ask: Ask) -> Job:
+    def _enqueue(self, queue: InstanceQueue, ask: PoolRequest) -> Job:
         job, lane = Job(queue, ask, asyncio.get_running_loop().create_future()), queue.lane
         pieces = lane.pieces(ask.arrays, ask.units, self.allotment.most_units(lane))
         self.allotment.check(lane, max(piece.shape.units for piece in pieces))
-        job.parts = [Part(job, piece, self._queued(piece, ask)) for piece in pieces]
+        job.parts = [JobPart(job, piece, self._queued(piece, ask)) for piece in pieces]
         if any(self._waiting.is_hopeless(part) for part in job.parts):
             raise WorkerDied(self.seats.absence)
         now = clock.now()
@@ -210,8 +210,10 @@ class Scheduler:
         self._wake(now)
         return job
 
-    def _queued(self, piece: Piece, ask: Ask) -> Queued:
-        return Queued(self._waiting.next_number(), ask.arrived_at, ask.deadline, piece.shape, piece.kind, ask.priority)
+    def _queued(self, piece: RequestSlice, ask: PoolRequest) -> QueueItem:
+        return QueueItem(
+            self._waiting.next_number(), ask.arrived_at, ask.deadline, piece.shape, piece.kind, ask.priority
+        )
 
     def _accept(self, job: Job) -> None:
         if job.ask.on_accepted is None:
@@ -256,12 +258,12 @@ class Scheduler:
             self._feed(seat, now, early=True)
         self._arm(now, worker_free=self.seats.any_free())
 
-    def _feed(self, seat: Seat, now: float, *, early: bool = False) -> None:
+    def _feed(self, seat: WorkerSlot, now: float, *, early: bool = False) -> None:
         """Send a worker the next batch, if there is one, and memory for it."""
         batch = self._next_batch(seat, now, early=early)
         if batch is None:
             return
-        with self._waiting.nobody_lost(batch.parts):
+        with self._waiting.assert_none_lost(batch.parts):
             patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
             batch.stuck_at = now + patience
             seat.give(batch, now)
@@ -269,14 +271,14 @@ class Scheduler:
         self._runs.add(batch.run)
         batch.run.add_done_callback(lambda run: self._left(seat, batch, run))
 
-    def _next_batch(self, seat: Seat, now: float, *, early: bool) -> Batch | None:
+    def _next_batch(self, seat: WorkerSlot, now: float, *, early: bool) -> Batch | None:
         for queue in self.allotment.in_turn(self.queues, seat.name):
             batch = self._release(queue, now, early=early)
             if batch is None and early:
                 return None  # it is this one's turn next, and nothing may be settled before it
             if batch is None:
                 continue
-            with self._waiting.nobody_lost(batch.parts):
+            with self._waiting.assert_none_lost(batch.parts):
                 if self.allotment.begin(seat.name, batch):
                     return batch
                 self._retries.put_back(batch)
@@ -284,10 +286,10 @@ class Scheduler:
                 return None
         return None
 
-    def _release(self, queue: Queue, now: float, *, early: bool) -> Batch | None:
+    def _release(self, queue: InstanceQueue, now: float, *, early: bool) -> Batch | None:
         parts = self._waiting.leave(queue.batcher.release(now, early=early))
-        with self._waiting.nobody_lost(parts):
-            shape = padded([part.piece.shape for part in parts]) if parts else None
+        with self._waiting.assert_none_lost(parts):
+            shape = padded_shape([part.piece.shape for part in parts]) if parts else None
             return Batch(queue.lane, parts, shape, queue.batcher.closed_by) if shape else None
 
     def _expire(self, now: float) -> None:
@@ -328,7 +330,7 @@ class Scheduler:
 
     # Out: a batch's results, or its failure, to each of its members.
 
-    async def _run(self, seat: Seat, batch: Batch, patience: float) -> None:
+    async def _run(self, seat: WorkerSlot, batch: Batch, patience: float) -> None:
         try:
             computed = await seat.compute(batch.lane.key, batch.arrays(), patience)
             self._record(seat, batch, computed)
@@ -344,23 +346,23 @@ class Scheduler:
         finally:
             self._over(seat, batch)
 
-    def _left(self, seat: Seat, batch: Batch, run: asyncio.Task[None]) -> None:
+    def _left(self, seat: WorkerSlot, batch: Batch, run: asyncio.Task[None]) -> None:
         """A task that is cancelled before its first step runs no `finally`: the seat would be taken for ever."""
         self._runs.discard(run)
         if batch.run is not None:
             self._over(seat, batch)
 
-    def _over(self, seat: Seat, batch: Batch) -> None:
+    def _over(self, seat: WorkerSlot, batch: Batch) -> None:
         self._end(seat, batch)
         batch.close()
         self._changed.set()
 
-    def _end(self, seat: Seat, batch: Batch) -> None:
+    def _end(self, seat: WorkerSlot, batch: Batch) -> None:
         now = clock.now()
         self.allotment.end(batch, now)
         seat.end(batch, now)
 
-    def _record(self, seat: Seat, batch: Batch, computed: Computed) -> None:
+    def _record(self, seat: WorkerSlot, batch: Batch, computed: ComputeResult) -> None:
         now = clock.now()
         batch.lane.service.record(batch.shape.units, batch.shape.length, now - batch.began_at)
         batch.parts[0].job.queue.batcher.took(now - batch.began_at)
@@ -372,7 +374,7 @@ class Scheduler:
         self.allotment.passed(batch, computed.peak_bytes)
         self._end(seat, batch)
 
-    def _settle(self, seat: Seat, batch: Batch, computed: Computed) -> None:
+    def _settle(self, seat: WorkerSlot, batch: Batch, computed: ComputeResult) -> None:
         rows = batch.rows
         for part, outputs in batch.split(computed.outputs):
             part.outputs, part.compute_s = outputs, computed.compute_s
@@ -387,9 +389,9 @@ class Scheduler:
         batch_wait_s = min(queue_s, max(0.0, min(part.batch_wait_s for part in job.parts)))
         compute_s = sum(part.compute_s for part in job.parts)
         outputs = job.lane.layout.join_rows(done)
-        job.answer.set_result(Answer(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
+        job.answer.set_result(PoolResult(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
 
-    def _failed(self, seat: Seat, batch: Batch, error: ServeError) -> None:
+    def _failed(self, seat: WorkerSlot, batch: Batch, error: ServeError) -> None:
         if isinstance(error, OutOfMemory):
             error = self.allotment.failed(batch, error)
         if isinstance(error, WorkerDied):

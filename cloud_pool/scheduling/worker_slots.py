@@ -31,9 +31,9 @@ from cloud_pool.core.batching.padding import Arrays
 from cloud_pool.core.health.slow_start import WARM_S, rest_s
 from cloud_pool.core.health.standby import Standby
 from cloud_pool.scheduling.job import Batch
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 
-Compute = Callable[[str, Arrays, float], Awaitable[Computed]]  # the lane, the batch, and seconds until it is stuck
+Compute = Callable[[str, Arrays, float], Awaitable[ComputeResult]]  # the lane, the batch, and seconds until it is stuck
 
 log = structlog.get_logger("scheduler")
 
@@ -42,7 +42,7 @@ _MOST_SEEN: Final = 4096  # batches between two looks; those before are forgotte
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ComputedBatch:
     """One computed batch: when it ended, what the lane's table said of it, and what it took."""
 
     ended_at: float
@@ -52,7 +52,7 @@ class Seen:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Seat:
+class WorkerSlot:
     """Mutable. `retiring`: it gets no new batch, and ends when it has done what it has.
 
     `restart_s` is how long a successor would take to be there; until `rests_until` it begins nothing.
@@ -71,7 +71,7 @@ class Seat:
     retiring: bool = False
     gone: bool = False
     busy_s: float = 0.0
-    seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_SEEN))
+    seen: deque[ComputedBatch] = field(default_factory=lambda: deque(maxlen=_MOST_SEEN))
     vacated: asyncio.Event = field(default_factory=asyncio.Event)
 
     def give(self, batch: Batch, now: float) -> None:
@@ -99,10 +99,10 @@ class Seat:
     def saw(self, batch: Batch, now: float) -> None:
         """A batch came back with results."""
         table_s = batch.lane.service.table.seconds_for(batch.shape.units)
-        self.seen.append(Seen(now, table_s, now - batch.began_at, batch.rows))
+        self.seen.append(ComputedBatch(now, table_s, now - batch.began_at, batch.rows))
         self.served += len(batch.parts)
 
-    def take_seen(self) -> list[Seen]:
+    def take_seen(self) -> list[ComputedBatch]:
         """Everything that was computed since the last call."""
         seen = list(self.seen)
         self.seen.clear()
@@ -136,10 +136,10 @@ class Seat:
     def __repr__(self) -> str:
         doing = "computing" if self.running else "retiring" if self.retiring else "idle"
         doing += ", one prepared" if self.prepared else ""
-        return f"<Seat {self.name} {doing}>"
+        return f"<WorkerSlot {self.name} {doing}>"
 
 
-class Seats:
+class WorkerSlots:
     """Mutable: `add` and `remove`. While there is none, `absence` says why and `back_at` until when, by prediction.
 
     `most_at_once` is how many may compute at the same time. `expected` is how many there should be without the
@@ -154,10 +154,10 @@ class Seats:
         self.expected = 0
         self.busy_without = 0.0
         self.standby = standby
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, WorkerSlot] = {}
 
     def add(self, name: str, compute: Compute, *, restart_s: float, standby: bool, now: float) -> None:
-        self._seats[name] = Seat(name, compute, restart_s, attached_at=now, free_since=now, standby=standby)
+        self._seats[name] = WorkerSlot(name, compute, restart_s, attached_at=now, free_since=now, standby=standby)
 
     def remove(self, name: str, reason: str, now: float) -> bool:
         """Whether it was there."""
@@ -169,10 +169,10 @@ class Seats:
             self.absence, self.back_at = reason, now + seat.restart_s
         return True
 
-    def get(self, name: str) -> Seat | None:
+    def get(self, name: str) -> WorkerSlot | None:
         return self._seats.get(name)
 
-    def free(self, now: float, wait_s: Callable[[], float]) -> list[Seat]:
+    def free(self, now: float, wait_s: Callable[[], float]) -> list[WorkerSlot]:
         """Who may begin a batch now, while `has_room`; who has idled longest comes first, and a reserve last.
 
         Args:
@@ -187,7 +187,7 @@ class Seats:
         """Whether one more may compute at the same time."""
         return sum(seat.running is not None for seat in self) < self.most_at_once
 
-    def preparable(self, now: float) -> list[Seat]:
+    def preparable(self, now: float) -> list[WorkerSlot]:
         """Who should get a batch in advance now."""
         due = [seat for seat in self if (at := seat.prepare_at) is not None and at <= now]
         return [seat for seat in due if now - seat.attached_at >= WARM_S or not self._has_veteran(seat, now)]
@@ -216,7 +216,7 @@ class Seats:
     def in_flight(self) -> int:
         return sum(len(batch.parts) for seat in self for batch in (seat.running, seat.prepared) if batch is not None)
 
-    def _serving(self) -> list[Seat]:
+    def _serving(self) -> list[WorkerSlot]:
         helps = self.standby is not None and bool(self.standby.reason)
         return [seat for seat in self if helps or not seat.standby]
 
@@ -230,14 +230,14 @@ class Seats:
             log.info("reserve called in" if helps else "reserve rests again", reason=self.standby.reason or before)
         return helps
 
-    def _rests(self, seat: Seat, now: float) -> bool:
+    def _rests(self, seat: WorkerSlot, now: float) -> bool:
         return seat.rests_until > now and self._has_veteran(seat, now)
 
-    def _has_veteran(self, seat: Seat, now: float) -> bool:
+    def _has_veteran(self, seat: WorkerSlot, now: float) -> bool:
         """Whether another is there that does not start slowly: alone, and all together, they do not either."""
         return any(now - other.attached_at >= WARM_S and not other.retiring for other in self if other is not seat)
 
-    def __iter__(self) -> Iterator[Seat]:
+    def __iter__(self) -> Iterator[WorkerSlot]:
         return iter(self._seats.values())
 
     def __len__(self) -> int:
@@ -248,5 +248,5 @@ class Seats:
 
     def __repr__(self) -> str:
         if not self._seats:
-            return f"<Seats none: {self.absence}>"
-        return f"<Seats {sum(seat.running is not None for seat in self)} of {len(self)} computing>"
+            return f"<WorkerSlots none: {self.absence}>"
+        return f"<WorkerSlots {sum(seat.running is not None for seat in self)} of {len(self)} computing>"

@@ -24,26 +24,26 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from cloud_pool.core.batching.dedup import Urgency, fingerprint, joint
-from cloud_pool.scheduling.job import Answer, Ask
+from cloud_pool.core.batching.dedup import Urgency, input_fingerprint, joint_urgency
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
 from tidegate.outcome import DeadlineExceeded
 from tidegate.types import Accepted
 
-Submit = Callable[[str, Ask], Awaitable[Answer]]
+Submit = Callable[[str, PoolRequest], Awaitable[PoolResult]]
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    ask: Ask
-    answer: asyncio.Future[Answer]
+    ask: PoolRequest
+    answer: asyncio.Future[PoolResult]
 
 
 @dataclass(slots=True, eq=False)
-class _Twins:
+class _SharedRequest:
     """Those with one input in one lane, and their places in the queue, each with what was asked for there."""
 
     callers: list[_Caller] = field(default_factory=list)
-    places: dict[asyncio.Task[Answer], Ask] = field(default_factory=dict)
+    places: dict[asyncio.Task[PoolResult], PoolRequest] = field(default_factory=dict)
     accepted: Accepted | None = None
 
 
@@ -52,13 +52,13 @@ class Coalescer:
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
-        self._twins: dict[tuple[str, bytes], _Twins] = {}
+        self._twins: dict[tuple[str, bytes], _SharedRequest] = {}
         self.spared = 0
 
-    async def submit(self, key: str, ask: Ask) -> Answer:
+    async def submit(self, key: str, ask: PoolRequest) -> PoolResult:
         """As `Scheduler.submit`; the answer's times are those of this caller."""
-        name = (key, fingerprint(ask.arrays))
-        twins = self._twins.setdefault(name, _Twins())
+        name = (key, input_fingerprint(ask.arrays))
+        twins = self._twins.setdefault(name, _SharedRequest())
         caller = _Caller(ask, asyncio.get_running_loop().create_future())
         twins.callers.append(caller)
         self._join(name, twins, caller)
@@ -74,7 +74,7 @@ class Coalescer:
     def __repr__(self) -> str:
         return f"<Coalescer {len(self._twins)} inputs, {self.spared} spared>"
 
-    def _join(self, name: tuple[str, bytes], twins: _Twins, caller: _Caller) -> None:
+    def _join(self, name: tuple[str, bytes], twins: _SharedRequest, caller: _Caller) -> None:
         if any(_urgency(ask).covers(_urgency(caller.ask)) for ask in twins.places.values()):
             self.spared += 1
             if caller.ask.on_accepted is not None and twins.accepted is not None:
@@ -82,7 +82,7 @@ class Coalescer:
         else:
             self._take_place(name, twins, caller.ask)
 
-    def _take_place(self, name: tuple[str, bytes], twins: _Twins, ask: Ask) -> None:
+    def _take_place(self, name: tuple[str, bytes], twins: _SharedRequest, ask: PoolRequest) -> None:
         def accepted(said: Accepted) -> None:
             first = twins.accepted is None
             twins.accepted = said
@@ -90,14 +90,14 @@ class Coalescer:
                 if caller.ask.on_accepted is not None:
                     caller.ask.on_accepted(said)
 
-        async def wait() -> Answer:
+        async def wait() -> PoolResult:
             return await self._submit(name[0], replace(ask, on_accepted=accepted))
 
         place = asyncio.create_task(wait(), name=f"a place for {len(twins.callers)} in {name[0]}")
         twins.places[place] = ask
         place.add_done_callback(lambda place: self._ended(name, twins, place))
 
-    def _ended(self, name: tuple[str, bytes], twins: _Twins, place: asyncio.Task[Answer]) -> None:
+    def _ended(self, name: tuple[str, bytes], twins: _SharedRequest, place: asyncio.Task[PoolResult]) -> None:
         ask = twins.places.pop(place, None)
         error = None if place.cancelled() else place.exception()
         if place.cancelled() or ask is None:
@@ -115,7 +115,9 @@ class Coalescer:
                 caller.answer.set_exception(error)
             self._end(name, twins)
 
-    def _was_late(self, name: tuple[str, bytes], twins: _Twins, error: DeadlineExceeded, late: Ask) -> None:
+    def _was_late(
+        self, name: tuple[str, bytes], twins: _SharedRequest, error: DeadlineExceeded, late: PoolRequest
+    ) -> None:
         """Those with no more time are late as well; for the others there is a place, or it is taken now."""
         waiting = [caller for caller in twins.callers if not caller.answer.done()]
         for caller in waiting:
@@ -123,10 +125,10 @@ class Coalescer:
                 caller.answer.set_exception(error)
         others = [caller for caller in waiting if caller.ask.deadline > late.deadline]
         if others and not twins.places:
-            urgency = joint(_urgency(caller.ask) for caller in others)
+            urgency = joint_urgency(_urgency(caller.ask) for caller in others)
             self._take_place(name, twins, replace(others[0].ask, deadline=urgency.deadline, priority=urgency.priority))
 
-    def _end(self, name: tuple[str, bytes], twins: _Twins) -> None:
+    def _end(self, name: tuple[str, bytes], twins: _SharedRequest) -> None:
         """Nobody of them waits any more: whoever comes now is of another time."""
         if self._twins.get(name) is twins:
             del self._twins[name]
@@ -135,10 +137,10 @@ class Coalescer:
             place.cancel()
 
 
-def _urgency(ask: Ask) -> Urgency:
+def _urgency(ask: PoolRequest) -> Urgency:
     return Urgency(ask.deadline, ask.priority)
 
 
-def _as_of(caller: _Caller, answer: Answer, asked: Ask) -> Answer:
+def _as_of(caller: _Caller, answer: PoolResult, asked: PoolRequest) -> PoolResult:
     """What is the caller's own of an answer that is everybody's: how long it waited."""
     return replace(answer, queue_s=max(0.0, answer.queue_s - (caller.ask.arrived_at - asked.arrived_at)))

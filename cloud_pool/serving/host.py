@@ -18,13 +18,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.scheduling.job import Answer, Ask
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.coalescing import Coalescer, Submit
-from cloud_pool.serving.sequence_state import Memories
-from cloud_pool.workers.device_worker import Loadable
-from cloud_pool.workers.supervisor import Supervisor
+from cloud_pool.serving.sequence_state import SequenceStates
+from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
@@ -32,7 +32,7 @@ from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.repository import version_key
 from tidegate.models.work import Work, fits, work_of
-from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.oip.request_constraints import check_is_no_gateways
 from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import ModelNotFound, NotSupported, Outcome, Unreachable
@@ -55,9 +55,9 @@ class PoolHost:
     def __init__(
         self,
         name: str,
-        loadables: Iterable[Loadable],
-        scheduler: Scheduler,
-        supervisor: Supervisor,
+        loadables: Iterable[PoolLoadable],
+        scheduler: PoolScheduler,
+        supervisor: PoolSupervisor,
         *,
         epoch: int,
         lesser: str = "",
@@ -74,10 +74,10 @@ class PoolHost:
         self._supervisor = supervisor
         self._coalescer = Coalescer(scheduler.submit)
         self._sequence = count(1)
-        self._models: dict[tuple[str, str], list[Loadable]] = {}  # by name and version
+        self._models: dict[tuple[str, str], list[PoolLoadable]] = {}  # by name and version
         self._meant: dict[str, str] = {}  # the version of a request that names none: the highest here
         self._draining = False
-        self.memories = Memories()
+        self.memories = SequenceStates()
         self.served = ServedCounts()
         self._traces = traces or ServedTraces(self.server_name, random.getrandbits)
         for loadable in loadables:
@@ -163,8 +163,10 @@ class PoolHost:
         loadable = self._choose(loadables, work, call.variant)
         deadline = loadable.manifest.default_budget_s + call.arrived_at if call.deadline is None else call.deadline
 
-        def run(arrays: dict[str, NDArray[Any]]) -> Awaitable[Answer]:
-            ask = Ask(arrays, work.units, call.arrived_at, deadline, call.priority, call.on_accepted, trace=trace)
+        def run(arrays: dict[str, NDArray[Any]]) -> Awaitable[PoolResult]:
+            ask = PoolRequest(
+                arrays, work.units, call.arrived_at, deadline, call.priority, call.on_accepted, trace=trace
+            )
             return self._counted(loadable.key, ask)
 
         arrays = {tensor.name: tensor_to_array(tensor) for tensor in call.request.inputs}
@@ -172,7 +174,7 @@ class PoolHost:
         degraded = not call.variant and loadable is not loadables[0] and loadable.variant.precision == self._lesser
         return self._reply(loadable, call.request, answer, deadline, degraded=degraded)
 
-    async def _counted(self, key: str, ask: Ask) -> Answer:
+    async def _counted(self, key: str, ask: PoolRequest) -> PoolResult:
         """The scheduler's answer, or its error, in the statistics. A caller who leaves is neither."""
         began_at = clock.now()
         lane = self._supervisor.lanes.get(key)
@@ -188,12 +190,12 @@ class PoolHost:
             lane.statistics.compute_infer.add(answer.compute_s)
         return answer
 
-    def _submit(self, lane: Lane | None) -> Submit:
+    def _submit(self, lane: ModelInstance | None) -> Submit:
         coalesce = lane is not None and lane.manifest.batching.coalesce
         return self._coalescer.submit if coalesce else self._scheduler.submit
 
     def _reply(
-        self, loadable: Loadable, request: InferRequest, answer: Answer, deadline: float, *, degraded: bool
+        self, loadable: PoolLoadable, request: InferRequest, answer: PoolResult, deadline: float, *, degraded: bool
     ) -> Reply:
         variant = loadable.variant.name
         return Reply(
@@ -207,7 +209,7 @@ class PoolHost:
             batch_wait_s=answer.batch_wait_s,
         )
 
-    def _choose(self, loadables: Sequence[Loadable], work: Work, demanded: str) -> Loadable:
+    def _choose(self, loadables: Sequence[PoolLoadable], work: Work, demanded: str) -> PoolLoadable:
         wanted = [one for one in loadables if demanded in ("", one.variant.name, one.variant.precision)]
         if not demanded and self._degraded():
             wanted.sort(key=lambda one: one.variant.precision != self._lesser)
@@ -225,7 +227,7 @@ class PoolHost:
             )
         return chosen
 
-    def _loadables(self, name: str, version: str) -> list[Loadable]:
+    def _loadables(self, name: str, version: str) -> list[PoolLoadable]:
         if name not in self._meant:
             here = ", ".join(self._meant)
             raise ModelNotFound(f"there is no model {name!r} on {self.server_name} (models: {here})")
@@ -235,7 +237,7 @@ class PoolHost:
             raise ModelNotFound(f"model {name!r} has no version {version!r} on {self.server_name} (versions: {served})")
         return loadables
 
-    def _offer(self, loadables: Sequence[Loadable]) -> ModelOffer:
+    def _offer(self, loadables: Sequence[PoolLoadable]) -> ModelOffer:
         first = loadables[0]
         variants = tuple(
             _variant_offer(one.variant, self._supervisor.lanes.get(one.key), self._standing(one, loadables))
@@ -249,7 +251,7 @@ class PoolHost:
             digest=first.variant.sha256,
         )
 
-    def _standing(self, loadable: Loadable, loadables: Sequence[Loadable]) -> Standing:
+    def _standing(self, loadable: PoolLoadable, loadables: Sequence[PoolLoadable]) -> Standing:
         """Who gets a variant now, if anybody but direct callers asks."""
         lesser = [one.variant.precision == self._lesser for one in loadables]
         if not any(lesser) or lesser[0]:  # a model with nothing lesser, or with nothing fuller
@@ -258,7 +260,7 @@ class PoolHost:
             return "relief" if self._degraded() else "spare" if self._spare else ""
         return "relieved" if self._degraded() else ""
 
-    def _statistics(self, loadables: Sequence[Loadable]) -> ModelStatistics:
+    def _statistics(self, loadables: Sequence[PoolLoadable]) -> ModelStatistics:
         lanes = [self._supervisor.lanes[one.key] for one in loadables if one.key in self._supervisor.lanes]
         manifest = loadables[0].manifest
         return _merged(ModelStatistics(manifest.name, manifest.version), [lane.statistics for lane in lanes])
@@ -268,7 +270,7 @@ class PoolHost:
         return f"<PoolHost {self._name} {self._supervisor.state} {models} {self._scheduler!r}>"
 
 
-def _variant_offer(variant: Variant, lane: Lane | None, standing: Standing) -> VariantOffer:
+def _variant_offer(variant: Variant, lane: ModelInstance | None, standing: Standing) -> VariantOffer:
     return VariantOffer(
         variant.name,
         variant.precision,
@@ -292,7 +294,7 @@ def _merged(total: ModelStatistics, parts: Sequence[ModelStatistics]) -> ModelSt
             (total.fail, part.fail),
             (total.queue, part.queue),
             (total.compute_infer, part.compute_infer),
-            *((total.batches.setdefault(rows, Tally()), tally) for rows, tally in part.batches.items()),
+            *((total.batches.setdefault(rows, TimedCount()), tally) for rows, tally in part.batches.items()),
         ):
             into.count += tally.count
             into.ns += tally.ns

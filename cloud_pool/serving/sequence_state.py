@@ -29,7 +29,7 @@ Arrays = dict[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 
 
-class Memories:
+class SequenceStates:
     """Mutable: `remembering` runs a request with its sequence's state. `close` it at the end."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Memories:
         self._arm(model, sequences)
 
     def __repr__(self) -> str:
-        return f"<Memories {', '.join(map(repr, self._sequences.values())) or 'of nothing'}>"
+        return f"<SequenceStates {', '.join(map(repr, self._sequences.values())) or 'of nothing'}>"
 
 
 def _zeros(manifest: Manifest, kept: Stateful, arrays: Arrays) -> Arrays:

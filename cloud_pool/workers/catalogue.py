@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from cloud_pool.core.memory.device_memory import Need, shortfall
+from cloud_pool.core.memory.device_memory import MemoryNeed, shortfall
 from cloud_pool.core.memory.footprint import expected_bytes_per_unit
-from cloud_pool.workers.device_worker import Loadable
+from cloud_pool.workers.device_worker import PoolLoadable
 from tidegate.models.manifest import EngineName, Manifest, Variant
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.trust import TRUSTED, check_engine
@@ -29,7 +29,7 @@ def read_catalogue(
     precision: str,
     also: Sequence[str] = (),
     allowed: tuple[EngineName, ...] = TRUSTED,
-) -> list[Loadable]:
+) -> list[PoolLoadable]:
     """Verified variants, the preferred one of each model first. Blocks.
 
     Raises:
@@ -51,10 +51,10 @@ def read_catalogue(
     return loadables
 
 
-def check_memory(loadables: Sequence[Loadable], *, workers: int, limit_bytes: float, device: str) -> None:
+def check_memory(loadables: Sequence[PoolLoadable], *, workers: int, limit_bytes: float, device: str) -> None:
     """Refuse to load what cannot fit. `workers`: so many on this device, each with all of it. Raises StartError."""
     needs = [
-        Need(
+        MemoryNeed(
             one.key,
             one.variant.engine,
             one.variant.size_bytes,
@@ -85,7 +85,7 @@ def _manifest(repository: Repository, wanted: str) -> Manifest:
 
 def _loadables(
     repository: Repository, manifest: Manifest, precisions: Sequence[str], allowed: tuple[EngineName, ...]
-) -> list[Loadable]:
+) -> list[PoolLoadable]:
     variants = _variants(manifest, precisions)
     if not variants:
         raise RepositoryError(
@@ -95,7 +95,7 @@ def _loadables(
     for variant in variants:
         check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
-    return [Loadable(manifest, variant, repository.artefact(manifest, variant)) for variant in variants]
+    return [PoolLoadable(manifest, variant, repository.artefact(manifest, variant)) for variant in variants]
 
 
 def _variants(manifest: Manifest, precisions: Sequence[str]) -> tuple[Variant, ...]:

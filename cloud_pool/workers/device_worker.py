@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from cloud_pool.core.batching.padding import Arrays
-from cloud_pool.core.health.watchdog import left_s
+from cloud_pool.core.health.watchdog import remaining_patience_s
 from tidegate import clock
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
-from tidegate.runtime.owned_task import cancelled
-from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
+from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 
 
-class Process(Protocol):
+class EngineProcess(Protocol):
     """What is asked of `tidegate.workers.process.WorkerProcess`."""
 
     @property
@@ -36,18 +36,20 @@ class Process(Protocol):
     def pid(self) -> int | None: ...
     @property
     def starved_s(self) -> float: ...
-    async def load(self, spec: EngineSpec) -> Loaded: ...
-    async def infer(self, key: str, inputs: Arrays) -> Computed: ...
+    async def load(self, spec: EngineSpec) -> LoadResult: ...
+    async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
 
 
 _STANDSTILL_S: Final = 1.0  # late for its own timer by so much, a process did not run
 _LEAST_WAIT_S: Final = 0.01  # less is not worth another look
-StartProcess = Callable[[str, frozenset[int]], AbstractAsyncContextManager[Process]]  # a name, and cores to run on
+StartProcess = Callable[
+    [str, frozenset[int]], AbstractAsyncContextManager[EngineProcess]
+]  # a name, and cores to run on
 
 
 @dataclass(frozen=True, slots=True)
-class Loadable:
+class PoolLoadable:
     """A variant that is to run here, with its verified artefact."""
 
     manifest: Manifest
@@ -71,14 +73,14 @@ class DeviceWorker:
     """
 
     def __init__(
-        self, process: Process, *, device: str, threads: int, hang_timeout_s: float, paced_slow: float = 1.0
+        self, process: EngineProcess, *, device: str, threads: int, hang_timeout_s: float, paced_slow: float = 1.0
     ) -> None:
         self._process = process
         self._device = device
         self._threads = threads
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
-        self.loaded = Loaded(0.0)  # the last word on what it holds
+        self.loaded = LoadResult(0.0)  # the last word on what it holds
         self._hung = asyncio.Event()
         self._hung_for_s = 0.0
 
@@ -92,7 +94,7 @@ class DeviceWorker:
         held_bytes, device_bytes = self.loaded.held_bytes, self.loaded.device_bytes
         return None if held_bytes is None or device_bytes is None else (held_bytes, device_bytes)
 
-    async def load(self, loadable: Loadable) -> Loaded:
+    async def load(self, loadable: PoolLoadable) -> LoadResult:
         """Load one engine. Raises InternalError, OutOfMemory or WorkerDied."""
         outputs = tuple(spec.name for spec in loadable.manifest.outputs)
         variant = loadable.variant
@@ -122,12 +124,12 @@ class DeviceWorker:
             return "cpu"
         return "cuda:0" if self._device in ("auto", "cuda") else self._device
 
-    async def infer(self, key: str, inputs: Arrays, patience_s: float = inf) -> Computed:
+    async def infer(self, key: str, inputs: Arrays, patience_s: float = inf) -> ComputeResult:
         """Run one batch. Raises InternalError, or WorkerDied when the worker died, or was silent for `patience_s`."""
         within_s = min(patience_s, self._hang_timeout_s)
         try:
             async with asyncio.timeout(None) as limit:
-                patience = _Patience(limit, within_s, lambda: self._process.starved_s)
+                patience = _BatchWatchdog(limit, within_s, lambda: self._process.starved_s)
                 try:
                     return await self._process.infer(key, inputs)
                 finally:
@@ -146,13 +148,13 @@ class DeviceWorker:
             await asyncio.wait((died, hung), return_when=asyncio.FIRST_COMPLETED)
             return f"worker {died.result()}" if died.done() else f"worker hung for {self._hung_for_s:.3g} s"
         finally:
-            await cancelled(died, hung)
+            await cancel_and_wait(died, hung)
 
     def __repr__(self) -> str:
         return f"<DeviceWorker on {self._device} {self._process!r}>"
 
 
-class _Patience:
+class _BatchWatchdog:
     """Ends a call after so long; where this process stood still as well, the call gets its time anew.
 
     Seconds in which the worker was kept from running do not count (`cloud_pool/core/health/watchdog.py`). They are
@@ -186,7 +188,7 @@ class _Patience:
             self._begin()
             return
         starved_s = self._starved_s() - self._starved_before_s
-        wait_s = left_s(0.5 * self._within_s, elapsed_s=clock.now() - self._half_at, starved_s=starved_s)
+        wait_s = remaining_patience_s(0.5 * self._within_s, elapsed_s=clock.now() - self._half_at, starved_s=starved_s)
         if wait_s > _LEAST_WAIT_S:
             self._arm(wait_s, self._look)
         else:
@@ -200,4 +202,4 @@ class _Patience:
         self._timer = self._loop.call_later(wait_s, then)
 
     def __repr__(self) -> str:
-        return f"<_Patience {self._within_s:.3g} s, next look at {self._due_at:.3f}>"
+        return f"<_BatchWatchdog {self._within_s:.3g} s, next look at {self._due_at:.3f}>"

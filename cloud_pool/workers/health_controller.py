@@ -20,17 +20,17 @@ from typing import Final, Self
 
 import structlog
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.health.adaptive_control import Control, Readings
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.health.adaptive_control import AdaptiveControl, ControlReadings
 from cloud_pool.core.health.worker_health import CHECK_S, HealthLimits, Vitals, WorkerHealth, common_excess
-from cloud_pool.scheduling.scheduler import Scheduler
-from cloud_pool.scheduling.worker_slots import Seat, Seen
-from cloud_pool.workers.replica import Slot
-from cloud_pool.workers.supervisor import Supervisor
+from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.scheduling.worker_slots import ComputedBatch, WorkerSlot
+from cloud_pool.workers.replica import Replica
+from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
-from tidegate.runtime.owned_task import cancelled
-from tidegate.workers.recycling import Candidate, Recycling
-from tidegate.workers.vitals import Process, free_bytes, read_process
+from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.workers.recycling import Recycling, RecyclingCandidate
+from tidegate.workers.vitals import ProcessUsage, free_bytes, read_process
 
 OVERLOAD_RATIO: Final = 0.9  # of the time of those that would be left
 _ROOM_RATIO: Final = 1.2  # of what a worker holds: so much must be free to start its successor beside it
@@ -40,7 +40,7 @@ log = structlog.get_logger("steward")
 
 
 @dataclass(slots=True)
-class _Watched:
+class _ReplicaWatch:
     """One life of a worker under watch, and what its counters showed last."""
 
     health: WorkerHealth
@@ -50,7 +50,7 @@ class _Watched:
     rss_bytes: float
 
 
-class Steward:
+class HealthController:
     """Looks until the end of `async with`.
 
     Args:
@@ -61,15 +61,15 @@ class Steward:
 
     def __init__(
         self,
-        supervisor: Supervisor,
-        scheduler: Scheduler,
+        supervisor: PoolSupervisor,
+        scheduler: PoolScheduler,
         *,
         limits: HealthLimits,
         recycling: Recycling | None,
-        control: Control,
+        control: AdaptiveControl,
         full_cost_ratio: Callable[[], float] = lambda: 1.0,
         every_s: float = CHECK_S,
-        read: Callable[[int | None], Process | None] = read_process,
+        read: Callable[[int | None], ProcessUsage | None] = read_process,
         free: Callable[[], tuple[float, float] | None] = free_bytes,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -87,7 +87,7 @@ class Steward:
         self._read = read
         self._free = free
         self._on_turn = on_turn
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _ReplicaWatch] = {}
         self._looked_at = clock.now()
         self._refused = 0
         self._task: asyncio.Task[None] | None = None
@@ -99,7 +99,7 @@ class Steward:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancelled(*[task for task in (self._task, self._recycle) if task is not None])
+        await cancel_and_wait(*[task for task in (self._task, self._recycle) if task is not None])
 
     @property
     def health(self) -> dict[str, WorkerHealth]:
@@ -136,10 +136,10 @@ class Steward:
         if self._recycling is not None:
             self._recycle_one(self._recycling, [slot for slot, _ in seats], now)
 
-    def _seat_of(self, slot: Slot) -> Seat | None:
+    def _seat_of(self, slot: Replica) -> WorkerSlot | None:
         return None if slot.current is None else self._scheduler.seats.get(slot.current.name)
 
-    def _examine(self, slot: Slot, seat: Seat, batches: list[Seen], elapsed_s: float) -> float:
+    def _examine(self, slot: Replica, seat: WorkerSlot, batches: list[ComputedBatch], elapsed_s: float) -> float:
         """Judge one worker's health; returns the seconds that it was busy."""
         life = slot.current
         assert life is not None and life.worker is not None
@@ -149,7 +149,7 @@ class Steward:
         if watched is None:
             health = WorkerHealth(self._limits, warm_rss_bytes=rss_bytes)
             served_most = inf if self._recycling is None else self._recycling.served_most()
-            watched = _Watched(health, served_most, cpu_s, 0.0, rss_bytes)
+            watched = _ReplicaWatch(health, served_most, cpu_s, 0.0, rss_bytes)
             self._watched[seat.name] = watched
         busy_s, watched.busy_s = seat.busy_s - watched.busy_s, seat.busy_s
         used_s, watched.cpu_s, watched.rss_bytes = cpu_s - watched.cpu_s, cpu_s, rss_bytes
@@ -167,13 +167,13 @@ class Steward:
         watched.health.check(vitals, common=common_excess(peers))
         return busy_s
 
-    def _turn_knobs(self, batches: list[Seen], workers: int, now: float) -> None:
+    def _turn_knobs(self, batches: list[ComputedBatch], workers: int, now: float) -> None:
         free = self._free()
         self.memory_ratio = 0.0 if free is None else 1.0 - free[0] / free[1]
         answers = sorted(self._scheduler.took_s)
         self._scheduler.took_s.clear()
         took_s = sorted(one.took_s for one in batches)
-        readings = Readings(
+        readings = ControlReadings(
             self.busy_ratio,
             self.memory_ratio,
             answers[int(0.99 * len(answers))] if len(answers) >= _FEWEST_ANSWERS else None,
@@ -192,7 +192,7 @@ class Steward:
         self._scheduler.seats.most_at_once = self.control.concurrency(workers) if held_back else inf
         self._scheduler.look()
 
-    def _recycle_one(self, recycling: Recycling, slots: list[Slot], now: float) -> None:
+    def _recycle_one(self, recycling: Recycling, slots: list[Replica], now: float) -> None:
         refused, self._refused = self._scheduler.refused - self._refused, self._scheduler.refused
         both_fit = all(self._has_room_for_another(slot) for slot in slots)
         left = len(slots) if both_fit else max(1, len(slots) - 1)
@@ -206,11 +206,11 @@ class Steward:
                 self._replace(recycling, by_name[chosen.worker], chosen), name="recycle"
             )
 
-    def _candidate(self, name: str) -> Candidate:
+    def _candidate(self, name: str) -> RecyclingCandidate:
         watched, seat = self._watched[name], self._scheduler.seats.get(name)
-        return Candidate(name, watched.health.complaint, seat.served if seat else 0, watched.served_most)
+        return RecyclingCandidate(name, watched.health.complaint, seat.served if seat else 0, watched.served_most)
 
-    async def _replace(self, recycling: Recycling, slot: Slot, chosen: Candidate) -> None:
+    async def _replace(self, recycling: Recycling, slot: Replica, chosen: RecyclingCandidate) -> None:
         reason, first = chosen.reason or "", self._has_room_for_another(slot)
         self.recycles[reason.partition(":")[0]] += 1
         log.warning("worker recycled", worker=chosen.worker, reason=reason, successor_first=first)
@@ -220,7 +220,7 @@ class Steward:
         finally:
             recycling.ended(clock.now())
 
-    def _has_room_for_another(self, slot: Slot) -> bool:
+    def _has_room_for_another(self, slot: Replica) -> bool:
         """Whether a second worker fits beside this one for as long as it takes to hand over."""
         assert slot.current is not None and slot.current.worker is not None
         device = slot.current.worker.on_device
@@ -231,13 +231,13 @@ class Steward:
         return free is not None and _ROOM_RATIO * self._watched[slot.current.name].rss_bytes < free[0]
 
     def __repr__(self) -> str:
-        return f"<Steward of {len(self._watched)} workers, busy {self.busy_ratio:.0%}, {self.control!r}>"
+        return f"<HealthController of {len(self._watched)} workers, busy {self.busy_ratio:.0%}, {self.control!r}>"
 
 
-def cost_ratio(lanes: Iterable[Lane], lesser: str | None) -> float:
+def cost_ratio(lanes: Iterable[ModelInstance], lesser: str | None) -> float:
     """How much longer full variants compute than those of this precision, at the middle of what was measured."""
     ratios = [1.0]
-    by_model: dict[str, list[Lane]] = {}
+    by_model: dict[str, list[ModelInstance]] = {}
     for lane in lanes:
         by_model.setdefault(lane.manifest.name, []).append(lane)
     for first, *others in by_model.values():

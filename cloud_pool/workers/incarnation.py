@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from cloud_pool.core.sharing.worker_layout import Place
+from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.workers.device_worker import DeviceWorker, StartProcess
 from tidegate import clock
 from tidegate.outcome import ServeError
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 
 WARMUP_TIMEOUT_S = 300.0  # measuring stops by itself much earlier; this is for a worker that hangs in it
 
 Prepare = Callable[[DeviceWorker], Awaitable[float]]
 
 
-class Life:
+class Incarnation:
     """Begins with `begin`, ends by itself or with `end`.
 
     Args:
@@ -32,7 +32,7 @@ class Life:
     def __init__(
         self,
         name: str,
-        place: Place,
+        place: WorkerPlace,
         *,
         start_process: StartProcess,
         prepare: Prepare,
@@ -62,7 +62,7 @@ class Life:
         try:
             await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await cancelled(ready)
+            await cancel_and_wait(ready)
         return not self.over
 
     async def wait_over(self) -> None:
@@ -73,7 +73,7 @@ class Life:
     async def end(self) -> None:
         """End the process, whatever it does."""
         if self._task is not None:
-            await cancelled(self._task)
+            await cancel_and_wait(self._task)
 
     @property
     def over(self) -> bool:
@@ -108,4 +108,4 @@ class Life:
 
     def __repr__(self) -> str:
         state = f"over: {self.reason}" if self.over else "ready" if self._ready.is_set() else "starting"
-        return f"<Life {self.name} {state}>"
+        return f"<Incarnation {self.name} {state}>"

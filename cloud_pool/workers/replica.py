@@ -20,15 +20,15 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from cloud_pool.core.sharing.worker_layout import Place
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.core.sharing.worker_layout import WorkerPlace
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.device_worker import DeviceWorker, StartProcess
-from cloud_pool.workers.incarnation import Life
+from cloud_pool.workers.incarnation import Incarnation
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from tidegate import clock
 from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 
 CRASH_LOOP = 3
@@ -37,7 +37,7 @@ HEALTHY_S = 30.0
 log = structlog.get_logger("supervisor")
 
 
-class Slot:
+class Replica:
     """Mutable: `state`, and what `live` does. Does nothing until `live` runs.
 
     Args:
@@ -49,8 +49,8 @@ class Slot:
 
     def __init__(
         self,
-        place: Place,
-        scheduler: Scheduler,
+        place: WorkerPlace,
+        scheduler: PoolScheduler,
         *,
         start_process: StartProcess,
         prepare: Callable[[DeviceWorker, Callable[[], None]], Awaitable[float]],
@@ -65,7 +65,7 @@ class Slot:
         self.standby = standby
         self.state: ModelState = "loading"
         self.ready_once = asyncio.Event()
-        self.current: Life | None = None
+        self.current: Incarnation | None = None
         self._count = 0
         self._scheduler = scheduler
         self._start_process = start_process
@@ -75,7 +75,7 @@ class Slot:
         self._hang_timeout_s = hang_timeout_s
         self._memory_limit = memory_limit
         self._on_change = on_change
-        self._lives: set[Life] = set()
+        self._lives: set[Incarnation] = set()
         self._wish: asyncio.Future[bool] | None = None
         self._recycled: asyncio.Future[bool] | None = None
 
@@ -98,9 +98,9 @@ class Slot:
         self._wish.set_result(successor_first)
         return await self._recycled
 
-    def _begin(self) -> Life:
+    def _begin(self) -> Incarnation:
         self._count += 1
-        life = Life(
+        life = Incarnation(
             f"{self.place.name}.{self._count}",
             self.place,
             start_process=self._start_process,
@@ -112,7 +112,7 @@ class Slot:
         life.begin()
         return life
 
-    async def _next(self) -> Life:
+    async def _next(self) -> Incarnation:
         """A life that is ready, after as many as it takes."""
         while True:
             life = self._begin()
@@ -120,7 +120,7 @@ class Slot:
                 return life
             await self._lost(life)
 
-    def _serve(self, life: Life) -> None:
+    def _serve(self, life: Incarnation) -> None:
         self._attach(life)
         if self.current not in (None, life):
             log.info("worker back", worker=life.name)
@@ -130,7 +130,7 @@ class Slot:
         if self._recycled is not None and not self._recycled.done():
             self._recycled.set_result(True)
 
-    def _attach(self, life: Life) -> None:
+    def _attach(self, life: Incarnation) -> None:
         """Its worker may be fed, with what it holds taken into account."""
         assert life.worker is not None
         worker, loaded = life.worker, life.worker.loaded
@@ -138,7 +138,7 @@ class Slot:
         self._scheduler.allotment.join(life.name, worker.memory_of, held_bytes=held_bytes, limit_bytes=limit_bytes)
         self._scheduler.attach(life.name, worker.infer, restart_s=life.restart_s, standby=self.standby)
 
-    async def _until_next(self, life: Life) -> Life:
+    async def _until_next(self, life: Incarnation) -> Incarnation:
         """Wait for a reason for another life than this one, and then until that is ready."""
         assert self._wish is not None
         over = asyncio.create_task(life.wait_over(), name=f"worker {life.name} is over")
@@ -147,7 +147,7 @@ class Slot:
             if over.done():
                 over.result()
         finally:
-            await cancelled(over)
+            await cancel_and_wait(over)
         if not life.over and self._wish.result():
             return await self._handed_over(life)
         if not life.over:
@@ -156,7 +156,7 @@ class Slot:
         await self._lost(life)
         return await self._next()
 
-    async def _handed_over(self, life: Life) -> Life:
+    async def _handed_over(self, life: Incarnation) -> Incarnation:
         """Its successor, warm, with itself ended; or itself, if there came none."""
         fresh = self._begin()
         if await fresh.is_ready():
@@ -168,14 +168,14 @@ class Slot:
         self._no_recycle()
         return life
 
-    async def _ended(self, life: Life) -> None:
+    async def _ended(self, life: Incarnation) -> None:
         """It has done what it had, and is gone."""
         await self._scheduler.retire(life.name)
         self._scheduler.detach(life.name, f"worker {life.name} is recycled")
         await life.end()
         self._lives.discard(life)
 
-    async def _lost(self, life: Life) -> None:
+    async def _lost(self, life: Incarnation) -> None:
         """It ended by itself: say so, and wait as long as that takes."""
         self._scheduler.detach(life.name, life.reason)
         self._lives.discard(life)
@@ -201,4 +201,4 @@ class Slot:
 
     def __repr__(self) -> str:
         reserve = ", in reserve" if self.standby else ""
-        return f"<Slot {self.place.name} {self.state}, life {self._count}{reserve}>"
+        return f"<Replica {self.place.name} {self.state}, life {self._count}{reserve}>"

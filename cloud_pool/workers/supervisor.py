@@ -4,7 +4,7 @@ The first slot starts first and measures what every variant costs here, undistur
 The pool is ready when every slot has been ready once, and stays ready for as long as one is: a worker that dies
 touches only its own batch (`replica.py`), and the others take over what waits.
 
-While there is no worker at all the scheduler holds those who can wait and refuses the others (`Scheduler.detach`).
+While there is no worker at all the scheduler holds those who can wait and refuses the others (`PoolScheduler.detach`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final, Self
 
 import structlog
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.sharing.worker_layout import Place
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.sharing.worker_layout import WorkerPlace
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.catalogue import check_memory
-from cloud_pool.workers.device_worker import DeviceWorker, Loadable, StartProcess
+from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
-from cloud_pool.workers.replica import Slot
+from cloud_pool.workers.replica import Replica
 from tidegate import clock
 from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.warmup import measure, warm
 
 _BEST_FIRST: Final[tuple[ModelState, ...]] = ("ready", "warming", "loading", "bad")
@@ -33,7 +33,7 @@ _BEST_FIRST: Final[tuple[ModelState, ...]] = ("ready", "warming", "loading", "ba
 log = structlog.get_logger(__name__)
 
 
-class Supervisor:
+class PoolSupervisor:
     """Alive inside `async with`, which returns once every model is warm on every worker.
 
     Args:
@@ -48,12 +48,12 @@ class Supervisor:
 
     def __init__(
         self,
-        loadables: Sequence[Loadable],
-        scheduler: Scheduler,
+        loadables: Sequence[PoolLoadable],
+        scheduler: PoolScheduler,
         *,
         start_process: StartProcess,
         new_backoff: Callable[[], Backoff],
-        places: Sequence[Place] = (Place("0"),),
+        places: Sequence[WorkerPlace] = (WorkerPlace("0"),),
         standby: int = 0,
         paced_slow: float = 1.0,
         hang_timeout_s: float = 30.0,
@@ -62,7 +62,7 @@ class Supervisor:
         on_change: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.lanes: dict[str, Lane] = {}
+        self.lanes: dict[str, ModelInstance] = {}
         self._loadables = tuple(loadables)
         self._scheduler = scheduler
         self._memory_limit = memory_limit
@@ -72,7 +72,7 @@ class Supervisor:
         self._told: ModelState = "loading"
         self._tasks: list[asyncio.Task[None]] = []
         self.slots = tuple(
-            Slot(
+            Replica(
                 place,
                 scheduler,
                 start_process=start_process,
@@ -97,12 +97,12 @@ class Supervisor:
             await self._start(self.slots[:1])
             await self._start(self.slots[1:])
         except BaseException:
-            await cancelled(*self._tasks)
+            await cancel_and_wait(*self._tasks)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancelled(*self._tasks)
+        await cancel_and_wait(*self._tasks)
 
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which never comes but by a defect: raises that."""
@@ -110,7 +110,7 @@ class Supervisor:
         for task in done:
             task.result()
 
-    async def _start(self, slots: Sequence[Slot]) -> None:
+    async def _start(self, slots: Sequence[Replica]) -> None:
         """Start the lives in these slots and wait until each has been ready. Raises StartError."""
         for slot in slots:
             self._tasks.append(asyncio.create_task(slot.live(), name=f"slot {slot.place.name}"))
@@ -121,7 +121,7 @@ class Supervisor:
                 if task.done():
                     task.result()
         finally:
-            await cancelled(ready)
+            await cancel_and_wait(ready)
 
     async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         """Load and warm everything; returns the seconds that a later life should need for it."""
@@ -139,7 +139,7 @@ class Supervisor:
             await self._warm(worker, loadable)
         return loaded_s
 
-    async def _warm(self, worker: DeviceWorker, loadable: Loadable) -> None:
+    async def _warm(self, worker: DeviceWorker, loadable: PoolLoadable) -> None:
         key, manifest, variant = loadable.key, loadable.manifest, loadable.variant
         if key in self.lanes:
             await warm(worker, key, manifest, variant)
@@ -152,7 +152,7 @@ class Supervisor:
         cost = await measure(
             worker, key, manifest, variant, budget_s=budget_s, on_peak=lambda *peak: peaks.append(peak)
         )
-        self.lanes[key] = lane = Lane(key, manifest, variant, cost)
+        self.lanes[key] = lane = ModelInstance(key, manifest, variant, cost)
         for units, peak_bytes in peaks:
             lane.memory.footprint.record(units, peak_bytes)
         self._scheduler.open(lane)
@@ -163,9 +163,9 @@ class Supervisor:
             self._on_change()
 
     def __repr__(self) -> str:
-        return f"<Supervisor {self.state}, {len(self._loadables)} variants, {', '.join(map(repr, self.slots))}>"
+        return f"<PoolSupervisor {self.state}, {len(self._loadables)} variants, {', '.join(map(repr, self.slots))}>"
 
 
-async def _all_ready(slots: Sequence[Slot]) -> None:
+async def _all_ready(slots: Sequence[Replica]) -> None:
     for slot in slots:
         await slot.ready_once.wait()

@@ -25,7 +25,7 @@ import aiohttp
 from edge_agent.config import EdgeConfig
 from edge_agent.core import diagnosis
 from edge_agent.core.acl_check import AclCheck
-from edge_agent.core.diagnosis import Finding
+from edge_agent.core.diagnosis import DoctorFinding
 from edge_agent.fleet.dialling import configured_gateways
 from edge_agent.serving.catalogue import read_catalogue
 from tidegate import clock
@@ -33,11 +33,11 @@ from tidegate.fleet.messages import BadMessage, decode_gateway_state
 from tidegate.fleet.topics import Topics
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.mqtt.broker_url import BrokerUrl
-from tidegate.mqtt.link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink
+from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, PublishAck
 from tidegate.runtime.process import StartError
-from tidegate.security.certificate_identity import Identity, alternative_names, identity_of
+from tidegate.security.certificate_identity import CertificateIdentity, alternative_names, identity_of
 from tidegate.security.tls import Tls, tls_of
-from tidegate.servers.address import joined
+from tidegate.servers.address import format_address
 
 PATIENCE_S: Final = 5.0
 _LISTEN_S: Final = 1.0  # for what gateways have retained
@@ -47,7 +47,7 @@ _CLOCK_UNSYNCHRONIZED: Final = 0x40  # STA_UNSYNC of <sys/timex.h>
 _TIMEX_BYTES, _STATUS_AT = 512, 40  # generous, and where `status` lies on 64 bits
 
 
-async def examined(config: EdgeConfig) -> list[Finding]:
+async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
     """Every finding, in the order in which they matter."""
     tls, certificate = _certificate(config)
     (broker, heard, skew_s), agent = await asyncio.gather(_broker(config, tls), _agent(config, tls))
@@ -71,7 +71,7 @@ async def examined(config: EdgeConfig) -> list[Finding]:
 
 
 def _own_address(config: EdgeConfig) -> str:
-    return "" if config.host in WILDCARDS or config.mqtt is None else joined(config.host, config.grpc_port)
+    return "" if config.host in WILDCARDS or config.mqtt is None else format_address(config.host, config.grpc_port)
 
 
 def _synchronized() -> bool | None:
@@ -84,7 +84,7 @@ def _synchronized() -> bool | None:
     return not int.from_bytes(timex.raw[_STATUS_AT : _STATUS_AT + 4], sys.byteorder) & _CLOCK_UNSYNCHRONIZED
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> DoctorFinding:
     file = folder / ".doctor"
     took: list[float] = []
     try:
@@ -106,15 +106,18 @@ def _disk(folder: Path) -> Finding:
     return diagnosis.disk(str(folder), error="", free_bytes=free_bytes, fsync_s=median(took))
 
 
-def _models(config: EdgeConfig) -> list[Finding]:
+def _models(config: EdgeConfig) -> list[DoctorFinding]:
     """Whether all are whole, by their digests, and fit into memory."""
     try:
         entries = read_catalogue(Repository(config.model_repository), config.models, config.allowed_engines)
     except (StartError, RepositoryError) as error:
-        return [Finding("models", "failure", str(error), "copy the model again, or `tidegate model build`")]
+        return [DoctorFinding("models", "failure", str(error), "copy the model again, or `tidegate model build`")]
     names = ", ".join(f"{one.manifest.name}:{one.manifest.version}" for one in entries)
     sizes = [sum(loadable.artefact.stat().st_size for loadable in one.loadables) for one in entries]
-    return [Finding("models", "ok", f"whole by their digests: {names}"), diagnosis.memory(_available_bytes(), sizes)]
+    return [
+        DoctorFinding("models", "ok", f"whole by their digests: {names}"),
+        diagnosis.memory(_available_bytes(), sizes),
+    ]
 
 
 def _available_bytes() -> int:
@@ -125,7 +128,7 @@ def _available_bytes() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _processor() -> Finding:
+def _processor() -> DoctorFinding:
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -134,14 +137,14 @@ def _processor() -> Finding:
     return diagnosis.processor(platform.machine(), next((set(words.split()) for _, _, words in lines), set()))
 
 
-def _ports(config: EdgeConfig, agents: Any) -> list[Finding]:
+def _ports(config: EdgeConfig, agents: Any) -> list[DoctorFinding]:
     """Args: agents: where the running agent says that it listens, by door; None where none runs."""
     keys = {"grpc": config.grpc_port, "http": config.http_port}
     listens = agents if isinstance(agents, dict) else {}
     return [
         diagnosis.port(
             f"{door}_port",
-            joined(config.host, port),
+            format_address(config.host, port),
             free=_is_free(config.host, port),
             ours=str(listens.get(door, "")).endswith(f":{port}"),
         )
@@ -160,17 +163,17 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _certificate(config: EdgeConfig) -> tuple[Tls | None, Finding]:
+def _certificate(config: EdgeConfig) -> tuple[Tls | None, DoctorFinding]:
     own = f"edge/{config.name}"
     try:
-        tls = tls_of(config.tls, lambda: Identity("edge", config.name))
+        tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
     except StartError as error:
         return None, diagnosis.certificate(own, None, error=str(error))
     issued = tls.issued() if tls else None
     return tls, diagnosis.certificate(own, issued.ends.timestamp() - clock.utc_s() if issued else None)
 
 
-async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[Finding], dict[str, str], float | None]:
+async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[DoctorFinding], dict[str, str], float | None]:
     """What the broker lets this device do; what gateways say where they may be dialled; this clock against theirs."""
     if config.mqtt is None:
         return [], {}, None
@@ -178,7 +181,7 @@ async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[Finding], d
         url = BrokerUrl.parse(config.mqtt)
         topics, device = Topics(config.fleet), config.name
         name = f"{device}~cli"[-64:]
-        listening = _Listening(AclCheck(topics, device), topics)
+        listening = _BrokerProbe(AclCheck(topics, device), topics)
         link = MqttLink(
             config.mqtt,
             client_id=name,
@@ -189,7 +192,7 @@ async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[Finding], d
         )
     except ValueError as error:
         return [diagnosis.broker("mqtt", str(error), ())], {}, None
-    where = joined(url.host, url.port)
+    where = format_address(url.host, url.port)
     if why_not := await _why_not(where):
         return [diagnosis.broker(where, why_not, ())], {}, None
     async with link:
@@ -197,7 +200,7 @@ async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[Finding], d
     return [diagnosis.broker(where, listening.error, listening.acl)], listening.links, listening.skew_s
 
 
-class _Listening:
+class _BrokerProbe:
     """One session with the broker, and what came of it."""
 
     def __init__(self, acl: AclCheck, topics: Topics) -> None:
@@ -229,7 +232,7 @@ class _Listening:
 
     def _take_in(self, event: LinkEvent, link: MqttLink) -> None:
         match event:
-            case Connected():
+            case MqttConnected():
                 self.error = ""
                 asked = self._check.topics(event.protocol)
                 self._asked = max(1, len(asked))
@@ -237,18 +240,18 @@ class _Listening:
                     self._note(self._check.cannot_tell())
                 for topic in asked:
                     link.publish(topic, b"{}", qos=1, answered=True)
-            case Disconnected():
+            case MqttDisconnected():
                 self.error = event.reason
-            case Answered():
+            case PublishAck():
                 self._note(self._check.answered(event.topic, event.refusal))
-            case Message():
+            case MqttMessage():
                 self._hear(event)
 
     def _note(self, finding: Any) -> None:
         if finding is not None:
             self.acl.append((finding.severity, finding.words))
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: MqttMessage) -> None:
         name = self._topics.parse_gateway(message.topic)
         if name is None:
             return
@@ -292,7 +295,7 @@ async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"http://{joined(host, config.http_port)}/v1/state") as answer,
+            session.get(f"http://{format_address(host, config.http_port)}/v1/state") as answer,
         ):
             found: Any = await answer.json()
     except (aiohttp.ClientError, TimeoutError, ValueError):
@@ -303,12 +306,14 @@ async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
 async def _certified(host: str, config: EdgeConfig, tls: Tls) -> dict[str, Any] | None:
     """Over TLS a device may not ask itself, as its doors are for gateways and clients; its certificate says enough."""
     doors = {door: port for door, port in (("grpc", config.grpc_port), ("http", config.http_port)) if port}
-    own = await asyncio.gather(*(_shows(Identity("edge", config.name), host, port, tls) for port in doors.values()))
-    found = {door: joined(host, port) for (door, port), ours in zip(doors.items(), own, strict=True) if ours}
+    own = await asyncio.gather(
+        *(_shows(CertificateIdentity("edge", config.name), host, port, tls) for port in doors.values())
+    )
+    found = {door: format_address(host, port) for (door, port), ours in zip(doors.items(), own, strict=True) if ours}
     return {"name": config.name, "addresses": found} if found else None
 
 
-async def _shows(identity: Identity, host: str, port: int, tls: Tls) -> bool:
+async def _shows(identity: CertificateIdentity, host: str, port: int, tls: Tls) -> bool:
     """Whether who listens there shows a certificate of this name."""
     context = tls.client_context()
     context.check_hostname = False  # it is the name in our own form that counts

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import structlog
 
-from edge_agent.commands.doctor import examined
+from edge_agent.commands.doctor import run_checks
 from edge_agent.config import EdgeConfig
-from edge_agent.core.diagnosis import Finding
+from edge_agent.core.diagnosis import DoctorFinding
 from tidegate.config import ConfigError, load
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -42,7 +42,7 @@ def doctor(context: click.Context, path: Path | None, as_json: bool) -> None:
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     with _errors_to_stderr():
-        findings = asyncio.run(examined(config))
+        findings = asyncio.run(run_checks(config))
     healthy = all(one.verdict != "failure" for one in findings)
     if as_json:
         plain = [_plain(one) for one in findings]
@@ -67,12 +67,12 @@ def _errors_to_stderr() -> Iterator[None]:
         structlog.configure(**before)
 
 
-def _say(finding: Finding) -> None:
+def _say(finding: DoctorFinding) -> None:
     verdict = click.style(f"{finding.verdict:7}", fg=_COLOURS[finding.verdict])
     click.echo(f"{verdict} {finding.check}: {finding.words}")
     if finding.advice:
         click.echo(f"        → {finding.advice}")
 
 
-def _plain(finding: Finding) -> dict[str, str]:
+def _plain(finding: DoctorFinding) -> dict[str, str]:
     return {"check": finding.check, "verdict": finding.verdict, "words": finding.words, "advice": finding.advice}

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from edge_agent.config import EdgeConfig
-from edge_agent.offline.queue_db import SCHEMA, Ledger
+from edge_agent.offline.queue_db import SCHEMA, OfflineLedger
 from edge_agent.offline.store import FILE_NAME
 from tidegate.config import load
 from tidegate.storage.database import connect, transact
@@ -124,7 +124,7 @@ def _each(
     ids: tuple[str, ...],
     every: bool,
     done: str,
-    work: Callable[[Ledger, sqlite3.Connection, frozenset[str] | None], int],
+    work: Callable[[OfflineLedger, sqlite3.Connection, frozenset[str] | None], int],
 ) -> None:
     if bool(ids) == every:
         raise click.UsageError("name dead letters by id, or take --all")
@@ -139,11 +139,11 @@ def _config(ctx: click.Context) -> EdgeConfig:
     return load(EdgeConfig, ctx.find_object(Path))
 
 
-def _ledger(ctx: click.Context) -> Ledger:
+def _ledger(ctx: click.Context) -> OfflineLedger:
     bounds = _config(ctx).store
     if bounds is None:
         raise click.ClickException("this device keeps nothing: key 'store' is null")
-    return Ledger(max_bytes=bounds.max_bytes, max_rows=bounds.max_rows)
+    return OfflineLedger(max_bytes=bounds.max_bytes, max_rows=bounds.max_rows)
 
 
 @contextmanager

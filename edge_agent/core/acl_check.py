@@ -21,7 +21,7 @@ _STRANGER: Final = "__acl_probe__"  # names begin with a letter or digit
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AclFinding:
     severity: Severity
     words: str
 
@@ -33,17 +33,17 @@ class AclCheck:
         self._device = device
         self._own = topics.probe(device)
         self._strangers = topics.probe(_STRANGER)
-        self._told: dict[str, Finding] = {}
+        self._told: dict[str, AclFinding] = {}
 
     def topics(self, protocol: str) -> tuple[str, ...]:
         """What to try in a session of this protocol."""
         return (self._own, self._strangers) if protocol == "5" else ()
 
-    def cannot_tell(self) -> Finding | None:
+    def cannot_tell(self) -> AclFinding | None:
         words = "this broker speaks MQTT 3.1.1, which cannot tell whether it keeps devices apart"
-        return self._news("", Finding("info", words))
+        return self._news("", AclFinding("info", words))
 
-    def answered(self, topic: str, refusal: str) -> Finding | None:
+    def answered(self, topic: str, refusal: str) -> AclFinding | None:
         """What an answer means, where that is news. `refusal` is the broker's reason, "" for none."""
         if topic == self._own:
             return self._news(topic, self._of_own(refusal))
@@ -51,25 +51,25 @@ class AclCheck:
             return self._news(topic, self._of_strangers(refusal))
         return None
 
-    def _of_own(self, refusal: str) -> Finding:
+    def _of_own(self, refusal: str) -> AclFinding:
         if not refusal:
-            return Finding("info", f"the broker lets this device speak as {self._device}")
-        return Finding(
+            return AclFinding("info", f"the broker lets this device speak as {self._device}")
+        return AclFinding(
             "error",
             f"the broker does not let this device speak as {self._device} ({refusal}), so no gateway hears of it: its "
             "user name there, or its certificate's common name, must be the device's name",
         )
 
-    def _of_strangers(self, refusal: str) -> Finding:
+    def _of_strangers(self, refusal: str) -> AclFinding:
         if refusal:
-            return Finding("info", "the broker lets this device speak as nobody else")
-        return Finding(
+            return AclFinding("info", "the broker lets this device speak as nobody else")
+        return AclFinding(
             "warning",
             "the broker lets this device speak as any other: it has no ACL, or a wrong one; "
             "`tidegate broker config --for mosquitto` writes one",
         )
 
-    def _news(self, about: str, finding: Finding) -> Finding | None:
+    def _news(self, about: str, finding: AclFinding) -> AclFinding | None:
         if self._told.get(about) == finding:
             return None
         self._told[about] = finding

@@ -43,7 +43,7 @@ _MODES: Final[dict[tuple[bool, bool], Mode]] = {
 
 
 @dataclass(slots=True)
-class _Side:
+class _PeerSignal:
     """One column of the table."""
 
     there: bool = False
@@ -68,7 +68,7 @@ _FROM_BEST: Final[tuple[Mode, ...]] = get_args(Mode)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ModeChange:
     """A mode that was entered, the one before, and why."""
 
     mode: Mode
@@ -89,8 +89,8 @@ class Connectivity:
     mode: Mode = "isolated"
     since: float = 0.0
     changes: int = 0
-    _broker: _Side = field(default_factory=_Side)
-    _gateway: _Side = field(default_factory=_Side)
+    _broker: _PeerSignal = field(default_factory=_PeerSignal)
+    _gateway: _PeerSignal = field(default_factory=_PeerSignal)
     _heard_at: dict[str, float] = field(default_factory=dict)  # by gateway; "" is one whose request named none
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Connectivity:
         """It said goodbye, or the broker said it for it."""
         self._heard_at.pop(gateway, None)
 
-    def look(self, *, session: bool, links: int, now: float) -> Change | None:
+    def look(self, *, session: bool, links: int, now: float) -> ModeChange | None:
         """Weigh what is known now; the change of mode, if this is one.
 
         Args:
@@ -120,7 +120,7 @@ class Connectivity:
         if mode == before:
             return None
         self.mode, self.since, self.changes = mode, now, self.changes + 1
-        return Change(mode, before, self._why(session, links))
+        return ModeChange(mode, before, self._why(session, links))
 
     def _why(self, session: bool, links: int) -> str:
         broker = "no broker is configured" if not self.has_broker else f"broker {'there' if session else 'gone'}"

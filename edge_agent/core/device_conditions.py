@@ -1,4 +1,4 @@
-"""What Linux says of a device's battery and heat, read into `Conditions`, and what follows from them.
+"""What Linux says of a device's battery and heat, read into `DeviceConditions`, and what follows from them.
 
 The kernel tells it as small text files: a folder for each power supply, thermal zone and cooling device under
 `/sys/class`. `edge_agent/device/sensors.py` reads the files; here their texts are understood, so every odd device that
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Final
 
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 
 Attributes = Mapping[str, str]  # file name → text, of one folder of sysfs
 
@@ -34,13 +34,13 @@ _COLDEST_C: Final = -100.0
 
 def conditions_of(
     supplies: Iterable[Attributes], zones: Iterable[Attributes], coolers: Iterable[Attributes], *, metered: bool
-) -> Conditions:
+) -> DeviceConditions:
     """What the folders of `power_supply`, `thermal_zone*` and `cooling_device*` say together."""
     supplies = list(supplies)
     batteries = [one for one in supplies if one.get("type") == "Battery" and one.get("scope") != "Device"]
     shares = [share for one in batteries if (share := _share(one)) is not None]
     temperature_c = _temperature_c(list(zones))
-    return Conditions(
+    return DeviceConditions(
         battery=round(fmean(shares), 2) if shares else None,
         charging=bool(shares) and _is_charging(batteries, supplies),
         temperature_c=None if temperature_c is None else round(temperature_c, 1),
@@ -49,7 +49,7 @@ def conditions_of(
     )
 
 
-def exhausted(conditions: Conditions, min_battery: float) -> str:
+def exhaustion_reason(conditions: DeviceConditions, min_battery: float) -> str:
     """Why the device takes no new work; "" when it does."""
     share = conditions.battery
     if share is None or not conditions.on_battery or share >= min_battery:
@@ -70,9 +70,9 @@ class Endurance:
         self._max_temperature_c = max_temperature_c
         self._too_hot = False
 
-    def why_not(self, conditions: Conditions) -> str:
+    def why_not(self, conditions: DeviceConditions) -> str:
         """Why the device takes no new work; "" when it does."""
-        return self._heat(conditions.temperature_c) or exhausted(conditions, self._min_battery)
+        return self._heat(conditions.temperature_c) or exhaustion_reason(conditions, self._min_battery)
 
     def _heat(self, temperature_c: float | None) -> str:
         limit_c = self._max_temperature_c
@@ -90,7 +90,7 @@ class Endurance:
         return f"<Endurance {'too hot' if self._too_hot else 'goes on'}>"
 
 
-def news_of(conditions: Conditions) -> tuple[object, ...]:
+def urgent_conditions(conditions: DeviceConditions) -> tuple[object, ...]:
     """What must not wait for the next heartbeat when it changes: everything but degrees, and the battery by tenths."""
     tenths = None if conditions.battery is None else int(conditions.battery * 10.0)
     return tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode

@@ -1,8 +1,8 @@
 """What a device's circumstances mean for it, and what to do about each: the judgements of `tidegate edge doctor`.
 
-Every check is a function from what was read to a `Finding`: fine, a warning (it serves, but something will be worse),
-or a failure (it does not serve, or not for long). Reading is `edge_agent/commands/doctor.py`'s; so every odd machine is
-a row in a test.
+Every check is a function from what was read to a `DoctorFinding`: fine, a warning (it serves, but something will be
+worse), or a failure (it does not serve, or not for long). Reading is `edge_agent/commands/doctor.py`'s; so every odd
+machine is a row in a test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One check's outcome. `advice` says what to do, and is empty where nothing is to be done."""
 
     check: str
@@ -35,76 +35,84 @@ class Finding:
     advice: str = ""
 
 
-def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> Finding:
+def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> DoctorFinding:
     """Args: synchronized: what the kernel says; skew_s: of this clock against a gateway's, None: none was heard."""
     if utc_s < OLDEST_SANE_UTC_S:
-        return Finding(
+        return DoctorFinding(
             "clock",
             "failure",
             "the clock was never set: certificates look as if they were not valid yet",
             "set it (`timedatectl set-ntp true`, or a battery for the RTC); ordering needs no clock, TLS does",
         )
     if skew_s is not None and abs(skew_s) > _SKEWED_S:
-        return Finding(
+        return DoctorFinding(
             "clock",
             "warning",
             f"the clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} a gateway's",
             "synchronize both: `timedatectl timesync-status`, `chronyc tracking`",
         )
     if synchronized is False:
-        return Finding(
+        return DoctorFinding(
             "clock", "warning", "the kernel says that the clock is not synchronized", "`timedatectl set-ntp true`"
         )
     how = "synchronized" if synchronized else "sane; whether it is synchronized cannot be told here"
-    return Finding("clock", "ok", how)
+    return DoctorFinding("clock", "ok", how)
 
 
-def disk(folder: str, *, error: str, full: bool = False, free_bytes: int, fsync_s: float) -> Finding:
+def disk(folder: str, *, error: str, full: bool = False, free_bytes: int, fsync_s: float) -> DoctorFinding:
     """Args: error: why nothing can be written there, "" if it can; full: it is for want of room."""
     if error:
         advice = "make room there" if full else "give the agent's user the folder of `state_dir`"
-        return Finding("disk", "failure", f"{folder} cannot be written: {error}", advice)
+        return DoctorFinding("disk", "failure", f"{folder} cannot be written: {error}", advice)
     free = f"{free_bytes / 1e6:.0f} MB free in {folder}"
     if free_bytes < _NO_DISK_BYTES:
-        return Finding("disk", "failure", f"only {free}", "make room: the session's number must be written at a start")
+        return DoctorFinding(
+            "disk", "failure", f"only {free}", "make room: the session's number must be written at a start"
+        )
     if free_bytes < _LOW_DISK_BYTES:
-        return Finding("disk", "warning", f"only {free}", "make room, or lower `store`'s bytes: new models need it")
+        return DoctorFinding(
+            "disk", "warning", f"only {free}", "make room, or lower `store`'s bytes: new models need it"
+        )
     speed = f"a write is safe after {fsync_s * 1e3:.1f} ms"
     if fsync_s > _SLOW_FSYNC_S:
-        return Finding(
+        return DoctorFinding(
             "disk", "warning", f"{free}; {speed}", "a worn or cheap card: move `state_dir` to better storage"
         )
-    return Finding("disk", "ok", f"{free}; {speed}")
+    return DoctorFinding("disk", "ok", f"{free}; {speed}")
 
 
-def memory(available_bytes: int, artefacts_bytes: Iterable[int]) -> Finding:
+def memory(available_bytes: int, artefacts_bytes: Iterable[int]) -> DoctorFinding:
     """Args: artefacts_bytes: of all variants that will be loaded, by model."""
     sizes = list(artefacts_bytes)
     needed = _AGENT_BYTES + sum(int(_WORKER_BYTES + _PER_ARTEFACT * size) for size in sizes)
     words = f"{available_bytes / 1e6:.0f} MB available, about {needed / 1e6:.0f} MB needed for {len(sizes)} models"
     if available_bytes < needed:
-        return Finding("memory", "failure", words, "serve fewer (`models`), or smaller variants; close other programs")
+        return DoctorFinding(
+            "memory", "failure", words, "serve fewer (`models`), or smaller variants; close other programs"
+        )
     if available_bytes < 1.5 * needed:
-        return Finding("memory", "warning", words, "little is left for bursts: serve fewer `models`")
-    return Finding("memory", "ok", words)
+        return DoctorFinding("memory", "warning", words, "little is left for bursts: serve fewer `models`")
+    return DoctorFinding("memory", "ok", words)
 
 
-def processor(machine: str, flags: Collection[str]) -> Finding:
+def processor(machine: str, flags: Collection[str]) -> DoctorFinding:
     """Args: flags: of /proc/cpuinfo: `flags` on x86, `Features` on ARM."""
     if not flags:
-        return Finding("processor", "warning", f"what this {machine} can do is not told", "compare int8 and fp32 here")
+        return DoctorFinding(
+            "processor", "warning", f"what this {machine} can do is not told", "compare int8 and fp32 here"
+        )
     known = _ARM_INT8 if machine.startswith(("aarch64", "arm")) else _X86_INT8
     found = [words for flag, words in known if flag in flags]
     if found:
-        return Finding("processor", "ok", f"{machine} with {', '.join(found)}: int8 is quick here")
+        return DoctorFinding("processor", "ok", f"{machine} with {', '.join(found)}: int8 is quick here")
     if "avx2" in flags or "asimd" in flags or "neon" in flags:
-        return Finding(
+        return DoctorFinding(
             "processor",
             "warning",
             f"{machine} without instructions for int8 products",
             "int8 may be no quicker than fp32 here: the warm-up measures both, where a model has both for edges",
         )
-    return Finding(
+    return DoctorFinding(
         "processor",
         "warning",
         f"{machine} without AVX2 or NEON: models run, slowly",
@@ -112,33 +120,35 @@ def processor(machine: str, flags: Collection[str]) -> Finding:
     )
 
 
-def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> Finding:
+def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> DoctorFinding:
     """Args: own: whose it should be; ends_in_s: None: there is no `tls`; error: why it cannot be used."""
     if error:
-        return Finding("certificate", "failure", error, f"`tidegate pki issue {own}`, and copy the files here")
+        return DoctorFinding("certificate", "failure", error, f"`tidegate pki issue {own}`, and copy the files here")
     if ends_in_s is None:
-        return Finding("certificate", "ok", "no `tls`: nothing is encrypted", "")
+        return DoctorFinding("certificate", "ok", "no `tls`: nothing is encrypted", "")
     if ends_in_s <= 0:
-        return Finding("certificate", "failure", "the certificate has ended", f"`tidegate pki renew {own}`")
+        return DoctorFinding("certificate", "failure", "the certificate has ended", f"`tidegate pki renew {own}`")
     words = f"valid for {ends_in_s / DAY_S:.0f} more days"
     if ends_in_s < 7 * DAY_S:
-        return Finding("certificate", "warning", words, f"`tidegate pki renew {own}`; no restart is needed")
-    return Finding("certificate", "ok", words)
+        return DoctorFinding("certificate", "warning", words, f"`tidegate pki renew {own}`; no restart is needed")
+    return DoctorFinding("certificate", "ok", words)
 
 
-def port(key: str, address: str, *, free: bool, ours: bool) -> Finding:
+def port(key: str, address: str, *, free: bool, ours: bool) -> DoctorFinding:
     """Args: ours: whether the running agent of this name says that it listens there."""
     if free:
-        return Finding(key, "ok", f"{address} is free")
+        return DoctorFinding(key, "ok", f"{address} is free")
     if ours:
-        return Finding(key, "ok", f"{address} is this device's running agent's")
-    return Finding(key, "failure", f"{address} is taken by another program", f"free it, or set `{key}` to another")
+        return DoctorFinding(key, "ok", f"{address} is this device's running agent's")
+    return DoctorFinding(
+        key, "failure", f"{address} is taken by another program", f"free it, or set `{key}` to another"
+    )
 
 
-def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> Finding:
+def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> DoctorFinding:
     """Args: error: why there is no session; acl: (severity, words) of what trying the ACL has shown."""
     if error:
-        return Finding(
+        return DoctorFinding(
             "broker", "failure", f"{url}: {error}", "check `mqtt`, the network, and this device's user there"
         )
     worst: Verdict = "ok"
@@ -147,12 +157,12 @@ def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> Finding:
         said.append(words)
         worst = "failure" if severity == "error" else "warning" if severity == "warning" and worst == "ok" else worst
     advice = "" if worst == "ok" else "`tidegate broker config --for mosquitto` writes an ACL that keeps devices apart"
-    return Finding("broker", worst, "; ".join([f"{url} answers", *said]), advice)
+    return DoctorFinding("broker", worst, "; ".join([f"{url} answers", *said]), advice)
 
 
 def gateways(
     reached: Mapping[str, str], *, dial_out: str, advertised: str, callers: Collection[str], fleet: bool = True
-) -> Finding:
+) -> DoctorFinding:
     """How this device is reached.
 
     Args:
@@ -162,17 +172,17 @@ def gateways(
         fleet: whether there is a broker by which gateways hear of this device.
     """
     if callers:
-        return Finding("gateways", "ok", f"served now: {', '.join(sorted(callers))}")
+        return DoctorFinding("gateways", "ok", f"served now: {', '.join(sorted(callers))}")
     if not fleet and not reached:
         words = "neither `mqtt` nor `gateways` is set: local callers and gateways with a static target find this device"
-        return Finding("gateways", "ok", words)
+        return DoctorFinding("gateways", "ok", words)
     good = sorted(address for address, why_not in reached.items() if not why_not)
     bad = sorted(f"{address} ({why_not})" for address, why_not in reached.items() if why_not)
     direct = f"gateways are told to dial {advertised}" if advertised else "gateways have no address to dial"
     if dial_out != "never" and good:
-        return Finding("gateways", "ok", f"{direct}; this device can dial {', '.join(good)} if they do not")
+        return DoctorFinding("gateways", "ok", f"{direct}; this device can dial {', '.join(good)} if they do not")
     if dial_out == "never" and advertised:
-        return Finding("gateways", "ok", f"{direct}, and must be able to: dial_out is never")
+        return DoctorFinding("gateways", "ok", f"{direct}, and must be able to: dial_out is never")
     why = f"none can be dialled: {', '.join(bad)}" if bad else "no gateway has told where it may be dialled"
     advice = "set a gateway's `link_port` (and `link_advertise`), or this device's `gateways`; open that port outwards"
-    return Finding("gateways", "warning" if advertised else "failure", f"{direct}; {why}", advice)
+    return DoctorFinding("gateways", "warning" if advertised else "failure", f"{direct}; {why}", advice)

@@ -31,22 +31,22 @@ MOST_GATEWAYS: Final = 64
 
 
 @dataclass(slots=True)
-class _Seen:
+class _GatewayReachability:
     missed_since: float  # inf while its own stream is here
     here_since: float = inf
     needed: bool = False  # it had to be dialled
 
 
-class Roads:
+class DialPlan:
     """Mutable: `wanted` takes in what there is now, and says which addresses to dial or to keep dialled."""
 
     def __init__(self, mode: DialOut, *, patience_s: float = PATIENCE_S, steady_s: float = STEADY_S) -> None:
         self._mode = mode
         self._patience_s = patience_s
         self._steady_s = steady_s
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _GatewayReachability] = {}
 
-    def wanted(self, gateways: Mapping[str, str], callers: Collection[str], now: float) -> frozenset[str]:
+    def addresses_to_dial(self, gateways: Mapping[str, str], callers: Collection[str], now: float) -> frozenset[str]:
         """The addresses to dial.
 
         Args:
@@ -58,14 +58,14 @@ class Roads:
         known = list(gateways.items())[:MOST_GATEWAYS]
         if self._mode == "always":
             return frozenset(address for address, _ in known)
-        self._seen = {address: self._seen.get(address, _Seen(now)) for address, _ in known} | {
+        self._seen = {address: self._seen.get(address, _GatewayReachability(now)) for address, _ in known} | {
             address: seen for address, seen in self._seen.items() if seen.needed
         }
         if len(self._seen) > 2 * MOST_GATEWAYS:
             self._seen = {address: self._seen[address] for address, _ in known}
         return frozenset(address for address, name in known if self._is_wanted(self._seen[address], name, callers, now))
 
-    def _is_wanted(self, seen: _Seen, name: str, callers: Collection[str], now: float) -> bool:
+    def _is_wanted(self, seen: _GatewayReachability, name: str, callers: Collection[str], now: float) -> bool:
         if name and name in callers:
             seen.missed_since, seen.here_since = inf, min(seen.here_since, now)
             if now - seen.here_since >= self._steady_s:
@@ -78,4 +78,4 @@ class Roads:
 
     def __repr__(self) -> str:
         needed = sorted(address for address, seen in self._seen.items() if seen.needed)
-        return f"<Roads {self._mode}, to dial: {', '.join(needed) or 'none'}>"
+        return f"<DialPlan {self._mode}, to dial: {', '.join(needed) or 'none'}>"

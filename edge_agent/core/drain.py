@@ -45,14 +45,14 @@ REFUSED_S: Final = 2.0  # doubled with each refusal
 MOST_REFUSED_S: Final = 60.0
 
 
-class Budget(NamedTuple):
+class SendBudget(NamedTuple):
     """What may be sent at once."""
 
     entries: int
     size_bytes: int
 
 
-class Sized(Protocol):
+class SizedEntry(Protocol):
     """The part of a stored entry that the choice depends on."""
 
     @property
@@ -70,17 +70,17 @@ class Sized(Protocol):
         ...
 
 
-EntryT = TypeVar("EntryT", bound=Sized)
+EntryT = TypeVar("EntryT", bound=SizedEntry)
 
 
-class _Sent(NamedTuple):
+class _UnsettledEntry(NamedTuple):
     key: str
     at: float
     attempts: int
 
 
 @dataclass(slots=True)
-class Drain:
+class DrainPacer:
     """Mutable. `choose` from what waits, `sent` each, `settled` by receipts."""
 
     share: float = SHARE
@@ -90,7 +90,7 @@ class Drain:
     rate_bytes_s: float = 0.0  # what trains carried, smoothed; 0: not known yet
     trains: int = 0
     _up: bool = False
-    _under_way: dict[str, _Sent] = field(default_factory=dict)
+    _under_way: dict[str, _UnsettledEntry] = field(default_factory=dict)
     _train_began_at: float = 0.0
     _train_bytes_sent: int = 0
     _pause_until: float = -inf
@@ -114,7 +114,7 @@ class Drain:
         """It is over; what was under way may or may not have arrived, and is sent again."""
         self._up, self._under_way = False, {}
 
-    def budget(self, now: float, *, live: bool) -> Budget | None:
+    def budget(self, now: float, *, live: bool) -> SendBudget | None:
         """What may be sent now; None: nothing.
 
         Args:
@@ -126,9 +126,9 @@ class Drain:
             if now - max(one.at for one in self._under_way.values()) < RECEIPT_S:
                 return None
             self._train_was_lost(now, live)
-        return None if now < self._pause_until else Budget(self.window, self.train_bytes)
+        return None if now < self._pause_until else SendBudget(self.window, self.train_bytes)
 
-    def choose(self, waiting: Iterable[EntryT], budget: Budget, now: float) -> list[EntryT]:
+    def choose(self, waiting: Iterable[EntryT], budget: SendBudget, now: float) -> list[EntryT]:
         """The next train, in this order and within the budget, but at least one entry however large it is."""
         held = {one.key for one in self._under_way.values() if one.key}
         chosen: list[EntryT] = []
@@ -145,10 +145,10 @@ class Drain:
             size += entry.size_bytes
         return chosen
 
-    def sent(self, entry: Sized, now: float) -> None:
+    def sent(self, entry: SizedEntry, now: float) -> None:
         if not self._under_way:
             self._train_began_at, self._train_bytes_sent = now, 0
-        self._under_way[entry.id] = _Sent(entry.key, now, entry.attempts)
+        self._under_way[entry.id] = _UnsettledEntry(entry.key, now, entry.attempts)
         self._train_bytes_sent += entry.size_bytes
 
     def settled(self, ids: Iterable[str], now: float, *, live: bool) -> None:
@@ -205,4 +205,4 @@ class Drain:
 
     def __repr__(self) -> str:
         state = f"{len(self._under_way)} under way" if self._up else "no session"
-        return f"<Drain {state}, window {self.window}, {self.train_bytes} bytes a train, {self.trains} trains>"
+        return f"<DrainPacer {state}, window {self.window}, {self.train_bytes} bytes a train, {self.trains} trains>"

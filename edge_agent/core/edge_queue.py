@@ -41,7 +41,7 @@ MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class QueueTicket:
     """One request's place: `lane` names the worker that will compute it, `cost_s` is its predicted service time."""
 
     id: int
@@ -61,8 +61,8 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    ticket: Ticket
+class _RunningTicket:
+    ticket: QueueTicket
     started_at: float
 
 
@@ -72,8 +72,8 @@ class EdgeQueue:
     def __init__(self, *, max_size: int, slots: int = 1) -> None:
         self._max_size = max_size
         self._slots = slots
-        self._waiting: list[Ticket] = []  # by key; equal keys in order of arrival
-        self._running: dict[int, _Running] = {}
+        self._waiting: list[QueueTicket] = []  # by key; equal keys in order of arrival
+        self._running: dict[int, _RunningTicket] = {}
 
     @property
     def queued(self) -> int:
@@ -86,7 +86,7 @@ class EdgeQueue:
     def is_waiting(self, ticket_id: int) -> bool:
         return any(ticket.id == ticket_id for ticket in self._waiting)
 
-    def admit(self, ticket: Ticket, now: float) -> Accepted:
+    def admit(self, ticket: QueueTicket, now: float) -> Accepted:
         """Queue `ticket`; the number that goes before it, and the predicted time until its computation ends.
 
         Raises:
@@ -102,7 +102,7 @@ class EdgeQueue:
         insort(self._waiting, ticket, key=_key)
         return accepted
 
-    def take(self, now: float) -> Ticket | None:
+    def take(self, now: float) -> QueueTicket | None:
         """The next ticket to compute, now in its slot until `finish`; None when nothing can start."""
         if len(self._running) >= self._slots:
             return None
@@ -110,7 +110,7 @@ class EdgeQueue:
         for at, ticket in enumerate(self._waiting):
             if ticket.lane not in busy and now < ticket.latest_start:
                 del self._waiting[at]
-                self._running[ticket.id] = _Running(ticket, now)
+                self._running[ticket.id] = _RunningTicket(ticket, now)
                 return ticket
         return None
 
@@ -118,7 +118,7 @@ class EdgeQueue:
         """Free the slot of a taken ticket, whatever became of it."""
         del self._running[ticket_id]
 
-    def expire(self, now: float) -> list[Ticket]:
+    def expire(self, now: float) -> list[QueueTicket]:
         """Take out those that wait and can no longer make their deadlines."""
         expired = [ticket for ticket in self._waiting if now >= ticket.latest_start]
         if expired:
@@ -133,7 +133,7 @@ class EdgeQueue:
                 return True
         return False
 
-    def close(self, lane: str) -> list[Ticket]:
+    def close(self, lane: str) -> list[QueueTicket]:
         """Take out all that wait for a lane whose worker is gone."""
         closed = [ticket for ticket in self._waiting if ticket.lane == lane]
         self._waiting = [ticket for ticket in self._waiting if ticket.lane != lane]
@@ -150,12 +150,12 @@ class EdgeQueue:
 
     def queue_delay_s(self, now: float) -> float:
         """Predicted wait of a request with the latest of deadlines, if it arrived now for an idle worker."""
-        return self._finish_in_s(Ticket(-1, "", float("inf"), 0.0), now, 1.0)
+        return self._finish_in_s(QueueTicket(-1, "", float("inf"), 0.0), now, 1.0)
 
     def _retry_after_s(self, now: float) -> float:
         return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, self.queue_delay_s(now)))
 
-    def _too_late(self, ticket: Ticket, now: float) -> str:
+    def _too_late(self, ticket: QueueTicket, now: float) -> str:
         ahead = self.queue_ahead(ticket.deadline, ticket.priority)
         finish_ms = self._finish_in_s(ticket, now, OPTIMISM) * 1e3
         left_ms = (ticket.deadline - now) * 1e3
@@ -165,7 +165,7 @@ class EdgeQueue:
             f"but {left}"
         )
 
-    def _finish_in_s(self, ticket: Ticket, now: float, factor: float) -> float:
+    def _finish_in_s(self, ticket: QueueTicket, now: float, factor: float) -> float:
         """Predicted time until `ticket` would be done, were it queued now and every cost `factor` of its prediction.
 
         Plays the queue forward: whenever a slot is free, the first in order whose lane is idle starts.
@@ -189,11 +189,11 @@ class EdgeQueue:
         return f"<EdgeQueue {self.queued}/{self._max_size} waiting, {self.in_flight}/{self._slots} computing>"
 
 
-def _key(ticket: Ticket) -> float:
+def _key(ticket: QueueTicket) -> float:
     return ticket.key
 
 
-def _first_idle(waiting: list[Ticket], busy: list[tuple[float, str]]) -> int | None:
+def _first_idle(waiting: list[QueueTicket], busy: list[tuple[float, str]]) -> int | None:
     """The place of the first of `waiting` whose lane is not in `busy`."""
     if not busy:
         return 0

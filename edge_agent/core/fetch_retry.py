@@ -31,7 +31,7 @@ def is_transient(status: int) -> bool:
 
 
 @dataclass(slots=True)
-class Patience:
+class DownloadBudget:
     """Mutable: what one plan's download has used up of its rules. `record_*` return why it is over, "" while it is not.
 
     Args:

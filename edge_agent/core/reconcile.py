@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from edge_agent.core.rollout_machine import Rollout, S
-from tidegate.rollout.desired import Desired, Wish
+from tidegate.rollout.desired import DesiredDocument, DesiredModel
 
 Contents = Mapping[str, str]  # model → the content that is committed
 Blocked = Mapping[str, Mapping[str, int]]  # content → scope → the revision up to which it is not tried again
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AcceptedRevision:
     """What is remembered of a scope's accepted document."""
 
     revision: int
     digest: str
 
 
-def refusal(desired: Desired, digest: str, held: Held | None, *, scope: str) -> str:
+def refusal_reason(desired: DesiredDocument, digest: str, held: AcceptedRevision | None, *, scope: str) -> str:
     """Why a signed document is not accepted, "" when it is (again). `scope`: of the topic that it came on."""
     if desired.scope != scope:
         return f"scope: it is for {desired.scope}, but came to {scope}"
@@ -42,63 +42,63 @@ def refusal(desired: Desired, digest: str, held: Held | None, *, scope: str) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginRollout:
     """Begin a rollout of this model."""
 
     model: str
-    wish: Wish
+    wish: DesiredModel
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class SettleFulfilled:
     """Nothing to do but to note that the wish is fulfilled: the content is committed already."""
 
     model: str
-    wish: Wish
+    wish: DesiredModel
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class RemoveModel:
     """Take the deployed generation of this model away."""
 
     model: str
-    wish: Wish
+    wish: DesiredModel
 
 
-Next = Begin | Settle | Remove
+Next = BeginRollout | SettleFulfilled | RemoveModel
 
 
-def next_of(
-    wishes: Mapping[str, Wish], committed: Contents, records: Mapping[str, Rollout], blocked: Blocked
+def next_action(
+    wishes: Mapping[str, DesiredModel], committed: Contents, records: Mapping[str, Rollout], blocked: Blocked
 ) -> Next | None:
     """What to do next while no rollout is under way; None: all that can be done is done."""
     for model, wish in sorted(wishes.items()):
         held, record = committed.get(model), records.get(model)
         if wish.plan is None:
             if held is not None or record is not None:
-                return Remove(model, wish)
+                return RemoveModel(model, wish)
             continue
         content = wish.plan.content
         if held == content:
             if record is None or not _is_noted(record, wish):
-                return Settle(model, wish)
+                return SettleFulfilled(model, wish)
         elif wish.revision > blocked.get(content, {}).get(wish.scope, 0):
-            return Begin(model, wish)
+            return BeginRollout(model, wish)
     return None
 
 
-def _is_noted(record: Rollout, wish: Wish) -> bool:
+def _is_noted(record: Rollout, wish: DesiredModel) -> bool:
     said = (record.scope, record.revision) == (wish.scope, wish.revision)
     return said and record.state is S.COMMITTED and record.plan == wish.plan
 
 
-def is_still_wanted(rollout: Rollout, wishes: Mapping[str, Wish]) -> bool:
+def is_still_wanted(rollout: Rollout, wishes: Mapping[str, DesiredModel]) -> bool:
     """Whether what is being rolled out is what the documents ask for now, or ask nothing about any more."""
     wish = wishes.get(rollout.model)
     return wish is None or (wish.plan is not None and wish.plan.content == rollout.content)
 
 
-def adopted(rollout: Rollout, wishes: Mapping[str, Wish]) -> Rollout:
+def with_newest_rules(rollout: Rollout, wishes: Mapping[str, DesiredModel]) -> Rollout:
     """A rollout under way, by the newest rules for the same content; a wish for any other is not its business."""
     wish = wishes.get(rollout.model)
     if wish is None or wish.plan is None or wish.plan.content != rollout.content:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
-from edge_agent.core.device_conditions import news_of
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from edge_agent.core.device_conditions import urgent_conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.messages import (
     Admission,
     Birth,
@@ -34,8 +34,8 @@ from tidegate.fleet.messages import (
     inventory_hash,
 )
 from tidegate.fleet.offers import ModelOffer
-from tidegate.fleet.reported import ModelReport, Refusal, Reported
-from tidegate.fleet.topics import QOS, RETAINED, Up
+from tidegate.fleet.reported import DocumentRefusal, ModelReport, Reported
+from tidegate.fleet.topics import QOS, RETAINED, DeviceTopic
 from tidegate.types import LoadReport
 
 MIN_GAP_S: Final = 0.1
@@ -45,12 +45,12 @@ Farewell = Literal["shutdown", "sleep", "update"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rollouts:
+class RolloutReport:
     """What a device tells of its rollouts; see `tidegate/fleet/reported.py`."""
 
     accepted: tuple[tuple[str, int], ...] = ()
     models: tuple[ModelReport, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[DocumentRefusal, ...] = ()
     groups: tuple[str, ...] = ()
 
     @property
@@ -68,15 +68,15 @@ class AgentState:
     urls: tuple[str, ...]  # where the agent answers, "host:port", best first
     load: LoadReport  # its epoch and sequence belong to the data plane and are not sent
     admission: Admission = "open"
-    conditions: Conditions = UNTOLD
-    rollouts: Rollouts | None = None  # None: models are not rolled out to this device
+    conditions: DeviceConditions = UNTOLD
+    rollouts: RolloutReport | None = None  # None: models are not rolled out to this device
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One message on one of the device's own topics."""
 
-    kind: Up
+    kind: DeviceTopic
     payload: bytes
 
     @property
@@ -116,14 +116,14 @@ class Reporting:
         self._agent_version = agent_version
         self._interval_s = interval_s
         self._epoch = 0  # 0: no session
-        self._sequences: dict[Up, int] = {}
+        self._sequences: dict[DeviceTopic, int] = {}
         self._revision = 0
         self._offers: tuple[ModelOffer, ...] | None = None
         self._hash = ""
         self._urls: tuple[str, ...] = ()
         self._told: AgentState | None = None  # by the last heartbeat
         self._told_at = -inf
-        self._told_rollouts: Rollouts | None = None
+        self._told_rollouts: RolloutReport | None = None
         self._rollouts_at = -inf
         self._due_at = inf
 
@@ -134,7 +134,7 @@ class Reporting:
 
     def will(self, epoch: int) -> Publication:
         """What the broker shall say if the session of `epoch` ends without a goodbye."""
-        return Publication(Up.DEATH, encode(Death(self._device, epoch, "lost")))
+        return Publication(DeviceTopic.DEATH, encode(Death(self._device, epoch, "lost")))
 
     def connected(self, epoch: int, state: AgentState, now: float, utc_s: float) -> list[Publication]:
         """A session has begun: birth, inventory, and the first heartbeat, in this order."""
@@ -183,7 +183,7 @@ class Reporting:
         """The goodbye that spares the gateways the wait for a will. Ends the session."""
         if not self._epoch:
             return []
-        publication = Publication(Up.DEATH, encode(Death(self._device, self._epoch, reason)))
+        publication = Publication(DeviceTopic.DEATH, encode(Death(self._device, self._epoch, reason)))
         self.disconnected()
         return [publication]
 
@@ -191,7 +191,9 @@ class Reporting:
         told = self._told
         if told is None or state.admission != told.admission:
             return told is not None
-        if state.conditions is not told.conditions and news_of(state.conditions) != news_of(told.conditions):
+        if state.conditions is not told.conditions and urgent_conditions(state.conditions) != urgent_conditions(
+            told.conditions
+        ):
             return True
         before, after = told.load.queued, state.load.queued
         moved = abs(after - before)
@@ -219,7 +221,7 @@ class Reporting:
         birth = Birth(
             device=self._device,
             epoch=self._epoch,
-            sequence=self._next_sequence(Up.BIRTH),
+            sequence=self._next_sequence(DeviceTopic.BIRTH),
             mono_ms=self._mono_ms(now),
             boot=self._boot,
             urls=state.urls,
@@ -230,32 +232,32 @@ class Reporting:
             agent=self._agent_version,
             utc_ms=round(utc_s * 1000),
         )
-        return _publication(Up.BIRTH, birth)
+        return _publication(DeviceTopic.BIRTH, birth)
 
     def _inventory(self, state: AgentState, now: float) -> Publication:
         inventory = Inventory(
             device=self._device,
             epoch=self._epoch,
-            sequence=self._next_sequence(Up.INVENTORY),
+            sequence=self._next_sequence(DeviceTopic.INVENTORY),
             mono_ms=self._mono_ms(now),
             offers=state.offers,
             revision=self._revision,
         )
-        return _publication(Up.INVENTORY, inventory)
+        return _publication(DeviceTopic.INVENTORY, inventory)
 
-    def _reported(self, rollouts: Rollouts, now: float) -> Publication:
+    def _reported(self, rollouts: RolloutReport, now: float) -> Publication:
         self._told_rollouts, self._rollouts_at = rollouts, now
         reported = Reported(
             device=self._device,
             epoch=self._epoch,
-            sequence=self._next_sequence(Up.REPORTED),
+            sequence=self._next_sequence(DeviceTopic.REPORTED),
             mono_ms=self._mono_ms(now),
             accepted=dict(rollouts.accepted),
             models=rollouts.models,
             refused=rollouts.refused,
             groups=rollouts.groups,
         )
-        return _publication(Up.REPORTED, reported)
+        return _publication(DeviceTopic.REPORTED, reported)
 
     def _heartbeat(self, state: AgentState, now: float) -> Publication:
         self._told, self._told_at = state, now
@@ -263,7 +265,7 @@ class Reporting:
         heartbeat = Heartbeat(
             device=self._device,
             epoch=self._epoch,
-            sequence=self._next_sequence(Up.HEARTBEAT),
+            sequence=self._next_sequence(DeviceTopic.HEARTBEAT),
             mono_ms=self._mono_ms(now),
             interval_ms=round(self._interval_s * 1000),
             inventory=self._hash,
@@ -273,9 +275,9 @@ class Reporting:
             admission=state.admission,
             conditions=state.conditions,
         )
-        return _publication(Up.HEARTBEAT, heartbeat)
+        return _publication(DeviceTopic.HEARTBEAT, heartbeat)
 
-    def _next_sequence(self, kind: Up) -> int:
+    def _next_sequence(self, kind: DeviceTopic) -> int:
         self._sequences[kind] = self._sequences.get(kind, 0) + 1
         return self._sequences[kind]
 
@@ -284,9 +286,9 @@ class Reporting:
 
     def __repr__(self) -> str:
         session = f"epoch {self._epoch}" if self._epoch else "no session"
-        beats = self._sequences.get(Up.HEARTBEAT, 0)
+        beats = self._sequences.get(DeviceTopic.HEARTBEAT, 0)
         return f"<Reporting {self._device} {session}, {beats} heartbeats, revision {self._revision}>"
 
 
-def _publication(kind: Up, message: UpMessage) -> Publication:
+def _publication(kind: DeviceTopic, message: UpMessage) -> Publication:
     return Publication(kind, encode(message))

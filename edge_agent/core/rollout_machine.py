@@ -5,9 +5,10 @@
        └──────────────┬──────────────┘                              ROLLING_BACK → ROLLED_BACK (reason)
                 FAILED (reason)
 
-Each state has one piece of work (`Work`), a timeout, and rules for what may happen meanwhile. Up to STAGED nothing
-that serves has been touched, so what goes wrong there FAILED. From LOADING on a second worker runs, or the first one
-was stopped, and there is something to undo: ROLLING_BACK, whose work is to have the old generation answer again.
+Each state has one piece of work (`RolloutWork`), a timeout, and rules for what may happen meanwhile. Up to STAGED
+nothing that serves has been touched, so what goes wrong there FAILED. From LOADING on a second worker runs, or the
+first one was stopped, and there is something to undo: ROLLING_BACK, whose work is to have the old generation answer
+again.
 
 A power cut is an event like others. The agent boots with what is *committed*, always; so a rollout that had a worker
 begins it again from STAGED and has used up one of its `exits`. After `max_exits` of them, of the worker or the agent,
@@ -42,7 +43,7 @@ S = RolloutState
 MAX_REASON: Final = 300
 
 
-class Event(StrEnum):
+class RolloutEvent(StrEnum):
     """What happens to a rollout."""
 
     DONE = "done"  # the state's work succeeded
@@ -56,7 +57,7 @@ class Event(StrEnum):
     SUPERSEDED = "superseded"  # another plan, or none, is wanted
 
 
-class Work(StrEnum):
+class RolloutWork(StrEnum):
     """What the deployer does while a rollout is in a state."""
 
     PLAN = "plan"  # policy and room: may it begin?
@@ -71,8 +72,9 @@ class Work(StrEnum):
 
 
 WORK: Final = {
-    S.PLANNED: Work.PLAN, S.DOWNLOADING: Work.FETCH, S.VERIFIED: Work.STAGE, S.STAGED: Work.GATE, S.LOADING: Work.LOAD,
-    S.WARM: Work.PROBE, S.PROBED: Work.ACTIVATE, S.ACTIVE: Work.SOAK, S.ROLLING_BACK: Work.ROLL_BACK,
+    S.PLANNED: RolloutWork.PLAN, S.DOWNLOADING: RolloutWork.FETCH, S.VERIFIED: RolloutWork.STAGE, S.STAGED:
+    RolloutWork.GATE, S.LOADING: RolloutWork.LOAD, S.WARM: RolloutWork.PROBE, S.PROBED: RolloutWork.ACTIVATE, S.ACTIVE:
+    RolloutWork.SOAK, S.ROLLING_BACK: RolloutWork.ROLL_BACK,
 }  # fmt: skip
 
 _LINE: Final = (
@@ -80,27 +82,30 @@ _LINE: Final = (
 )  # fmt: skip
 _UNTOUCHED: Final = (S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.DEFERRED)
 _TOUCHED: Final = (S.LOADING, S.WARM, S.PROBED, S.ACTIVE)
-_ENDS: Final = (Event.FAILED, Event.TIMED_OUT, Event.SUPERSEDED)
+_ENDS: Final = (RolloutEvent.FAILED, RolloutEvent.TIMED_OUT, RolloutEvent.SUPERSEDED)
 
 # (state, event) → state. What is not here changes nothing: an event that came too late.
-TRANSITIONS: Final[dict[tuple[RolloutState, Event], RolloutState]] = {
-    **{(before, Event.DONE): after for before, after in pairwise(_LINE)},
+TRANSITIONS: Final[dict[tuple[RolloutState, RolloutEvent], RolloutState]] = {
+    **{(before, RolloutEvent.DONE): after for before, after in pairwise(_LINE)},
     **{(state, event): S.FAILED for state in _UNTOUCHED for event in _ENDS},
     **{(state, event): S.ROLLING_BACK for state in _TOUCHED for event in _ENDS},
-    **{(state, Event.DEFERRED): S.DEFERRED for state in _UNTOUCHED[:-1]},
-    **{(state, event): S.STAGED for state in _TOUCHED for event in (Event.REBOOTED, Event.STOPPED)},
-    (S.DEFERRED, Event.REBOOTED): S.PLANNED,
-    (S.DEFERRED, Event.RESUMED): S.PLANNED,
-    (S.DEFERRED, Event.DEFERRED): S.DEFERRED,  # for another reason now
-    **{(state, Event.WORKER_EXITED): S.ROLLING_BACK for state in _TOUCHED[:-1]},
-    (S.ACTIVE, Event.WORKER_EXITED): S.ACTIVE,
+    **{(state, RolloutEvent.DEFERRED): S.DEFERRED for state in _UNTOUCHED[:-1]},
+    **{(state, event): S.STAGED for state in _TOUCHED for event in (RolloutEvent.REBOOTED, RolloutEvent.STOPPED)},
+    (S.DEFERRED, RolloutEvent.REBOOTED): S.PLANNED,
+    (S.DEFERRED, RolloutEvent.RESUMED): S.PLANNED,
+    (S.DEFERRED, RolloutEvent.DEFERRED): S.DEFERRED,  # for another reason now
+    **{(state, RolloutEvent.WORKER_EXITED): S.ROLLING_BACK for state in _TOUCHED[:-1]},
+    (S.ACTIVE, RolloutEvent.WORKER_EXITED): S.ACTIVE,
     # A rollback that fails leaves the model without a worker here; it is over all the same, and says so.
-    **{(S.ROLLING_BACK, event): S.ROLLED_BACK for event in (Event.DONE, Event.FAILED, Event.TIMED_OUT)},
+    **{
+        (S.ROLLING_BACK, event): S.ROLLED_BACK
+        for event in (RolloutEvent.DONE, RolloutEvent.FAILED, RolloutEvent.TIMED_OUT)
+    },
 }
 # Uses up an exit, after `max_exits` of which the state is left for good.
-_EXITS: Final = {(state, Event.REBOOTED) for state in _TOUCHED} | {(S.ACTIVE, Event.WORKER_EXITED)}
+_EXITS: Final = {(state, RolloutEvent.REBOOTED) for state in _TOUCHED} | {(S.ACTIVE, RolloutEvent.WORKER_EXITED)}
 # Events that spend the model's good name under this revision: it is not tried again by itself.
-_OWN_FAULT: Final = (Event.FAILED, Event.TIMED_OUT, Event.WORKER_EXITED, Event.REBOOTED)
+_OWN_FAULT: Final = (RolloutEvent.FAILED, RolloutEvent.TIMED_OUT, RolloutEvent.WORKER_EXITED, RolloutEvent.REBOOTED)
 
 
 class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -137,7 +142,7 @@ class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"<Rollout {self.model}:{self.plan.version} {self.state}{f' {self.reason!r}' if self.reason else ''}>"
 
 
-def after(rollout: Rollout, event: Event, reason: str = "") -> Rollout:
+def apply_event(rollout: Rollout, event: RolloutEvent, reason: str = "") -> Rollout:
     """The rollout after an event; the same object when the event changes nothing.
 
     Args:
@@ -151,20 +156,20 @@ def after(rollout: Rollout, event: Event, reason: str = "") -> Rollout:
     if (rollout.state, event) in _EXITS and exits >= rollout.plan.soak.max_exits:
         state, words = S.ROLLING_BACK, f"crash_loop: {exits} exits of its worker or of the agent, last: {words}"
     if state is S.ROLLED_BACK:
-        words = rollout.reason if event is Event.DONE else f"{rollout.reason}; and then {words}"
+        words = rollout.reason if event is RolloutEvent.DONE else f"{rollout.reason}; and then {words}"
     elif state not in (S.FAILED, S.ROLLING_BACK, S.DEFERRED):
         words = ""
     blocked = rollout.blocked or (state in (S.FAILED, S.ROLLING_BACK) and event in _OWN_FAULT)
     return replace(rollout, state=state, reason=words[:MAX_REASON], exits=exits, blocked=blocked)
 
 
-def rebooted(rollout: Rollout, committed: int) -> Rollout:
+def after_restart(rollout: Rollout, committed: int) -> Rollout:
     """The rollout at the agent's next start, where `committed` is the generation on disk."""
     if rollout.state.is_settled:
         return rollout
     if rollout.generation == committed:
         return replace(rollout, state=S.COMMITTED, reason="")
-    return after(rollout, Event.REBOOTED)
+    return apply_event(rollout, RolloutEvent.REBOOTED)
 
 
 def timeout_s(rollout: Rollout) -> float:
@@ -185,15 +190,15 @@ def timeout_s(rollout: Rollout) -> float:
     return inf  # ACTIVE: the soak has a clock of its own; settled ones wait for nothing
 
 
-def _words(rollout: Rollout, event: Event, reason: str) -> str:
+def _words(rollout: Rollout, event: RolloutEvent, reason: str) -> str:
     match event:
-        case Event.TIMED_OUT:
+        case RolloutEvent.TIMED_OUT:
             last = f", last: {reason or rollout.reason}" if reason or rollout.reason else ""
             return f"timeout: {rollout.state} took longer than it may{last}"
-        case Event.SUPERSEDED:
+        case RolloutEvent.SUPERSEDED:
             return "superseded: another document asks for something else"
-        case Event.WORKER_EXITED:
+        case RolloutEvent.WORKER_EXITED:
             return f"worker_exited: {reason or 'its worker ended'}"
-        case Event.REBOOTED:
+        case RolloutEvent.REBOOTED:
             return f"the agent ended in {rollout.state}"
     return reason or str(event)

@@ -28,7 +28,7 @@ def p95_s(times_s: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
-class Times:
+class ComputeTimes:
     """The compute times of a generation's newest answers."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SoakTrial:
     requests: int = 0
     errors: int = 0
     soaked_s: float = 0.0
-    times: Times = field(default_factory=Times)
+    times: ComputeTimes = field(default_factory=ComputeTimes)
     _ticked_at: float | None = None
 
     def record(self, compute_s: float | None) -> None:

@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_agent.delivery.model_store import Store
-from edge_agent.serving.catalogue import Entry, read_entry
+from edge_agent.delivery.model_store import ModelStore
+from edge_agent.serving.catalogue import CatalogueEntry, read_entry
 from tidegate.models.manifest import EngineName
 from tidegate.models.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class BootCandidate:
     """A generation of a model that may be served. `read` blocks, and raises RepositoryError or StartError."""
 
     generation: int
-    read: Callable[[], Entry]
+    read: Callable[[], CatalogueEntry]
 
 
-def candidates(
-    model: str, store: Store, statics: Mapping[str, Entry], allowed: tuple[EngineName, ...]
-) -> Sequence[Candidate]:
+def boot_candidates(
+    model: str, store: ModelStore, statics: Mapping[str, CatalogueEntry], allowed: tuple[EngineName, ...]
+) -> Sequence[BootCandidate]:
     """What may be served for a model, best first. Blocks on the disk."""
     found, seen = [], set[str]()
     committed = store.committed()
@@ -35,12 +35,12 @@ def candidates(
             if deployed is not None and deployed.content not in seen and generation.number <= committed.number:
                 seen.add(deployed.content)
                 repository = Repository(store.repository(deployed.content))
-                found.append(Candidate(generation.number, _reader(repository, model, allowed)))
+                found.append(BootCandidate(generation.number, _reader(repository, model, allowed)))
     if model in statics:
         static = statics[model]
-        found.append(Candidate(0, lambda: static))
+        found.append(BootCandidate(0, lambda: static))
     return found
 
 
-def _reader(repository: Repository, model: str, allowed: tuple[EngineName, ...]) -> Callable[[], Entry]:
+def _reader(repository: Repository, model: str, allowed: tuple[EngineName, ...]) -> Callable[[], CatalogueEntry]:
     return lambda: read_entry(repository, model, allowed)

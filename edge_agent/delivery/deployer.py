@@ -21,20 +21,27 @@ from typing import Final, Self
 import structlog
 from msgspec.structs import replace
 
-from edge_agent.core.reconcile import Begin, Remove, Settle, adopted, is_still_wanted, next_of
-from edge_agent.core.reporting import Rollouts
-from edge_agent.core.rollout_machine import TRANSITIONS, Event, Rollout, S, after, rebooted, timeout_s
-from edge_agent.delivery.documents import Documents
-from edge_agent.delivery.failures import NotNow, WorkerGone, WorkFailed
-from edge_agent.delivery.journal import Journal
-from edge_agent.delivery.model_store import Store
-from edge_agent.delivery.steps import Works, blocking
+from edge_agent.core.reconcile import (
+    BeginRollout,
+    RemoveModel,
+    SettleFulfilled,
+    is_still_wanted,
+    next_action,
+    with_newest_rules,
+)
+from edge_agent.core.reporting import RolloutReport
+from edge_agent.core.rollout_machine import TRANSITIONS, Rollout, RolloutEvent, S, after_restart, apply_event, timeout_s
+from edge_agent.delivery.documents import TrustedDocuments
+from edge_agent.delivery.failures import WorkDeferred, WorkerExited, WorkFailed
+from edge_agent.delivery.journal import DeploymentJournal
+from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.steps import RolloutSteps, blocking
 from edge_agent.serving.runner import Runner
 from tidegate import clock
 from tidegate.fleet.reported import ModelReport
 from tidegate.models.repository import RepositoryError
-from tidegate.rollout.desired import Wish
-from tidegate.runtime.owned_task import OwnedTask, cancelled
+from tidegate.rollout.desired import DesiredModel
+from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
 from tidegate.runtime.process import StartError
 
 NOTE_GAP_S: Final = 60.0  # bytes and time that were spent are noted this often; a power cut forgets no more
@@ -54,10 +61,10 @@ class Deployer:
 
     def __init__(
         self,
-        store: Store,
-        journal: Journal,
-        documents: Documents,
-        works: Works,
+        store: ModelStore,
+        journal: DeploymentJournal,
+        documents: TrustedDocuments,
+        works: RolloutSteps,
         *,
         routed: Callable[[str], Runner | None],
         on_change: Callable[[], None] = lambda: None,
@@ -75,7 +82,7 @@ class Deployer:
         self._writing = asyncio.Lock()
         self._entered_at = self._noted_at = 0.0
         self._trouble = ""
-        self._told: Rollouts | None = None
+        self._told: RolloutReport | None = None
 
     async def __aenter__(self) -> Self:
         await blocking(self._open)
@@ -86,7 +93,7 @@ class Deployer:
         await self._task.aclose()
         if self._rollout is not None:
             try:
-                await self._advance(Event.STOPPED, "")
+                await self._advance(RolloutEvent.STOPPED, "")
             except OSError:
                 log.warning("the rollout journal cannot be written at the end", exc_info=True)
 
@@ -99,13 +106,13 @@ class Deployer:
             self._news.set()
 
     @property
-    def rollouts(self) -> Rollouts:
+    def rollouts(self) -> RolloutReport:
         """What to report; the same object until something changed."""
         if self._told is None:
             accepted = tuple(sorted(self._documents.accepted.items()))
             models = tuple(self._report(record) for _, record in sorted(self._journal.records.items()))
             groups = tuple(scope.removeprefix("group/") for scope in self._documents.scopes[1:])
-            self._told = Rollouts(accepted, models, tuple(self._documents.refused.values()), groups)
+            self._told = RolloutReport(accepted, models, tuple(self._documents.refused.values()), groups)
         return self._told
 
     def changed(self) -> None:
@@ -121,7 +128,7 @@ class Deployer:
         self._documents.open()
         committed = self._store.committed().number
         for record in list(self._journal.records.values()):
-            found = rebooted(record, committed)
+            found = after_restart(record, committed)
             if found is not record:
                 log.info("a rollout was interrupted", model=record.model, was=record.state, now=found.state)
                 self._journal.write(found)
@@ -169,16 +176,16 @@ class Deployer:
         """Begin what the documents ask for next; whether there was anything."""
         committed = self._store.committed()
         contents = {model: one.content for model, one in committed.models.items()}
-        found = next_of(self._documents.wishes(), contents, self._journal.records, self._journal.blocked)
+        found = next_action(self._documents.wishes(), contents, self._journal.records, self._journal.blocked)
         match found:
-            case Remove():
+            case RemoveModel():
                 log.info("a model is removed", model=found.model)
                 await self._works.remove(found.model)
                 await blocking(self._journal.forget, found.model)
                 await self._collect()
-            case Begin() | Settle():
+            case BeginRollout() | SettleFulfilled():
                 rollout = self._of(found.model, found.wish)
-                if isinstance(found, Settle):
+                if isinstance(found, SettleFulfilled):
                     rollout = replace(rollout, state=S.COMMITTED, generation=committed.number)
                 log.info("rollout", model=found.model, version=rollout.plan.version, state=str(rollout.state))
                 await blocking(self._journal.write, rollout)
@@ -186,7 +193,7 @@ class Deployer:
         self.changed()
         return found is not None
 
-    def _of(self, model: str, wish: Wish) -> Rollout:
+    def _of(self, model: str, wish: DesiredModel) -> Rollout:
         assert wish.plan is not None
         number, previous = self._store.next_number(), self._store.committed().number
         return Rollout(model, wish.plan, wish.scope, wish.revision, number, previous, wish.urls)
@@ -200,11 +207,11 @@ class Deployer:
         began_at = clock.now()
         work = asyncio.create_task(self._outcome(rollout), name=f"rollout {rollout.model} {rollout.state}")
         try:
-            event, reason = await self._until_done(work, began_at)
+            event, reason = await self._work_until_done(work, began_at)
         finally:
-            await cancelled(work)
-        if event is not Event.DONE and self._store.committed().number == rollout.generation:
-            event, reason = Event.DONE, ""  # it was committed in the moment in which it was to be ended
+            await cancel_and_wait(work)
+        if event is not RolloutEvent.DONE and self._store.committed().number == rollout.generation:
+            event, reason = RolloutEvent.DONE, ""  # it was committed in the moment in which it was to be ended
         found = await self._advance(event, reason)
         if found.state.is_settled:
             self._rollout = None
@@ -212,22 +219,24 @@ class Deployer:
             self.changed()
             await self._collect()
 
-    async def _until_done(self, work: asyncio.Task[tuple[Event, str]], began_at: float) -> tuple[Event, str]:
+    async def _work_until_done(
+        self, work: asyncio.Task[tuple[RolloutEvent, str]], began_at: float
+    ) -> tuple[RolloutEvent, str]:
         while not work.done():
             assert self._rollout is not None
             # Asked anew each time: a document may have come between two states' works, too.
-            may_end = (self._rollout.state, Event.SUPERSEDED) in TRANSITIONS  # a rollback is let finish
+            may_end = (self._rollout.state, RolloutEvent.SUPERSEDED) in TRANSITIONS  # a rollback is let finish
             if may_end and not is_still_wanted(self._rollout, self._documents.wishes()):
-                return Event.SUPERSEDED, ""
+                return RolloutEvent.SUPERSEDED, ""
             await self._note()
             left_s = timeout_s(self._rollout) - (clock.now() - began_at)
             if left_s <= 0:
-                return Event.TIMED_OUT, self._works.last_trouble
+                return RolloutEvent.TIMED_OUT, self._works.last_trouble
             news = asyncio.create_task(self._news.wait(), name="news for the deployer")
             try:
                 await asyncio.wait((work, news), timeout=min(left_s, NOTE_GAP_S), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await cancelled(news)
+                await cancel_and_wait(news)
             if self._news.is_set():
                 await self._take_documents()
         return work.result()
@@ -236,16 +245,16 @@ class Deployer:
         """Write down new rules, and now and then what was spent."""
         async with self._writing:
             assert self._rollout is not None
-            found = adopted(self._rollout, self._documents.wishes())
+            found = with_newest_rules(self._rollout, self._documents.wishes())
             if found != self._rollout or clock.now() >= self._noted_at + NOTE_GAP_S:
                 await self._write(self._spent(found))
 
-    async def _advance(self, event: Event, reason: str) -> Rollout:
+    async def _advance(self, event: RolloutEvent, reason: str) -> Rollout:
         """The rollout after an event, in the journal."""
         async with self._writing:
             assert self._rollout is not None
             before = self._rollout
-            rollout = after(self._spent(before), event, reason)
+            rollout = apply_event(self._spent(before), event, reason)
             if rollout.state is not before.state or rollout.reason != before.reason:
                 words = {"model": rollout.model, "version": rollout.plan.version, "reason": rollout.reason}
                 log.info("rollout", state=str(rollout.state), event_was=str(event), **words)
@@ -266,25 +275,25 @@ class Deployer:
         self._noted_at = clock.now()
         self.changed()
 
-    async def _outcome(self, rollout: Rollout) -> tuple[Event, str]:
+    async def _outcome(self, rollout: Rollout) -> tuple[RolloutEvent, str]:
         """What became of the state's work."""
         try:
             return await self._works.do(rollout, self._advance, lambda: self._rollout or rollout), ""
-        except NotNow as error:
-            return Event.DEFERRED, str(error)
-        except WorkerGone as error:
-            return Event.WORKER_EXITED, str(error)
+        except WorkDeferred as error:
+            return RolloutEvent.DEFERRED, str(error)
+        except WorkerExited as error:
+            return RolloutEvent.WORKER_EXITED, str(error)
         except WorkFailed as error:
-            return Event.FAILED, str(error)
+            return RolloutEvent.FAILED, str(error)
         except (StartError, RepositoryError) as error:
-            return Event.FAILED, f"load: {error}"
+            return RolloutEvent.FAILED, f"load: {error}"
         except OSError as error:
             words = f"disk: {error.strerror or error}"
-            may_wait = error.errno in _FULL and (rollout.state, Event.DEFERRED) in TRANSITIONS
-            return (Event.DEFERRED if may_wait else Event.FAILED), words
+            may_wait = error.errno in _FULL and (rollout.state, RolloutEvent.DEFERRED) in TRANSITIONS
+            return (RolloutEvent.DEFERRED if may_wait else RolloutEvent.FAILED), words
         except Exception as error:
             log.exception("a rollout's work has a defect", model=rollout.model, state=str(rollout.state))
-            return Event.FAILED, f"internal: {error!r}"
+            return RolloutEvent.FAILED, f"internal: {error!r}"
 
     async def _collect(self) -> None:
         wanted = [wish.plan for wish in self._documents.wishes().values() if wish.plan is not None]

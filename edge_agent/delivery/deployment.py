@@ -22,22 +22,22 @@ from typing import Self
 import structlog
 
 from edge_agent.config import EdgeConfig, RolloutConfig
-from edge_agent.core.reporting import Rollouts
+from edge_agent.core.reporting import RolloutReport
 from edge_agent.delivery import preconditions
-from edge_agent.delivery.boot import Candidate, candidates
+from edge_agent.delivery.boot import BootCandidate, boot_candidates
 from edge_agent.delivery.deployer import Deployer
-from edge_agent.delivery.documents import Documents
-from edge_agent.delivery.journal import Journal
-from edge_agent.delivery.model_store import Store
-from edge_agent.delivery.steps import Works
+from edge_agent.delivery.documents import TrustedDocuments
+from edge_agent.delivery.journal import DeploymentJournal
+from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.steps import RolloutSteps
 from edge_agent.fleet.epoch import SANE_UTC_S
-from edge_agent.serving.catalogue import Entry, read_catalogue
+from edge_agent.serving.catalogue import CatalogueEntry, read_catalogue
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
-from edge_agent.serving.runner_set import MakeRunner, Serving
+from edge_agent.serving.runner_set import MakeRunner, RunnerSet
 from tidegate import clock
 from tidegate.config import ConfigError
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.messages import GatewayState
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
@@ -48,11 +48,11 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Chosen:
+class _BootChoice:
     """What is served first of a model, and what may be served instead."""
 
     runner: Runner
-    instead: list[Candidate]
+    instead: list[BootCandidate]
 
 
 class Deployment:
@@ -73,7 +73,7 @@ class Deployment:
         config: EdgeConfig,
         make: MakeRunner,
         *,
-        conditions: Callable[[], Conditions],
+        conditions: Callable[[], DeviceConditions],
         gateways: Callable[[], Mapping[str, GatewayState]],
         linked: Callable[[], bool],
         draw: Callable[[], float],
@@ -91,11 +91,11 @@ class Deployment:
         self._on_routed = on_routed
         self._on_change = on_change
         self._stack = AsyncExitStack()
-        self._store = Store(config.state_dir / "rollout") if config.rollout else None
-        self._statics: dict[str, Entry] = {}
-        self._chosen: dict[str, _Chosen] = {}
-        self._serving: Serving | None = None
-        self._works: Works | None = None
+        self._store = ModelStore(config.state_dir / "rollout") if config.rollout else None
+        self._statics: dict[str, CatalogueEntry] = {}
+        self._chosen: dict[str, _BootChoice] = {}
+        self._serving: RunnerSet | None = None
+        self._works: RolloutSteps | None = None
         self._deployer: Deployer | None = None
 
     @property
@@ -104,7 +104,7 @@ class Deployment:
         return tuple(chosen.runner for chosen in self._chosen.values())
 
     @property
-    def rollouts(self) -> Rollouts | None:
+    def rollouts(self) -> RolloutReport | None:
         """What to report; None where models are not rolled out to this device."""
         return self._deployer.rollouts if self._deployer is not None else None
 
@@ -124,11 +124,11 @@ class Deployment:
         for model in dict.fromkeys((*self._statics, *deployed)):
             found = list(self._candidates(model))
             if (runner := self._first(model, found)) is not None:
-                self._chosen[model] = _Chosen(runner, found)
+                self._chosen[model] = _BootChoice(runner, found)
 
     async def enter(self, host: EdgeHost) -> Self:
         """The runners live until this object's `async with` ends."""
-        self._serving = await self._stack.enter_async_context(Serving(host, self._make, on_routed=self._on_routed))
+        self._serving = await self._stack.enter_async_context(RunnerSet(host, self._make, on_routed=self._on_routed))
         return self
 
     async def __aenter__(self) -> Self:
@@ -163,7 +163,7 @@ class Deployment:
         if config is None or store is None:
             return
         scopes = (f"device/{self._config.name}", *(f"group/{group}" for group in config.groups))
-        self._works = Works(
+        self._works = RolloutSteps(
             store,
             serving,
             statics=self._statics,
@@ -178,8 +178,8 @@ class Deployment:
         )
         self._deployer = Deployer(
             store,
-            Journal(store.root / "journal.json"),
-            Documents(store.root, scopes=scopes, pinned=_pinned(config)),
+            DeploymentJournal(store.root / "journal.json"),
+            TrustedDocuments(store.root, scopes=scopes, pinned=_pinned(config)),
             self._works,
             routed=serving.routed,
             on_change=self._on_change,
@@ -206,17 +206,17 @@ class Deployment:
             self._works.answered(runner, compute_s)
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> RunnerSet:
         assert self._serving is not None, "enter it first"
         return self._serving
 
-    def _candidates(self, model: str) -> Sequence[Candidate]:
+    def _candidates(self, model: str) -> Sequence[BootCandidate]:
         if self._store is None:
             static = self._statics[model]
-            return [Candidate(0, lambda: static)]
-        return candidates(model, self._store, self._statics, self._config.allowed_engines)
+            return [BootCandidate(0, lambda: static)]
+        return boot_candidates(model, self._store, self._statics, self._config.allowed_engines)
 
-    def _first(self, model: str, found: list[Candidate]) -> Runner | None:
+    def _first(self, model: str, found: list[BootCandidate]) -> Runner | None:
         """A runner of the first candidate that can be read; it and those before it are taken off the list."""
         while found:
             candidate = found.pop(0)
@@ -230,9 +230,9 @@ class Deployment:
         if self._deployer is not None:
             self._deployer.changed()
 
-    def _device(self) -> preconditions.Device:
+    def _device(self) -> preconditions.DeviceResources:
         assert self._store is not None
-        return preconditions.Device(
+        return preconditions.DeviceResources(
             self._conditions(), self._utc_s(), self._store.free_bytes(), preconditions.free_memory_bytes()
         )
 

@@ -18,14 +18,14 @@ from typing import Final
 import msgspec
 import structlog
 
-from edge_agent.core.reconcile import Held, refusal
+from edge_agent.core.reconcile import AcceptedRevision, refusal_reason
 from tidegate import __version__
 from tidegate.fleet.messages import BadMessage
-from tidegate.fleet.reported import Refusal
+from tidegate.fleet.reported import DocumentRefusal
 from tidegate.models.repository import version_key
 from tidegate.rollout.canonical import canonical, digest_of
-from tidegate.rollout.desired import Desired, Wish, decode_desired, wishes
-from tidegate.rollout.signing import Keys, SignatureRefused, opened, rotated
+from tidegate.rollout.desired import DesiredDocument, DesiredModel, decode_desired, desired_models
+from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, verify_document
 from tidegate.storage.atomic_file import write_durably
 
 _MAX_WORDS: Final = 300
@@ -37,7 +37,7 @@ class _Trust(msgspec.Struct, frozen=True):
     keys: dict[str, bytes]
 
 
-class Documents:
+class TrustedDocuments:
     """Blocks on the disk, so `take` runs in a thread; what others read meanwhile is replaced and never changed.
 
     Args:
@@ -48,11 +48,11 @@ class Documents:
     def __init__(self, folder: Path, *, scopes: Sequence[str], pinned: Keys) -> None:
         self.folder = folder
         self.scopes = tuple(scopes)
-        self.refused: dict[str, Refusal] = {}
+        self.refused: dict[str, DocumentRefusal] = {}
         self._pinned = pinned
         self._trusted: Keys = pinned
-        self._documents: dict[str, Desired] = {}
-        self._held: dict[str, Held] = {}
+        self._documents: dict[str, DesiredDocument] = {}
+        self._held: dict[str, AcceptedRevision] = {}
 
     def open(self) -> None:
         """Read what was accepted before; what is damaged is left out, and will come again."""
@@ -70,23 +70,25 @@ class Documents:
     def accepted(self) -> Mapping[str, int]:
         return {scope: held.revision for scope, held in self._held.items()}
 
-    def wishes(self) -> Mapping[str, Wish]:
+    def wishes(self) -> Mapping[str, DesiredModel]:
         """By model: what is wanted here."""
         own, *groups = self.scopes
-        return wishes(self._documents.get(own), [self._documents[one] for one in groups if one in self._documents])
+        return desired_models(
+            self._documents.get(own), [self._documents[one] for one in groups if one in self._documents]
+        )
 
     def take(self, scope: str, message: bytes) -> bool:
         """Take in what came on a scope's topic; whether it is a new document that is in force now. Raises OSError."""
         if not message:
             return False  # deleted at the broker, as anybody there may: what was signed stays in force
         try:
-            desired, raw = opened(message, self._trusted)
+            desired, raw = verify_document(message, self._trusted)
         except SignatureRefused as error:
             return self._refuse(scope, f"signature: {error}")
         except BadMessage as error:
             return self._refuse(scope, f"malformed: {error}")
         held = self._held.get(scope)
-        if why := refusal(desired, digest_of(raw), held, scope=scope) or _too_new(desired):
+        if why := refusal_reason(desired, digest_of(raw), held, scope=scope) or _too_new(desired):
             return self._refuse(scope, why, desired.revision)
         self.refused = {one: refused for one, refused in self.refused.items() if one != scope}
         if held is not None and held.revision == desired.revision:
@@ -97,12 +99,12 @@ class Documents:
         log.info("a document is in force", scope=scope, revision=desired.revision)
         return True
 
-    def _keep(self, scope: str, desired: Desired, raw: bytes) -> None:
+    def _keep(self, scope: str, desired: DesiredDocument, raw: bytes) -> None:
         self._documents = {**self._documents, scope: desired}
-        self._held = {**self._held, scope: Held(desired.revision, digest_of(raw))}
+        self._held = {**self._held, scope: AcceptedRevision(desired.revision, digest_of(raw))}
 
     def _refuse(self, scope: str, reason: str, revision: int = 0) -> bool:
-        refused = Refusal(scope, reason[:_MAX_WORDS], revision)
+        refused = DocumentRefusal(scope, reason[:_MAX_WORDS], revision)
         if self.refused.get(scope) != refused:
             log.warning("a document was refused", scope=scope, reason=reason)
         self.refused = {**self.refused, scope: refused}
@@ -111,8 +113,8 @@ class Documents:
     def _path(self, scope: str) -> Path:
         return self.folder / "desired" / f"{scope.replace('/', '+')}.json"  # no name has a plus
 
-    def _write_trust(self, desired: Desired) -> None:
-        keys = rotated(desired, self._trusted)
+    def _write_trust(self, desired: DesiredDocument) -> None:
+        keys = keys_after(desired, self._trusted)
         if keys != self._trusted:
             # Before the document: a cut in between lets the document come again, signed by the new keys as well.
             write_durably(self.folder / "trust.json", msgspec.json.encode(_Trust(_stamp(self._pinned), dict(keys))))
@@ -130,14 +132,14 @@ class Documents:
         return trust.keys if trust.pinned == _stamp(self._pinned) else self._pinned
 
     def __repr__(self) -> str:
-        return f"<Documents {dict(self.accepted)} refused {list(self.refused)}>"
+        return f"<TrustedDocuments {dict(self.accepted)} refused {list(self.refused)}>"
 
 
 def _stamp(keys: Keys) -> str:
     return digest_of(canonical({kid: public.hex() for kid, public in keys.items()}))
 
 
-def _too_new(desired: Desired) -> str:
+def _too_new(desired: DesiredDocument) -> str:
     if desired.min_agent and version_key(__version__) < version_key(desired.min_agent):
         return f"agent: it needs an agent of {desired.min_agent}, and this is {__version__}"
     return ""

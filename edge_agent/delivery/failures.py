@@ -7,9 +7,9 @@ class WorkFailed(Exception):
     """It cannot succeed: `edge_agent/core/rollout_machine.py`'s FAILED."""
 
 
-class NotNow(Exception):
+class WorkDeferred(Exception):
     """The device spares something just now: DEFERRED."""
 
 
-class WorkerGone(Exception):
+class WorkerExited(Exception):
     """The new generation's worker ended: WORKER_EXITED."""

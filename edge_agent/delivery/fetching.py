@@ -20,11 +20,11 @@ from typing import Final
 
 import aiohttp
 
-from edge_agent.core.fetch_retry import RETRY_AFTER_MAX_S, Patience
-from edge_agent.delivery.failures import NotNow, WorkFailed
-from edge_agent.delivery.model_store import Store
-from edge_agent.delivery.partial_file import BadChunk, Partial
-from edge_agent.delivery.receiving import received
+from edge_agent.core.fetch_retry import RETRY_AFTER_MAX_S, DownloadBudget
+from edge_agent.delivery.failures import WorkDeferred, WorkFailed
+from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.partial_file import BadChunk, PartialFile
+from edge_agent.delivery.receiving import read_ahead
 from tidegate import clock
 from tidegate.rollout.plan import Artefact, ModelPlan, artefact_path
 from tidegate.runtime.backoff import Backoff
@@ -34,7 +34,7 @@ SILENCE_TIMEOUT_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Fetcher:
+class ArtefactFetcher:
     """Fetches into a store.
 
     Args:
@@ -47,7 +47,7 @@ class Fetcher:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        store: Store,
+        store: ModelStore,
         *,
         hindrance: Callable[[], str],
         draw: Callable[[], float],
@@ -62,11 +62,11 @@ class Fetcher:
         self._on_progress = on_progress
         self._server = 0
 
-    async def fetch(self, plan: ModelPlan, servers: Sequence[str], patience: Patience) -> None:
+    async def fetch(self, plan: ModelPlan, servers: Sequence[str], patience: DownloadBudget) -> None:
         """Return once every artefact is in the store.
 
         Raises:
-            NotNow: the device's rules stop it.
+            WorkDeferred: the device's rules stop it.
             WorkFailed: it is over.
         """
         for artefact in plan.artefacts:
@@ -75,21 +75,21 @@ class Fetcher:
                     await self._one(artefact, servers, patience)
                 except OSError as error:  # of the disk: those of the network are taken care of below
                     if error.errno in _FULL:
-                        raise NotNow(f"disk: full while fetching {artefact.path}") from error
+                        raise WorkDeferred(f"disk: full while fetching {artefact.path}") from error
                     raise
 
-    async def _one(self, artefact: Artefact, servers: Sequence[str], patience: Patience) -> None:
-        with Partial(self._store.partial(artefact.sha256), artefact) as partial:
+    async def _one(self, artefact: Artefact, servers: Sequence[str], patience: DownloadBudget) -> None:
+        with PartialFile(self._store.partial(artefact.sha256), artefact) as partial:
             while not partial.is_whole:
                 if why := self._hindrance():
-                    raise NotNow(why)
+                    raise WorkDeferred(why)
                 await self._attempt(partial, servers[self._server % len(servers)], patience)
             if not await asyncio.to_thread(partial.is_right):
                 self._store.partial(artefact.sha256).unlink()
                 raise WorkFailed(f"digest: {artefact.path} has other bytes than its digest and its chunks' say")
         await asyncio.to_thread(self._store.admit, artefact.sha256)
 
-    async def _attempt(self, partial: Partial, server: str, patience: Patience) -> None:
+    async def _attempt(self, partial: PartialFile, server: str, patience: DownloadBudget) -> None:
         """One connection; whatever became of it, what came is kept."""
         before = patience.cuts
         retry_after_s = 0.0
@@ -108,7 +108,7 @@ class Fetcher:
             self._backoff.reset()
         await clock.sleep(max(self._backoff.next_delay_s(), retry_after_s))
 
-    async def _request(self, partial: Partial, server: str, patience: Patience) -> float:
+    async def _request(self, partial: PartialFile, server: str, patience: DownloadBudget) -> float:
         """Take in what a server gives; how long it asks to be left alone."""
         digest, offset = partial.artefact.sha256, partial.held_bytes
         headers = {"Accept-Encoding": "identity"}
@@ -131,9 +131,9 @@ class Fetcher:
         return 0.0
 
     async def _take_in(
-        self, response: aiohttp.ClientResponse, partial: Partial, patience: Patience, *, skip: int
+        self, response: aiohttp.ClientResponse, partial: PartialFile, patience: DownloadBudget, *, skip: int
     ) -> None:
-        async with aclosing(received(response.content)) as pieces:
+        async with aclosing(read_ahead(response.content)) as pieces:
             async for piece in pieces:
                 _raise(patience.record_bytes(len(piece)))
                 skipped = min(skip, len(piece))
@@ -144,11 +144,11 @@ class Fetcher:
                 if partial.is_whole:
                     return
                 if why := self._hindrance():
-                    raise NotNow(why)
+                    raise WorkDeferred(why)
 
 
 def session(*, tls: object = None) -> aiohttp.ClientSession:
-    """A session for one `Fetcher`; `tls` is an `ssl.SSLContext`, or None for the machine's trusted CAs."""
+    """A session for one `ArtefactFetcher`; `tls` is an `ssl.SSLContext`, or None for the machine's trusted CAs."""
     connector = aiohttp.TCPConnector(limit=2, ssl=tls if tls is not None else True)  # type: ignore[arg-type]
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False, trust_env=False)

@@ -12,27 +12,27 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from edge_agent.core.soak import p95_s
-from edge_agent.delivery.failures import WorkerGone, WorkFailed
+from edge_agent.delivery.failures import WorkerExited, WorkFailed
 from tidegate.models.manifest import Variant
 from tidegate.outcome import ServeError, Unreachable
 from tidegate.rollout.golden import inaccuracy
 from tidegate.rollout.plan import Probe
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 
 Arrays = Mapping[str, NDArray[Any]]
 Cases = Sequence[tuple[Arrays, Arrays]]
 
 
-class Generation(Protocol):
+class ProbedRunner(Protocol):
     """The part of a `Runner` that is needed here."""
 
     @property
     def variants(self) -> tuple[Variant, ...]: ...
-    async def infer(self, variant: str, inputs: Arrays) -> Computed: ...
+    async def infer(self, variant: str, inputs: Arrays) -> ComputeResult: ...
 
 
-async def probe(rules: Probe, cases: Cases, new: Generation, old: Generation | None) -> None:
-    """Raises WorkFailed with what the new generation does not fulfil, WorkerGone when it does not live through it."""
+async def probe(rules: Probe, cases: Cases, new: ProbedRunner, old: ProbedRunner | None) -> None:
+    """Raises WorkFailed with what the new generation does not fulfil, WorkerExited when it does not live through it."""
     if not cases:
         return
     for variant in new.variants:
@@ -43,7 +43,7 @@ async def probe(rules: Probe, cases: Cases, new: Generation, old: Generation | N
         await _compare_times(rules, cases, new, old)
 
 
-async def _compare_times(rules: Probe, cases: Cases, new: Generation, old: Generation | None) -> None:
+async def _compare_times(rules: Probe, cases: Cases, new: ProbedRunner, old: ProbedRunner | None) -> None:
     variant = new.variants[0].name
     beside = _same_variant(old, variant)
     new_s: list[float] = []
@@ -66,15 +66,15 @@ async def _compare_times(rules: Probe, cases: Cases, new: Generation, old: Gener
             raise WorkFailed(f"probe_slow: {words}")
 
 
-def _same_variant(old: Generation | None, name: str) -> str:
+def _same_variant(old: ProbedRunner | None, name: str) -> str:
     names = [variant.name for variant in old.variants] if old is not None else []
     return name if name in names else (names[0] if names else "")
 
 
-async def _computed(new: Generation, variant: str, inputs: Arrays) -> Computed:
+async def _computed(new: ProbedRunner, variant: str, inputs: Arrays) -> ComputeResult:
     try:
         return await new.infer(variant, inputs)
     except Unreachable as error:
-        raise WorkerGone(error.message) from error
+        raise WorkerExited(error.message) from error
     except ServeError as error:
         raise WorkFailed(f"probe_error: {error.message}") from error

@@ -26,18 +26,18 @@ MAX_BLOCKED: Final = 64
 log = structlog.get_logger(__name__)
 
 
-class _Content(msgspec.Struct, frozen=True):
+class _JournalContent(msgspec.Struct, frozen=True):
     records: dict[str, Rollout] = {}
     blocked: dict[str, dict[str, int]] = {}
     v: Literal[1] = 1
 
 
-class Journal:
+class DeploymentJournal:
     """Read once by `open`; `write` and `forget` block for the disk and raise OSError with nothing changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._content = _Content()
+        self._content = _JournalContent()
 
     @property
     def records(self) -> Mapping[str, Rollout]:
@@ -49,7 +49,7 @@ class Journal:
 
     def open(self) -> None:
         try:
-            self._content = msgspec.json.decode(self.path.read_bytes(), type=_Content)
+            self._content = msgspec.json.decode(self.path.read_bytes(), type=_JournalContent)
         except FileNotFoundError:
             pass
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -63,15 +63,15 @@ class Journal:
             earlier = blocked.pop(rollout.content, {})
             blocked[rollout.content] = {**earlier, rollout.scope: rollout.revision}
             blocked = dict(list(blocked.items())[-MAX_BLOCKED:])
-        self._replace(_Content({**self._content.records, rollout.model: rollout}, blocked))
+        self._replace(_JournalContent({**self._content.records, rollout.model: rollout}, blocked))
 
     def forget(self, model: str) -> None:
         records = {name: record for name, record in self._content.records.items() if name != model}
         self._replace(replace(self._content, records=records))
 
-    def _replace(self, content: _Content) -> None:
+    def _replace(self, content: _JournalContent) -> None:
         write_durably(self.path, msgspec.json.encode(content))
         self._content = content
 
     def __repr__(self) -> str:
-        return f"<Journal {', '.join(map(repr, self.records.values())) or 'empty'}>"
+        return f"<DeploymentJournal {', '.join(map(repr, self.records.values())) or 'empty'}>"

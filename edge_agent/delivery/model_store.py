@@ -56,7 +56,7 @@ class Generation(msgspec.Struct, frozen=True):
         return replace(self, number=number, models={name: one for name, one in self.models.items() if name != model})
 
 
-class Store:
+class ModelStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._contents = root / "models" / "sha256"
@@ -186,7 +186,7 @@ class Store:
             return None
 
     def __repr__(self) -> str:
-        return f"<Store {self.root} at generation {self.committed().number}>"
+        return f"<ModelStore {self.root} at generation {self.committed().number}>"
 
 
 def _remove(folder: Path, names: Collection[str]) -> None:

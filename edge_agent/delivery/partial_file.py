@@ -30,7 +30,7 @@ class BadChunk(Exception):
         self.number = number
 
 
-class Partial:
+class PartialFile:
     """Open inside `with`."""
 
     def __init__(self, path: Path, artefact: Artefact) -> None:
@@ -126,4 +126,4 @@ class Partial:
         file.truncate()
 
     def __repr__(self) -> str:
-        return f"<Partial {self.artefact.path} {self.held_bytes} of {self.artefact.size_bytes} bytes>"
+        return f"<PartialFile {self.artefact.path} {self.held_bytes} of {self.artefact.size_bytes} bytes>"

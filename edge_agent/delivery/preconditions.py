@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.rollout.plan import ModelPlan, in_window
 
 HANDOVER_RATIO: Final = 1.3  # of a worker's memory: what it takes beyond the model while it loads (ONNX Runtime #21165)
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceResources:
     """What this device has now. `utc_s`: None while it does not know the time."""
 
-    conditions: Conditions
+    conditions: DeviceConditions
     utc_s: float | None
     free_disk_bytes: int
     free_memory_bytes: int
 
 
-def to_fetch(plan: ModelPlan, missing_bytes: int, device: Device) -> str:
+def fetch_hindrance(plan: ModelPlan, missing_bytes: int, device: DeviceResources) -> str:
     """Why not fetch now, "" when it may."""
     if not missing_bytes:
         return ""
@@ -39,7 +39,7 @@ def to_fetch(plan: ModelPlan, missing_bytes: int, device: Device) -> str:
     return _window(plan, device)
 
 
-def to_load(plan: ModelPlan, device: Device, *, beside: bool) -> str:
+def load_hindrance(plan: ModelPlan, device: DeviceResources, *, beside: bool) -> str:
     """Why not load now, "" when it may. `beside`: a generation of the model runs already."""
     if device.conditions.throttled:
         return "thermal: the device computes slower now, to cool down"
@@ -49,12 +49,12 @@ def to_load(plan: ModelPlan, device: Device, *, beside: bool) -> str:
     return _window(plan, device)
 
 
-def fits_beside(plan: ModelPlan, device: Device) -> bool:
+def fits_beside(plan: ModelPlan, device: DeviceResources) -> bool:
     """Whether the new generation may run beside the old one. A plan that does not say what it takes may."""
     return device.free_memory_bytes >= HANDOVER_RATIO * plan.ram_bytes
 
 
-def _window(plan: ModelPlan, device: Device) -> str:
+def _window(plan: ModelPlan, device: DeviceResources) -> str:
     if not plan.window:
         return ""
     if device.utc_s is None:

@@ -13,12 +13,12 @@ from typing import Final
 
 import aiohttp
 
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 
 AHEAD_BYTES: Final = 4 * 1024 * 1024
 
 
-async def received(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+async def read_ahead(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
     """What comes, in pieces of any size; then the error that ended it, if one did. Close it when you stop early."""
     pieces: list[bytes] = []
     moved, taken = asyncio.Event(), asyncio.Event()
@@ -47,4 +47,4 @@ async def received(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
                 yield whole
         await reading
     finally:
-        await cancelled(reading)
+        await cancel_and_wait(reading)

@@ -14,19 +14,19 @@ from contextlib import suppress
 from ssl import SSLContext
 from typing import Any, Final, TypeVar
 
-from edge_agent.core.fetch_retry import Patience
-from edge_agent.core.rollout_machine import WORK, Event, Rollout, S, Work
-from edge_agent.core.soak import SoakTrial, Times
+from edge_agent.core.fetch_retry import DownloadBudget
+from edge_agent.core.rollout_machine import WORK, Rollout, RolloutEvent, RolloutWork, S
+from edge_agent.core.soak import ComputeTimes, SoakTrial
 from edge_agent.delivery import preconditions
-from edge_agent.delivery.boot import candidates
-from edge_agent.delivery.failures import NotNow, WorkerGone, WorkFailed
-from edge_agent.delivery.fetching import Fetcher, session
+from edge_agent.delivery.boot import boot_candidates
+from edge_agent.delivery.failures import WorkDeferred, WorkerExited, WorkFailed
+from edge_agent.delivery.fetching import ArtefactFetcher, session
 from edge_agent.delivery.golden_probe import probe
-from edge_agent.delivery.model_store import Store
+from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.verifying import verify
-from edge_agent.serving.catalogue import Entry, read_entry
+from edge_agent.serving.catalogue import CatalogueEntry, read_entry
 from edge_agent.serving.runner import Runner
-from edge_agent.serving.runner_set import Serving
+from edge_agent.serving.runner_set import RunnerSet
 from tidegate import clock
 from tidegate.models.manifest import EngineName
 from tidegate.models.repository import Repository, RepositoryError
@@ -35,11 +35,11 @@ from tidegate.runtime.process import StartError
 
 T = TypeVar("T")
 SOAK_TICK_S: Final = 0.5
-Advance = Callable[[Event, str], Awaitable[Rollout]]
+Advance = Callable[[RolloutEvent, str], Awaitable[Rollout]]
 Live = Callable[[], Rollout]
 
 
-class Works:
+class RolloutSteps:
     """Mutable: the runners of the rollout that is under way.
 
     Args:
@@ -55,13 +55,13 @@ class Works:
 
     def __init__(
         self,
-        store: Store,
-        serving: Serving,
+        store: ModelStore,
+        serving: RunnerSet,
         *,
-        statics: Mapping[str, Entry],
+        statics: Mapping[str, CatalogueEntry],
         servers: Sequence[str] = (),
         allowed_engines: tuple[EngineName, ...],
-        device: Callable[[], preconditions.Device],
+        device: Callable[[], preconditions.DeviceResources],
         linked: Callable[[], bool],
         draw: Callable[[], float],
         on_change: Callable[[], None],
@@ -80,19 +80,19 @@ class Works:
         self._on_change = on_change
         self._tls = tls
         self._recheck_s = recheck_s
-        self._patience: Patience | None = None
-        self._fetcher: Fetcher | None = None
+        self._patience: DownloadBudget | None = None
+        self._fetcher: ArtefactFetcher | None = None
         self._new: Runner | None = None
         self._old: Runner | None = None
         self._parked = False  # the old one was stopped to make room
-        self._times: dict[str, Times] = {}  # of real requests to the generation that is committed, by model
-        self._works: dict[Work, Callable[[Rollout], Awaitable[None]]] = {
-            Work.PLAN: self._plan, Work.STAGE: self._stage, Work.GATE: self._gate,
-            Work.LOAD: self._load, Work.PROBE: self._probe, Work.ACTIVATE: self._activate,
-            Work.ROLL_BACK: self._roll_back,
+        self._times: dict[str, ComputeTimes] = {}  # of real requests to the generation that is committed, by model
+        self._works: dict[RolloutWork, Callable[[Rollout], Awaitable[None]]] = {
+            RolloutWork.PLAN: self._plan, RolloutWork.STAGE: self._stage, RolloutWork.GATE: self._gate,
+            RolloutWork.LOAD: self._load, RolloutWork.PROBE: self._probe, RolloutWork.ACTIVATE: self._activate,
+            RolloutWork.ROLL_BACK: self._roll_back,
         }  # fmt: skip
 
-    async def do(self, rollout: Rollout, advance: Advance, live: Live) -> Event:
+    async def do(self, rollout: Rollout, advance: Advance, live: Live) -> RolloutEvent:
         """Do the work of the rollout's state; what has happened then.
 
         Args:
@@ -100,27 +100,27 @@ class Works:
             live: the rollout as it is now: a document may change its rules while this lasts.
 
         Raises:
-            WorkFailed, WorkerGone, NotNow: as they say.
+            WorkFailed, WorkerExited, WorkDeferred: as they say.
             StartError, RepositoryError: a generation does not load.
             OSError: the disk.
         """
         if rollout.state is S.DEFERRED:
             await self._wait_for_better_times(advance, live)
-            return Event.RESUMED
+            return RolloutEvent.RESUMED
         if rollout.state is S.DOWNLOADING:
             await self._fetch(rollout, live)
         elif rollout.state is S.ACTIVE:
             await self._soak(advance, live)
         else:
             await self._works[WORK[rollout.state]](rollout)
-        return Event.DONE
+        return RolloutEvent.DONE
 
     def answered(self, runner: Runner, compute_s: float | None) -> None:
         """A runner answered a request in so long, or failed to by its own fault."""
         if self.trial is not None and runner is self._new:
             self.trial.record(compute_s)
         elif compute_s is not None and runner is self._serving.routed(runner.manifest.name):
-            self._times.setdefault(runner.manifest.name, Times()).record(compute_s)
+            self._times.setdefault(runner.manifest.name, ComputeTimes()).record(compute_s)
 
     @property
     def fetched_bytes(self) -> int:
@@ -142,9 +142,9 @@ class Works:
 
     async def _fetch(self, rollout: Rollout, live: Live) -> None:
         plan, servers = rollout.plan, self._servers_of(rollout)
-        self._patience = Patience(plan.net, plan.max_bytes, len(servers), rollout.fetched_bytes)
+        self._patience = DownloadBudget(plan.net, plan.max_bytes, len(servers), rollout.fetched_bytes)
         async with session(tls=self._tls() if self._tls else None) as http:
-            self._fetcher = Fetcher(
+            self._fetcher = ArtefactFetcher(
                 http,
                 self._store,
                 hindrance=lambda: self._to_fetch(live()),
@@ -159,23 +159,23 @@ class Works:
 
     async def _gate(self, rollout: Rollout) -> None:
         beside, device = self._has_old(rollout), self._device()
-        _not_now(preconditions.to_load(rollout.plan, device, beside=beside))
+        _not_now(preconditions.load_hindrance(rollout.plan, device, beside=beside))
         self._parked = beside and not preconditions.fits_beside(rollout.plan, device)
 
     async def _wait_for_better_times(self, advance: Advance, live: Live) -> None:
         while why := self._hindrance(live()):
             if why.partition(":")[0] != live().reason.partition(":")[0]:
-                await advance(Event.DEFERRED, why)
+                await advance(RolloutEvent.DEFERRED, why)
             await clock.sleep(self._recheck_s)
 
     def _hindrance(self, rollout: Rollout) -> str:
         """What stands against the rollout, whichever part of it comes next."""
         if not self._store.is_complete(rollout.plan):
             return self._to_fetch(rollout)
-        return preconditions.to_load(rollout.plan, self._device(), beside=self._has_old(rollout))
+        return preconditions.load_hindrance(rollout.plan, self._device(), beside=self._has_old(rollout))
 
     def _to_fetch(self, rollout: Rollout) -> str:
-        return preconditions.to_fetch(rollout.plan, self._store.missing_bytes(rollout.plan), self._device())
+        return preconditions.fetch_hindrance(rollout.plan, self._store.missing_bytes(rollout.plan), self._device())
 
     def _has_old(self, rollout: Rollout) -> bool:
         return self._serving.routed(rollout.model) is not None
@@ -218,8 +218,8 @@ class Works:
             while seen < new.exits:
                 seen += 1
                 if rollout.exits + 1 >= rollout.plan.soak.max_exits:
-                    raise WorkerGone(new.last_exit)
-                rollout = await advance(Event.WORKER_EXITED, new.last_exit)
+                    raise WorkerExited(new.last_exit)
+                rollout = await advance(RolloutEvent.WORKER_EXITED, new.last_exit)
             rollout = live()
             trial.rules = rollout.plan.soak
             trial.tick(clock.now(), linked=self._linked())
@@ -248,7 +248,7 @@ class Works:
     async def _bring_back(self, model: str) -> None:
         """Start again what was stopped to make room."""
         trouble = "there is none"
-        for candidate in await blocking(candidates, model, self._store, self._statics, self._allowed):
+        for candidate in await blocking(boot_candidates, model, self._store, self._statics, self._allowed):
             try:
                 entry = await blocking(candidate.read)
                 self._serving.route(await self._serving.start(entry, candidate.generation))
@@ -289,12 +289,12 @@ class Works:
         self._times.pop(model, None)
 
     def __repr__(self) -> str:
-        return f"<Works new {self._new!r} old {self._old!r}{' parked' if self._parked else ''}>"
+        return f"<RolloutSteps new {self._new!r} old {self._old!r}{' parked' if self._parked else ''}>"
 
 
 def _not_now(why: str) -> None:
     if why:
-        raise NotNow(why)
+        raise WorkDeferred(why)
 
 
 async def blocking(function: Callable[..., T], *arguments: Any) -> T:

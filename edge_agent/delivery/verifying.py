@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from edge_agent.delivery.failures import WorkFailed
-from edge_agent.delivery.model_store import Store
+from edge_agent.delivery.model_store import ModelStore
 from tidegate.models.manifest import EngineName, Manifest, Variant
 from tidegate.models.repository import RepositoryError, parse_manifest
 from tidegate.models.trust import check_engine
@@ -27,7 +27,7 @@ CHECK_TIMEOUT_S: Final = 120.0
 _MAX_WORDS: Final = 200
 
 
-async def verify(model: str, plan: ModelPlan, store: Store, allowed: tuple[EngineName, ...]) -> None:
+async def verify(model: str, plan: ModelPlan, store: ModelStore, allowed: tuple[EngineName, ...]) -> None:
     """Raises WorkFailed with what is wrong."""
     manifest = await asyncio.to_thread(_manifest, model, plan, store, allowed)
     for variant in manifest.variants_for("edge"):
@@ -35,7 +35,7 @@ async def verify(model: str, plan: ModelPlan, store: Store, allowed: tuple[Engin
             await _check_onnx(variant, plan, store)
 
 
-def _manifest(model: str, plan: ModelPlan, store: Store, allowed: tuple[EngineName, ...]) -> Manifest:
+def _manifest(model: str, plan: ModelPlan, store: ModelStore, allowed: tuple[EngineName, ...]) -> Manifest:
     path = store.path(plan.manifest)
     try:
         manifest = parse_manifest(path.read_text(encoding="utf-8"), path)
@@ -65,7 +65,7 @@ def _manifest(model: str, plan: ModelPlan, store: Store, allowed: tuple[EngineNa
     return manifest
 
 
-async def _check_onnx(variant: Variant, plan: ModelPlan, store: Store) -> None:
+async def _check_onnx(variant: Variant, plan: ModelPlan, store: ModelStore) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "tidegate.engines.onnx_check"),
         *(str(store.path(variant.sha256)), str(store.path(plan.manifest)), variant.name),

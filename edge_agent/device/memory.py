@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from tidegate import clock
 from tidegate.estimate.trend import Leak
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.workers.recycling import Candidate, Recycling
-from tidegate.workers.vitals import Process, free_bytes, read_process
+from tidegate.workers.recycling import Recycling, RecyclingCandidate
+from tidegate.workers.vitals import ProcessUsage, free_bytes, read_process
 
 LOOK_S: Final = 10.0
 HORIZON_S: Final = 2 * 3600.0
@@ -61,7 +61,7 @@ class MemoryWatch:
         draw: Callable[[], float],
         *,
         busy: Callable[[], bool] = lambda: False,
-        process: Callable[[int | None], Process | None] = read_process,
+        process: Callable[[int | None], ProcessUsage | None] = read_process,
         free: Callable[[], tuple[float, float] | None] = free_bytes,
     ) -> None:
         self.recycled = 0
@@ -85,7 +85,7 @@ class MemoryWatch:
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
 
-    def told(self, conditions: Conditions) -> Conditions:
+    def told(self, conditions: DeviceConditions) -> DeviceConditions:
         """The device's conditions, with its memory as it was seen last."""
         held, free = self._held_bytes, self._free_bytes
         if held is None or free == inf:
@@ -115,7 +115,7 @@ class MemoryWatch:
             self._ending = None
             self._recycling.ended(now)
         runners = self._runners()
-        candidates = [Candidate(str(pid), complaint, 0, inf) for pid, complaint in complaints.items()]
+        candidates = [RecyclingCandidate(str(pid), complaint, 0, inf) for pid, complaint in complaints.items()]
         everyone = all(one.ready for one in runners)
         chosen = self._recycling.decide(candidates, now, all_there=everyone, overloaded=self._busy())
         for one in runners:
@@ -124,7 +124,7 @@ class MemoryWatch:
                 self.recycled += 1
                 one.recycle(chosen.reason or "")
 
-    def _complaint(self, leak: Leak, process: Process) -> str | None:
+    def _complaint(self, leak: Leak, process: ProcessUsage) -> str | None:
         full_in_s = leak.limit_in_s(process.rss_bytes + self._free_bytes)
         if full_in_s >= HORIZON_S:
             return None

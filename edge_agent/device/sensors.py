@@ -17,7 +17,7 @@ import structlog
 
 from edge_agent.core.device_conditions import Attributes, conditions_of
 from tidegate import clock
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.runtime.owned_task import OwnedTask
 
 POLL_S: Final = 5.0
@@ -52,7 +52,7 @@ class Sensors:
         self._task = OwnedTask(self._watch, name="sensors")
 
     async def __aenter__(self) -> Self:
-        self.now = await asyncio.to_thread(read, self._root, metered=self._metered)
+        self.now = await asyncio.to_thread(read_conditions, self._root, metered=self._metered)
         if self._root is not None:
             self._task.start()
         return self
@@ -64,10 +64,10 @@ class Sensors:
         while True:
             await clock.sleep(self._poll_s)
             try:
-                seen = await asyncio.to_thread(read, self._root, metered=self._metered)
+                seen = await asyncio.to_thread(read_conditions, self._root, metered=self._metered)
             except Exception:
                 log.exception("sensors cannot be read")  # a defect of ours must not freeze the last state for good
-                seen = Conditions(metered=self._metered)
+                seen = DeviceConditions(metered=self._metered)
             if seen != self.now:
                 self.now = seen
                 self._on_change()
@@ -76,10 +76,10 @@ class Sensors:
         return f"<Sensors {self._root} {self.now.in_words() or 'nothing to tell'}>"
 
 
-def read(root: Path | None, *, metered: bool) -> Conditions:
+def read_conditions(root: Path | None, *, metered: bool) -> DeviceConditions:
     """Blocking: what the files under `root` say now."""
     if root is None:
-        return Conditions(metered=metered)
+        return DeviceConditions(metered=metered)
     return conditions_of(
         _folders(root / "power_supply", "*", _SUPPLY),
         _folders(root / "thermal", "thermal_zone*", _ZONE),

@@ -23,18 +23,18 @@ from typing import Final, Self
 import structlog
 
 from edge_agent.config import EdgeConfig, is_gateway_address
-from edge_agent.core.dial_policy import Roads
-from edge_agent.fleet.reachability import opened
+from edge_agent.core.dial_policy import DialPlan
+from edge_agent.fleet.reachability import wait_until_open
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
 from tidegate.link.server import Answerer
 from tidegate.link.service import LinkService
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import OwnedTask, cancelled
+from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
 from tidegate.runtime.process import StartError
-from tidegate.security.certificate_identity import Identity
-from tidegate.security.tls import Dialler, PlainDialler, Tls, explained
+from tidegate.security.certificate_identity import CertificateIdentity
+from tidegate.security.tls import Dialler, PlainDialler, Tls, explain_dial_error
 
 LOOK_S: Final = 1.0
 REDIAL_BASE_S: Final = 0.1
@@ -45,7 +45,7 @@ _TOLD_MOST: Final = 200  # characters of a reason that is told to the log
 log = structlog.get_logger(__name__)
 
 
-class Dialling:
+class GatewayDialler:
     """`async with` keeps dialling until its end.
 
     Args:
@@ -58,7 +58,7 @@ class Dialling:
     def __init__(
         self,
         link: LinkService,
-        roads: Roads,
+        roads: DialPlan,
         configured: Mapping[str, str],
         heard: Callable[[], Mapping[str, GatewayState]],
         *,
@@ -73,7 +73,7 @@ class Dialling:
         self._tls = tls
         self._draw = draw
         self._key = key
-        self._open: dict[str, _Road] = {}
+        self._open: dict[str, _DialledGateway] = {}
         self._names: dict[str, str] = {}  # what addresses have answered as
         self._links: dict[str, tuple[str, ...]] = {}  # where gateways were last, by name
         self._task = OwnedTask(self._keep_looking, name="dial out")
@@ -84,13 +84,13 @@ class Dialling:
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
-        for road in self._open.values():
-            await road.close()
+        for dialled in self._open.values():
+            await dialled.close()
 
     @property
     def up(self) -> frozenset[str]:
         """The gateways that this device serves on streams it dialled, "gateway/NAME"."""
-        return frozenset(road.peer for road in self._open.values() if road.peer)
+        return frozenset(dialled.peer for dialled in self._open.values() if dialled.peer)
 
     async def _keep_looking(self) -> None:
         while True:
@@ -104,21 +104,21 @@ class Dialling:
         if self._link.draining:
             return
         gateways = self._gateways()
-        wanted = self._roads.wanted(gateways, self._link.callers, clock.now())
+        wanted = self._roads.addresses_to_dial(gateways, self._link.callers, clock.now())
         for address in wanted - self._open.keys():
             dialler = self._dialler(address, gateways[address])
             if dialler is not None:
-                self._open[address] = _Road(address, self._link, dialler, self._draw, self._key, self._names)
+                self._open[address] = _DialledGateway(address, self._link, dialler, self._draw, self._key, self._names)
         for address in self._open.keys() - wanted:
             self._open[address].leave("this gateway reaches the device by itself")
-        for address in [address for address, road in self._open.items() if road.done]:
+        for address in [address for address, dialled in self._open.items() if dialled.done]:
             del self._open[address]
 
     def _gateways(self) -> dict[str, str]:
         """Address → name, of those that are there by their own word, or that a stream stands to."""
-        for address, road in self._open.items():
-            if road.peer:
-                self._names[address] = road.peer
+        for address, dialled in self._open.items():
+            if dialled.peer:
+                self._names[address] = dialled.peer
         found = {address: name or self._names.get(address, "") for address, name in self._configured.items()}
         for name, state in self._heard().items():
             if state.online:  # its will does not say where it was
@@ -133,16 +133,16 @@ class Dialling:
             return PlainDialler()
         try:
             named = self._configured.get(address, name)
-            return self._tls.dialler(Identity.parse(named) if named else None)
+            return self._tls.dialler(CertificateIdentity.parse(named) if named else None)
         except ValueError as error:
             log.warning("a gateway is not dialled", address=address, reason=str(error))
             return None
 
     def __repr__(self) -> str:
-        return f"<Dialling {self._roads!r} {list(self._open.values())}>"
+        return f"<GatewayDialler {self._roads!r} {list(self._open.values())}>"
 
 
-class _Road:
+class _DialledGateway:
     """One gateway that is dialled, from the first dial until `leave` has been heeded or `close`."""
 
     def __init__(
@@ -185,7 +185,7 @@ class _Road:
                 self._task.cancel()
 
     async def close(self) -> None:
-        await cancelled(self._task)
+        await cancel_and_wait(self._task)
 
     async def _keep_up(self) -> None:
         while not self._leaving and not self._link.draining:
@@ -194,7 +194,7 @@ class _Road:
             self._tell(peer, reason)
             if self._leaving or self._link.draining:
                 return
-            await opened(self._address, self._draw)
+            await wait_until_open(self._address, self._draw)
             if peer and clock.now() - dialled_at > STEADY_S:
                 self._backoff.reset()
             else:
@@ -207,7 +207,7 @@ class _Road:
         stream = DialledStream(channel, self._metadata)
         self._answerer = answerer = self._link.answerer(stream, dialled=True)
         try:
-            reason = explained(await self._link.run(answerer))
+            reason = explain_dial_error(await self._link.run(answerer))
         except Exception as error:  # a defect of ours must not cost the gateway for good
             log.exception("a link that was dialled failed", address=self._address)
             reason = f"internal error: {type(error).__name__}"
@@ -227,21 +227,21 @@ class _Road:
         self._told = "" if peer else reason
 
     def __repr__(self) -> str:
-        return f"<_Road {self._address} {self.peer or 'down'}{' leaving' if self._leaving else ''}>"
+        return f"<_DialledGateway {self._address} {self.peer or 'down'}{' leaving' if self._leaving else ''}>"
 
 
-def dialling_of(
+def gateway_dialler_of(
     config: EdgeConfig,
     link: LinkService,
     heard: Callable[[], Mapping[str, GatewayState]],
     *,
     tls: Tls | None,
     draw: Callable[[], float],
-) -> Dialling:
+) -> GatewayDialler:
     """As a configuration says. Raises StartError."""
-    return Dialling(
+    return GatewayDialler(
         link,
-        Roads(config.dial_out),
+        DialPlan(config.dial_out),
         configured_gateways(config.gateways),
         heard,
         tls=tls,

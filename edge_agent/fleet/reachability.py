@@ -15,21 +15,21 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate import clock
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 
 EVERY_S: Final = 0.5  # on average; with the dial that follows, a device is back within a second
 TRY_S: Final = 3.0
 MOST: Final = 4
 
 
-async def opened(address: str, draw: Callable[[], float]) -> None:
+async def wait_until_open(address: str, draw: Callable[[], float]) -> None:
     """Return once HOST:PORT takes a connection."""
     host, _, port = address.rpartition(":")
     tries: set[asyncio.Task[bool]] = set()
     try:
         while True:
             if len(tries) < MOST:
-                knock = _knocked(host.strip("[]"), int(port))
+                knock = _try_connect(host.strip("[]"), int(port))
                 tries.add(asyncio.create_task(knock, name=f"knock at {address}"))
             next_at = clock.now() + EVERY_S * (0.5 + draw())
             while tries and (left_s := next_at - clock.now()) > 0:
@@ -38,10 +38,10 @@ async def opened(address: str, draw: Callable[[], float]) -> None:
                     return
             await clock.sleep_until(next_at)
     finally:
-        await cancelled(*tries)
+        await cancel_and_wait(*tries)
 
 
-async def _knocked(host: str, port: int) -> bool:
+async def _try_connect(host: str, port: int) -> bool:
     try:
         async with asyncio.timeout(TRY_S):
             _, writer = await asyncio.open_connection(host, port)

@@ -21,14 +21,14 @@ from typing import Protocol
 
 import structlog
 
-from edge_agent.core.acl_check import AclCheck, Finding
+from edge_agent.core.acl_check import AclCheck, AclFinding
 from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporting
 from edge_agent.fleet.epoch import EpochStore
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
 from tidegate.fleet.stored import Receipt, decode_receipt
-from tidegate.fleet.topics import Stored, Topics, checked_name
-from tidegate.mqtt.link import Answered, Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.fleet.topics import StoredTopic, Topics, checked_name
+from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, PublishAck, Will
 from tidegate.mqtt.loop import MqttLoop
 
 RESYNC_GAP_S = 1.0  # however many gateways ask
@@ -145,7 +145,7 @@ class EdgeSync:
         """The state changed; whether that is worth a message now is decided by `edge_agent/core/reporting.py`."""
         self._loop.wake()
 
-    def send_stored(self, kind: Stored, gateway: str, payload: bytes) -> bool:
+    def send_stored(self, kind: StoredTopic, gateway: str, payload: bytes) -> bool:
         """Hand one message from the store over; False when there is no session or no room in it."""
         return self._link.publish(self._topics.stored(self._device, kind, gateway), payload, qos=1)
 
@@ -172,20 +172,20 @@ class EdgeSync:
 
     def _take_in(self, event: LinkEvent) -> None:
         match event:
-            case Connected():
+            case MqttConnected():
                 self._publish(
                     self._reporting.connected(self._epochs.current, self._state(), clock.now(), clock.utc_s())
                 )
                 self._try_the_acl(event.protocol)
                 if self._ear is not None:
                     self._ear.session(up=True)
-            case Answered():
+            case PublishAck():
                 self._tell(self._acl.answered(event.topic, event.refusal))
-            case Disconnected():
+            case MqttDisconnected():
                 self._reporting.disconnected()
                 if self._ear is not None:
                     self._ear.session(up=False)
-            case Message():
+            case MqttMessage():
                 self._hear(event)
 
     def _try_the_acl(self, protocol: str) -> None:
@@ -195,11 +195,11 @@ class EdgeSync:
         for topic in topics:
             self._link.publish(topic, b"{}", qos=1, answered=True)
 
-    def _tell(self, finding: Finding | None) -> None:
+    def _tell(self, finding: AclFinding | None) -> None:
         if finding is not None:
             getattr(log, finding.severity)(finding.words, device=self._device)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: MqttMessage) -> None:
         try:
             if message.topic == self._topics.command(self._device):
                 self._obey(decode_command(message.payload))

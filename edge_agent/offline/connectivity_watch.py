@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import structlog
 
-from edge_agent.core.connectivity import Change, Connectivity
+from edge_agent.core.connectivity import Connectivity, ModeChange
 from tidegate import clock
 from tidegate.fleet.conditions import Mode
 from tidegate.runtime.owned_task import OwnedTask
@@ -22,7 +22,7 @@ LOOK_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-class Reach:
+class ConnectivityWatch:
     """Looks inside `async with`.
 
     Args:
@@ -38,7 +38,7 @@ class Reach:
         has_broker: bool,
         session: Callable[[], bool],
         links: Callable[[], int],
-        on_change: Callable[[Change], None] = lambda _: None,
+        on_change: Callable[[ModeChange], None] = lambda _: None,
     ) -> None:
         self._connectivity = Connectivity(has_broker=has_broker)
         self._session = session
@@ -89,4 +89,4 @@ class Reach:
             await clock.sleep(LOOK_S)
 
     def __repr__(self) -> str:
-        return f"<Reach {self._connectivity!r}>"
+        return f"<ConnectivityWatch {self._connectivity!r}>"

@@ -21,15 +21,15 @@ from typing import Final, Protocol, Self
 
 import structlog
 
-from edge_agent.core.drain import Drain
-from edge_agent.offline.queue_db import Item, Waiting
-from edge_agent.offline.store import Store
+from edge_agent.core.drain import DrainPacer
+from edge_agent.offline.queue_db import OutgoingEntry, StoredItem
+from edge_agent.offline.store import OfflineStore
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
 from tidegate.fleet.stored import MAX_IDS, Forwarded, Inquiry, Receipt, encode_stored
-from tidegate.fleet.topics import Stored
+from tidegate.fleet.topics import StoredTopic
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.storage.database import Unavailable
+from tidegate.storage.database import DatabaseUnavailable
 
 ASK_S: Final = 20.0
 SWEEP_S: Final = 60.0
@@ -44,11 +44,11 @@ log = structlog.get_logger(__name__)
 class Uplink(Protocol):
     """The part of `EdgeSync` that is needed here."""
 
-    def send_stored(self, kind: Stored, gateway: str, payload: bytes) -> bool: ...
+    def send_stored(self, kind: StoredTopic, gateway: str, payload: bytes) -> bool: ...
 
 
 class Forwarder:
-    """Told by `Offline` of what the sync hears; one task inside `async with`.
+    """Told by `OfflineService` of what the sync hears; one task inside `async with`.
 
     Args:
         live: whether requests are being answered just now.
@@ -56,13 +56,13 @@ class Forwarder:
 
     def __init__(
         self,
-        store: Store,
+        store: OfflineStore,
         device: str,
         *,
         live: Callable[[], bool],
-        drain: Drain | None = None,
+        drain: DrainPacer | None = None,
     ) -> None:
-        self.drain = drain or Drain()
+        self.drain = drain or DrainPacer()
         self.gateway = ""  # that things go to; "" while there is none
         self.uplink: Uplink | None = None  # set once there is one
         self._store = store
@@ -119,7 +119,7 @@ class Forwarder:
             try:
                 await self._turn()
                 until = self._next_wake()
-            except Unavailable:
+            except DatabaseUnavailable:
                 until = clock.now() + RETRY_S  # the store has said so
             except Exception:
                 log.exception("forwarding has a defect; what is stored stays stored")
@@ -178,7 +178,7 @@ class Forwarder:
         self._ask_at = now + ASK_S
         ids = await self._store.unanswered(self.gateway, MAX_IDS)
         if ids:
-            self.uplink.send_stored(Stored.RESULT, self.gateway, encode_stored(Inquiry(self._device, tuple(ids))))
+            self.uplink.send_stored(StoredTopic.RESULT, self.gateway, encode_stored(Inquiry(self._device, tuple(ids))))
 
     async def _send(self) -> None:
         budget = self.drain.budget(clock.now(), live=self._live())
@@ -187,8 +187,8 @@ class Forwarder:
         without = self.drain.held_back(clock.now())
         waiting = await self._store.waiting(budget.entries, without)
         for entry in self.drain.choose(waiting, budget, clock.now()):
-            kind = Stored.EVENT if entry.item.kind == "event" else Stored.RESULT
-            if not self.uplink.send_stored(kind, self.gateway, encode_stored(forwarded(self._device, entry))):
+            kind = StoredTopic.EVENT if entry.item.kind == "event" else StoredTopic.RESULT
+            if not self.uplink.send_stored(kind, self.gateway, encode_stored(forwarded_message(self._device, entry))):
                 # No session any more, or no room beside what is live. What has left is waited for; else again soon.
                 if not self.drain.under_way:
                     self.drain.busy(NO_ROOM_S, clock.now())
@@ -199,9 +199,9 @@ class Forwarder:
         return f"<Forwarder to {self.gateway or 'nobody'} {self.drain!r}>"
 
 
-def forwarded(device: str, entry: Waiting) -> Forwarded:
+def forwarded_message(device: str, entry: OutgoingEntry) -> Forwarded:
     """An entry as it crosses."""
-    item: Item = entry.item
+    item: StoredItem = entry.item
     return Forwarded(
         device=device,
         id=item.id,

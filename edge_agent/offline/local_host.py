@@ -25,12 +25,12 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from edge_agent.offline.queue_db import Item
-from edge_agent.offline.store import Store
+from edge_agent.offline.queue_db import StoredItem
+from edge_agent.offline.store import OfflineStore
 from edge_agent.serving.host import EdgeHost
 from tidegate import clock
 from tidegate.fleet.stored import MAX_BODY_BYTES, Kind
-from tidegate.models.confidence import Judge
+from tidegate.models.confidence import ConfidenceMeasure
 from tidegate.models.manifest import Manifest, Unsure
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc.codec import message_from_request, message_from_response
@@ -50,7 +50,7 @@ from tidegate.outcome import (
     Unreachable,
 )
 from tidegate.placement_pin import stricter
-from tidegate.storage.database import Full, Unavailable
+from tidegate.storage.database import DatabaseFull, DatabaseUnavailable
 from tidegate.types import Call, InferRequest, Parameter, Reply
 
 LOOK_AGAIN_S: Final = 5.0  # for a ticket
@@ -60,10 +60,10 @@ _PRIORITIES: Final = {1: 9, 2: 7, 3: 5, 4: 3}  # OIP's, 1 the highest, as the st
 _NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms")  # a caller's own hurry is over when it is told
 
 
-class Keeper(Protocol):
+class OfflinePolicy(Protocol):
     """What decides whether and how things are kept."""
 
-    store: Store | None
+    store: OfflineStore | None
     forwards: str  # which results: none, unsure, all
 
     def why_not(self) -> str:
@@ -83,11 +83,11 @@ class LocalHost:
         on_gateway: called when a gateway's call comes this way.
     """
 
-    def __init__(self, host: EdgeHost, keeper: Keeper, *, on_gateway: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, host: EdgeHost, keeper: OfflinePolicy, *, on_gateway: Callable[[], None] = lambda: None) -> None:
         self._host = host
         self._keeper = keeper
         self._on_gateway = on_gateway
-        self._judges: dict[tuple[str, str], Judge | None] = {}
+        self._judges: dict[tuple[str, str], ConfidenceMeasure | None] = {}
 
     @property
     def server_name(self) -> str:
@@ -142,7 +142,7 @@ class LocalHost:
         key = manifest.name, manifest.version
         if key not in self._judges:
             how = manifest.confidence
-            self._judges[key] = None if how is None else Judge(manifest, how)
+            self._judges[key] = None if how is None else ConfidenceMeasure(manifest, how)
         judge = self._judges[key]
         if judge is None or manifest.confidence is None:
             return ""
@@ -179,7 +179,7 @@ class LocalHost:
         if len(body) > MAX_BODY_BYTES:
             return TooLarge(f"{why}; it cannot be deferred: {len(body)} bytes, at most {MAX_BODY_BYTES} can be kept")
         step = sequence_of(call.request.parameters)
-        item = Item(
+        item = StoredItem(
             store.new_id(),
             "request",
             body,
@@ -193,8 +193,8 @@ class LocalHost:
         )
         try:
             await store.put(item)
-        except Unavailable as error:
-            again_s = UNSURE_AGAIN_S if isinstance(error, Full) else LOOK_AGAIN_S
+        except DatabaseUnavailable as error:
+            again_s = UNSURE_AGAIN_S if isinstance(error, DatabaseFull) else LOOK_AGAIN_S
             return Overloaded(f"{why}; it cannot be deferred: {error}", retry_after_s=again_s)
         self._keeper.stored()
         return Deferred(f"{why}; ask later for the ticket {item.id}", retry_after_s=LOOK_AGAIN_S, ticket=item.id)
@@ -208,7 +208,7 @@ class LocalHost:
         if len(body) > MAX_BODY_BYTES:
             store.refused["too_large"] += 1
             return
-        item = Item(
+        item = StoredItem(
             store.new_id(),
             "result",
             body,
@@ -221,7 +221,7 @@ class LocalHost:
         )
         try:
             await store.put(item)
-        except Unavailable:
+        except DatabaseUnavailable:
             return
         self._keeper.stored()
 

@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tidegate.fleet.stored import MAX_WORDS, Answer, Kind, Refusal
-from tidegate.storage.database import Full
+from tidegate.fleet.stored import MAX_WORDS, DeferredAnswer, ItemRefusal, Kind
+from tidegate.storage.database import DatabaseFull
 
 MOST_REFUSALS: Final = 5
 ROW_BYTES: Final = 256  # what a row takes beside its body, indices included
@@ -78,18 +78,18 @@ SCHEMA: Final = (
 )
 
 
-class NoRoom(Full):
+class StoreFull(DatabaseFull):
     """The store is full of what was promised, or of what is more important."""
 
 
-class Moment(NamedTuple):
+class BothClocks(NamedTuple):
     """Now, by both clocks."""
 
     powered_s: float
     utc_s: float | None = None  # None: nobody knows whether the wall clock is right
 
 
-class Item(NamedTuple):
+class StoredItem(NamedTuple):
     """Something to be kept and sent. `promised`: a caller holds its id as a ticket."""
 
     id: str
@@ -104,10 +104,10 @@ class Item(NamedTuple):
     promised: bool = False
 
 
-class Waiting(NamedTuple):
+class OutgoingEntry(NamedTuple):
     """An entry as it is sent."""
 
-    item: Item
+    item: StoredItem
     age_s: float
     attempts: int
     size_bytes: int
@@ -130,7 +130,7 @@ class Ticket(NamedTuple):
     answer: bytes
 
 
-class Usage(msgspec.Struct, frozen=True):
+class StoreUsage(msgspec.Struct, frozen=True):
     """What the store holds, for people and metrics."""
 
     rows: int
@@ -141,7 +141,7 @@ class Usage(msgspec.Struct, frozen=True):
     counters: dict[str, int]
 
 
-class Ledger:
+class OfflineLedger:
     """Bounds and rules; all state is in the file."""
 
     def __init__(self, *, max_bytes: int, max_rows: int) -> None:
@@ -150,7 +150,7 @@ class Ledger:
 
     # in
 
-    def put(self, db: sqlite3.Connection, item: Item, now: Moment) -> None:
+    def put(self, db: sqlite3.Connection, item: StoredItem, now: BothClocks) -> None:
         """Keep it; a second time under the same id changes nothing. Raises NoRoom."""
         if db.execute("SELECT 1 FROM entries WHERE id = ?", (item.id,)).fetchone():
             return
@@ -177,7 +177,7 @@ class Ledger:
                 "SELECT seq, bytes, priority, state FROM entries WHERE promised = 0 ORDER BY priority, seq LIMIT 1"
             ).fetchone()
             if least is None or least["priority"] > priority:
-                raise NoRoom(
+                raise StoreFull(
                     f"the store is full: {used_bytes} of {self.max_bytes} bytes and {used_rows} of {self.max_rows} "
                     "rows, all promised or more important"
                 )
@@ -187,7 +187,9 @@ class Ledger:
 
     # out
 
-    def waiting(self, db: sqlite3.Connection, now: Moment, limit: int, without: Collection[str] = ()) -> list[Waiting]:
+    def waiting(
+        self, db: sqlite3.Connection, now: BothClocks, limit: int, without: Collection[str] = ()
+    ) -> list[OutgoingEntry]:
         """What may be sent next, the most important first; of one key in order, and behind one that is `without`
         nothing. A key is as important as the oldest entry under it."""
         alone = db.execute(
@@ -199,7 +201,7 @@ class Ledger:
             " GROUP BY key) ORDER BY priority DESC, seq LIMIT ?",
             (limit + len(without),),
         ).fetchall()
-        found: list[Waiting] = []
+        found: list[OutgoingEntry] = []
         for row in sorted([*alone, *heads], key=lambda one: (-one["priority"], one["seq"])):
             if row["id"] in without:
                 continue
@@ -208,7 +210,7 @@ class Ledger:
                 (row["key"], limit - len(found)),
             )  # fmt: skip
             found += [
-                Waiting(_item(one), _age_s(one, now), one["attempts"], one["bytes"])
+                OutgoingEntry(_item(one), _age_s(one, now), one["attempts"], one["bytes"])
                 for one in run
                 if not _is_over(one, now)
             ]
@@ -216,7 +218,7 @@ class Ledger:
                 break
         return found[:limit]
 
-    def took(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: Moment) -> int:
+    def took(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: BothClocks) -> int:
         """A gateway has these on its disk: they are deleted here. How many were still here."""
         gone = 0
         for id in ids:
@@ -227,7 +229,7 @@ class Ledger:
             )
         return gone
 
-    def refused(self, db: sqlite3.Connection, refusals: Sequence[Refusal], now: Moment) -> list[str]:
+    def refused(self, db: sqlite3.Connection, refusals: Sequence[ItemRefusal], now: BothClocks) -> list[str]:
         """A gateway did not take these; the ids of those that are dead letters now."""
         dead = []
         for one in refusals:
@@ -243,7 +245,7 @@ class Ledger:
 
     # tickets
 
-    def answered(self, db: sqlite3.Connection, answers: Sequence[Answer], now: Moment) -> int:
+    def answered(self, db: sqlite3.Connection, answers: Sequence[DeferredAnswer], now: BothClocks) -> int:
         """Note answers that came; how many were news. One for which there is no room is left to be asked for again."""
         news = 0
         for one in answers:
@@ -252,7 +254,7 @@ class Ledger:
                 continue
             try:
                 self._make_room(db, len(one.body), 0, 9)
-            except NoRoom:
+            except StoreFull:
                 continue
             db.execute("DELETE FROM entries WHERE id = ?", (one.id,))  # computed, though the receipt was lost
             if one.code:
@@ -265,7 +267,7 @@ class Ledger:
             news += 1
         return news
 
-    def unknown(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: Moment) -> None:
+    def unknown(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: BothClocks) -> None:
         """The gateway that took these knows nothing of them any more."""
         for id in ids:
             row = db.execute("SELECT state, gateway FROM tickets WHERE id = ?", (id,)).fetchone()
@@ -297,7 +299,7 @@ class Ledger:
         row = db.execute("SELECT value FROM meta WHERE name = 'powered_s'").fetchone()
         return 0.0 if row is None else float(row["value"])
 
-    def sweep(self, db: sqlite3.Connection, now: Moment) -> int:
+    def sweep(self, db: sqlite3.Connection, now: BothClocks) -> int:
         """End what has outlived its time, and note how long the device was on. How many entries ended."""
         db.execute("INSERT OR REPLACE INTO meta VALUES ('powered_s', ?)", (now.powered_s,))
         over = db.execute(
@@ -349,18 +351,18 @@ class Ledger:
         (waiting,) = db.execute("SELECT waiting FROM backlog").fetchone()
         return int(waiting)
 
-    def usage(self, db: sqlite3.Connection) -> Usage:
+    def usage(self, db: sqlite3.Connection) -> StoreUsage:
         rows, size = db.execute("SELECT rows, bytes FROM usage").fetchone()
         (dead,) = db.execute("SELECT COUNT(*) FROM entries WHERE state = 'dead'").fetchone()
         tickets = dict(db.execute("SELECT state, COUNT(*) FROM tickets GROUP BY state").fetchall())
         counters = dict(db.execute("SELECT reason, n FROM counters").fetchall())
-        return Usage(rows, size, self.backlog(db), dead, tickets, counters)
+        return StoreUsage(rows, size, self.backlog(db), dead, tickets, counters)
 
     def __repr__(self) -> str:
-        return f"<Ledger of at most {self.max_bytes} bytes and {self.max_rows} rows>"
+        return f"<OfflineLedger of at most {self.max_bytes} bytes and {self.max_rows} rows>"
 
 
-def _fail(db: sqlite3.Connection, id: str, code: str, why: str, now: Moment) -> None:
+def _fail(db: sqlite3.Connection, id: str, code: str, why: str, now: BothClocks) -> None:
     db.execute(
         "UPDATE tickets SET state = 'failed', code = ?, why = ?, since_s = ?, keep_s = ? WHERE id = ?",
         (code, why[:MAX_WORDS], now.powered_s, ANSWERS_KEPT_S, id),
@@ -371,19 +373,19 @@ def _count(db: sqlite3.Connection, reason: str) -> None:
     db.execute("INSERT INTO counters VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET n = n + 1", (reason,))
 
 
-def _item(row: sqlite3.Row) -> Item:
-    return Item(
+def _item(row: sqlite3.Row) -> StoredItem:
+    return StoredItem(
         row["id"], row["kind"], row["body"], row["priority"], row["ttl_s"], row["key"], row["model"], row["version"],
         row["variant"], bool(row["promised"]),
     )  # fmt: skip
 
 
-def _age_s(row: sqlite3.Row, now: Moment) -> float:
+def _age_s(row: sqlite3.Row, now: BothClocks) -> float:
     powered = now.powered_s - float(row["born_s"])
     if now.utc_s is None or row["born_utc_s"] is None:
         return max(0.0, powered)
     return max(0.0, powered, now.utc_s - float(row["born_utc_s"]))
 
 
-def _is_over(row: sqlite3.Row, now: Moment) -> bool:
+def _is_over(row: sqlite3.Row, now: BothClocks) -> bool:
     return _age_s(row, now) > float(row["ttl_s"])

@@ -17,14 +17,14 @@ from aiohttp import web
 
 from edge_agent.offline.local_host import LOOK_AGAIN_S
 from edge_agent.offline.queue_db import Ticket
-from edge_agent.offline.store import Store
+from edge_agent.offline.store import OfflineStore
 from tidegate.oip.grpc.codec import response_from_bytes
 from tidegate.oip.http.codec import BinaryOutputs, encode_response
 from tidegate.oip.http.server import JSON_TYPE, json_response
 from tidegate.oip.reply import ATTESTED_KEY, BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY
 from tidegate.oip.status import TICKET_KEY
 from tidegate.outcome import NothingAlive, error_from_code
-from tidegate.storage.database import Unavailable
+from tidegate.storage.database import DatabaseUnavailable
 
 T = TypeVar("T")
 State = Callable[[], Awaitable[dict[str, Any]]]
@@ -32,12 +32,12 @@ _is_ticket = re.compile("[0-9a-f]{32}").fullmatch
 _SAID = (SERVED_BY_KEY, ROUTE_KEY, ATTESTED_KEY, BUDGET_LEFT_KEY, TIMING_KEY)
 
 
-def device_routes(store: Store | None, state: State) -> list[web.RouteDef]:
+def device_routes(store: OfflineStore | None, state: State) -> list[web.RouteDef]:
     async def ticket(request: web.Request) -> web.Response:
-        return _told(await _found(store, request))
+        return _ticket_json(await _find_ticket(store, request))
 
     async def forget(request: web.Request) -> web.Response:
-        found = await _found(store, request)
+        found = await _find_ticket(store, request)
         assert store is not None
         await _available(store.forget(found.id))
         return json_response({"ticket": found.id, "state": "forgotten"})
@@ -52,7 +52,7 @@ def device_routes(store: Store | None, state: State) -> list[web.RouteDef]:
     ]
 
 
-async def _found(store: Store | None, request: web.Request) -> Ticket:
+async def _find_ticket(store: OfflineStore | None, request: web.Request) -> Ticket:
     id = request.match_info["ticket"]
     found = await _available(store.ticket(id)) if store is not None and _is_ticket(id) else None
     if found is None:
@@ -63,11 +63,11 @@ async def _found(store: Store | None, request: web.Request) -> Ticket:
 async def _available(answer: Awaitable[T]) -> T:
     try:
         return await answer
-    except Unavailable as error:
+    except DatabaseUnavailable as error:
         raise NothingAlive(str(error), retry_after_s=LOOK_AGAIN_S) from error
 
 
-def _told(found: Ticket) -> web.Response:
+def _ticket_json(found: Ticket) -> web.Response:
     if found.state == "failed":
         raise error_from_code(found.code, f"ticket {found.id}: {found.why}")
     if found.state != "done":

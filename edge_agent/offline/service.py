@@ -20,16 +20,16 @@ import msgspec
 import structlog
 
 from edge_agent.config import EdgeConfig
-from edge_agent.core.connectivity import Change
-from edge_agent.offline.connectivity_watch import Reach
+from edge_agent.core.connectivity import ModeChange
+from edge_agent.offline.connectivity_watch import ConnectivityWatch
 from edge_agent.offline.forwarder import Forwarder
-from edge_agent.offline.queue_db import Item
-from edge_agent.offline.store import Store
+from edge_agent.offline.queue_db import StoredItem
+from edge_agent.offline.store import OfflineStore
 from tidegate import clock
 from tidegate.fleet.conditions import Mode
 from tidegate.fleet.messages import GatewayState
 from tidegate.fleet.stored import Kind, Receipt
-from tidegate.storage.database import Unavailable
+from tidegate.storage.database import DatabaseUnavailable
 
 EVENT_PRIORITY: Final = 4
 MAX_EVENTS: Final = 64  # that wait for the disk
@@ -37,8 +37,8 @@ MAX_EVENTS: Final = 64  # that wait for the disk
 log = structlog.get_logger(__name__)
 
 
-class Offline:
-    """A `Keeper`, and the sync's `Ear`, inside `async with`.
+class OfflineService:
+    """A `OfflinePolicy`, and the sync's `Ear`, inside `async with`.
 
     Args:
         session: whether there is one with the broker.
@@ -58,16 +58,16 @@ class Offline:
     ) -> None:
         self._config = config
         self._on_mode = on_mode
-        self.store: Store | None = None
+        self.store: OfflineStore | None = None
         self.forwarder: Forwarder | None = None
         self.forwards = "none"
-        self.reach = Reach(
+        self.reach = ConnectivityWatch(
             has_broker=config.mqtt is not None, session=session, links=links, on_change=self._mode_changed
         )
         if config.store is not None and config.mqtt is not None:
             bounds = config.store
             self.forwards = bounds.forward_results
-            self.store = Store(
+            self.store = OfflineStore(
                 config.state_dir, max_bytes=bounds.max_bytes, max_rows=bounds.max_rows, on_lost=self._lost
             )
             self.forwarder = Forwarder(self.store, config.name, live=live)
@@ -136,7 +136,7 @@ class Offline:
         if self.store is None or len(self._events) >= MAX_EVENTS:
             return
         body = msgspec.json.encode({"event": event, **fields})
-        item = Item(self.store.new_id(), "event", body, EVENT_PRIORITY, self.ttl_s("event"), "events")
+        item = StoredItem(self.store.new_id(), "event", body, EVENT_PRIORITY, self.ttl_s("event"), "events")
         task = asyncio.get_running_loop().create_task(self._keep(self.store, item), name=f"event {event}")
         self._events.add(task)
         task.add_done_callback(self._events.discard)
@@ -150,22 +150,22 @@ class Offline:
         told["store"] = self.store.state()
         try:
             usage = await self.store.usage()
-        except Unavailable:
+        except DatabaseUnavailable:
             return told  # which says so
         told["store"] |= msgspec.to_builtins(usage)
         return told
 
-    async def _keep(self, store: Store, item: Item) -> None:
+    async def _keep(self, store: OfflineStore, item: StoredItem) -> None:
         try:
             await store.put(item)
-        except Unavailable:
+        except DatabaseUnavailable:
             return
         self.stored()
 
     async def _events_end(self) -> None:
         await asyncio.gather(*self._events, return_exceptions=True)
 
-    def _mode_changed(self, change: Change) -> None:
+    def _mode_changed(self, change: ModeChange) -> None:
         self.note("mode", mode=change.mode, before=change.before, why=change.why)
         self._on_mode()
 
@@ -175,4 +175,4 @@ class Offline:
             self._loop.call_soon_threadsafe(lambda: self.note("store-corrupt", moved_to=aside.name))
 
     def __repr__(self) -> str:
-        return f"<Offline {self.reach!r} {self.store!r} {self.forwarder!r}>"
+        return f"<OfflineService {self.reach!r} {self.store!r} {self.forwarder!r}>"

@@ -1,7 +1,8 @@
 """The ledger with its file, its thread and its clocks: what the rest of the agent calls.
 
-Every call returns when the disk has it. What cannot be stored raises `Unavailable` (or `Full`, one of those) with the
-reason in words, is counted, and costs nothing else: the agent answers its callers with a broken disk as with none.
+Every call returns when the disk has it. What cannot be stored raises `DatabaseUnavailable` (or `DatabaseFull`, one of
+those) with the reason in words, is counted, and costs nothing else: the agent answers its callers with a broken disk as
+with none.
 
 How long the device was on is noted with every change and once a minute, so a power cut forgets at most a minute of a
 lifetime of hours. Whether the wall clock counts is said from outside (`edge_agent/core/wall_clock.py`).
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from edge_agent.core.wall_clock import WallClock
-from edge_agent.offline.queue_db import SCHEMA, Item, Ledger, Moment, Ticket, Usage, Waiting
+from edge_agent.offline.queue_db import SCHEMA, BothClocks, OfflineLedger, OutgoingEntry, StoredItem, StoreUsage, Ticket
 from tidegate import clock
 from tidegate.fleet.stored import Receipt
-from tidegate.storage.database import Database, Full, Unavailable
+from tidegate.storage.database import Database, DatabaseFull, DatabaseUnavailable
 
 T = TypeVar("T")
 FILE_NAME: Final = "store.db"
@@ -28,7 +29,7 @@ _PAGE_BYTES: Final = 4096
 _OVERHEAD: Final = 3  # times `max_bytes`: what SQLite's pages, indices and free list may take at worst
 
 
-class Store:
+class OfflineStore:
     """Open inside `async with`.
 
     Args:
@@ -41,7 +42,7 @@ class Store:
         self, folder: Path, *, max_bytes: int, max_rows: int, on_lost: Callable[[Path], None] = lambda _: None
     ) -> None:
         self.wall = WallClock()
-        self.ledger = Ledger(max_bytes=max_bytes, max_rows=max_rows)
+        self.ledger = OfflineLedger(max_bytes=max_bytes, max_rows=max_rows)
         self.refused: Counter[str] = Counter()  # what could not be stored since the start, by reason
         self.backlog = 0  # things that waited to be sent when the store was last used
         self._on_lost = on_lost
@@ -67,24 +68,24 @@ class Store:
         """An id that nobody guesses and no other life of this device has given out."""
         return secrets.token_hex(16)
 
-    async def put(self, item: Item) -> None:
+    async def put(self, item: StoredItem) -> None:
         """Keep it; on the disk when this returns. Raises Unavailable."""
         try:
             await self._run(lambda db, now: self.ledger.put(db, item, now))
-        except Full:
+        except DatabaseFull:
             self.refused["full"] += 1
             raise
-        except Unavailable:
+        except DatabaseUnavailable:
             self.refused["unavailable"] += 1
             raise
 
-    async def waiting(self, limit: int, without: Collection[str] = ()) -> list[Waiting]:
+    async def waiting(self, limit: int, without: Collection[str] = ()) -> list[OutgoingEntry]:
         return await self._run(lambda db, now: self.ledger.waiting(db, now, limit, without))
 
     async def settle(self, receipt: Receipt) -> list[str]:
         """Note what a gateway says; the ids that became dead letters by it."""
 
-        def work(db: sqlite3.Connection, now: Moment) -> list[str]:
+        def work(db: sqlite3.Connection, now: BothClocks) -> list[str]:
             self.ledger.took(db, receipt.taken, receipt.gateway, now)
             self.ledger.answered(db, receipt.answers, now)
             self.ledger.unknown(db, receipt.unknown, receipt.gateway, now)
@@ -104,10 +105,10 @@ class Store:
     async def sweep(self) -> int:
         return await self._run(self.ledger.sweep)
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> StoreUsage:
         return await self._run(lambda db, _: self.ledger.usage(db))
 
-    async def _run(self, work: Callable[[sqlite3.Connection, Moment], T]) -> T:
+    async def _run(self, work: Callable[[sqlite3.Connection, BothClocks], T]) -> T:
         def noted(db: sqlite3.Connection) -> T:
             done = work(db, self._moment(db))
             self.backlog = self.ledger.backlog(db)
@@ -115,12 +116,12 @@ class Store:
 
         return await self._database.run(noted)
 
-    def _moment(self, db: sqlite3.Connection) -> Moment:
+    def _moment(self, db: sqlite3.Connection) -> BothClocks:
         # In the thread, and at the time of the work: an open file's own word for how long its device was on.
         if self._former_s is None:
             self._former_s = self.ledger.powered_s(db)
         powered_s = self._former_s + clock.now() - self._started_at
-        return Moment(powered_s, clock.utc_s() if self.wall.right else None)
+        return BothClocks(powered_s, clock.utc_s() if self.wall.right else None)
 
     def _lost(self, aside: Path) -> None:
         self._former_s = None
@@ -131,4 +132,4 @@ class Store:
         return {"unavailable": self.unavailable, "refused": dict(self.refused), "wall_clock_is_right": self.wall.right}
 
     def __repr__(self) -> str:
-        return f"<Store {self._database!r}>"
+        return f"<OfflineStore {self._database!r}>"

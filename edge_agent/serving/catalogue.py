@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_agent.serving.runner import Loadable
+from edge_agent.serving.runner import EdgeLoadable
 from tidegate.models.manifest import EngineName, Manifest
 from tidegate.models.repository import Repository
 from tidegate.models.trust import TRUSTED, check_engine
@@ -23,11 +23,11 @@ from tidegate.runtime.process import StartError
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One model with the variants that run here, in the manifest's order."""
 
     manifest: Manifest
-    loadables: tuple[Loadable, ...]
+    loadables: tuple[EdgeLoadable, ...]
 
 
 def read_catalogue(
@@ -36,7 +36,7 @@ def read_catalogue(
     allowed: tuple[EngineName, ...] = TRUSTED,
     *,
     or_none: bool = False,
-) -> tuple[Entry, ...]:
+) -> tuple[CatalogueEntry, ...]:
     """The models to serve: `wanted` by name, or all that have a variant for edges.
 
     Args:
@@ -60,7 +60,7 @@ def read_catalogue(
     return tuple(read_entry(repository, name, allowed) for name in names)
 
 
-def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, ...]) -> Entry:
+def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, ...]) -> CatalogueEntry:
     """One model, NAME in its highest version or NAME:VERSION. Raises as `read_catalogue`."""
     name, _, version = wanted.partition(":")
     try:
@@ -73,4 +73,6 @@ def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, .
     for variant in variants:
         check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
-    return Entry(manifest, tuple(Loadable(variant, repository.artefact(manifest, variant)) for variant in variants))
+    return CatalogueEntry(
+        manifest, tuple(EdgeLoadable(variant, repository.artefact(manifest, variant)) for variant in variants)
+    )

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from edge_agent.config import EdgeConfig
-from edge_agent.serving.runner import Measure, Warm, Worker
+from edge_agent.serving.runner import EngineWorker, Measure, Warm
 from tidegate import __version__
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.workers.warmup import CostPoints, measure, warm
@@ -31,7 +31,7 @@ _MAX_BYTES: Final = 2**20
 log = structlog.get_logger(__name__)
 
 
-class Costs:
+class MeasuredCosts:
     """What was measured, by what it was measured of. `remembered` wraps a measurement.
 
     Args:
@@ -53,7 +53,7 @@ class Costs:
 
         path = self._path
 
-        async def measured(worker: Worker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
+        async def measured(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
             if path is None or not variant.sha256:
                 return await measure(worker, key, manifest, variant)
             of = f"{self._here} {variant.engine} {variant.sha256}"
@@ -70,12 +70,12 @@ class Costs:
         return measured
 
     def __repr__(self) -> str:
-        return f"<Costs {self._path} {'unread' if self._known is None else len(self._known)}>"
+        return f"<MeasuredCosts {self._path} {'unread' if self._known is None else len(self._known)}>"
 
 
-def costs_of(config: EdgeConfig) -> Costs:
+def costs_of(config: EdgeConfig) -> MeasuredCosts:
     path = config.state_dir / "costs.json" if config.remember_costs else None
-    return Costs(path, settings=f"threads={config.threads} nice={config.nice} paced_slow={config.paced_slow:g}")
+    return MeasuredCosts(path, settings=f"threads={config.threads} nice={config.nice} paced_slow={config.paced_slow:g}")
 
 
 def _read(path: Path) -> dict[str, CostPoints]:

@@ -24,19 +24,19 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_agent.serving.runner import Runner
-from edge_agent.serving.scheduler import Done, Scheduler
+from edge_agent.serving.scheduler import EdgeScheduler, WorkResult
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.fleet.offers import ModelOffer
 from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import Work, fits, work_of
-from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.oip.request_constraints import check_is_no_gateways
 from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Overloaded, PeerError, Unreachable
 from tidegate.tracing.served import ServedTraces
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 
 EXHAUSTED_FOR_S = 30.0  # a battery does not fill faster
 
@@ -83,7 +83,7 @@ class EdgeHost:
         self,
         name: str,
         runners: Sequence[Runner],
-        scheduler: Scheduler,
+        scheduler: EdgeScheduler,
         *,
         epoch: Callable[[], int],
         exhausted: Callable[[], str] = lambda: "",
@@ -249,12 +249,12 @@ class EdgeHost:
 
     async def _compute(
         self, runner: Runner, variant: Variant, work: Work, call: Call, deadline: float
-    ) -> Done[Computed]:
+    ) -> WorkResult[ComputeResult]:
         inputs = {tensor.name: tensor_to_array(tensor) for tensor in call.request.inputs}
         time = runner.service_time(variant.name)
         time.relax(clock.now())
 
-        async def compute() -> Computed:
+        async def compute() -> ComputeResult:
             began_at = clock.now()
             computed = await runner.infer(variant.name, inputs)
             # Here and not after the wait: a call whose caller left has cost what it cost.
@@ -310,13 +310,13 @@ def _excess(work: Work, variants: Sequence[Variant]) -> str:
     return "; ".join(words)
 
 
-def _count(statistics: ModelStatistics, work: Work, done: Done[Computed]) -> None:
+def _count(statistics: ModelStatistics, work: Work, done: WorkResult[ComputeResult]) -> None:
     statistics.last_inference_ms = int(clock.utc_s() * 1e3)
     statistics.inference_count += work.rows
     statistics.execution_count += 1
     statistics.queue.add(done.queue_s)
     statistics.compute_infer.add(done.compute_s)
-    statistics.batches.setdefault(work.rows, Tally()).add(done.compute_s)
+    statistics.batches.setdefault(work.rows, TimedCount()).add(done.compute_s)
 
 
 def _response(manifest: Manifest, request: InferRequest, outputs: Mapping[str, NDArray[Any]]) -> InferResponse:

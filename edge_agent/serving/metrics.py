@@ -17,7 +17,7 @@ from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
-from edge_agent.serving.scheduler import Scheduler
+from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate.metrics.families import counter, gauge, single
 from tidegate.metrics.serving import served_families
 
@@ -29,7 +29,7 @@ class EdgeMetrics:
         self,
         host: EdgeHost,
         runners: Callable[[], Sequence[Runner]],
-        scheduler: Scheduler,
+        scheduler: EdgeScheduler,
         sensors: Sensors,
         sync: EdgeSync | None,
     ) -> None:

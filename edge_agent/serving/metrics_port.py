@@ -9,8 +9,8 @@ from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
-from edge_agent.serving.scheduler import Scheduler
-from tidegate.metrics.scrape_port import ScrapeDoor
+from edge_agent.serving.scheduler import EdgeScheduler
+from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.runtime.process import StartError
 
 
@@ -19,7 +19,7 @@ async def open_metrics(
     address: tuple[str, int],
     host: EdgeHost,
     runners: Callable[[], Sequence[Runner]],
-    scheduler: Scheduler,
+    scheduler: EdgeScheduler,
     sensors: Sensors,
     sync: EdgeSync | None,
 ) -> str:
@@ -31,7 +31,7 @@ async def open_metrics(
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
     metrics = EdgeMetrics(host, runners, scheduler, sensors, sync)
-    door = ScrapeDoor(Exposition(metrics.collect).render, *address)
+    door = ScrapeServer(Exposition(metrics.collect).render, *address)
     try:
         return (await stack.enter_async_context(door)).address
     except OSError as error:

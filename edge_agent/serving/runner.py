@@ -40,9 +40,9 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
 from tidegate.outcome import ServeError, Unreachable
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
-from tidegate.workers.process import Computed, EngineSpec, Loaded, WorkerDied
+from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 from tidegate.workers.warmup import CostPoints
 
 CRASH_LOOP = 3
@@ -53,25 +53,25 @@ log = structlog.get_logger(__name__)
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class Worker(Protocol):
+class EngineWorker(Protocol):
     """What a runner asks of `tidegate.workers.process.WorkerProcess`."""
 
     @property
     def alive(self) -> bool: ...
-    async def load(self, spec: EngineSpec) -> Loaded: ...
-    async def infer(self, key: str, inputs: Arrays) -> Computed: ...
+    async def load(self, spec: EngineSpec) -> LoadResult: ...
+    async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
     @property
     def pid(self) -> int | None: ...
 
 
-StartWorker = Callable[[str], AbstractAsyncContextManager[Worker]]
-Measure = Callable[[Worker, str, Manifest, Variant], Awaitable[CostPoints]]
-Warm = Callable[[Worker, str, Manifest, Variant], Awaitable[None]]
+StartWorker = Callable[[str], AbstractAsyncContextManager[EngineWorker]]
+Measure = Callable[[EngineWorker, str, Manifest, Variant], Awaitable[CostPoints]]
+Warm = Callable[[EngineWorker, str, Manifest, Variant], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loadable:
+class EdgeLoadable:
     """A variant that may run here, with its verified artefact."""
 
     variant: Variant
@@ -91,7 +91,7 @@ class Runner:
     def __init__(
         self,
         manifest: Manifest,
-        loadables: Sequence[Loadable],
+        loadables: Sequence[EdgeLoadable],
         *,
         start_worker: StartWorker,
         measure: Measure,
@@ -118,7 +118,7 @@ class Runner:
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
         self._times: dict[str, ServiceTime] = {}
-        self._worker: Worker | None = None
+        self._worker: EngineWorker | None = None
         self._unwanted = asyncio.Event()  # the worker is to be ended, ...
         self._why_unwanted = ""  # ... and why
         self._task: asyncio.Task[None] | None = None
@@ -155,7 +155,7 @@ class Runner:
             await self._stop()
             raise
         finally:
-            await cancelled(first_ready)
+            await cancel_and_wait(first_ready)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -182,7 +182,7 @@ class Runner:
             self.manifest.name, self.manifest.version, offers, state=self.state, digest=self.variants[0].sha256
         )
 
-    async def infer(self, variant: str, inputs: Arrays) -> Computed:
+    async def infer(self, variant: str, inputs: Arrays) -> ComputeResult:
         """Compute with one variant.
 
         Raises:
@@ -258,7 +258,7 @@ class Runner:
             self._worker = None
         return reason, clock.now() - ready_at if ready_at is not None else 0.0
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: EngineWorker) -> None:
         self._unwanted.clear()
         self._worker = worker
         self._become("ready")
@@ -266,7 +266,7 @@ class Runner:
             log.info("worker back", model=self.name)
         self._ready_once.set()
 
-    async def _load(self, worker: Worker) -> None:
+    async def _load(self, worker: EngineWorker) -> None:
         outputs = tuple(spec.name for spec in self.manifest.outputs)
         for loadable in self._loadables:
             variant = loadable.variant
@@ -291,7 +291,7 @@ class Runner:
                 points = await self._measure(worker, variant.name, self.manifest, variant)
                 self._times[variant.name] = ServiceTime(points)
 
-    async def _end_of(self, worker: Worker) -> str:
+    async def _end_of(self, worker: EngineWorker) -> str:
         """Wait until the worker has died or is not wanted any more; leaving its `async with` then ends it."""
         died = asyncio.create_task(worker.died(), name=f"end of {self.name}")
         unwanted = asyncio.create_task(self._unwanted.wait(), name=f"replacement of {self.name}")
@@ -302,7 +302,7 @@ class Runner:
             return died.result() if died.done() else self._why_unwanted
         finally:
             self._worker = None
-            await cancelled(died, unwanted)
+            await cancel_and_wait(died, unwanted)
 
     def _become(self, state: ModelState) -> None:
         if state != self.state:
@@ -323,7 +323,7 @@ class Runner:
 
     async def _stop(self) -> None:
         if self._task is not None:
-            await cancelled(self._task)
+            await cancel_and_wait(self._task)
 
     def __repr__(self) -> str:
         return f"<Runner {self.name} {self.state} life {self._life}>"

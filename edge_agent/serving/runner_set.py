@@ -14,16 +14,16 @@ from typing import Self
 
 import structlog
 
-from edge_agent.serving.catalogue import Entry
+from edge_agent.serving.catalogue import CatalogueEntry
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 
-MakeRunner = Callable[[Entry, int], Runner]
+MakeRunner = Callable[[CatalogueEntry, int], Runner]
 log = structlog.get_logger(__name__)
 
 
-class Serving:
+class RunnerSet:
     """Runners live inside `async with` at the longest.
 
     Args:
@@ -50,7 +50,7 @@ class Serving:
     async def __aexit__(self, *_: object) -> None:
         for runner in list(self._lives):
             await self._end(runner)
-        await cancelled(*self._watches)
+        await cancel_and_wait(*self._watches)
         assert self._defect is not None
         if self._defect.done():
             self._defect.exception()  # whoever waited has it
@@ -69,7 +69,7 @@ class Serving:
     def routed(self, model: str) -> Runner | None:
         return self._host.routed(model)
 
-    async def start(self, entry: Entry, generation: int = 0) -> Runner:
+    async def start(self, entry: CatalogueEntry, generation: int = 0) -> Runner:
         """A runner that is ready, and that nobody uses yet. Raises StartError."""
         return await self.enter(self._make(entry, generation))
 
@@ -118,4 +118,4 @@ class Serving:
                 self._defect.set_exception(error)
 
     def __repr__(self) -> str:
-        return f"<Serving {', '.join(map(repr, self._lives))}>"
+        return f"<RunnerSet {', '.join(map(repr, self._lives))}>"

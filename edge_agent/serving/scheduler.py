@@ -26,10 +26,10 @@ from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
-from edge_agent.core.edge_queue import EdgeQueue, Ticket
+from edge_agent.core.edge_queue import EdgeQueue, QueueTicket
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, ServeError, Unreachable
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Accepted
 
 MOVED = 4
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Generic[T]):
+class WorkResult(Generic[T]):
     """What the work returned, and how long it waited and ran (seconds)."""
 
     result: T
@@ -47,14 +47,14 @@ class Done(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Job:
-    ticket: Ticket
+class _ScheduledWork:
+    ticket: QueueTicket
     work: Callable[[], Awaitable[Any]]
-    answer: asyncio.Future[Done[Any]]
+    answer: asyncio.Future[WorkResult[Any]]
     queued_at: float
 
 
-class Scheduler:
+class EdgeScheduler:
     """Runs work inside `async with`, in the order and within the bounds of its queue.
 
     Args:
@@ -66,7 +66,7 @@ class Scheduler:
         self._on_moved = on_moved
         self._told_queued = 0
         self._ids = count(1)
-        self._jobs: dict[int, _Job] = {}  # waiting or computing
+        self._jobs: dict[int, _ScheduledWork] = {}  # waiting or computing
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = "has not started"
@@ -81,7 +81,7 @@ class Scheduler:
             if self._queue.remove(job.ticket.id):
                 del self._jobs[job.ticket.id]
             _fail(job, Unreachable("the edge is shutting down"))
-        await cancelled(*self._tasks)
+        await cancel_and_wait(*self._tasks)
         self._arm()
 
     @property
@@ -110,7 +110,7 @@ class Scheduler:
         cost_s: float,
         priority: int = 0,
         on_accepted: Callable[[Accepted], None] | None = None,
-    ) -> Done[T]:
+    ) -> WorkResult[T]:
         """Await `work()` when its turn comes. `on_accepted` is called before that, once it has a place.
 
         Raises:
@@ -122,9 +122,9 @@ class Scheduler:
         if self._closed:
             raise Unreachable(f"the edge {self._closed}")
         now = clock.now()
-        ticket = Ticket(next(self._ids), lane, deadline, cost_s, priority)
+        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority)
         accepted = self._queue.admit(ticket, now)
-        job = self._jobs[ticket.id] = _Job(ticket, work, asyncio.get_running_loop().create_future(), now)
+        job = self._jobs[ticket.id] = _ScheduledWork(ticket, work, asyncio.get_running_loop().create_future(), now)
         try:
             if on_accepted is not None:
                 on_accepted(accepted)
@@ -160,7 +160,7 @@ class Scheduler:
             self._told_queued = self._queue.queued
             self._on_moved()
 
-    async def _compute(self, job: _Job, started_at: float) -> None:
+    async def _compute(self, job: _ScheduledWork, started_at: float) -> None:
         give_up = asyncio.get_running_loop().call_at(job.ticket.deadline, _give_up, job)
         try:
             result = await job.work()
@@ -168,7 +168,7 @@ class Scheduler:
             _fail(job, error)
         else:
             if not job.answer.done():
-                job.answer.set_result(Done(result, started_at - job.queued_at, clock.now() - started_at))
+                job.answer.set_result(WorkResult(result, started_at - job.queued_at, clock.now() - started_at))
         finally:
             give_up.cancel()
             self._queue.finish(job.ticket.id)
@@ -194,16 +194,16 @@ class Scheduler:
             self._timer = asyncio.get_running_loop().call_at(wake_at, self._pump)
 
     def __repr__(self) -> str:
-        return f"<Scheduler {self._queue!r}>"
+        return f"<EdgeScheduler {self._queue!r}>"
 
 
-def _fail(job: _Job, error: Exception) -> None:
+def _fail(job: _ScheduledWork, error: Exception) -> None:
     if not job.answer.done():
         job.answer.set_exception(error)
     elif not isinstance(error, ServeError):
         log.error("work failed that nobody waits for any more", lane=job.ticket.lane, exc_info=error)
 
 
-def _give_up(job: _Job) -> None:
+def _give_up(job: _ScheduledWork) -> None:
     """The deadline came during the computation: the caller hears it now, the slot stays taken until the end."""
     _fail(job, DeadlineExceeded("ran out of time while it was being computed"))

@@ -15,7 +15,7 @@ def read_admin(admin: str, path: str) -> Any:
 
 
 @contextmanager
-def answer_of(admin: str, path: str, *, silent_s: float = WITHIN_S) -> Iterator[IO[bytes]]:
+def stream_admin(admin: str, path: str, *, silent_s: float = WITHIN_S) -> Iterator[IO[bytes]]:
     """The same as it comes, line by line; `silent_s` is how long nothing may come."""
     with Admin(admin, within_s=silent_s).answer(path) as response:
         yield response

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
-from gateway.commands.waterfall_view import show
+from gateway.commands.waterfall_view import print_waterfall
 
 NARROW: Final = 100  # columns of a terminal
 _FIRST_TO_GO: Final = ("margin", "claim", "harm", "price")
@@ -124,7 +124,7 @@ def in_full(one: dict[str, Any], console: Console) -> None:
     for event in one["events"]:
         console.print(escape(_event(event)), highlight=False)
     console.print(f"{_milliseconds(one['elapsed_ms']):>9}  {_outcome(one)} {escape(_end(one))}", highlight=False)
-    show(one, console)
+    print_waterfall(one, console)
     if hindsight := one.get("hindsight"):
         console.print(f"in hindsight: {escape(hindsight['sentence'])}", highlight=False)
 

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from gateway.commands.signing_keys import signing
-from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, made, rotated
-from gateway.identity.key_file import changing, read_keys
+from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, new_key, with_new_secret
+from gateway.identity.key_file import edit_keys, read_keys
 from tidegate import clock
-from tidegate.caller import RIGHTS, Grant, Limits
+from tidegate.caller import RIGHTS, Grant, UsageLimits
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import PINS
 from tidegate.priority import LAST_LEVEL
@@ -86,17 +86,17 @@ def create(path: Path, tenant: str, expires: float | None, note: str, **given: A
     """
     if not is_tenant(tenant):
         raise click.BadParameter(f"{tenant!r} is no tenant's name: {RULE}", param_hint="--tenant")
-    limits = Limits(**{name: given[name] for name in Limits.__struct_fields__})
+    limits = UsageLimits(**{name: given[name] for name in UsageLimits.__struct_fields__})
     grant = Grant(tenant, given["models"], given["highest_priority"], given["pin"], given["rights"], limits)
     now = clock.utc_s()
-    record, key = made(
+    record, key = new_key(
         grant,
         secrets.token_bytes(ID_BYTES + SALT_BYTES + SECRET_BYTES),
         utc_s=now,
         expires_at=None if expires is None else now + expires,
         note=note,
     )
-    with changing(path) as records:
+    with edit_keys(path) as records:
         records[record.id] = record
     click.echo(f"key {record.id} of tenant {tenant} is in {path}; it is shown here and never again:", err=True)
     click.echo(key)
@@ -145,9 +145,9 @@ def rotate(path: Path, id: str, overlap: float) -> None:
       tidegate keys rotate 3f9a0c11d2e4 --overlap 24h
     """
     now = clock.utc_s()
-    with changing(path) as records:
+    with edit_keys(path) as records:
         record = _good(records, id, path, now)
-        records[id], key = rotated(record, secrets.token_bytes(SECRET_BYTES), utc_s=now, overlap_s=overlap)
+        records[id], key = with_new_secret(record, secrets.token_bytes(SECRET_BYTES), utc_s=now, overlap_s=overlap)
     click.echo(f"key {id} has a new secret; the old one is good for another {overlap:g} s:", err=True)
     click.echo(key)
     audit_log.note(
@@ -166,7 +166,7 @@ def revoke(path: Path, id: str) -> None:
       tidegate keys revoke 3f9a0c11d2e4
     """
     now = clock.utc_s()
-    with changing(path) as records:
+    with edit_keys(path) as records:
         record = _known(records, id, path)
         records[id] = replace(record, revoked_at=now)
     click.echo(f"key {id} is revoked", err=True)
@@ -197,7 +197,7 @@ def _row(record: KeyRecord, now: float) -> dict[str, Any]:
         "rights": list(grant.rights),
         "highest_priority": grant.highest_priority,
         "pin": grant.pin,
-        "limits": {name: getattr(grant.limits, name) for name in Limits.__struct_fields__},
+        "limits": {name: getattr(grant.limits, name) for name in UsageLimits.__struct_fields__},
         "created": _date(record.created_at),
         "expires": _date(record.expires_at),
         "rotating_until": _date(next((one.until for one in record.secrets if one.until and one.until > now), None)),

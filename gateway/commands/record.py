@@ -16,10 +16,22 @@ import click
 import msgspec
 from rich.console import Console
 
-from gateway.commands.admin_reader import answer_of
-from gateway.core.history.trace_format import AnyLine, End, Header, Link, Request, Target
+from gateway.commands.admin_reader import stream_admin
+from gateway.core.history.trace_format import (
+    AnyRecordedLine,
+    RecordedEnd,
+    RecordedHeader,
+    RecordedLink,
+    RecordedRequest,
+    RecordedTarget,
+)
 
-MEMBERS: Final = {Header: "header.jsonl", Target: "targets.jsonl", Request: "requests.jsonl", Link: "links.jsonl"}
+MEMBERS: Final = {
+    RecordedHeader: "header.jsonl",
+    RecordedTarget: "targets.jsonl",
+    RecordedRequest: "requests.jsonl",
+    RecordedLink: "links.jsonl",
+}
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _ABOUT: Final = """A recording of a Tidegate gateway's traffic; docs/recording.md has the format.
 
@@ -39,7 +51,7 @@ Examples:
 """
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]  # click's stubs and its runtime disagree
+class RecordingDuration(click.ParamType):  # type: ignore[type-arg]  # click's stubs and its runtime disagree
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -54,7 +66,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click's stubs and 
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--for", "for_s", type=Duration(), default="60s", show_default=True, help="How long; an hour at most.")
+@click.option(
+    "--for", "for_s", type=RecordingDuration(), default="60s", show_default=True, help="How long; an hour at most."
+)
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write (.tgz)."
 )
@@ -76,8 +90,8 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
             kind: stack.enter_context(open(folder / name, "wb")) for kind, name in MEMBERS.items()
         }
         said = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
-        lines = stack.enter_context(answer_of(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
-        tape = _Written(files, most or sys.maxsize, max_mb * 10**6)
+        lines = stack.enter_context(stream_admin(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
+        tape = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
         with suppress(KeyboardInterrupt):  # what has come until then is kept
             tape.take(lines)
         said.stop()
@@ -87,20 +101,20 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
     _tell(output, tape)
 
 
-class _Written:
+class _RecordingFiles:
     """Mutable: each line into the file of its kind, up to as many requests and bytes as are wanted."""
 
     def __init__(self, files: Mapping[type, IO[bytes]], most: int, most_bytes: int) -> None:
         self.requests = 0
         self.in_time = 0
-        self.end: End | None = None
+        self.end: RecordedEnd | None = None
         self.enough = ""  # why it stopped by itself
         self._files = files
         self._most = most
         self._most_bytes = most_bytes
 
     def take(self, lines: Iterable[bytes]) -> None:
-        decode = msgspec.json.Decoder(AnyLine).decode
+        decode = msgspec.json.Decoder(AnyRecordedLine).decode
         taken = 0
         for raw in lines:
             taken += len(raw)
@@ -108,11 +122,11 @@ class _Written:
                 self.enough = f"stopped at {self._most_bytes // 10**6} MB (--max-mb)"
                 return
             line = decode(raw)
-            if isinstance(line, End):
+            if isinstance(line, RecordedEnd):
                 self.end = line
                 return
             self._files[type(line)].write(raw)
-            if isinstance(line, Request):
+            if isinstance(line, RecordedRequest):
                 self.requests += 1
                 self.in_time += line.in_time
                 if self.requests >= self._most:
@@ -120,7 +134,7 @@ class _Written:
                     return
 
 
-def _pack(output: Path, folder: Path, end: End | None) -> None:
+def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
     with tarfile.open(output, "w:gz") as tar:
         about = tarfile.TarInfo("README")
         about.size = len(_ABOUT.encode())
@@ -134,7 +148,7 @@ def _pack(output: Path, folder: Path, end: End | None) -> None:
             tar.addfile(last, io.BytesIO(told))
 
 
-def _tell(output: Path, tape: _Written) -> None:
+def _tell(output: Path, tape: _RecordingFiles) -> None:
     share = f", {tape.in_time / tape.requests:.1%} in time" if tape.requests else ""
     click.echo(f"{output}: {tape.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
     if tape.enough:

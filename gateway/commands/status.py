@@ -76,7 +76,7 @@ def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Tab
     seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
     table = Table(target, state, address, "over", *seldom, *([] if narrow else ["models"]), *load)
     for one in targets:
-        words = [word for word in (one["reason"], _mode(one), _kept(one)) if word]
+        words = [word for word in (one["reason"], _mode(one), _backlog(one)) if word]
         reason = f" ({'; '.join(words)})" if words else ""
         table.add_row(
             one["id"],
@@ -104,7 +104,7 @@ def _mode(target: dict[str, Any]) -> str:
     return "" if mode == "online" else str(mode).replace("-", " ")
 
 
-def _kept(target: dict[str, Any]) -> str:
+def _backlog(target: dict[str, Any]) -> str:
     """What a device has still to bring in."""
     kept = target.get("kept", 0)
     return f"{kept} kept for a gateway" if kept else ""

@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from gateway.commands.admin_reader import answer_of
-from gateway.commands.top_view import SORTS, screen, sick_links
+from gateway.commands.admin_reader import stream_admin
+from gateway.commands.top_view import SORTS, render_screen, sick_links
 
 _SILENT_S: Final = 15.0
 _WORDS: Final = [word for word, _ in SORTS.values()]
@@ -47,7 +47,7 @@ def top(sort: str, once: bool, as_json: bool, admin: str) -> None:
         if as_json:
             click.echo(json.dumps({**snapshot, "sick": sick_links(snapshot)}))
         else:
-            console.print(screen(snapshot, sort, width=console.width), highlight=False)
+            console.print(render_screen(snapshot, sort, width=console.width), highlight=False)
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         for snapshot in _for_ever(admin):
@@ -55,7 +55,7 @@ def top(sort: str, once: bool, as_json: bool, admin: str) -> None:
             if key in ("q", "\x03"):
                 return
             sort = SORTS[key][0] if key in SORTS else sort
-            live.update(screen(snapshot, sort, width=console.width, height=console.height), refresh=True)
+            live.update(render_screen(snapshot, sort, width=console.width, height=console.height), refresh=True)
 
 
 def _for_ever(admin: str) -> Iterator[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _for_ever(admin: str) -> Iterator[dict[str, Any]]:
 
 
 def _snapshots(admin: str) -> Iterator[dict[str, Any]]:
-    with answer_of(admin, "/console/live", silent_s=_SILENT_S) as lines:
+    with stream_admin(admin, "/console/live", silent_s=_SILENT_S) as lines:
         yield from snapshots_of(lines)
     click.echo(f"the gateway at {admin} has no more to say", err=True)
 

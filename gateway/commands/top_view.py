@@ -45,9 +45,9 @@ def sick_links(snapshot: Row) -> list[dict[str, str]]:
     return [{"target": row["id"], "health": row["health"], "reason": row["reason"]} for row in ill]
 
 
-def screen(snapshot: Row, sort: str, *, width: int = 80, height: int | None = None) -> RenderableType:
+def render_screen(snapshot: Row, sort: str, *, width: int = 80, height: int | None = None) -> RenderableType:
     """Args: sort: one of the words of `SORTS`. height: lines there are; None prints all."""
-    rows = by(snapshot["targets"], sort)
+    rows = sort_rows(snapshot["targets"], sort)
     head = [_verdict(snapshot), *_sick(snapshot), _total(snapshot)]
     classes, ways = snapshot["classes"][:6], snapshot["ways"][:6]
     room = len(rows)
@@ -63,7 +63,7 @@ def screen(snapshot: Row, sort: str, *, width: int = 80, height: int | None = No
     return Group(*parts)
 
 
-def by(rows: Sequence[Row], sort: str) -> list[Row]:
+def sort_rows(rows: Sequence[Row], sort: str) -> list[Row]:
     """Sorted by a word of `SORTS`; those alike as they came."""
     key = next(key for word, key in SORTS.values() if word == sort)
     return sorted(rows, key=key, reverse=True)

@@ -29,7 +29,7 @@ _STYLES: Final = {
 _ENDS: Final = {"answered": "green", "failed": "red", "cancelled": "dim", "": "red"}
 
 
-def show(one: dict[str, Any], console: Console) -> None:
+def print_waterfall(one: dict[str, Any], console: Console) -> None:
     """Print the waterfall of a request as `/debug/decisions` has it."""
     falls, elapsed_ms = one["waterfall"], one["elapsed_ms"]
     console.print(Group(*_parts(falls, elapsed_ms)), highlight=False)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from tidegate.caller import Grant, Limits, Right
+from tidegate.caller import Grant, Right, UsageLimits
 from tidegate.config import Section
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import Pin
@@ -39,7 +39,9 @@ class GrantConfig(Section):
 
     @property
     def grant(self) -> Grant:
-        limits = Limits(self.requests_per_s, self.bytes_per_s, self.pool_s_per_s, self.edge_s_per_s, self.max_in_flight)
+        limits = UsageLimits(
+            self.requests_per_s, self.bytes_per_s, self.pool_s_per_s, self.edge_s_per_s, self.max_in_flight
+        )
         return Grant(self.tenant, self.models, self.highest_priority, self.pin, self.rights, limits)
 
 

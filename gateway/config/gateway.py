@@ -13,7 +13,7 @@ from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.auth import AuthConfig
 from gateway.config.ingest import IngestConfig
 from gateway.config.sections import AttestationPolicyConfig, ScalingConfig, TargetConfig, TenantConfig, default_scaling
-from gateway.core.access.networks import LOOPBACK, PRIVATE, Networks
+from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
 from gateway.core.fleet.target import Transport
 from tidegate.config import ProcessConfig
 from tidegate.oip.tenant import RULE, is_tenant
@@ -237,16 +237,16 @@ class GatewayConfig(ProcessConfig):
     @field_validator("advertised_networks")
     @classmethod
     def _networks_can_be_read(cls, networks: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        Networks(networks or ())
+        AllowedNetworks(networks or ())
         return networks
 
     @property
-    def networks(self) -> Networks:
+    def networks(self) -> AllowedNetworks:
         """Where devices may be."""
         if self.advertised_networks is not None:
-            return Networks(self.advertised_networks)
+            return AllowedNetworks(self.advertised_networks)
         at_home = self.mqtt is not None and is_loopback(urlsplit(self.mqtt).hostname or "")
-        return Networks((*PRIVATE, *LOOPBACK) if at_home else PRIVATE)
+        return AllowedNetworks((*PRIVATE, *LOOPBACK) if at_home else PRIVATE)
 
     @field_validator("tenants")
     @classmethod

@@ -13,24 +13,24 @@ from aiohttp import web
 from gateway.catalog import Catalog
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.core.fleet.fleet import Fleet
-from gateway.delivery.artifacts.access import admit_by, secured_for_devices
-from gateway.delivery.artifacts.pacing import Pace
-from gateway.delivery.artifacts.server import ArtifactDoor
+from gateway.delivery.artifacts.access import credential_check, secured_for_devices
+from gateway.delivery.artifacts.pacing import BytePacer
+from gateway.delivery.artifacts.server import ArtifactServer
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.artifacts.upload import intake_routes
-from gateway.delivery.rollouts.coordinator import Road, Rollouts
+from gateway.delivery.rollouts.coordinator import DeviceChannel, RolloutController
 from gateway.delivery.rollouts.routes import rollout_routes
 from gateway.identity.guard import GatewayGuard
 from tidegate.models.manifest import Manifest
 from tidegate.oip.http.server import error_middleware
 from tidegate.security.tls import Tls
-from tidegate.servers.http_server import http_door
-from tidegate.servers.limits import DoorLimits
+from tidegate.servers.http_server import open_http_server
+from tidegate.servers.limits import ServerLimits
 
 GRACE_S = 1.0  # a download that is cut goes on where it was
 
 
-class Shipping:
+class DeliveryService:
     """`async with` opens the port and goes on with rollouts that were under way.
 
     Args:
@@ -43,35 +43,35 @@ class Shipping:
         section: ArtifactsConfig,
         *,
         host: str,
-        road: Road,
+        channel: DeviceChannel,
         catalog: Catalog,
         fleet: Fleet,
         guard: GatewayGuard | None,
         tls: Tls | None,
-        limits: DoorLimits,
+        limits: ServerLimits,
     ) -> None:
         self.address = ""
         self._section = section
         self._host = section.host or host
-        self._road = road
+        self._channel = channel
         self._catalog = catalog
         self._fleet = fleet
         self._limits = limits
         self._secured = secured_for_devices(tls)
         self.store = ArtifactStore(section.folder, max_artifact_bytes=section.max_artifact_bytes)
-        self.door = ArtifactDoor(
+        self.door = ArtifactServer(
             self.store,
-            admit=admit_by(guard, self._secured),
+            admit=credential_check(guard, self._secured),
             max_concurrent=section.max_concurrent,
-            pace=Pace(section.rate),
+            pace=BytePacer(section.rate),
         )
-        self.rollouts = Rollouts(self.store, road, self._take_in)
+        self.rollouts = RolloutController(self.store, channel, self._take_in)
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Shipping:
+    async def __aenter__(self) -> DeliveryService:
         async with self._stack:
             if self._section.port is not None:
-                door = http_door(
+                door = open_http_server(
                     self.door.routes(),
                     self._host,
                     self._section.port,
@@ -93,11 +93,11 @@ class Shipping:
     def admin_routes(self) -> list[web.RouteDef]:
         """What operators may do, for the admin port."""
         base = self._section.advertise or self.address
-        return [*intake_routes(self.store), *rollout_routes(self.rollouts, self._road, (base,) if base else ())]
+        return [*intake_routes(self.store), *rollout_routes(self.rollouts, self._channel, (base,) if base else ())]
 
     def _take_in(self, manifests: Iterable[Manifest]) -> None:
         self._catalog.ship(manifests)
         self._fleet.repriced()
 
     def __repr__(self) -> str:
-        return f"<Shipping {self.address or 'no port'} {self.rollouts!r}>"
+        return f"<DeliveryService {self.address or 'no port'} {self.rollouts!r}>"

@@ -20,8 +20,8 @@ import numpy as np
 import structlog
 
 from gateway.catalog import Catalog
-from gateway.core.versions.traffic_split import BadSplit, Split, Splits
-from gateway.core.versions.version_figures import Agreement, Figures
+from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
+from gateway.core.versions.version_figures import Agreement, VersionFigures
 from gateway.layers.stack import Service
 from tidegate import clock
 from tidegate.arrays import tensor_to_array
@@ -30,7 +30,7 @@ from tidegate.models.alike import differences
 from tidegate.oip.request_constraints import version_of
 from tidegate.outcome import ModelNotFound, ServeError
 from tidegate.priority import LAST_LEVEL
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.security.certificate_store import write_atomically
 from tidegate.types import Call, InferResponse, Reply
 
@@ -41,15 +41,15 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Watched:
+class TrialFigures:
     """One split's figures."""
 
-    figures: dict[str, Figures] = field(default_factory=dict)
+    figures: dict[str, VersionFigures] = field(default_factory=dict)
     agreement: Agreement = field(default_factory=Agreement)
     began_at_utc: float = 0.0
 
-    def of(self, version: str) -> Figures:
-        return self.figures.setdefault(version, Figures())
+    def of(self, version: str) -> VersionFigures:
+        return self.figures.setdefault(version, VersionFigures())
 
 
 class Trials:
@@ -64,8 +64,8 @@ class Trials:
     def __init__(
         self, file: Path | None, catalog: Catalog, draw: Callable[[], float], crowded: Callable[[], bool]
     ) -> None:
-        self.splits = Splits()
-        self.watched: dict[str, Watched] = {}
+        self.splits = TrafficSplits()
+        self.watched: dict[str, TrialFigures] = {}
         self.ask: Service | None = None  # set once there is somebody to ask
         self._file = file
         self._catalog = catalog
@@ -76,42 +76,42 @@ class Trials:
     async def __aenter__(self) -> Trials:
         if self._file is not None:
             self.splits = await asyncio.to_thread(_read, self._file)
-            self.watched = {model: Watched(began_at_utc=clock.utc_s()) for model in self.splits.split}
+            self.watched = {model: TrialFigures(began_at_utc=clock.utc_s()) for model in self.splits.split}
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancelled(*self._comparisons)
+        await cancel_and_wait(*self._comparisons)
 
     # what operators do
 
-    async def begin(self, model: str, split: Split) -> None:
-        """Raises BadSplit: these are no two versions that may stand in for one another."""
+    async def begin(self, model: str, split: TrafficSplit) -> None:
+        """Raises InvalidSplit: these are no two versions that may stand in for one another."""
         try:
             standing, candidate = (self._catalog.manifest(model, one) for one in (split.standing, split.candidate))
         except ModelNotFound as error:
-            raise BadSplit(error.message) from error
+            raise InvalidSplit(error.message) from error
         if apart := differences(standing, candidate):
-            raise BadSplit(
+            raise InvalidSplit(
                 f"{model}: the manifests of versions {split.standing} and {split.candidate} differ in "
                 f"{', '.join(apart)}, so that a caller of one could not use the other"
             )
         before = self.splits.split.get(model)
         await self._keep(self.splits.begun(model, split))
         if before is None or (before.standing, before.candidate) != (split.standing, split.candidate):
-            self.watched[model] = Watched(began_at_utc=clock.utc_s())
+            self.watched[model] = TrialFigures(began_at_utc=clock.utc_s())
         log.info("a version is on trial", model=model, **msgspec.to_builtins(split))
 
     async def promote(self, model: str) -> None:
-        """Raises BadSplit: nothing is on trial."""
+        """Raises InvalidSplit: nothing is on trial."""
         await self._keep(self.splits.after_promotion(model))
         log.info("the candidate is promoted", model=model, version=self.splits.promoted[model])
 
     async def call_back(self, model: str) -> None:
-        """Raises BadSplit: nothing is on trial."""
+        """Raises InvalidSplit: nothing is on trial."""
         await self._keep(self.splits.after_return(model))
         log.info("the trial is over, and the standing version stays", model=model)
 
-    async def _keep(self, splits: Splits) -> None:
+    async def _keep(self, splits: TrafficSplits) -> None:
         if self._file is not None:
             await asyncio.to_thread(_write, self._file, splits)
         self.splits = splits
@@ -176,7 +176,7 @@ class Trials:
             )
             other = (await ask(again)).response
             classes = self._catalog.manifest(call.request.model_name, candidate).confidence is not None
-            agreement.record(*compared(answer, other), classes=classes)
+            agreement.record(*compare_outputs(answer, other), classes=classes)
         except ServeError:
             agreement.unanswered += 1
         except Exception:
@@ -186,7 +186,7 @@ class Trials:
         return f"<Trials {', '.join(self.splits.split) or 'none'}>"
 
 
-def compared(one: InferResponse, other: InferResponse) -> tuple[list[float], list[bool]]:
+def compare_outputs(one: InferResponse, other: InferResponse) -> tuple[list[float], list[bool]]:
     """Of each row of the outputs of floats that both have: the cosine, and whether the largest column is the same."""
     cosines: list[float] = []
     same: list[bool] = []
@@ -204,17 +204,17 @@ def compared(one: InferResponse, other: InferResponse) -> tuple[list[float], lis
     return cosines, same
 
 
-def _read(file: Path) -> Splits:
+def _read(file: Path) -> TrafficSplits:
     try:
         with file.open("rb") as opened:
             raw = opened.read(MAX_FILE_BYTES)
-        return msgspec.json.decode(raw, type=Splits)
+        return msgspec.json.decode(raw, type=TrafficSplits)
     except FileNotFoundError:
-        return Splits()
-    except (OSError, msgspec.MsgspecError, BadSplit) as error:
+        return TrafficSplits()
+    except (OSError, msgspec.MsgspecError, InvalidSplit) as error:
         raise ConfigError(f"{file} (key 'trials_file') cannot be used: {error}; move it away to begin anew") from error
 
 
-def _write(file: Path, splits: Splits) -> None:
+def _write(file: Path, splits: TrafficSplits) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, msgspec.json.encode(splits), mode=0o600)

@@ -23,7 +23,7 @@ _SPARE: Final = 64
 _EXACT_S: Final = 2 * JUST_AFTER_S  # between a limit and the instant just after it there is nothing left to foresee
 
 
-class Changes:
+class PendingChanges:
     """Mutable; names only, it knows no device."""
 
     __slots__ = ("_due_at", "_heap", "_names")
@@ -86,4 +86,4 @@ class Changes:
         return None
 
     def __repr__(self) -> str:
-        return f"<Changes {len(self._names)} to look at, {len(self._due_at)} by the clock>"
+        return f"<PendingChanges {len(self._names)} to look at, {len(self._due_at)} by the clock>"

@@ -22,7 +22,7 @@ The one thing that does depend on order is whether a will or a heartbeat of the 
 the next heartbeat, or with its absence.
 
 While this gateway has no broker itself, silence says nothing about devices: the clock of silence stands still
-(`Outage`) until the devices have had time to come back as well.
+(`BrokerOutage`) until the devices have had time to come back as well.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from gateway.fleet_sync.freshness import (
     JUST_AFTER_S,
     STALE_UP_TO,
     SUSPECT_UP_TO,
+    BrokerOutage,
     DeviceView,
     Freshness,
-    Outage,
 )
 from gateway.fleet_sync.report_age import ClocklessAge
 from tidegate.fleet.conditions import UNTOLD
@@ -51,14 +51,14 @@ MAX_AHEAD: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _DeathNote:
+class _DeathRecord:
     death: Death
     at: float
     heartbeat_sequence: int  # the newest of that epoch when the note came; a newer one refutes a will
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class _DataPlaneEvidence:
     """The data plane's own register: the device answered us."""
 
     epoch: int
@@ -67,7 +67,7 @@ class _Evidence:
     load: LoadReport | None
 
 
-class Device:
+class DeviceRegister:
     """Mutable; every `fold_*` returns whether it told something new."""
 
     __slots__ = (
@@ -82,9 +82,9 @@ class Device:
         self.birth: Birth | None = None
         self.reported: Reported | None = None
         self.mismatches = 0  # heartbeats in a row that speak of an inventory that we don't have
-        self._death: _DeathNote | None = None
+        self._death: _DeathRecord | None = None
         self._ahead: dict[tuple[int, type[Sequenced]], tuple[Heartbeat | Inventory, float, bool]] = {}
-        self._evidence: _Evidence | None = None
+        self._evidence: _DataPlaneEvidence | None = None
         self._link_lost: tuple[float, int] | None = None  # (when, newest heartbeat then)
         self._age = ClocklessAge()
         self._heard_before: float | None = None  # when it was last heard live in an earlier session
@@ -158,7 +158,7 @@ class Device:
         known = self._death.death if self._death else None
         if known and (death.epoch, death.is_own_word, death.reason) <= (known.epoch, known.is_own_word, known.reason):
             return False
-        self._death = _DeathNote(death, now, self._newest_heartbeat_of(death.epoch))
+        self._death = _DeathRecord(death, now, self._newest_heartbeat_of(death.epoch))
         return death.epoch >= self.epoch
 
     def _fold_reported(self, reported: Reported) -> bool:
@@ -223,7 +223,7 @@ class Device:
             self._evidence and (epoch, sequence) <= (self._evidence.epoch, self._evidence.sequence)
         ):
             return False
-        self._evidence = _Evidence(epoch, sequence, now, load)
+        self._evidence = _DataPlaneEvidence(epoch, sequence, now, load)
         self._link_lost = None
         return True
 
@@ -232,14 +232,14 @@ class Device:
         if self._evidence is None:
             return False
         held = self._evidence
-        self._evidence = _Evidence(held.epoch, held.sequence, now, held.load)
+        self._evidence = _DataPlaneEvidence(held.epoch, held.sequence, now, held.load)
         self._link_lost = None
         return True
 
     def link_lost(self, now: float) -> bool:
         """The data plane saw the device go: no evidence speaks for it, and a heartbeat must speak first."""
         held = self._evidence
-        self._evidence = _Evidence(held.epoch, held.sequence, -inf, held.load) if held else None
+        self._evidence = _DataPlaneEvidence(held.epoch, held.sequence, -inf, held.load) if held else None
         self._link_lost = (now, self._heartbeat.sequence if self._heartbeat else 0)
         return True
 
@@ -251,7 +251,7 @@ class Device:
             return self._inventory.offers
         return self.birth.offers if self.birth else ()
 
-    def view(self, now: float, outage: Outage, will_grace_s: float) -> DeviceView | None:
+    def view(self, now: float, outage: BrokerOutage, will_grace_s: float) -> DeviceView | None:
         """None before a birth: nobody knows where such a device would answer."""
         if self.birth is None:
             return None
@@ -271,7 +271,7 @@ class Device:
             reported=self.reported,
         )
 
-    def freshness(self, now: float, outage: Outage, will_grace_s: float) -> tuple[Freshness, str]:
+    def freshness(self, now: float, outage: BrokerOutage, will_grace_s: float) -> tuple[Freshness, str]:
         """The class of the module's table, with its reason."""
         departed = self._departed()
         if departed:
@@ -289,7 +289,7 @@ class Device:
         newer = self._evidence is not None and self._evidence.epoch > note.death.epoch
         return "" if newer else f"said goodbye: {note.death.reason}"
 
-    def _by_control_plane(self, now: float, outage: Outage, will_grace_s: float) -> tuple[Freshness, str]:
+    def _by_control_plane(self, now: float, outage: BrokerOutage, will_grace_s: float) -> tuple[Freshness, str]:
         silence, reason = self._by_silence(now, outage)
         will_at = self._will_at()
         if silence is Freshness.DEAD or (will_at is not None and now - will_at >= will_grace_s):
@@ -308,7 +308,7 @@ class Device:
         refuted = note.death.epoch == self.epoch and self._sequence() > note.heartbeat_sequence
         return None if refuted else note.at
 
-    def _by_silence(self, now: float, outage: Outage) -> tuple[Freshness, str]:
+    def _by_silence(self, now: float, outage: BrokerOutage) -> tuple[Freshness, str]:
         intervals = self._silent_s(now, outage) / self._interval_s()
         if intervals > SUSPECT_UP_TO:
             return Freshness.DEAD, f"silent for {now - self._last_heard_at():.1f} s"
@@ -344,7 +344,7 @@ class Device:
     def _last_sign_at(self) -> float:
         return max(self._last_heard_at(), self._evidence.at if self._evidence else -inf)
 
-    def _silent_s(self, now: float, outage: Outage) -> float:
+    def _silent_s(self, now: float, outage: BrokerOutage) -> float:
         since = self._last_heard_at()
         return now - since - outage.excused_s(since, now)
 
@@ -358,7 +358,7 @@ class Device:
             return None
         return LoadReport(beat.epoch, beat.sequence, beat.queued, beat.in_flight, beat.queue_delay_ms / 1000.0)
 
-    def next_change_at(self, now: float, outage: Outage, will_grace_s: float) -> float | None:
+    def next_change_at(self, now: float, outage: BrokerOutage, will_grace_s: float) -> float | None:
         """The next instant at which the view changes if nothing more is heard; None when it will not."""
         moments = self._silence_moments(now, outage)
         if self._death is not None:
@@ -367,7 +367,7 @@ class Device:
             moments.append(self._evidence.at + STALE_UP_TO * self._interval_s())
         return min((moment + JUST_AFTER_S for moment in moments if moment + JUST_AFTER_S > now), default=None)
 
-    def _silence_moments(self, now: float, outage: Outage) -> list[float]:
+    def _silence_moments(self, now: float, outage: BrokerOutage) -> list[float]:
         silent_s, interval_s, heard_at = self._silent_s(now, outage), self._interval_s(), self._last_heard_at()
         # The clock of silence stands still while the outage excuses it.
         starts_at = max(now, outage.over_at) if outage.excuses(heard_at, now) else now
@@ -376,9 +376,8 @@ class Device:
 
     def __repr__(self) -> str:
         death = self._death.death.epoch if self._death else 0
-        return (
-            f"<Device {self.name} born {self.epoch} died {death} heartbeat {self._sequence()} ahead {len(self._ahead)}>"
-        )
+        ahead = len(self._ahead)
+        return f"<DeviceRegister {self.name} born {self.epoch} died {death} heartbeat {self._sequence()} ahead {ahead}>"
 
 
 def _rank(birth: Birth) -> tuple[int, int, str]:

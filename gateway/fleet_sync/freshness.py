@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.fleet.reported import Reported
 from tidegate.types import LoadReport
@@ -34,7 +34,7 @@ class Freshness(StrEnum):
 
 
 @dataclass(slots=True)
-class Outage:
+class BrokerOutage:
     """The last stretch in which this gateway heard nobody, because its own link to the broker was down."""
 
     down_at: float = inf
@@ -78,5 +78,5 @@ class DeviceView:
     reason: str  # why it is not FRESH; "" when it is
     accepting: bool = True
     agent: str = ""
-    conditions: Conditions = UNTOLD
+    conditions: DeviceConditions = UNTOLD
     reported: Reported | None = None  # its rollouts, as it last told; maybe in a session before this one

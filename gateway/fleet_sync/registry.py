@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from gateway.fleet_sync.changes import Changes
-from gateway.fleet_sync.device import Device
-from gateway.fleet_sync.freshness import DeviceView, Freshness, Outage
+from gateway.fleet_sync.changes import PendingChanges
+from gateway.fleet_sync.device import DeviceRegister
+from gateway.fleet_sync.freshness import BrokerOutage, DeviceView, Freshness
 from tidegate.fleet.messages import MAX_EPOCH, BadMessage, Birth, Death, UpMessage, decode_up
-from tidegate.fleet.topics import Topics, Up
+from tidegate.fleet.topics import DeviceTopic, Topics
 from tidegate.types import LoadReport
 
 RESYNC_JITTER_S: Final = 2.0
@@ -68,7 +68,7 @@ class EpochHint:
 Effect = Resync | EpochHint
 
 
-class _Tokens:
+class _EffectBudget:
     """So many effects a second as each taking says, and a burst of twice as many."""
 
     __slots__ = ("_at", "_level")
@@ -120,10 +120,10 @@ class FleetRegister:
         self._reconnect_grace_s = reconnect_grace_s
         self._allow_url = allow_url
         self._effects_per_s = effects_per_s
-        self._tokens = _Tokens()
-        self._outage = Outage()
-        self._devices: dict[str, Device] = {}
-        self._changes = Changes()
+        self._tokens = _EffectBudget()
+        self._outage = BrokerOutage()
+        self._devices: dict[str, DeviceRegister] = {}
+        self._changes = PendingChanges()
         self._doubted: set[str] = set()  # whose view, as it was last taken, is of no use
         self._asked_at: dict[tuple[type[Effect], str], float] = {}
         self._sweep_from = -inf
@@ -151,16 +151,16 @@ class FleetRegister:
         device = self._admit(name, message, now)
         return [] if device is None else self._fold_into(device, message, now, retained=retained)
 
-    def _forget(self, name: str, kind: Up) -> list[Effect]:
+    def _forget(self, name: str, kind: DeviceTopic) -> list[Effect]:
         """An empty retained birth is how an operator deletes a device; a live one's next heartbeat asks it back."""
-        if kind is Up.BIRTH and self._devices.pop(name, None) is not None:
+        if kind is DeviceTopic.BIRTH and self._devices.pop(name, None) is not None:
             self.counts["forgotten"] += 1
             self._changes.forget(name)
             for effect in (Resync, EpochHint):
                 self._asked_at.pop((effect, name), 0.0)
         return []
 
-    def _admit(self, name: str, message: UpMessage, now: float) -> Device | None:
+    def _admit(self, name: str, message: UpMessage, now: float) -> DeviceRegister | None:
         if message.device != name:
             self.counts["wrong_device"] += 1
             return None
@@ -169,7 +169,7 @@ class FleetRegister:
             return None
         device = self._devices.get(name)
         if device is None and self._has_room(now):
-            device = self._devices[name] = Device(name, now)
+            device = self._devices[name] = DeviceRegister(name, now)
         if device is None:
             self.counts["no_room"] += 1
         return device
@@ -179,13 +179,13 @@ class FleetRegister:
         if len(self._devices) >= self._max_devices and now >= self._sweep_from:
             self._sweep_from = now + SWEEP_GAP_S
             for name in [name for name, device in self._devices.items() if self._is_dead(device, now)]:
-                self._forget(name, Up.BIRTH)
+                self._forget(name, DeviceTopic.BIRTH)
         return len(self._devices) < self._max_devices
 
-    def _is_dead(self, device: Device, now: float) -> bool:
+    def _is_dead(self, device: DeviceRegister, now: float) -> bool:
         return device.freshness(now, self._outage, self._will_grace_s)[0] is Freshness.DEAD
 
-    def _fold_into(self, device: Device, message: UpMessage, now: float, *, retained: bool) -> list[Effect]:
+    def _fold_into(self, device: DeviceRegister, message: UpMessage, now: float, *, retained: bool) -> list[Effect]:
         known_epoch, before = device.known_epoch, device.birth
         news = device.fold(message, now, retained=retained)
         self.counts["folded" if news else "nothing_new"] += 1
@@ -199,19 +199,19 @@ class FleetRegister:
             return self._hint(device, message, known_epoch, now)
         return self._resync(device, now)
 
-    def _hint(self, device: Device, message: UpMessage, known_epoch: int, now: float) -> list[Effect]:
+    def _hint(self, device: DeviceRegister, message: UpMessage, known_epoch: int, now: float) -> list[Effect]:
         if not self._may_ask(EpochHint, device.name, HINT_GAP_S, now):
             return []
         boot = message.boot if isinstance(message, Birth) else ""
         return [EpochHint(device.name, now, seen=message.epoch, boot=boot, minimum=min(known_epoch + 1, MAX_EPOCH))]
 
-    def _resync(self, device: Device, now: float) -> list[Effect]:
+    def _resync(self, device: DeviceRegister, now: float) -> list[Effect]:
         reason = self._gap(device)
         if not reason or not self._may_ask(Resync, device.name, RESYNC_GAP_S, now):
             return []
         return [Resync(device.name, now + self._draw() * RESYNC_JITTER_S, reason)]
 
-    def _gap(self, device: Device) -> str:
+    def _gap(self, device: DeviceRegister) -> str:
         if device.has_newer_than_birth:
             return "its birth is missing"
         return "its inventory is missing" if device.misses_inventory else ""
@@ -246,7 +246,7 @@ class FleetRegister:
         device = self._devices.get(name)
         if device is None or not device.answered(epoch, sequence, load, now):
             return False
-        self._vindicate(device, now)
+        self._clear_suspicion(device, now)
         return True
 
     def data_plane_alive(self, name: str, now: float) -> bool:
@@ -254,7 +254,7 @@ class FleetRegister:
         device = self._devices.get(name)
         if device is None or not device.link_alive(now):
             return False
-        self._vindicate(device, now)
+        self._clear_suspicion(device, now)
         return True
 
     def data_plane_lost(self, name: str, now: float) -> bool:
@@ -266,7 +266,7 @@ class FleetRegister:
         self._look_again(device, now)
         return True
 
-    def _vindicate(self, device: Device, now: float) -> None:
+    def _clear_suspicion(self, device: DeviceRegister, now: float) -> None:
         """Answers come in by the hundred a second, and change the view of a device that was not believed to live."""
         if device.name in self._doubted or not self._changes.is_timed(device.name):
             self._look_again(device, now)
@@ -310,7 +310,7 @@ class FleetRegister:
     def _next_change_of(self, name: str, now: float) -> float | None:
         return self._devices[name].next_change_at(now, self._outage, self._will_grace_s)
 
-    def _look_again(self, device: Device, now: float) -> None:
+    def _look_again(self, device: DeviceRegister, now: float) -> None:
         self._changes.mark(device.name)
         self._changes.sooner(device.name, device.next_change_at(now, self._outage, self._will_grace_s))
 

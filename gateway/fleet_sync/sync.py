@@ -27,7 +27,7 @@ from tidegate import clock
 from tidegate.fleet.messages import Command, GatewayState, encode
 from tidegate.fleet.stored import Receipt, encode_stored
 from tidegate.fleet.topics import Topics, checked_name
-from tidegate.mqtt.link import Connected, Disconnected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, Will
 from tidegate.mqtt.loop import MqttLoop
 
 log = structlog.get_logger(__name__)
@@ -145,26 +145,26 @@ class FleetSync:
 
     def _take_in(self, event: LinkEvent) -> None:
         match event:
-            case Message() if self._is_stored(event):
+            case MqttMessage() if self._is_stored(event):
                 pass
-            case Message():
+            case MqttMessage():
                 folded_before = self.register.counts["folded"]
                 effects = self.register.fold(event.topic, event.payload, clock.now(), retained=event.retained)
                 self._changed |= self.register.counts["folded"] != folded_before or not event.payload
                 for effect in effects[: MAX_EFFECTS - len(self._effects)]:
                     heapq.heappush(self._effects, (effect.at, next(self._serial), effect))
-            case Connected(session=session):
+            case MqttConnected(session=session):
                 self._session = session
                 self.register.control_plane(up=True, now=clock.now())
                 self._say_state(online=True)
                 self._heartbeat_at = self._connected_at = clock.now()
                 self._changed = True
-            case Disconnected():
+            case MqttDisconnected():
                 self.register.control_plane(up=False, now=clock.now())
                 self._heartbeat_at = inf
                 self._changed = True
 
-    def _is_stored(self, message: Message) -> bool:
+    def _is_stored(self, message: MqttMessage) -> bool:
         """Whether it was for the ingest, which has it then."""
         if self._ingest is None or message.retained:
             return False

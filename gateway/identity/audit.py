@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.identity.event_throttle import Coalesced
+from gateway.identity.event_throttle import EventCoalescer
 from gateway.identity.keyring import Changes
 from tidegate import clock
-from tidegate.oip.guard import Presented
+from tidegate.oip.guard import PresentedCredentials
 
 log = structlog.get_logger("tidegate.audit")
 
@@ -30,11 +30,11 @@ class Audit:
     def __init__(self, write: Callable[..., Any] | None = None) -> None:
         self._write = write or log.warning
         self._mention = write or log.info  # what is no reason to look up from one's work
-        self._refusals = Coalesced()
-        self._looks = Coalesced(LOCAL_WINDOW_S)
+        self._refusals = EventCoalescer()
+        self._looks = EventCoalescer(LOCAL_WINDOW_S)
         self._sweep_at = 0.0
 
-    def refused(self, reason: str, who: str, presented: Presented) -> None:
+    def refused(self, reason: str, who: str, presented: PresentedCredentials) -> None:
         now = clock.now()
         kind = (reason, who, presented.protocol, host_of(presented.peer))
         count = self._refusals.seen(kind, now)

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from gateway.config.auth import MtlsConfig
-from gateway.identity.credential import Unproved
+from gateway.identity.credential import UnprovedCredential
 from tidegate.caller import Identity
 
 REMEMBERED: Final = 4096
@@ -39,15 +39,15 @@ class Certificates:
                 self._known.popitem(last=False)
         found = self._known[der]
         if found is None:
-            raise Unproved("the client certificate names nobody who is known here", "unknown")
+            raise UnprovedCredential("the client certificate names nobody who is known here", "unknown")
         if utc_s >= found.expires_at:
-            raise Unproved("the client certificate has expired", "expired", found.id)
+            raise UnprovedCredential("the client certificate has expired", "expired", found.id)
         return found
 
     def _read(self, der: bytes) -> Identity | None:
         try:
             certificate = x509.load_der_x509_certificate(der)
-            names = list(names_of(certificate))
+            names = list(certificate_names(certificate))
         except ValueError:
             return None
         for pattern, grant in self._entries:
@@ -60,7 +60,7 @@ class Certificates:
         return f"<Certificates {len(self._entries)} entries, {len(self._known)} remembered>"
 
 
-def names_of(certificate: x509.Certificate) -> Iterator[str]:
+def certificate_names(certificate: x509.Certificate) -> Iterator[str]:
     """Its names with their kind in front, alternative names first. Raises ValueError: it is malformed."""
     try:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

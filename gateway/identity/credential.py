@@ -6,7 +6,7 @@ from __future__ import annotations
 from tidegate.outcome import BadCredential
 
 
-class Unproved(BadCredential):
+class UnprovedCredential(BadCredential):
     """A credential that proves nothing.
 
     Args:

@@ -15,7 +15,7 @@ WINDOW_S: Final = 10.0
 MOST_KINDS: Final = 1024
 
 
-class Coalesced:
+class EventCoalescer:
     """Mutable: what was seen in the current windows."""
 
     def __init__(self, window_s: float = WINDOW_S, most: int = MOST_KINDS) -> None:
@@ -43,4 +43,4 @@ class Coalesced:
                 yield kind, held
 
     def __repr__(self) -> str:
-        return f"<Coalesced {len(self._windows)} kinds, {sum(held for _, held in self._windows.values())} held>"
+        return f"<EventCoalescer {len(self._windows)} kinds, {sum(held for _, held in self._windows.values())} held>"

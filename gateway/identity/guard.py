@@ -21,13 +21,13 @@ from gateway.core.access.api_key import PREFIX
 from gateway.core.admission.admission import Admission
 from gateway.identity.audit import Audit
 from gateway.identity.certificates import Certificates
-from gateway.identity.credential import Unproved
-from gateway.identity.jwt_tokens import Tokens
+from gateway.identity.credential import UnprovedCredential
+from gateway.identity.jwt_tokens import TokenVerifier
 from gateway.identity.keyring import KeyRing
-from gateway.identity.scoped_host import HostFor
+from gateway.identity.scoped_host import ScopedHost
 from tidegate import clock
 from tidegate.caller import Grant, Identity, Right
-from tidegate.oip.guard import Presented
+from tidegate.oip.guard import PresentedCredentials
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import Forbidden, Unauthenticated
 
@@ -42,7 +42,7 @@ class GatewayGuard:
         self._admission = admission
         self._audit = audit
         self.keys = KeyRing(config.keys_file, audit.keys_changed) if config.keys_file else None
-        self.tokens = Tokens(config.jwt) if config.jwt else None
+        self.tokens = TokenVerifier(config.jwt) if config.jwt else None
         self._certificates = Certificates(config.mtls) if config.mtls else None
         self._anonymous = Identity("anonymous", Grant(config.anonymous)) if config.anonymous else None
         self._stack = AsyncExitStack()
@@ -59,29 +59,29 @@ class GatewayGuard:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def let_in(self, presented: Presented) -> ModelHost:
-        return HostFor(self._host, await self.identify(presented), presented, self._audit.refused)
+    async def let_in(self, presented: PresentedCredentials) -> ModelHost:
+        return ScopedHost(self._host, await self.identify(presented), presented, self._audit.refused)
 
-    async def admit(self, presented: Presented) -> ModelHost:
+    async def admit(self, presented: PresentedCredentials) -> ModelHost:
         identity = await self.identify(presented)
-        purse = self._admission.tenants.of_identity(identity)
-        wait_s = purse.ask(clock.now())
+        quota = self._admission.tenants.of_identity(identity)
+        wait_s = quota.ask(clock.now())
         if wait_s > 0.0:
-            raise self._admission.too_often(purse, wait_s)
-        return HostFor(self._host, identity, presented, self._audit.refused)
+            raise self._admission.refuse_over_rate(quota, wait_s)
+        return ScopedHost(self._host, identity, presented, self._audit.refused)
 
-    async def identify(self, presented: Presented) -> Identity:
+    async def identify(self, presented: PresentedCredentials) -> Identity:
         """Who this is. Raises Unauthenticated; refusals are audited."""
         try:
             return await self._identified(presented)
-        except Unproved as error:
+        except UnprovedCredential as error:
             self._audit.refused(error.reason, error.who, presented)
             raise
         except Unauthenticated:
             self._audit.refused("missing", "", presented)
             raise
 
-    async def with_right(self, presented: Presented, right: Right) -> Identity:
+    async def with_right(self, presented: PresentedCredentials, right: Right) -> Identity:
         """Who this is, if it may. Raises Unauthenticated and Forbidden."""
         identity = await self.identify(presented)
         if not identity.may(right):
@@ -89,13 +89,13 @@ class GatewayGuard:
             raise Forbidden(f"{identity.id} has no right {right!r}")
         return identity
 
-    async def _identified(self, presented: Presented) -> Identity:
+    async def _identified(self, presented: PresentedCredentials) -> Identity:
         text, utc_s = _credential(presented), clock.utc_s()
         if text:
             if self.tokens is not None and not text.startswith(PREFIX):
                 return await self.tokens.identify(text, utc_s)
             if self.keys is None:
-                raise Unproved("API keys are not accepted here", "kind")
+                raise UnprovedCredential("API keys are not accepted here", "kind")
             return self.keys.identify(text, utc_s)
         certificate = presented.certificate() if self._certificates is not None else None
         if self._certificates is not None and certificate is not None:
@@ -109,14 +109,14 @@ class GatewayGuard:
         return f"<GatewayGuard {means}>"
 
 
-def _credential(presented: Presented) -> str:
+def _credential(presented: PresentedCredentials) -> str:
     """The key or token that is shown; "" is none. Raises Unproved."""
     said, key = presented.authorization, presented.key
     if not said:
         return key.strip()
     if said[: len(_BEARER)].lower() != _BEARER:
-        raise Unproved("of the schemes of `Authorization` only `Bearer` is known here", "scheme")
+        raise UnprovedCredential("of the schemes of `Authorization` only `Bearer` is known here", "scheme")
     text = said[len(_BEARER) :].strip()
     if key and key.strip() != text:
-        raise Unproved("`Authorization` and `x-api-key` show two different credentials", "ambiguous")
+        raise UnprovedCredential("`Authorization` and `x-api-key` show two different credentials", "ambiguous")
     return text

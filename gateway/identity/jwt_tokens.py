@@ -18,7 +18,7 @@ import jwt
 from jwt.exceptions import ExpiredSignatureError, PyJWTError
 
 from gateway.config.auth import JwtConfig
-from gateway.identity.credential import Unproved
+from gateway.identity.credential import UnprovedCredential
 from gateway.identity.jwks import KeySet
 from tidegate.caller import Grant, Identity
 from tidegate.oip.tenant import is_tenant
@@ -28,7 +28,7 @@ REMEMBERED: Final = 4096
 _MOST_MODELS: Final = 256
 
 
-class Tokens:
+class TokenVerifier:
     """Mutable: tokens that were verified."""
 
     def __init__(self, config: JwtConfig) -> None:
@@ -42,27 +42,27 @@ class Tokens:
     async def identify(self, token: str, utc_s: float) -> Identity:
         """Whose token this is. Raises Unproved."""
         if len(token) > MOST_CHARACTERS:
-            raise Unproved("the token is too long", "malformed")
+            raise UnprovedCredential("the token is too long", "malformed")
         digest = blake2b(token.encode(), digest_size=32).digest()
         known = self._known.get(digest)
         if known is None:
             known = await self._verified(token)
             self._remember(digest, known)
         if utc_s >= known.expires_at + self._config.leeway_s:
-            raise Unproved("the token has expired", "expired", known.id)
+            raise UnprovedCredential("the token has expired", "expired", known.id)
         return known
 
     async def _verified(self, token: str) -> Identity:
         try:
             header = jwt.get_unverified_header(token)
         except (PyJWTError, ValueError, RecursionError) as error:
-            raise Unproved("this is no token", "malformed") from error
+            raise UnprovedCredential("this is no token", "malformed") from error
         if "crit" in header or header.get("alg") not in self._config.algorithms:
-            raise Unproved("the token is signed in a way that is not accepted here", "algorithm")
+            raise UnprovedCredential("the token is signed in a way that is not accepted here", "algorithm")
         kid = header.get("kid", "")
         key = await self.keys.key(kid) if isinstance(kid, str) else None
         if key is None or key.algorithm_name != header["alg"]:
-            raise Unproved("the token is not signed by a known key", "wrong")
+            raise UnprovedCredential("the token is not signed by a known key", "wrong")
         return self._identity(self._claims(token, key))
 
     def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
@@ -78,20 +78,20 @@ class Tokens:
                 options={"require": ["exp", "iat", "iss", "aud"]},
             )
         except ExpiredSignatureError as error:
-            raise Unproved("the token has expired", "expired") from error
+            raise UnprovedCredential("the token has expired", "expired") from error
         except (PyJWTError, ValueError, OverflowError, TypeError) as error:
-            raise Unproved("the token is not valid here", "wrong") from error
+            raise UnprovedCredential("the token is not valid here", "wrong") from error
 
     def _identity(self, claims: dict[str, Any]) -> Identity:
         config = self._config
         who = f"token:{str(claims.get('sub', ''))[:128]}"
         if not all(isinstance(claims[name], int | float) for name in ("exp", "iat")):  # PyJWT takes texts as well
-            raise Unproved("the token's times are no numbers", "lifetime", who)
+            raise UnprovedCredential("the token's times are no numbers", "lifetime", who)
         if claims["exp"] - claims["iat"] > config.max_lifetime_s:
-            raise Unproved(f"the token is good for longer than {config.max_lifetime_s:g} s", "lifetime", who)
+            raise UnprovedCredential(f"the token is good for longer than {config.max_lifetime_s:g} s", "lifetime", who)
         tenant = claims.get(config.tenant_claim)
         if not isinstance(tenant, str) or not is_tenant(tenant):
-            raise Unproved(f"the token names no tenant in its claim {config.tenant_claim!r}", "tenant", who)
+            raise UnprovedCredential(f"the token names no tenant in its claim {config.tenant_claim!r}", "tenant", who)
         grant = Grant(tenant, self._models(claims, who), config.highest_priority, config.pin, config.rights)
         return Identity(who, grant, float(claims["exp"]))
 
@@ -101,7 +101,9 @@ class Tokens:
             return self._config.models
         listed = isinstance(models, list) and len(models) <= _MOST_MODELS
         if not listed or not all(isinstance(one, str) and len(one) <= 256 for one in models):
-            raise Unproved(f"the token's claim {self._config.models_claim!r} is no list of names", "models", who)
+            raise UnprovedCredential(
+                f"the token's claim {self._config.models_claim!r} is no list of names", "models", who
+            )
         return tuple(models)
 
     def _remember(self, digest: bytes, identity: Identity) -> None:
@@ -110,4 +112,4 @@ class Tokens:
             self._known.popitem(last=False)
 
     def __repr__(self) -> str:
-        return f"<Tokens of {self._config.issuer} {len(self._known)} remembered, {self.keys!r}>"
+        return f"<TokenVerifier of {self._config.issuer} {len(self._known)} remembered, {self.keys!r}>"

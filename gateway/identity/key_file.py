@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, Lock
+from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, KeyVerifier
 from tidegate.config import ConfigError
 from tidegate.storage.atomic_file import sync_folder
 
@@ -48,7 +48,7 @@ def read_keys(path: Path) -> tuple[KeyRecord, ...]:
 
 
 @contextmanager
-def changing(path: Path) -> Iterator[dict[str, KeyRecord]]:
+def edit_keys(path: Path) -> Iterator[dict[str, KeyRecord]]:
     """The records by id, to be changed; written when the block ends well. Nobody else changes them meanwhile."""
     with _locked(path):
         records = {one.id: one for one in read_keys(path)} if path.exists() else {}
@@ -60,7 +60,7 @@ def _decoded(path: Path, text: bytes) -> KeyFile:
     try:
         found = msgspec.json.decode(text, type=KeyFile)
         for one in found.keys:
-            Lock(one).opens(bytes(SECRET_BYTES), 0.0)  # a salt or a digest that cannot be used is found out here
+            KeyVerifier(one).opens(bytes(SECRET_BYTES), 0.0)  # a salt or a digest that cannot be used is found out here
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no file of keys: {error}") from error
     if found.format != FORMAT:

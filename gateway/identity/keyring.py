@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from gateway.core.access.api_key import NOBODY, KeyRecord, Lock, shown
+from gateway.core.access.api_key import UNMATCHABLE_KEY, KeyRecord, KeyVerifier, parse_key
 from gateway.followed_file import FollowedFile
-from gateway.identity.credential import Unproved
+from gateway.identity.credential import UnprovedCredential
 from gateway.identity.key_file import read_keys
 from tidegate.caller import Identity
 
@@ -20,7 +20,7 @@ class KeyRing:
     def __init__(self, path: Path, on_change: Callable[[Changes], None] = lambda _: None) -> None:
         self.path = path
         self._on_change = on_change
-        self._locks: dict[str, Lock] = {}
+        self._locks: dict[str, KeyVerifier] = {}
         self._file = FollowedFile(path, read_keys, self._changed, what="the keys")
 
     async def __aenter__(self) -> KeyRing:
@@ -36,16 +36,16 @@ class KeyRing:
 
     def identify(self, text: str, utc_s: float) -> Identity:
         """Whose key this is. Raises Unproved; the same work is done whether or not there is such a key."""
-        parts = shown(text)
+        parts = parse_key(text)
         if parts is None:
-            raise Unproved("this is no API key of this gateway", "malformed")
-        lock = self._locks.get(parts.id, NOBODY)
-        if not lock.opens(parts.secret, utc_s) or lock is NOBODY:
-            raise Unproved("this is no API key of this gateway", "wrong", f"key:{parts.id}")
+            raise UnprovedCredential("this is no API key of this gateway", "malformed")
+        lock = self._locks.get(parts.id, UNMATCHABLE_KEY)
+        if not lock.opens(parts.secret, utc_s) or lock is UNMATCHABLE_KEY:
+            raise UnprovedCredential("this is no API key of this gateway", "wrong", f"key:{parts.id}")
         standing = lock.record.standing(utc_s)
         if standing != "valid":
             verb = "has expired" if standing == "expired" else "was revoked"
-            raise Unproved(f"API key {parts.id} {verb}", standing, lock.identity.id)
+            raise UnprovedCredential(f"API key {parts.id} {verb}", standing, lock.identity.id)
         return lock.identity
 
     def look(self) -> None:
@@ -58,7 +58,7 @@ class KeyRing:
     def _take(self, records: tuple[KeyRecord, ...]) -> Changes:
         before, now = {id: lock.record for id, lock in self._locks.items()}, {one.id: one for one in records}
         # Locks of unchanged records stay: their identities are what others keep things by.
-        self._locks = {id: self._locks[id] if before.get(id) == one else Lock(one) for id, one in now.items()}
+        self._locks = {id: self._locks[id] if before.get(id) == one else KeyVerifier(one) for id, one in now.items()}
         changed = [id for id, one in now.items() if id in before and before[id] != one]
         revoked = [id for id in changed if now[id].revoked_at is not None and before[id].revoked_at is None]
         return {

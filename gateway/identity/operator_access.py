@@ -22,7 +22,7 @@ from aiohttp.typedefs import Middleware
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from tidegate.caller import Right
-from tidegate.oip.http.guard import shown_over_http
+from tidegate.oip.http.guard import credentials_over_http
 
 PROTOCOL: Final = "admin-http"
 OPEN: Final = frozenset({"/healthz"})
@@ -31,7 +31,7 @@ _HUNG_UP: Final = 499
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def own_site(*, by_name: bool) -> Middleware:
+def same_site_only(*, by_name: bool) -> Middleware:
     """Refuses what other web sites have a browser ask for. `by_name`: whether a host's name may be asked for."""
 
     @web.middleware
@@ -57,34 +57,34 @@ def _is_address(host: str) -> bool:
         return False
 
 
-def only_with(right: Right, guard: GatewayGuard, audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
+def right_required(right: Right, guard: GatewayGuard, audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
     """Errors are left to `error_middleware`, which stands around this one."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in opened:
             return await handler(request)
-        identity = await guard.with_right(shown_over_http(request, PROTOCOL), right)
+        identity = await guard.with_right(credentials_over_http(request, PROTOCOL), right)
         if right != "admin":
             return await handler(request)
-        return await _noted(request, handler, lambda status: audit.admin(identity.id, *_asked(request), status))
+        return await _audited(request, handler, lambda status: audit.admin(identity.id, *_asked(request), status))
 
     return middleware
 
 
-def on_loopback(audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
+def loopback_audit(audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
     """Notes who looked where nobody is asked for a credential."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in opened:
             return await handler(request)
-        return await _noted(request, handler, lambda status: audit.local(*_asked(request), status))
+        return await _audited(request, handler, lambda status: audit.local(*_asked(request), status))
 
     return middleware
 
 
-async def _noted(request: web.Request, handler: Handler, note: Callable[[int], None]) -> web.StreamResponse:
+async def _audited(request: web.Request, handler: Handler, note: Callable[[int], None]) -> web.StreamResponse:
     """Also what was asked for wrongly, and what ended in a defect, was asked for."""
     try:
         answer = await handler(request)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from gateway.core.access.entitlement import acted_for, check_may_infer, check_model
+from gateway.core.access.entitlement import check_may_infer, check_model, delegated_tenant
 from tidegate.caller import Identity
 from tidegate.models.manifest import Manifest
-from tidegate.oip.guard import Presented
+from tidegate.oip.guard import PresentedCredentials
 from tidegate.oip.host import ModelHost, ModelStatistics
 from tidegate.outcome import Forbidden, ModelNotFound
 from tidegate.types import Call, Reply
 
 
-class HostFor:
+class ScopedHost:
     """A `ModelHost`: the one inside, for `identity`. Made for each request, so making it costs nothing.
 
     `refused` is told (reason, credential, what was shown) of what this caller had no right to.
@@ -22,7 +22,11 @@ class HostFor:
     __slots__ = ("_host", "_identity", "_presented", "_refused")
 
     def __init__(
-        self, host: ModelHost, identity: Identity, presented: Presented, refused: Callable[[str, str, Presented], None]
+        self,
+        host: ModelHost,
+        identity: Identity,
+        presented: PresentedCredentials,
+        refused: Callable[[str, str, PresentedCredentials], None],
     ) -> None:
         self._host = host
         self._identity = identity
@@ -60,7 +64,7 @@ class HostFor:
 
     def infer(self, call: Call) -> Awaitable[Reply]:
         if call.tenant:  # before the layers, where nobody knows any more who knocked
-            self._audited(lambda: acted_for(call, self._identity))
+            self._audited(lambda: delegated_tenant(call, self._identity))
         return self._host.infer(call.by(self._identity))
 
     def _check(self, name: str | None) -> None:
@@ -84,4 +88,4 @@ class HostFor:
         return f"no model is called {name!r}; known models: {', '.join(sorted({one.name for one in seen})) or 'none'}"
 
     def __repr__(self) -> str:
-        return f"<HostFor {self._identity!r} {self._host!r}>"
+        return f"<ScopedHost {self._identity!r} {self._host!r}>"

@@ -25,7 +25,7 @@ MARGIN_S: Final = 60.0  # an age is of when the thing was sent, in whole millise
 Verdict = Literal["new", "duplicate", "too-old"]
 
 
-def reach_s(now_s: float, forgotten_at_s: float | None) -> float:
+def dedup_horizon_s(now_s: float, forgotten_at_s: float | None) -> float:
     """How far back "unknown" means "new".
 
     Args:
@@ -34,7 +34,7 @@ def reach_s(now_s: float, forgotten_at_s: float | None) -> float:
     return WINDOW_S if forgotten_at_s is None else min(WINDOW_S, max(0.0, now_s - forgotten_at_s))
 
 
-def judge(*, known: bool, age_s: float, reach_s: float) -> Verdict:
+def classify_duplicate(*, known: bool, age_s: float, reach_s: float) -> Verdict:
     if known:
         return "duplicate"
     return "new" if age_s + MARGIN_S < reach_s else "too-old"

@@ -19,18 +19,18 @@ from typing import Final, Self
 import structlog
 from msgspec.structs import replace
 
-from gateway.ingest.journal import Job
+from gateway.ingest.journal import DeferredJob
 from gateway.ingest.receiver import Ingest
 from tidegate import clock
-from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, Answer
+from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, DeferredAnswer
 from tidegate.models.manifest import Manifest
 from tidegate.oip.call import call_of
 from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, message_of
 from tidegate.outcome import CallerError, ServeError, TooLarge
-from tidegate.runtime.owned_task import cancelled
-from tidegate.storage.database import Unavailable
+from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.storage.database import DatabaseUnavailable
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "deferred"
@@ -46,7 +46,7 @@ Service = Callable[[Call], Awaitable[Reply]]
 log = structlog.get_logger(__name__)
 
 
-class Deferred:
+class DeferredWorker:
     """Works inside `async with`.
 
     Args:
@@ -69,14 +69,14 @@ class Deferred:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        await cancelled(self._task, *self._work.values())
+        await cancel_and_wait(self._task, *self._work.values())
 
     async def _run(self) -> None:
         while True:
             self._news.clear()
             try:
                 wait_s = await self._begin()
-            except Unavailable:
+            except DatabaseUnavailable:
                 wait_s = RETRY_S  # the database has said so
             except Exception:
                 log.exception("deferred requests have a defect; they are kept")
@@ -105,20 +105,20 @@ class Deferred:
         del self._work[seq]
         self._news.set()
 
-    async def _compute(self, job: Job) -> None:
+    async def _compute(self, job: DeferredJob) -> None:
         try:
             reply = await self._infer(self._call(job))
             await self._answer(job, reply)
         except ServeError as error:
             await self._failed(job, error)
-        except Unavailable:
+        except DatabaseUnavailable:
             await clock.sleep(RETRY_S)  # computed, and not on the disk: it is computed again
         except Exception:
             log.exception("a deferred request failed by a defect", device=job.device, id=job.id)
             await clock.sleep(RETRY_S)
             await self._postpone(job, LONGEST_WAIT_S)
 
-    def _call(self, job: Job) -> Call:
+    def _call(self, job: DeferredJob) -> Call:
         now = clock.now()
         request = request_from_bytes(job.body)
         manifest = self._manifest_of(request.model_name, request.model_version)
@@ -127,31 +127,33 @@ class Deferred:
         # Whose tenant a device's caller said it was counts for nothing here: nobody has proved it.
         return replace(call.due(now + BUDGET_S), min_quality=floor, priority=LOWEST_PRIORITY, tenant="")
 
-    async def _answer(self, job: Job, reply: Reply) -> None:
+    async def _answer(self, job: DeferredJob, reply: Reply) -> None:
         body = message_from_response(reply.response, reply_parameters(reply)).SerializeToString()
         if len(body) > MAX_BODY_BYTES:
             why = f"the answer has {len(body)} bytes, at most {MAX_BODY_BYTES} can be sent; the gateway keeps it"
             await self._ingest.answered(
-                job, Answer(job.id, code=TooLarge.code, why=why), variant=reply.variant, whole=body
+                job, DeferredAnswer(job.id, code=TooLarge.code, why=why), variant=reply.variant, whole=body
             )
         else:
-            await self._ingest.answered(job, Answer(job.id, body), variant=reply.variant, whole=body)
+            await self._ingest.answered(job, DeferredAnswer(job.id, body), variant=reply.variant, whole=body)
 
-    async def _failed(self, job: Job, error: ServeError) -> None:
+    async def _failed(self, job: DeferredJob, error: ServeError) -> None:
         if isinstance(error, CallerError):
-            await self._ingest.answered(job, Answer(job.id, code=error_code(error), why=message_of(error)[:MAX_WORDS]))
+            await self._ingest.answered(
+                job, DeferredAnswer(job.id, code=error_code(error), why=message_of(error)[:MAX_WORDS])
+            )
             return
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(job.attempts, 10))
         await self._postpone(job, max(wait_s, error.retry_after_s or 0.0))
 
-    async def _postpone(self, job: Job, for_s: float) -> None:
+    async def _postpone(self, job: DeferredJob, for_s: float) -> None:
         try:
             await self._ingest.postpone(job, for_s)
-        except Unavailable:
+        except DatabaseUnavailable:
             await clock.sleep(RETRY_S)
 
     def __repr__(self) -> str:
-        return f"<Deferred {len(self._work)} under way>"
+        return f"<DeferredWorker {len(self._work)} under way>"
 
 
 def _better_than(manifest: Manifest, variant: str) -> float:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final, NamedTuple
 
-from gateway.ingest.dedup import WINDOW_S, judge, reach_s
-from tidegate.fleet.stored import MAX_WORDS, Answer, Forwarded, Refusal
-from tidegate.storage.database import Full
+from gateway.ingest.dedup import WINDOW_S, classify_duplicate, dedup_horizon_s
+from tidegate.fleet.stored import MAX_WORDS, DeferredAnswer, Forwarded, ItemRefusal
+from tidegate.storage.database import DatabaseFull
 
 ROW_BYTES: Final = 256
 MOST_OF_ONE: Final = 0.25  # of the room, for one device's deferred requests: no device keeps the others out
@@ -57,7 +57,7 @@ SCHEMA: Final = (
 )
 
 
-class Job(NamedTuple):
+class DeferredJob(NamedTuple):
     """A deferred request that is due."""
 
     seq: int
@@ -70,25 +70,25 @@ class Job(NamedTuple):
     body: bytes
 
 
-class Journal:
+class IngestJournal:
     """Bounds and rules; all state is in the file."""
 
     def __init__(self, *, max_bytes: int, max_seen: int) -> None:
         self.max_bytes = max_bytes
         self.max_seen = max_seen
 
-    def take(self, db: sqlite3.Connection, one: Forwarded, now_s: float) -> Refusal | None:
+    def take(self, db: sqlite3.Connection, one: Forwarded, now_s: float) -> ItemRefusal | None:
         """Take it, once; None when it is safe here, now or since before. Raises Full."""
         known = db.execute("SELECT 1 FROM seen WHERE device = ? AND id = ?", (one.device, one.id)).fetchone()
-        reach = reach_s(now_s, self._meta(db, "forgotten_at_s"))
-        match judge(known=known is not None, age_s=one.age_ms / 1e3, reach_s=reach):
+        reach = dedup_horizon_s(now_s, self._meta(db, "forgotten_at_s"))
+        match classify_duplicate(known=known is not None, age_s=one.age_ms / 1e3, reach_s=reach):
             case "duplicate":
                 self._count(db, "duplicates")
                 return None
             case "too-old":
                 self._count(db, "too_old")
                 why = f"it is {one.age_ms / 1e3:.0f} s old; whether it was taken before is known for {reach:.0f} s"
-                return Refusal(one.id, why, final=True)
+                return ItemRefusal(one.id, why, final=True)
         self._remember(db, one, now_s)
         born_s = now_s - one.age_ms / 1e3
         size = len(one.body) + ROW_BYTES
@@ -96,7 +96,7 @@ class Journal:
         if one.kind == "request":
             (mine,) = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM jobs WHERE device = ?", (one.device,)).fetchone()
             if mine + size > MOST_OF_ONE * self.max_bytes:
-                raise Full(f"{mine} bytes are deferred requests of {one.device} alone")
+                raise DatabaseFull(f"{mine} bytes are deferred requests of {one.device} alone")
             db.execute(
                 "INSERT INTO jobs (device, id, priority, taken_s, born_s, model, version, variant, body, bytes)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -123,14 +123,14 @@ class Journal:
         while used + size > self.max_bytes:
             oldest = db.execute("SELECT seq, bytes FROM records ORDER BY seq LIMIT 1").fetchone()
             if oldest is None:
-                raise Full(f"{used} of {self.max_bytes} bytes are deferred requests and their answers")
+                raise DatabaseFull(f"{used} of {self.max_bytes} bytes are deferred requests and their answers")
             db.execute("DELETE FROM records WHERE seq = ?", (oldest["seq"],))
             self._count(db, "records_dropped")
             used -= oldest["bytes"]
 
     # work
 
-    def jobs(self, db: sqlite3.Connection, now_s: float, limit: int, without: frozenset[int]) -> list[Job]:
+    def jobs(self, db: sqlite3.Connection, now_s: float, limit: int, without: frozenset[int]) -> list[DeferredJob]:
         """Deferred requests that are due, most important first, then in the order of their taking."""
         rows = db.execute(
             "SELECT * FROM jobs WHERE not_before_s <= ? ORDER BY priority DESC, seq LIMIT ?",
@@ -138,7 +138,7 @@ class Journal:
         ).fetchall()
         due = [row for row in rows if row["seq"] not in without][:limit]
         return [
-            Job(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"], row["variant"],
+            DeferredJob(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"], row["variant"],
                 row["body"])
             for row in due
         ]  # fmt: skip
@@ -147,11 +147,11 @@ class Journal:
         row = db.execute("SELECT MIN(not_before_s) AS at FROM jobs").fetchone()
         return None if row["at"] is None else float(row["at"])
 
-    def postpone(self, db: sqlite3.Connection, job: Job, until_s: float) -> None:
+    def postpone(self, db: sqlite3.Connection, job: DeferredJob, until_s: float) -> None:
         db.execute("UPDATE jobs SET attempts = attempts + 1, not_before_s = ? WHERE seq = ?", (until_s, job.seq))
 
     def answer(
-        self, db: sqlite3.Connection, job: Job, answer: Answer, variant: str, whole: bytes, now_s: float
+        self, db: sqlite3.Connection, job: DeferredJob, answer: DeferredAnswer, variant: str, whole: bytes, now_s: float
     ) -> None:
         """The job is done: its answer for the device, and a record of all of it. A second answer changes nothing."""
         row = db.execute("SELECT born_s FROM jobs WHERE seq = ?", (job.seq,)).fetchone()
@@ -168,13 +168,15 @@ class Journal:
                      answer.code, whole)  # fmt: skip
         self._count(db, "answered" if not answer.code else "failed")
 
-    def asked(self, db: sqlite3.Connection, device: str, ids: tuple[str, ...]) -> tuple[list[Answer], list[str]]:
+    def asked(
+        self, db: sqlite3.Connection, device: str, ids: tuple[str, ...]
+    ) -> tuple[list[DeferredAnswer], list[str]]:
         """The answers that are there, and the ids of which nothing is known. What is being worked on is in neither."""
         answers, unknown = [], []
         for id in ids:
             row = db.execute("SELECT * FROM answers WHERE device = ? AND id = ?", (device, id)).fetchone()
             if row is not None:
-                answers.append(Answer(id, row["body"], row["code"], row["why"]))
+                answers.append(DeferredAnswer(id, row["body"], row["code"], row["why"]))
             elif not db.execute("SELECT 1 FROM jobs WHERE device = ? AND id = ?", (device, id)).fetchone():
                 unknown.append(id)
         return answers, unknown
@@ -190,10 +192,10 @@ class Journal:
                 (now_s - WINDOW_S,),
             )
         for row in db.execute("SELECT * FROM jobs WHERE taken_s < ? LIMIT ?", (now_s - JOB_S, _SWEEP)).fetchall():
-            job = Job(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"],
+            job = DeferredJob(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"],
                       row["variant"], b"")  # fmt: skip
             why = f"nobody could compute it for {JOB_S / 3600:.0f} hours"
-            self.answer(db, job, Answer(job.id, code="nothing_alive", why=why), "", b"", now_s)
+            self.answer(db, job, DeferredAnswer(job.id, code="nothing_alive", why=why), "", b"", now_s)
 
     def records(self, db: sqlite3.Connection, after: int, limit: int) -> list[sqlite3.Row]:
         return db.execute("SELECT * FROM records WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)).fetchall()
@@ -232,4 +234,4 @@ class Journal:
         db.execute("INSERT INTO counters VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET n = n + 1", (reason,))
 
     def __repr__(self) -> str:
-        return f"<Journal of at most {self.max_bytes} bytes, {self.max_seen} remembered>"
+        return f"<IngestJournal of at most {self.max_bytes} bytes, {self.max_seen} remembered>"

@@ -24,21 +24,21 @@ from typing import Any, Final, Self
 
 import structlog
 
-from gateway.ingest.journal import SCHEMA, Job, Journal
+from gateway.ingest.journal import SCHEMA, DeferredJob, IngestJournal
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.stored import (
     MAX_IDS,
     MAX_MESSAGE_BYTES,
-    Answer,
+    DeferredAnswer,
     Forwarded,
     Inquiry,
+    ItemRefusal,
     Receipt,
-    Refusal,
     decode_stored,
 )
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.storage.database import Database, Unavailable
+from tidegate.storage.database import Database, DatabaseUnavailable
 
 MAX_QUEUED: Final = 4096
 MAX_OF_ONE: Final = 64
@@ -65,7 +65,7 @@ class Ingest:
     """
 
     def __init__(self, path: Path, gateway: str, *, max_bytes: int, max_seen: int) -> None:
-        self.journal = Journal(max_bytes=max_bytes, max_seen=max_seen)
+        self.journal = IngestJournal(max_bytes=max_bytes, max_seen=max_seen)
         self.send: Send = lambda _device, _receipt: False  # set once there is a way
         self.dropped: Counter[str] = Counter()  # messages that were not taken in, by reason
         self.on_jobs: Callable[[], None] = lambda: None  # there may be work
@@ -134,7 +134,7 @@ class Ingest:
         if not batch:
             return
         outcomes = await asyncio.gather(*(self._one(message) for _, message in batch))
-        by_device: dict[str, list[_Said]] = {}
+        by_device: dict[str, list[_MessageOutcome]] = {}
         for (device, _), said in zip(batch, outcomes, strict=True):
             by_device.setdefault(device, []).append(said)
         now = clock.now()
@@ -147,7 +147,7 @@ class Ingest:
         if any(isinstance(message, Forwarded) and message.kind == "request" for _, message in batch):
             self.on_jobs()
 
-    async def _one(self, message: Forwarded | Inquiry) -> _Said:
+    async def _one(self, message: Forwarded | Inquiry) -> _MessageOutcome:
         # One after another in one transaction: `Database` groups what waits.
         now_s = clock.utc_s()
         try:
@@ -155,13 +155,13 @@ class Ingest:
                 answers, unknown = await self._database.run(
                     lambda db: self.journal.asked(db, message.device, message.ids)
                 )
-                return _Said(answers=answers, unknown=unknown)
+                return _MessageOutcome(answers=answers, unknown=unknown)
             refusal = await self._database.run(lambda db: self.journal.take(db, message, now_s))
-        except (Unavailable, sqlite3.Error) as error:
+        except (DatabaseUnavailable, sqlite3.Error) as error:
             self.dropped["unavailable"] += 1
             log.warning("devices are told to keep what they have", reason=str(error))
-            return _Said(busy_s=BUSY_S)
-        return _Said(taken=message.id) if refusal is None else _Said(refusal=refusal)
+            return _MessageOutcome(busy_s=BUSY_S)
+        return _MessageOutcome(taken=message.id) if refusal is None else _MessageOutcome(refusal=refusal)
 
     async def _sweep(self) -> None:
         if clock.now() < self._sweep_at:
@@ -170,12 +170,12 @@ class Ingest:
         now_s = clock.utc_s()
         try:
             await self._database.run(lambda db: self.journal.sweep(db, now_s))
-        except Unavailable:
+        except DatabaseUnavailable:
             return  # the database has said so
 
     # what `deferred.py` asks
 
-    async def jobs(self, limit: int, without: frozenset[int]) -> list[Job]:
+    async def jobs(self, limit: int, without: frozenset[int]) -> list[DeferredJob]:
         now_s = clock.utc_s()
         return await self._database.run(lambda db: self.journal.jobs(db, now_s, limit, without))
 
@@ -184,11 +184,13 @@ class Ingest:
         at_s = await self._database.run(self.journal.next_due_s)
         return None if at_s is None else max(0.0, at_s - clock.utc_s())
 
-    async def postpone(self, job: Job, for_s: float) -> None:
+    async def postpone(self, job: DeferredJob, for_s: float) -> None:
         until_s = clock.utc_s() + for_s
         await self._database.run(lambda db: self.journal.postpone(db, job, until_s))
 
-    async def answered(self, job: Job, answer: Answer, *, variant: str = "", whole: bytes = b"") -> None:
+    async def answered(
+        self, job: DeferredJob, answer: DeferredAnswer, *, variant: str = "", whole: bytes = b""
+    ) -> None:
         """Keep the answer, then tell the device, which asks again if it does not hear it."""
         now_s = clock.utc_s()
         await self._database.run(lambda db: self.journal.answer(db, job, answer, variant, whole, now_s))
@@ -204,14 +206,14 @@ class Ingest:
         told: dict[str, Any] = {"unavailable": self._database.unavailable, "dropped": dict(self.dropped)}
         try:
             return told | await self._database.run(self.journal.usage)
-        except Unavailable:
+        except DatabaseUnavailable:
             return told
 
     def __repr__(self) -> str:
         return f"<Ingest {len(self._queue)} waiting, {self._database!r}>"
 
 
-class _Said:
+class _MessageOutcome:
     """What is to be said of one message."""
 
     __slots__ = ("answers", "busy_s", "refusal", "taken", "unknown")
@@ -220,8 +222,8 @@ class _Said:
         self,
         *,
         taken: str = "",
-        refusal: Refusal | None = None,
-        answers: Sequence[Answer] = (),
+        refusal: ItemRefusal | None = None,
+        answers: Sequence[DeferredAnswer] = (),
         unknown: Sequence[str] = (),
         busy_s: float = 0.0,
     ) -> None:
@@ -232,7 +234,7 @@ class _Said:
         self.busy_s = busy_s
 
 
-def _receipts(gateway: str, said: Sequence[_Said]) -> list[Receipt]:
+def _receipts(gateway: str, said: Sequence[_MessageOutcome]) -> list[Receipt]:
     """One receipt for everything about one device, and as many more as its answers need."""
     taken = tuple(one.taken for one in said if one.taken)
     refused = tuple(one.refusal for one in said if one.refusal is not None)
@@ -241,7 +243,7 @@ def _receipts(gateway: str, said: Sequence[_Said]) -> list[Receipt]:
     receipts = []
     if taken or refused or unknown or busy_s:
         receipts.append(Receipt(gateway, taken, refused, unknown=unknown, busy_s=busy_s))
-    together: list[Answer] = []
+    together: list[DeferredAnswer] = []
     room = _ROOM
     for answer in {answer.id: answer for one in said for answer in one.answers}.values():
         size = 4 * len(answer.body) // 3 + 4 * len(answer.why) + 256

@@ -21,7 +21,7 @@ from gateway.ingest.receiver import Ingest
 from tidegate.oip.grpc.codec import response_from_bytes
 from tidegate.oip.http.codec import BinaryOutputs, encode_response
 from tidegate.outcome import ServeError
-from tidegate.storage.database import Unavailable
+from tidegate.storage.database import DatabaseUnavailable
 
 MOST: Final = 1000
 
@@ -31,7 +31,7 @@ def ingest_routes(ingest: Ingest) -> list[web.RouteDef]:
         after, limit = _number(request, "after", 0), min(MOST, max(1, _number(request, "limit", 100)))
         try:
             rows = await ingest.records(after, limit)
-        except Unavailable as error:
+        except DatabaseUnavailable as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from error
         records = [_record(row) for row in rows]
         last = records[-1]["seq"] if records else after

@@ -12,13 +12,13 @@ from typing import Self
 from aiohttp import web
 
 from gateway.config.ingest import IngestConfig
-from gateway.ingest.deferred import Deferred, Service
+from gateway.ingest.deferred import DeferredWorker, Service
 from gateway.ingest.receiver import Ingest
 from gateway.ingest.routes import ingest_routes
 from tidegate.models.manifest import Manifest
 
 
-class Taking:
+class IngestService:
     """`async with` takes in and computes.
 
     Args:
@@ -30,7 +30,7 @@ class Taking:
         self, section: IngestConfig, gateway: str, infer: Service, manifest_of: Callable[[str, str], Manifest]
     ) -> None:
         self.ingest = Ingest(section.path, gateway, max_bytes=section.max_bytes, max_seen=section.max_remembered)
-        self._deferred = Deferred(self.ingest, infer, manifest_of)
+        self._deferred = DeferredWorker(self.ingest, infer, manifest_of)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -47,4 +47,4 @@ class Taking:
         return ingest_routes(self.ingest)
 
     def __repr__(self) -> str:
-        return f"<Taking {self.ingest!r} {self._deferred!r}>"
+        return f"<IngestService {self.ingest!r} {self._deferred!r}>"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
-from gateway.core.admission.admission import Admission, Applicant
+from gateway.core.admission.admission import Admission, AdmissionRequest
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, InferRequest, Reply
 
@@ -20,7 +20,7 @@ def admit(admission: Admission, now: Callable[[], float]) -> Layer:
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
             entered_at = now()
-            who = Applicant(call.tenant, call.priority, lambda: fingerprint(call.request))
+            who = AdmissionRequest(call.tenant, call.priority, lambda: fingerprint(call.request))
             refusal = admission.enter(who, entered_at)
             if refusal is not None:
                 raise refusal

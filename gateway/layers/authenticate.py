@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.access.entitlement import entitled
+from gateway.core.access.entitlement import authorized_call
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.tenants import Purse
+from gateway.core.admission.tenants import TenantQuota
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, Reply
 
@@ -18,26 +18,26 @@ from tidegate.types import Call, Reply
 def authenticate(admission: Admission, now: Callable[[], float]) -> Layer:
     tenants = admission.tenants
 
-    def pays(purse: Purse) -> None:
-        wait_s = purse.ask(now())
+    def pays(quota: TenantQuota) -> None:
+        wait_s = quota.ask(now())
         if wait_s > 0.0:
-            raise admission.too_often(purse, wait_s)
+            raise admission.refuse_over_rate(quota, wait_s)
 
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
             identity = call.identity
             if identity is None:
-                purse = tenants.of(call.tenant)
-                pays(purse)
+                quota = tenants.of(call.tenant)
+                pays(quota)
             else:
                 own = tenants.of_identity(identity)
-                call = entitled(call, identity, own.name)
-                purse = own if call.tenant == own.name else tenants.known(call.tenant)
-                if purse is not own:  # whom it acts for pays as well
-                    pays(purse)
-            purse.carry(sum([len(tensor.raw) for tensor in call.request.inputs]), now())
+                call = authorized_call(call, identity, own.name)
+                quota = own if call.tenant == own.name else tenants.known(call.tenant)
+                if quota is not own:  # whom it acts for pays as well
+                    pays(quota)
+            quota.carry(sum([len(tensor.raw) for tensor in call.request.inputs]), now())
             reply = await inner(call)
-            purse.carry(reply.response.size_bytes, now())
+            quota.carry(reply.response.size_bytes, now())
             return reply
 
         return service

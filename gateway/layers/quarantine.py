@@ -1,7 +1,7 @@
 """Refuse whoever has lately brought engines down: the enforcement of `gateway/core/admission/quarantine.py`.
 
-The layer refuses at the door; `Witness` hears of every attempt's end from the conductor, and says once in the log
-whenever somebody's quarantine begins.
+The layer refuses at the door; `QuarantineListener` hears of every attempt's end from the conductor, and says once in
+the log whenever somebody's quarantine begins.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def quarantine(held: Quarantine, now: Callable[[], float]) -> Layer:
     return layer
 
 
-class Witness:
+class QuarantineListener:
     """Tells the quarantine how attempts end."""
 
     def __init__(self, held: Quarantine, now: Callable[[], float]) -> None:
@@ -51,7 +51,7 @@ class Witness:
             log.warning("quarantined", tenant=who, last_target=target, reason=error.message, for_s=FOR_S)
 
     def __repr__(self) -> str:
-        return f"<Witness of {self._held!r}>"
+        return f"<QuarantineListener of {self._held!r}>"
 
 
 def suspect_of(call: Call) -> Suspect:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gateway.layers.stack import Layer, Service
-from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, begun, current, joined
+from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, current, join_trace, start_trace
 from tidegate.types import Call, Reply
 
 
@@ -24,9 +24,9 @@ def traced(bits: Bits, ratio: float) -> Layer:
         said = headers.get(PARENT_KEY) or (parameters.get(PARENT_KEY) if parameters else None)
         if isinstance(said, str):
             state = headers.get(STATE_KEY) or parameters.get(STATE_KEY, "")
-            if (trace := joined(said, state if isinstance(state, str) else "", bits)) is not None:
+            if (trace := join_trace(said, state if isinstance(state, str) else "", bits)) is not None:
                 return trace
-        return begun(bits, ratio)
+        return start_trace(bits, ratio)
 
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from gateway.core.fleet.fleet import SERVING, Fleet
-from gateway.core.versions.version_shares import Standing, in_turn, shares
+from gateway.core.versions.version_shares import VersionTargets, sample_order, shares_by_version
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import CapacityError, ModelNotFound, NothingAlive, NotSupported, PeerError
 from tidegate.types import Call, Reply
@@ -32,7 +32,7 @@ _NOWHERE: Final = (NothingAlive, ModelNotFound)
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 
 
-class Trial(Protocol):
+class TrialPolicy(Protocol):
     """What an operator has set (`gateway/delivery/trials.py`)."""
 
     def turn(self, call: Call) -> Sequence[str]:
@@ -49,12 +49,12 @@ def versions(
     fleet: Fleet,
     now: Callable[[], float],
     draw: Callable[[], float],
-    trial: Trial,
+    trial: TrialPolicy,
 ) -> Layer:
     """Args:
     siblings: the versions of a model that may stand in for one another, the standing one first; fewer than two: none.
     """
-    counts = _Counts(fleet, now)
+    counts = _ServingCounts(fleet, now)
 
     def layer(inner: Service) -> Service:
         watched = _watched(inner, trial, now)
@@ -77,31 +77,33 @@ def versions(
                     raise
             return await by_share(call, anew)
 
-        async def by_share(call: Call, served: Mapping[str, Standing]) -> Reply:
+        async def by_share(call: Call, served: Mapping[str, VersionTargets]) -> Reply:
             proved = [name for name, one in served.items() if one.edges or one.pools]
-            return await _in_order(call, in_turn(list(served), shares(served), draw()), inner, now, proved)
+            return await _in_order(
+                call, sample_order(list(served), shares_by_version(served), draw()), inner, now, proved
+            )
 
         return service
 
     return layer
 
 
-class _Counts:
+class _ServingCounts:
     """How many serve each version of a model, for a moment."""
 
     def __init__(self, fleet: Fleet, now: Callable[[], float]) -> None:
         self._fleet = fleet
         self._now = now
-        self._known: dict[str, tuple[float, dict[str, Standing]]] = {}  # by model, and when it was counted
+        self._known: dict[str, tuple[float, dict[str, VersionTargets]]] = {}  # by model, and when it was counted
 
-    def of(self, model: str, names: Sequence[str]) -> dict[str, Standing]:
+    def of(self, model: str, names: Sequence[str]) -> dict[str, VersionTargets]:
         """Of the versions that are served now; the standing one where none is."""
         known = self._known.get(model)
         if known is None or self._now() - known[0] > KEEP_S:
             return self.anew(model, names)
         return known[1]
 
-    def anew(self, model: str, names: Sequence[str]) -> dict[str, Standing]:
+    def anew(self, model: str, names: Sequence[str]) -> dict[str, VersionTargets]:
         at = self._now()
         found = {name: standing(self._fleet, model, name, at) for name in names}
         served = {name: one for name, one in found.items() if any(one)} or {names[0]: found[names[0]]}
@@ -125,7 +127,7 @@ async def _in_order(
     return await fly(_of(call, order[-1], call.deadline))
 
 
-def _watched(inner: Service, trial: Trial, now: Callable[[], float]) -> Service:
+def _watched(inner: Service, trial: TrialPolicy, now: Callable[[], float]) -> Service:
     """The service, whose ends the trial is told of."""
 
     async def service(call: Call) -> Reply:
@@ -141,7 +143,7 @@ def _watched(inner: Service, trial: Trial, now: Callable[[], float]) -> Service:
     return service
 
 
-def standing(fleet: Fleet, model: str, version: str, now: float) -> Standing:
+def standing(fleet: Fleet, model: str, version: str, now: float) -> VersionTargets:
     """How many targets serve this version and may be asked."""
     edges = soaking = pools = 0
     for target in fleet.targets.values():
@@ -152,7 +154,7 @@ def standing(fleet: Fleet, model: str, version: str, now: float) -> Standing:
                 edges += target.spec.tier == "edge" and offer.state == "ready"
                 soaking += target.spec.tier == "edge" and offer.state == "soaking"
                 pools += target.spec.tier != "edge"
-    return Standing(edges, soaking, pools)
+    return VersionTargets(edges, soaking, pools)
 
 
 def _of(call: Call, version: str, deadline: float) -> Call:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.core.history.recorder import trace_id_of
-from gateway.serving.work_estimate import Description
+from gateway.serving.work_estimate import WorkDescription
 from tidegate.outcome import Outcome
 from tidegate.types import Call, Reply
 
@@ -26,7 +26,7 @@ class AccessLog:
 
     def __init__(
         self,
-        describe: Callable[[Call], Description],
+        describe: Callable[[Call], WorkDescription],
         write: Write,
         *,
         sample: float = 1.0,

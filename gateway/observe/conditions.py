@@ -18,13 +18,13 @@ from gateway.core.health.degradation import Condition
 MOST_SERIES: Final = 500
 
 
-def held(fleet: Fleet) -> list[tuple[TargetView, Condition]]:
+def active_conditions(fleet: Fleet) -> list[tuple[TargetView, Condition]]:
     """Every condition that holds now, the oldest first."""
     found = [(target, one) for target in fleet.targets.values() for one in target.degradation.active.values()]
     return sorted(found, key=lambda pair: pair[1].since)
 
 
-def conditions_of(fleet: Fleet, now: float) -> list[dict[str, Any]]:
+def conditions_json(fleet: Fleet, now: float) -> list[dict[str, Any]]:
     """The same for who asks."""
     return [
         {
@@ -34,13 +34,13 @@ def conditions_of(fleet: Fleet, now: float) -> list[dict[str, Any]]:
             "evidence": one.evidence,
             "variant": None if one.variant is None else "/".join(one.variant),
         }
-        for target, one in held(fleet)
+        for target, one in active_conditions(fleet)
     ]
 
 
 def condition_family(fleet: Fleet) -> Metric:
     """A series for each condition that holds now, of more than `MOST_SERIES` for the oldest."""
     family = GaugeMetricFamily("tidegate_condition", "1 while it ails the target.", labels=("target", "condition"))
-    for target, one in held(fleet)[:MOST_SERIES]:
+    for target, one in active_conditions(fleet)[:MOST_SERIES]:
         family.add_metric((target.id, one.name), 1.0)
     return family

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.history.decision_record import Weighing, weighed
-from gateway.core.history.recorder import Flown, Memory, shortened, trace_id_of
+from gateway.core.history.decision_record import DecisionRecord, pack_decision
+from gateway.core.history.recorder import FlightRecorder, RequestRecord, trace_id_of, truncated_words
 from gateway.core.placement.placer import Ask, Decision
 from tidegate.outcome import ServeError
 from tidegate.types import Call, Reply
 
 
-class TurnedAway:
+class RefusalLog:
     """An `Observer`. `ask` reads a call's work, which only a recording wants to know of somebody who got none done."""
 
-    def __init__(self, memory: Memory, ask: Callable[[Call], Ask]) -> None:
+    def __init__(self, memory: FlightRecorder, ask: Callable[[Call], Ask]) -> None:
         self._memory = memory
         self._ask = ask
 
@@ -34,9 +34,9 @@ class TurnedAway:
         memory, request = self._memory, call.request
         number = memory.next_number()
         memory.add(
-            Flown(
+            RequestRecord(
                 number,
-                shortened(request.id),
+                truncated_words(request.id),
                 trace_id_of(call),
                 call.protocol,
                 request.model_name,
@@ -48,19 +48,19 @@ class TurnedAway:
                 self._work(call, now) if memory.recording else None,
                 (),
                 (),
-                shortened(f"{error.code}: {error.message}"),
+                truncated_words(f"{error.code}: {error.message}"),
                 now - call.arrived_at,
                 call.deadline,
             )
         )
         error.request_id = memory.name_of(number)
 
-    def _work(self, call: Call, now: float) -> Weighing | None:
+    def _work(self, call: Call, now: float) -> DecisionRecord | None:
         due = call if call.deadline is not None else call.due(now)
         try:
-            return weighed(Decision(now, self._ask(due), (), None, "", None))
+            return pack_decision(Decision(now, self._ask(due), (), None, "", None))
         except ServeError:  # it was turned away because it cannot be read
             return None
 
     def __repr__(self) -> str:
-        return f"<TurnedAway into {self._memory!r}>"
+        return f"<RefusalLog into {self._memory!r}>"

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.scaling import Scaling, ScalingSpec
+from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
 
@@ -29,10 +29,10 @@ log = structlog.get_logger(__name__)
 
 
 class ScalingWatch:
-    """Looks inside `async with`. Args: fleet: it gets a `Scaling` here, before it has targets."""
+    """Looks inside `async with`. Args: fleet: it gets a `ReplicaScaler` here, before it has targets."""
 
     def __init__(self, fleet: Fleet, admission: Admission, spec: ScalingSpec) -> None:
-        self.scaling = fleet.scaling = Scaling(spec)
+        self.scaling = fleet.scaling = ReplicaScaler(spec)
         self._fleet = fleet
         self._admission = admission
         self._turned_away = 0
@@ -89,7 +89,7 @@ class ScalingWatch:
         return f"<ScalingWatch {self.scaling!r}>"
 
 
-def scaling_families(scaling: Scaling | None) -> list[Metric]:
+def scaling_families(scaling: ReplicaScaler | None) -> list[Metric]:
     """Nothing while it is not known: an absent metric leaves an autoscaler where it is, a wrong one does not."""
     if scaling is None or not scaling.known:
         return []

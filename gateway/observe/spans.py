@@ -12,37 +12,37 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.history.recorder import Flown, Given
-from gateway.core.history.waterfall import Bar, Stage, waterfall
+from gateway.core.history.recorder import AnswerRecord, RequestRecord
+from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
 from tidegate.trace_context import Trace
-from tidegate.tracing.propagation import attempt_id
-from tidegate.tracing.span import Event, Span, Value
+from tidegate.tracing.propagation import attempt_span_id
+from tidegate.tracing.span import Span, SpanEvent, Value
 
 _FIRST_STAGE: Final = 64
 
 
-def spans_of(trace: Trace, flown: Flown) -> list[Span]:
-    fall = waterfall(flown)
-    maker = _Maker(trace, flown.arrived_at)
-    given = flown.end if isinstance(flown.end, Given) else None
+def spans_of(trace: Trace, record: RequestRecord) -> list[Span]:
+    fall = waterfall(record)
+    maker = _SpanBuilder(trace, record.arrived_at)
+    given = record.end if isinstance(record.end, AnswerRecord) else None
     root = Span(
-        f"infer {flown.model}",
+        f"infer {record.model}",
         trace.trace_id,
         trace.span_id,
         trace.parent_id,
-        flown.arrived_at,
-        flown.ended_at,
-        _attributes(flown, given),
+        record.arrived_at,
+        record.ended_at,
+        _attributes(record, given),
         "server",
-        "" if given is not None else str(flown.end),
+        "" if given is not None else str(record.end),
         state=trace.state,
     )
     inside = {stage for bar in fall.bars for stage in bar.stages}
     own = [maker.stage(stage, trace.span_id) for stage in fall.path if stage not in inside]
-    return [root, *own, *(span for bar in fall.bars for span in maker.attempt(bar, flown))]
+    return [root, *own, *(span for bar in fall.bars for span in maker.attempt(bar, record))]
 
 
-class _Maker:
+class _SpanBuilder:
     """Counts the stages' ids up."""
 
     def __init__(self, trace: Trace, arrived_at: float) -> None:
@@ -50,13 +50,13 @@ class _Maker:
         self._arrived_at = arrived_at
         self._stages = _FIRST_STAGE
 
-    def stage(self, stage: Stage, parent_id: int) -> Span:
+    def stage(self, stage: WaterfallStage, parent_id: int) -> Span:
         self._stages += 1
         words: dict[str, Value] = {"tidegate.note": stage.words} if stage.words else {}
         return self._span(stage.name, self._stages, parent_id, stage.start_s, stage.took_s, words)
 
-    def attempt(self, bar: Bar, flown: Flown) -> list[Span]:
-        own_id = attempt_id(self._trace, bar.attempt)
+    def attempt(self, bar: AttemptBar, record: RequestRecord) -> list[Span]:
+        own_id = attempt_span_id(self._trace, bar.attempt)
         began_at = self._arrived_at + bar.start_s
         attributes: dict[str, Value] = {
             "tidegate.target": bar.target,
@@ -65,7 +65,7 @@ class _Maker:
             "tidegate.end": bar.end or "left",
             "tidegate.predicted_s": bar.predicted_s,
         }
-        acked = [note.at for note in flown.notes if note.what == "accepted" and note.attempt == bar.attempt]
+        acked = [note.at for note in record.notes if note.what == "accepted" and note.attempt == bar.attempt]
         span = Span(
             f"attempt {bar.target}",
             self._trace.trace_id,
@@ -76,7 +76,7 @@ class _Maker:
             attributes,
             "client",
             bar.words if bar.end == "failed" else "",
-            events=tuple(Event("accepted", at) for at in acked),
+            events=tuple(SpanEvent("accepted", at) for at in acked),
             state=self._trace.state,
         )
         return [span, *(self.stage(stage, own_id) for stage in bar.stages)]
@@ -89,19 +89,19 @@ class _Maker:
         return Span(name, self._trace.trace_id, own_id, parent_id, began_at, began_at + max(0.0, took_s), attributes)
 
 
-def _attributes(flown: Flown, given: Given | None) -> dict[str, Value]:
+def _attributes(record: RequestRecord, given: AnswerRecord | None) -> dict[str, Value]:
     attributes: dict[str, Value] = {
-        "tidegate.model": flown.model,
-        "tidegate.protocol": flown.protocol,
-        "tidegate.outcome": flown.outcome,
-        "tidegate.number": flown.number,
+        "tidegate.model": record.model,
+        "tidegate.protocol": record.protocol,
+        "tidegate.outcome": record.outcome,
+        "tidegate.number": record.number,
     }
-    if flown.request_id:
-        attributes["tidegate.request_id"] = flown.request_id
-    if flown.tenant:
-        attributes["tidegate.tenant"] = flown.tenant
-    if flown.deadline is not None:
-        attributes["tidegate.budget_s"] = flown.deadline - flown.arrived_at
+    if record.request_id:
+        attributes["tidegate.request_id"] = record.request_id
+    if record.tenant:
+        attributes["tidegate.tenant"] = record.tenant
+    if record.deadline is not None:
+        attributes["tidegate.budget_s"] = record.deadline - record.arrived_at
     if given is not None:
         attributes |= {
             "tidegate.served_by": given.served_by,

@@ -12,7 +12,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.core.history.recorder import Flown
+from gateway.core.history.recorder import RequestRecord
 from gateway.observe.spans import spans_of
 from tidegate import clock
 from tidegate.metrics.families import counter
@@ -23,7 +23,7 @@ from tidegate.tracing.config import TracingConfig
 _BURST_S: Final = 1.0
 
 
-class Tracing:
+class TraceSampler:
     """`landed` is a watcher of the flight recorder."""
 
     def __init__(self, config: TracingConfig, collector: Collector) -> None:
@@ -33,27 +33,27 @@ class Tracing:
         self._tokens = config.max_kept_per_s * _BURST_S
         self._filled_at = clock.now()
 
-    def landed(self, flown: Flown) -> None:
+    def landed(self, record: RequestRecord) -> None:
         trace = current.get()
         if trace is None:
             return
         if not trace.kept:
-            if not self._turned_out(flown) or not self._may():
+            if not self._turned_out(record) or not self._may():
                 return
             trace.kept = True
-        self._collector.add(spans_of(trace, flown))
+        self._collector.add(spans_of(trace, record))
 
     def families(self) -> Iterator[Metric]:
         words = "Spans by what became of them; made and neither exported nor failed: still queued, or dropped."
         rows = [((result,), float(n)) for result, n in self._collector.counts.items()]
         yield counter("tidegate_trace_spans", words, ("result",), rows)
 
-    def _turned_out(self, flown: Flown) -> bool:
+    def _turned_out(self, record: RequestRecord) -> bool:
         """As one that is kept in any case."""
         keep = self._keep
-        if isinstance(flown.end, str):
-            return "failed" in keep and flown.outcome != "cancelled"
-        return (flown.late and "late" in keep) or (flown.end.hedged and "hedged" in keep)
+        if isinstance(record.end, str):
+            return "failed" in keep and record.outcome != "cancelled"
+        return (record.late and "late" in keep) or (record.end.hedged and "hedged" in keep)
 
     def _may(self) -> bool:
         now = clock.now()
@@ -66,4 +66,4 @@ class Tracing:
         return True
 
     def __repr__(self) -> str:
-        return f"<Tracing {self._config.ratio:.1%} and {', '.join(sorted(self._keep))} to {self._collector!r}>"
+        return f"<TraceSampler {self._config.ratio:.1%} and {', '.join(sorted(self._keep))} to {self._collector!r}>"

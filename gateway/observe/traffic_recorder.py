@@ -21,8 +21,17 @@ import msgspec
 from aiohttp import web
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.history.recorder import Flown, Memory
-from gateway.core.history.trace_format import FORMAT, VERSION, End, Header, Line, link_line, request_line, target_line
+from gateway.core.history.recorder import FlightRecorder, RequestRecord
+from gateway.core.history.trace_format import (
+    FORMAT,
+    VERSION,
+    RecordedEnd,
+    RecordedHeader,
+    RecordedLine,
+    link_line,
+    request_line,
+    target_line,
+)
 from tidegate import __version__, clock
 
 MOST_S: Final = 3600.0
@@ -33,10 +42,10 @@ _GRACE_S: Final = 5.0
 _LOST_WITHOUT_ACK: Final = ("unreachable", "deadline_exceeded")
 
 
-class Recordings:
+class TrafficRecorder:
     """Makes recordings of one gateway's traffic, one at a time."""
 
-    def __init__(self, memory: Memory, fleet: Fleet, *, gateway: str, policy: str) -> None:
+    def __init__(self, memory: FlightRecorder, fleet: Fleet, *, gateway: str, policy: str) -> None:
         self._memory = memory
         self._fleet = fleet
         self._gateway = gateway
@@ -50,12 +59,14 @@ class Recordings:
             raise web.HTTPConflict(text="another recording is being made; one at a time")
         memory.recording = True
         answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
-        tape = Tape(self._fleet, clock.now(), for_s)
+        tape = RecordingBuffer(self._fleet, clock.now(), for_s)
         memory.taps.append(tape.take)
         try:
             await answer.prepare(request)
             tape.write(
-                Header(FORMAT, VERSION, __version__, self._gateway, self._policy, round(clock.utc_s(), 3), for_s)
+                RecordedHeader(
+                    FORMAT, VERSION, __version__, self._gateway, self._policy, round(clock.utc_s(), 3), for_s
+                )
             )
             ends_at = tape.began_at + for_s
             while (now := clock.now()) < ends_at + _GRACE_S and (now < ends_at or tape.under_way()):
@@ -63,7 +74,7 @@ class Recordings:
                     tape.sample(now)
                 await answer.write(tape.read())
                 await clock.sleep(_TICK_S)
-            tape.write(End(tape.requests, tape.lost, round(min(clock.now(), ends_at) - tape.began_at, 3)))
+            tape.write(RecordedEnd(tape.requests, tape.lost, round(min(clock.now(), ends_at) - tape.began_at, 3)))
             await answer.write(tape.read())
         finally:
             memory.taps.remove(tape.take)
@@ -72,10 +83,10 @@ class Recordings:
         return answer
 
     def __repr__(self) -> str:
-        return f"<Recordings {'one under way' if self._memory.recording else 'none'}>"
+        return f"<TrafficRecorder {'one under way' if self._memory.recording else 'none'}>"
 
 
-class Tape:
+class RecordingBuffer:
     """Lines that the reader has not taken yet."""
 
     def __init__(self, fleet: Fleet, began_at: float, for_s: float, most_bytes: int = MOST_BYTES) -> None:
@@ -95,9 +106,9 @@ class Tape:
         self._sent: dict[str, int] = {}  # by target, since its link was sampled
         self._unheard: dict[str, int] = {}
 
-    def write(self, line: Line) -> None:
+    def write(self, line: RecordedLine) -> None:
         encoded = self._encode(line) + b"\n"
-        if self._held_bytes + len(encoded) > self._most_bytes and not isinstance(line, Header | End):
+        if self._held_bytes + len(encoded) > self._most_bytes and not isinstance(line, RecordedHeader | RecordedEnd):
             self.lost += 1
             return
         self._lines.append(encoded)
@@ -109,12 +120,12 @@ class Tape:
         self._held_bytes = 0
         return taken
 
-    def take(self, flown: Flown) -> None:
+    def take(self, record: RequestRecord) -> None:
         """A request has come to its end."""
-        if not 0.0 <= flown.arrived_at - self.began_at < self._for_s:
+        if not 0.0 <= record.arrived_at - self.began_at < self._for_s:
             return
         self.requests += 1
-        line = request_line(flown, self.began_at, self._alias)
+        line = request_line(record, self.began_at, self._alias)
         for attempt in line.attempts:
             self._sent[attempt.target] = self._sent.get(attempt.target, 0) + 1
             if attempt.end != "answered" and attempt.acked_s is None:
@@ -123,7 +134,7 @@ class Tape:
 
     def under_way(self) -> bool:
         """Whether anybody waits for an answer somewhere."""
-        return any(target.ledger.in_flight for target in self._fleet.targets.values())
+        return any(target.queue_estimate.in_flight for target in self._fleet.targets.values())
 
     def sample(self, now: float) -> None:
         """Once a second the links, and whoever offers something else than before."""
@@ -145,7 +156,9 @@ class Tape:
         return blake2b(tenant.encode(), key=self._key, digest_size=6).hexdigest()
 
     def __repr__(self) -> str:
-        return f"<Tape {self.requests} requests, {self._held_bytes} bytes to be read, {self.lost} lines lost>"
+        return (
+            f"<RecordingBuffer {self.requests} requests, {self._held_bytes} bytes to be read, {self.lost} lines lost>"
+        )
 
 
 def _duration(words: str) -> float:

@@ -25,14 +25,14 @@ from aiohttp import web
 
 from gateway.catalog import Catalog
 from gateway.core.estimate.service_cost import VariantCost
-from gateway.core.fleet.attestation import UNASKED
+from gateway.core.fleet.attestation import ATTESTATION_OFF
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
-from gateway.core.history.query import Sought, found
-from gateway.core.history.recorder import Flown
-from gateway.observe.conditions import conditions_of
-from gateway.operate.explanation import explained, wanted
-from gateway.serving.dispatcher import Conductor
+from gateway.core.history.query import RecordFilter, select_records
+from gateway.core.history.recorder import RequestRecord
+from gateway.observe.conditions import conditions_json
+from gateway.operate.explanation import explanation_json, matching_records
+from gateway.serving.dispatcher import Dispatcher
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 
@@ -41,7 +41,7 @@ MOST_OF_ONE_ID: Final = 10  # each looks through all that is remembered
 
 
 def admin_routes(
-    fleet: Fleet, catalog: Catalog, conductor: Conductor, refused: Mapping[str, str]
+    fleet: Fleet, catalog: Catalog, dispatcher: Dispatcher, refused: Mapping[str, str]
 ) -> list[web.RouteDef]:
     async def state(_request: web.Request) -> web.Response:
         return web.json_response(state_of(fleet, catalog, clock.now(), refused))
@@ -49,12 +49,12 @@ def admin_routes(
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)
         # What is remembered never changes, so a thread may read it: all of it takes longer than a request may wait.
-        memory, request_id = conductor.flown, request.query.get("id")
+        memory, request_id = dispatcher.recorder, request.query.get("id")
         render = partial(_rendered, tuple(memory), memory.run, request_id, sought, most, skip)
         return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
-        return web.json_response({"conditions": conditions_of(fleet, clock.now())})
+        return web.json_response({"conditions": conditions_json(fleet, clock.now())})
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -67,16 +67,21 @@ def admin_routes(
     ]
 
 
-def _rendered(memory: Sequence[Flown], run: str, request_id: str | None, sought: Sought, most: int, skip: int) -> bytes:
+def _rendered(
+    memory: Sequence[RequestRecord], run: str, request_id: str | None, sought: RecordFilter, most: int, skip: int
+) -> bytes:
     if request_id:
-        newest_first = wanted(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
-        told = [explained(flown, memory, run) for flown in newest_first]
+        newest_first = matching_records(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
+        told = [explanation_json(record, memory, run) for record in newest_first]
     else:
-        told = [explained(flown, run=run) for flown in found(reversed(memory), sought, most, min(skip, len(memory)))]
+        told = [
+            explanation_json(record, run=run)
+            for record in select_records(reversed(memory), sought, most, min(skip, len(memory)))
+        ]
     return msgspec.json.encode({"decisions": told})
 
 
-def _sought(query: Mapping[str, str]) -> tuple[Sought, int, int]:
+def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
     """Raises HTTPBadRequest for what is no question."""
     try:
         most = min(MOST_AT_ONCE, max(1, int(query.get("slowest", query.get("last", "50")))))
@@ -85,7 +90,7 @@ def _sought(query: Mapping[str, str]) -> tuple[Sought, int, int]:
         raise web.HTTPBadRequest(text="`last`, `slowest` and `skip` must be whole numbers") from None
     late, failed, hedged = (query.get(name, "0") != "0" for name in ("late", "failed", "hedged"))
     model, target, tenant = (query.get(name, "") for name in ("model", "target", "tenant"))
-    return Sought(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most, skip
+    return RecordFilter(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most, skip
 
 
 def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:
@@ -102,16 +107,16 @@ def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, s
 
 def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
     state, reason = target.state(now)
-    load = target.ledger.load
+    load = target.queue_estimate.load
     return {
         "id": target.id,
         "tier": target.spec.tier,
         "address": target.spec.address,
         "transport": target.spec.transport,
-        "road": target.road,
+        "road": target.path_kind,
         "state": state,
         "reason": reason,
-        "attestation": None if target.attestation is UNASKED else str(target.attestation),
+        "attestation": None if target.attestation is ATTESTATION_OFF else str(target.attestation),
         "attested": target.attestation.until >= now,
         "models": [_offer(offer, target, fleet) for offer in target.offers],
         "conditions": target.conditions.in_words(),
@@ -122,7 +127,7 @@ def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
         "rtt_ms": _ms(target.link.rtt_s),
         "jitter_ms": _ms(target.link.jitter_s),
         "queued": load.queued if load else 0,
-        "in_flight": target.ledger.in_flight,
+        "in_flight": target.queue_estimate.in_flight,
         "wait_ms": _ms(target.wait_s(now)),
     }
 

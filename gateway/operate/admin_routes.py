@@ -15,20 +15,20 @@ from gateway.catalog import Catalog
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.versions.canary import Waves
+from gateway.core.versions.canary import CanaryRollout
 from gateway.delivery.trials import Trials
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from gateway.identity.operator_access import OPEN, on_loopback, only_with, own_site
-from gateway.observe.traffic_recorder import Recordings
+from gateway.identity.operator_access import OPEN, loopback_audit, right_required, same_site_only
+from gateway.observe.traffic_recorder import TrafficRecorder
 from gateway.operate.admin import admin_routes
-from gateway.operate.console.history import Watch
+from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.console.page import Console, page_files
-from gateway.operate.console.snapshot import Sight
+from gateway.operate.console.snapshot import ConsoleView
 from gateway.operate.devices import device_routes
 from gateway.operate.log_levels import log_level_routes
-from gateway.operate.trial_report import trials_shown
-from gateway.serving.dispatcher import Conductor
+from gateway.operate.trial_report import trial_rows
+from gateway.serving.dispatcher import Dispatcher
 from gateway.targets.directory import Directory
 from tidegate.caller import Right
 from tidegate.oip.http.server import error_middleware
@@ -39,36 +39,40 @@ def operator_routes(
     name: str,
     fleet: Fleet,
     catalog: Catalog,
-    conductor: Conductor,
+    dispatcher: Dispatcher,
     directory: Directory,
     admission: Admission,
-    watch: Watch | None,
+    watch: ConsoleHistory | None,
     policy: str,
-    rollouts: Callable[[], Iterable[Waves]],
+    rollouts: Callable[[], Iterable[CanaryRollout]],
     trials: Trials,
 ) -> list[web.RouteDef]:
     """Of the admin port; with the console's where somebody watches for it."""
-    recordings = Recordings(conductor.flown, fleet, gateway=name, policy=policy)
+    recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy)
     admin = [
-        *admin_routes(fleet, catalog, conductor, directory.refused),
+        *admin_routes(fleet, catalog, dispatcher, directory.refused),
         *device_routes(directory.devices),
         *log_level_routes(),
         web.get("/debug/recording", recordings.stream),
     ]
     if watch is None:
         return admin
-    sight = Sight(name, watch, fleet, admission, catalog, directory.refused, rollouts, lambda: trials_shown(trials))
-    return [*admin, *Console(sight).routes()]
+    console_view = ConsoleView(
+        name, watch, fleet, admission, catalog, directory.refused, rollouts, lambda: trial_rows(trials)
+    )
+    return [*admin, *Console(console_view).routes()]
 
 
 def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: Audit) -> list[Middleware]:
     opened = OPEN | page_files().keys()
     if not is_loopback(config.admin_host):
-        return [own_site(by_name=True), *asking(guard, audit, "admin", opened)]
-    return [own_site(by_name=False), *([] if guard is None else [on_loopback(audit, opened)])]
+        return [same_site_only(by_name=True), *require_right(guard, audit, "admin", opened)]
+    return [same_site_only(by_name=False), *([] if guard is None else [loopback_audit(audit, opened)])]
 
 
-def asking(guard: GatewayGuard | None, audit: Audit, right: Right, opened: Collection[str] = OPEN) -> list[Middleware]:
+def require_right(
+    guard: GatewayGuard | None, audit: Audit, right: Right, opened: Collection[str] = OPEN
+) -> list[Middleware]:
     """Lets in who has the right."""
     assert guard is not None  # the configuration sees to it
-    return [error_middleware, only_with(right, guard, audit, opened)]
+    return [error_middleware, right_required(right, guard, audit, opened)]

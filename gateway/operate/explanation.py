@@ -12,10 +12,10 @@ from math import isfinite
 from typing import Any, Final
 
 from gateway.core.fleet.pricing import METERED_BYTE, TIER
-from gateway.core.history.counterfactual import Alternative, Hindsight, hindsight
-from gateway.core.history.decision_record import Weighed, Weighing
-from gateway.core.history.recorder import Flown, Given, Note
-from gateway.core.history.waterfall import Bar, Stage, waterfall
+from gateway.core.history.counterfactual import Alternative, Counterfactual, counterfactual_of
+from gateway.core.history.decision_record import CandidateRecord, DecisionRecord
+from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
+from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
 
 _BECAUSE: Final = {
     "cheapest": "it is the cheapest that is likely enough in time",
@@ -30,7 +30,7 @@ _BECAUSE: Final = {
 }
 
 
-def wanted(flown: Iterable[Flown], request_id: str, run: str = "") -> list[Flown]:
+def matching_records(record: Iterable[RequestRecord], request_id: str, run: str = "") -> list[RequestRecord]:
     """Those of this id: the caller's own, the one that the answer said, a trace-id, or this gateway's count ("#7")."""
     number = request_id.removeprefix("#")
     if run and request_id.startswith(f"{run}-"):
@@ -38,47 +38,49 @@ def wanted(flown: Iterable[Flown], request_id: str, run: str = "") -> list[Flown
     trace_id = request_id.lower()
     return [
         one
-        for one in flown
+        for one in record
         if one.request_id == request_id
         or (number.isdecimal() and one.number == int(number))
         or (one.trace_id and one.trace_id == trace_id)
     ]
 
 
-def explained(flown: Flown, others: Sequence[Flown] | None = None, run: str = "") -> dict[str, Any]:
+def explanation_json(
+    record: RequestRecord, others: Sequence[RequestRecord] | None = None, run: str = ""
+) -> dict[str, Any]:
     """Args: others: those who were served at about the time; None: without hindsight."""
-    end, falls = flown.end, waterfall(flown)
+    end, falls = record.end, waterfall(record)
     return {
-        "number": flown.number,
-        "id": flown.request_id,
-        "answered_as": f"{run}-{flown.number}" if run else "",
-        "trace_id": flown.trace_id,
-        "protocol": flown.protocol,
-        "model": flown.model,
-        "tenant": flown.tenant,
-        **(_asked(flown.decision) if flown.decision else {}),
-        "sentence": sentence(flown),
-        "events": [_event(note, flown) for note in flown.notes],
-        "stages_ms": _stages(flown),
+        "number": record.number,
+        "id": record.request_id,
+        "answered_as": f"{run}-{record.number}" if run else "",
+        "trace_id": record.trace_id,
+        "protocol": record.protocol,
+        "model": record.model,
+        "tenant": record.tenant,
+        **(_demands_json(record.decision) if record.decision else {}),
+        "sentence": choice_sentence(record),
+        "events": [_event(note, record) for note in record.notes],
+        "stages_ms": _stages(record),
         "waterfall": {
             "path": [_stage(stage) for stage in falls.path],
             "unaccounted_ms": _ms(falls.unaccounted_s),
             "attempts": [_bar(bar) for bar in falls.bars],
         },
-        **({} if others is None else {"hindsight": _hindsight(hindsight(flown, others), flown)}),
-        "end": _answer(end) if isinstance(end, Given) else {"error": end},
-        "outcome": flown.outcome,
-        "late": flown.late,
-        "elapsed_ms": _ms(flown.elapsed_s),
+        **({} if others is None else {"hindsight": _hindsight(counterfactual_of(record, others), record)}),
+        "end": _answer(end) if isinstance(end, AnswerRecord) else {"error": end},
+        "outcome": record.outcome,
+        "late": record.late,
+        "elapsed_ms": _ms(record.elapsed_s),
     }
 
 
-def sentence(flown: Flown) -> str:
+def choice_sentence(record: RequestRecord) -> str:
     """The choice and its reason."""
-    decision = flown.decision
+    decision = record.decision
     chosen = decision.choice if decision else None
     if decision is None or chosen is None:
-        return f"Refused: {flown.end}" if isinstance(flown.end, str) else ""
+        return f"Refused: {record.end}" if isinstance(record.end, str) else ""
     return (
         f"{chosen.target} in {chosen.variant}, because {_BECAUSE.get(decision.reason, decision.reason)}: "
         f"expected in {chosen.finish_s * 1e3:.1f} of {decision.budget_s * 1e3:.0f} ms, in time with a chance of "
@@ -86,7 +88,7 @@ def sentence(flown: Flown) -> str:
     )
 
 
-def _asked(decision: Weighing) -> dict[str, Any]:
+def _demands_json(decision: DecisionRecord) -> dict[str, Any]:
     ask, chosen = decision.ask, decision.choice
     return {
         "model": ask.model,
@@ -109,7 +111,7 @@ def _asked(decision: Weighing) -> dict[str, Any]:
     }
 
 
-def _candidate(one: Weighed, budget_s: float) -> dict[str, Any]:
+def _candidate(one: CandidateRecord, budget_s: float) -> dict[str, Any]:
     judged = {"calibrated": round(one.claimed, 4), "harm": round(one.harm, 4), "value": round(one.value, 4)}
     return {
         "target": one.target,
@@ -130,45 +132,45 @@ def _candidate(one: Weighed, budget_s: float) -> dict[str, Any]:
     }
 
 
-def _event(note: Note, flown: Flown) -> dict[str, Any]:
-    event: dict[str, Any] = {"at_ms": _ms(note.at - flown.arrived_at), "what": note.what}
+def _event(note: RequestEvent, record: RequestRecord) -> dict[str, Any]:
+    event: dict[str, Any] = {"at_ms": _ms(note.at - record.arrived_at), "what": note.what}
     if note.what != "look":
         event["attempt"] = note.attempt
     if note.what == "launched":
         event |= {"target": note.target, "variant": note.variant, "predicted_ms": _ms(note.seconds)}
-        if note.attempt < len(flown.reasons):
-            event["reason"] = flown.reasons[note.attempt]
+        if note.attempt < len(record.reasons):
+            event["reason"] = record.reasons[note.attempt]
     if note.confidence is not None:
         event["confidence"] = round(note.confidence, 4)
     if note.what == "accepted":
         event["promised_in_ms"] = _ms(note.seconds)
     if note.stages is not None:
-        event["stages_ms"] = _told(note)
+        event["stages_ms"] = _stage_times(note)
     if note.words:
         event["error"] = note.words
     return event
 
 
-def _stages(flown: Flown) -> dict[str, float]:
+def _stages(record: RequestRecord) -> dict[str, float]:
     """Of the attempt whose answer was given."""
-    if not isinstance(flown.end, Given):
+    if not isinstance(record.end, AnswerRecord):
         return {}
-    for note in flown.notes:
-        if note.what == "answered" and note.attempt == flown.end.attempt and note.stages is not None:
-            return _told(note)
+    for note in record.notes:
+        if note.what == "answered" and note.attempt == record.end.attempt and note.stages is not None:
+            return _stage_times(note)
     return {}
 
 
-def _told(note: Note) -> dict[str, float]:
+def _stage_times(note: RequestEvent) -> dict[str, float]:
     return {name: _ms(took_s) for name, took_s in (note.stages or {}).items()} | {"link": _ms(note.seconds)}
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
+def _stage(stage: WaterfallStage) -> dict[str, Any]:
     told = {"stage": stage.name, "start_ms": _ms(stage.start_s), "took_ms": _ms(stage.took_s)}
     return told | ({"words": stage.words} if stage.words else {})
 
 
-def _bar(bar: Bar) -> dict[str, Any]:
+def _bar(bar: AttemptBar) -> dict[str, Any]:
     return {
         "attempt": bar.attempt,
         "target": bar.target,
@@ -183,10 +185,10 @@ def _bar(bar: Bar) -> dict[str, Any]:
     }
 
 
-def _hindsight(found: Hindsight, flown: Flown) -> dict[str, Any]:
+def _hindsight(found: Counterfactual, record: RequestRecord) -> dict[str, Any]:
     return {
         "verdict": found.verdict,
-        "sentence": _in_hindsight(found, flown),
+        "sentence": _in_hindsight(found, record),
         "better": found.better.target if found.better else None,
         "alternatives": [_alternative(one) for one in found.alternatives],
     }
@@ -207,12 +209,12 @@ def _alternative(one: Alternative) -> dict[str, Any]:
     }
 
 
-def _in_hindsight(found: Hindsight, flown: Flown) -> str:
+def _in_hindsight(found: Counterfactual, record: RequestRecord) -> str:
     better = found.better
     if better is not None:
         took = "" if better.takes_s is None else f" in about {better.takes_s * 1e3:.0f} ms"
         odds = f"{better.chance or 0.0:.0%} of what {better.samples} others met there at about that time"
-        price = f"at a cost of {better.cost:.2g}" + ("" if flown.missed else " instead")
+        price = f"at a cost of {better.cost:.2g}" + ("" if record.missed else " instead")
         return f"{better.target} in {better.variant} would have answered{took}, in time by {odds}, {price}."
     match found.verdict:
         case "best":
@@ -235,7 +237,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _answer(end: Given) -> dict[str, Any]:
+def _answer(end: AnswerRecord) -> dict[str, Any]:
     return {
         "served_by": end.served_by,
         "variant": end.variant,

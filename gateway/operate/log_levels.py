@@ -22,31 +22,31 @@ log = structlog.get_logger(__name__)
 _MOST_BYTES = 4096
 
 
-class Change(msgspec.Struct, forbid_unknown_fields=True):
+class LogLevelChange(msgspec.Struct, forbid_unknown_fields=True):
     level: Level | None
     module: str = ""
 
 
 def log_level_routes(levels: Levels = LEVELS) -> list[web.RouteDef]:
     async def tell(_request: web.Request) -> web.Response:
-        return web.json_response(_told(levels))
+        return web.json_response(_levels_json(levels))
 
     async def change(request: web.Request) -> web.Response:
         body = await request.content.read(_MOST_BYTES + 1)
         try:
             if len(body) > _MOST_BYTES:
                 raise ValueError(f"more than {_MOST_BYTES} bytes")
-            asked = msgspec.json.decode(body, type=Change)
+            asked = msgspec.json.decode(body, type=LogLevelChange)
             _apply(asked, levels)
         except (msgspec.MsgspecError, ValueError) as error:
             return web.json_response({"error": str(error)}, status=400)
         log.error("log level changed", level=asked.level or levels.level, module=asked.module or "all")
-        return web.json_response(_told(levels))
+        return web.json_response(_levels_json(levels))
 
     return [web.get("/v1/log-level", tell), web.put("/v1/log-level", change)]
 
 
-def _apply(asked: Change, levels: Levels) -> None:
+def _apply(asked: LogLevelChange, levels: Levels) -> None:
     if asked.module and not all(part.isidentifier() for part in asked.module.split(".")):
         raise ValueError(f"{asked.module[:100]!r} is no module's name, such as gateway.targets.directory")
     if asked.level is not None:
@@ -59,5 +59,5 @@ def _apply(asked: Change, levels: Levels) -> None:
         )
 
 
-def _told(levels: Levels) -> dict[str, Any]:
+def _levels_json(levels: Levels) -> dict[str, Any]:
     return {"level": levels.level, "modules": levels.modules}

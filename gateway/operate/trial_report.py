@@ -13,16 +13,16 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.core.estimate.sliding_stats import Ending
 from gateway.core.versions.traffic_split import CANDIDATE, STANDING
-from gateway.core.versions.version_figures import Agreement, Figures
-from gateway.delivery.trials import Trials, Watched
+from gateway.core.versions.version_figures import Agreement, VersionFigures
+from gateway.delivery.trials import TrialFigures, Trials
 from tidegate.metrics.families import counter, gauge
 
 SHOWN: Final = 6
 
 
-def trial_told(trials: Trials, model: str) -> dict[str, Any]:
+def trial_report(trials: Trials, model: str) -> dict[str, Any]:
     """The split and both versions' figures beside each other. Raises KeyError: nothing of this model is on trial."""
-    split, watched = trials.splits.split[model], trials.watched.get(model, Watched())
+    split, watched = trials.splits.split[model], trials.watched.get(model, TrialFigures())
     return {
         **msgspec.to_builtins(split),
         "began_at_utc": watched.began_at_utc,
@@ -31,11 +31,11 @@ def trial_told(trials: Trials, model: str) -> dict[str, Any]:
     }
 
 
-def trials_shown(trials: Trials) -> list[dict[str, Any]]:
+def trial_rows(trials: Trials) -> list[dict[str, Any]]:
     """For a screen: tenants are counted, since there may be a thousand of them."""
     shown = []
     for model in list(trials.splits.split)[:SHOWN]:
-        one = trial_told(trials, model)
+        one = trial_report(trials, model)
         shown.append({"model": model, **one, "tenants": len(one["tenants"])})
     return shown
 
@@ -44,7 +44,7 @@ def trial_families(trials: Trials) -> list[Metric]:
     asked: list[tuple[tuple[str, ...], float]] = []
     agree: list[tuple[tuple[str, ...], float]] = []
     for model, split in trials.splits.split.items():
-        watched = trials.watched.get(model, Watched())
+        watched = trials.watched.get(model, TrialFigures())
         for role, version in ((STANDING, split.standing), (CANDIDATE, split.candidate)):
             endings = watched.of(version).endings
             asked += [((model, version, role, ending), endings[ending]) for ending in get_args(Ending)]
@@ -57,7 +57,7 @@ def trial_families(trials: Trials) -> list[Metric]:
     ]
 
 
-def _figures(figures: Figures) -> dict[str, Any]:
+def _figures(figures: VersionFigures) -> dict[str, Any]:
     quantiles, interval = figures.quantiles_s, figures.in_time_interval
     return {
         "asked": figures.asked,

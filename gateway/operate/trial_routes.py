@@ -20,11 +20,11 @@ from aiohttp import web
 
 from gateway.catalog import Catalog
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.versions.traffic_split import BadSplit, Split
-from gateway.core.versions.version_shares import shares
+from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit
+from gateway.core.versions.version_shares import shares_by_version
 from gateway.delivery.trials import Trials
 from gateway.layers.versions import standing
-from gateway.operate.trial_report import trial_told
+from gateway.operate.trial_report import trial_report
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import ModelNotFound
@@ -32,7 +32,7 @@ from tidegate.outcome import ModelNotFound
 _MAX_BODY_BYTES: Final = 1 << 18
 
 
-class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+class SplitRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What an operator sends."""
 
     candidate: str
@@ -45,26 +45,28 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
 def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.RouteDef]:
     async def every(_request: web.Request) -> web.Response:
         names = dict.fromkeys(manifest.name for manifest in catalog.manifests)
-        return web.json_response({"models": [told(trials, catalog, fleet, name) for name in names]})
+        return web.json_response({"models": [model_versions(trials, catalog, fleet, name) for name in names]})
 
     async def begin(request: web.Request) -> web.Response:
         model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
         try:
-            wanted = msgspec.json.decode(raw, type=Wanted)
+            wanted = msgspec.json.decode(raw, type=SplitRequest)
             meant = wanted.standing or _meant(trials, catalog, model)
-            await trials.begin(model, Split(meant, wanted.candidate, wanted.share, wanted.tenants, wanted.compare))
-        except (msgspec.MsgspecError, BadSplit, ModelNotFound) as error:
+            await trials.begin(
+                model, TrafficSplit(meant, wanted.candidate, wanted.share, wanted.tenants, wanted.compare)
+            )
+        except (msgspec.MsgspecError, InvalidSplit, ModelNotFound) as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from error
-        return web.json_response(told(trials, catalog, fleet, model))
+        return web.json_response(model_versions(trials, catalog, fleet, model))
 
     def end(act: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def ended(request: web.Request) -> web.Response:
             model = request.match_info["model"]
             try:
                 await act(model)
-            except BadSplit as error:
+            except InvalidSplit as error:
                 raise web.HTTPConflict(text=str(error)) from error
-            return web.json_response(told(trials, catalog, fleet, model))
+            return web.json_response(model_versions(trials, catalog, fleet, model))
 
         return ended
 
@@ -76,12 +78,12 @@ def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.Rou
     ]
 
 
-def told(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str, Any]:
+def model_versions(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str, Any]:
     now, split = clock.now(), trials.splits.split.get(model)
     manifests = [one for one in catalog.manifests if one.name == model]
     stand = {one.version: standing(fleet, model, one.version, now) for one in manifests}
     siblings = () if split or model in trials.splits.promoted else catalog.siblings(model)
-    shared = shares({version: stand[version] for version in siblings})
+    shared = shares_by_version({version: stand[version] for version in siblings})
     found: dict[str, Any] = {
         "name": model,
         "meant": _meant(trials, catalog, model),
@@ -94,7 +96,7 @@ def told(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str
             }
             for one in manifests
         ],
-        "trial": trial_told(trials, model) if split is not None else None,
+        "trial": trial_report(trials, model) if split is not None else None,
     }
     return found
 

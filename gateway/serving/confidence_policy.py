@@ -6,39 +6,39 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.core.request.escalation import Escalations
-from tidegate.models.confidence import Judge
+from tidegate.models.confidence import ConfidenceMeasure
 from tidegate.models.manifest import Manifest
 
 
-class Judged(NamedTuple):
+class ConfidencePolicy(NamedTuple):
     """One model that judges itself."""
 
-    judge: Judge
+    judge: ConfidenceMeasure
     escalations: Escalations
 
 
-class Judges:
+class ConfidencePolicies:
     """Mutable: remembers each model's. Manifests of a gateway's own repository do not change while it runs."""
 
     def __init__(self, manifest_of: Callable[[str, str], Manifest], overloaded: Callable[[], bool]) -> None:
         self._manifest_of = manifest_of
         self._overloaded = overloaded
-        self._known: dict[tuple[str, str], Judged | None] = {}
+        self._known: dict[tuple[str, str], ConfidencePolicy | None] = {}
 
-    def of(self, model: str, version: str) -> Judged | None:
+    def of(self, model: str, version: str) -> ConfidencePolicy | None:
         """Who judges this version's answers; None: nobody. Raises ModelNotFound."""
         key = model, version
         if key not in self._known:
             self._known[key] = self._judged(self._manifest_of(model, version))
         return self._known[key]
 
-    def _judged(self, manifest: Manifest) -> Judged | None:
+    def _judged(self, manifest: Manifest) -> ConfidencePolicy | None:
         how = manifest.confidence
         if how is None:
             return None
         escalations = Escalations(how.threshold, max_share=how.max_share, overloaded=self._overloaded)
-        return Judged(Judge(manifest, how), escalations)
+        return ConfidencePolicy(ConfidenceMeasure(manifest, how), escalations)
 
     def __repr__(self) -> str:
         judged = [f"{model}:{version}" for (model, version), one in self._known.items() if one is not None]
-        return f"<Judges of {', '.join(judged) or 'none'}>"
+        return f"<ConfidencePolicies of {', '.join(judged) or 'none'}>"

@@ -15,17 +15,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gateway.core.history.recorder import Memory
+from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
-from gateway.core.request.hedging import Hedges
-from gateway.serving.confidence_policy import Judges
+from gateway.core.request.hedging import HedgePolicy
+from gateway.serving.confidence_policy import ConfidencePolicies
 from gateway.targets.target import Target
 from tidegate.outcome import ServeError
 from tidegate.types import Call
 
 
-class Witness(Protocol):
+class AttemptListener(Protocol):
     """Who wants to know how attempts end."""
 
     def answered(self, target: str) -> None: ...
@@ -33,17 +33,17 @@ class Witness(Protocol):
     def failed(self, call: Call, target: str, error: ServeError) -> None: ...
 
 
-class Ground(Protocol):
+class DispatchContext(Protocol):
     """What all flights share."""
 
-    flown: Memory
+    recorder: FlightRecorder
     placer: Placer
-    places: Placement
-    hedges: Hedges
-    judges: Judges
+    placement: Placement
+    hedges: HedgePolicy
+    judges: ConfidencePolicies
     targets: Mapping[str, Target]
     draw: Callable[[], float]
-    witness: Witness | None
+    listener: AttemptListener | None
 
     def next_key(self) -> int:
         """Of an attempt, different from all before it."""

@@ -12,24 +12,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
-from gateway.core.access.sequence_scope import name_of, owned
-from gateway.core.history.recorder import Memory
+from gateway.core.access.sequence_scope import scope_sequence, scoped_sequence_id
+from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.affinity import Affinity
-from gateway.core.request.hedging import Hedges, LatestUseful
-from gateway.serving.confidence_policy import Judges
-from gateway.serving.context import Witness
-from gateway.serving.execution import Flight
-from gateway.serving.work_estimate import Asking, ManifestOf
+from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
+from gateway.serving.confidence_policy import ConfidencePolicies
+from gateway.serving.context import AttemptListener
+from gateway.serving.execution import RequestExecution
+from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock
 from tidegate.oip.sequence import SequenceStep, sequence_of
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Call, Reply
 
 
-class Conductor:
+class Dispatcher:
     """Answers calls by placing them on targets. `targets` may change at any time; attempts under way are left alone."""
 
     def __init__(
@@ -39,12 +39,12 @@ class Conductor:
         manifest_of: ManifestOf,
         *,
         draw: Callable[[], float],
-        memory: Memory | None = None,
-        hedges: Hedges | None = None,
+        memory: FlightRecorder | None = None,
+        hedges: HedgePolicy | None = None,
         overloaded: Callable[[], bool] = lambda: False,
-        places: Placement | None = None,
+        placement: Placement | None = None,
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
-        witness: Witness | None = None,
+        witness: AttemptListener | None = None,
     ) -> None:
         """Args:
         memory: keeps finished requests for explanations.
@@ -53,17 +53,17 @@ class Conductor:
         weight_of: how much more than others' an answer to this tenant is worth.
         witness: told of how attempts end.
         """
-        self.flown = Memory(256) if memory is None else memory  # one that is empty is false
+        self.recorder = FlightRecorder(256) if memory is None else memory  # one that is empty is false
         self.placer = placer
-        self.places: Placement = places or placer
-        self.hedges: Hedges = hedges or LatestUseful()
+        self.placement: Placement = placement or placer
+        self.hedges: HedgePolicy = hedges or DeadlineHedging()
         self.affinity = Affinity()
-        self.judges = Judges(manifest_of, overloaded)
+        self.judges = ConfidencePolicies(manifest_of, overloaded)
         self.targets = targets
         self.draw = draw
         self._manifest_of = manifest_of
-        self.asking = Asking(manifest_of, placer.fleet, weight_of)
-        self.witness: Witness | None = witness
+        self.ask_builder = AskBuilder(manifest_of, placer.fleet, weight_of)
+        self.listener: AttemptListener | None = witness
         self._keys = count()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,10 +76,10 @@ class Conductor:
         taken_at = clock.now()
         if call.request.parameters:
             kept = self._remembered(call)  # first: a wrong id is refused in its caller's words
-            call = owned(call)
+            call = scope_sequence(call)
             if kept is not None:
                 return self._step(call, *kept, taken_at)
-        return Flight(self, call, self.asking.ask(call), taken_at=taken_at).fly()
+        return RequestExecution(self, call, self.ask_builder.ask(call), taken_at=taken_at).run()
 
     def _remembered(self, call: Call) -> tuple[SequenceStep, float] | None:
         """The step of a sequence that a call to a model with a memory is, and how long that lasts."""
@@ -87,12 +87,12 @@ class Conductor:
         step = None if kept is None else sequence_of(call.request.parameters)
         if kept is None or step is None:
             return None
-        return step._replace(id=name_of(call.tenant, step.id)), kept.ttl_s
+        return step._replace(id=scoped_sequence_id(call.tenant, step.id)), kept.ttl_s
 
     async def _step(self, call: Call, step: SequenceStep, ttl_s: float, taken_at: float) -> Reply:
-        ask = self.asking.ask(call)
-        homeward = self.affinity.places(ask.model, step, self.places, clock.now())
-        reply = await Flight(self, call, ask, homeward, taken_at=taken_at).fly()
+        ask = self.ask_builder.ask(call)
+        homeward = self.affinity.placement(ask.model, step, self.placement, clock.now())
+        reply = await RequestExecution(self, call, ask, homeward, taken_at=taken_at).run()
         assert reply.route is not None
         self.affinity.answered(ask.model, step, reply.route.served_by, clock.now() + ttl_s)
         return reply
@@ -107,7 +107,7 @@ class Conductor:
 
     async def close(self) -> None:
         """Wait for attempts that were cancelled but have not ended yet."""
-        await cancelled(*self._tasks)
+        await cancel_and_wait(*self._tasks)
 
     def __repr__(self) -> str:
-        return f"<Conductor {len(self.targets)} targets, {len(self._tasks)} attempts in tasks of their own>"
+        return f"<Dispatcher {len(self.targets)} targets, {len(self._tasks)} attempts in tasks of their own>"

@@ -27,16 +27,23 @@ from typing import Final
 
 import structlog
 
-from gateway.core.history.recorder import MOST_NOTES, Flown, Given, Note, shortened, trace_id_of
+from gateway.core.history.recorder import (
+    MAX_EVENTS_PER_REQUEST,
+    AnswerRecord,
+    RequestEvent,
+    RequestRecord,
+    trace_id_of,
+    truncated_words,
+)
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask
-from gateway.core.request.attempt import Attempt
+from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
-from gateway.serving.context import Ground
-from gateway.serving.work_estimate import size_of
+from gateway.serving.context import DispatchContext
+from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
-from tidegate.tracing.propagation import onward
+from tidegate.tracing.propagation import outgoing_context
 from tidegate.types import Accepted, Call, InferRequest, Reply, Route
 
 log = structlog.get_logger(__name__)
@@ -44,7 +51,7 @@ log = structlog.get_logger(__name__)
 _ALWAYS_NOTED: Final = ("launched", "answered", "failed", "cancelled")  # two of each attempt, and those are few
 
 
-class Flight:
+class RequestExecution:
     """One request under way."""
 
     __slots__ = (
@@ -54,7 +61,13 @@ class Flight:
     )  # fmt: skip
 
     def __init__(
-        self, ground: Ground, call: Call, ask: Ask, once: Placement | None = None, *, taken_at: float | None = None
+        self,
+        ground: DispatchContext,
+        call: Call,
+        ask: Ask,
+        once: Placement | None = None,
+        *,
+        taken_at: float | None = None,
     ) -> None:
         """Args: once: who places it, if it may be asked only once. taken_at: when the conductor got the call."""
         request = call.request
@@ -68,23 +81,23 @@ class Flight:
         escalations = judged.escalations if judged is not None else None
         hedges = ground.hedges
         if once is None:
-            self._machine = RequestMachine(ask, ground.places, hedges=hedges, escalations=escalations)
+            self._machine = RequestMachine(ask, ground.placement, hedges=hedges, escalations=escalations)
         else:
             self._machine = RequestMachine(ask, once, max_attempts=1, hedges=hedges)
         self._attested = ask.attested
         self._rests_on: dict[int, str] = {}  # by attempt: its target's evidence, where that is required
-        self._attempts: dict[int, Attempt] = {}  # under way, by number
+        self._attempts: dict[int, AttemptTelemetry] = {}  # under way, by number
         self._tasks: dict[int, asyncio.Task[None]] = {}  # of those that have one
         self._next: Launch | None = None  # to be awaited inline
         self._inline: int | None = None  # being awaited inline
         self._interrupted = False  # we cancelled our own task to end the inline attempt
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._notes: list[Note] = []  # what happened, for explanations
+        self._notes: list[RequestEvent] = []  # what happened, for explanations
         self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
         self._end: Answer | Refuse | None = None
 
-    async def fly(self) -> Reply:
+    async def run(self) -> Reply:
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
@@ -104,7 +117,7 @@ class Flight:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-        return self._land(self._end)
+        return self._finish(self._end)
 
     # the machine's actions
 
@@ -125,8 +138,10 @@ class Flight:
     def _launch(self, launch: Launch, now: float) -> None:
         number = launch.attempt
         one = launch.candidate
-        self._note(Note(now, "launched", number, one.target.id, one.variant.name, one.finish_s))
-        self._attempts[number] = Attempt(launch.candidate, self._ground.next_key(), self._units, now, self._body_bytes)
+        self._note(RequestEvent(now, "launched", number, one.target.id, one.variant.name, one.finish_s))
+        self._attempts[number] = AttemptTelemetry(
+            launch.candidate, self._ground.next_key(), self._units, now, self._body_bytes
+        )
         if self._inline is None and self._next is None:
             self._next = launch
             return
@@ -138,13 +153,13 @@ class Flight:
         if self._timer is not None:
             self._timer.cancel()
         if self._call.deadline is not None and at < self._call.deadline:
-            self._note(Note(at, "look", 0))
+            self._note(RequestEvent(at, "look", 0))
         self._timer = self._loop.call_at(at, self._ring)
 
     def _cancel(self, cancel: Cancel, now: float) -> None:
         number = cancel.attempt
         self._attempts.pop(number).cancelled(now, hopeless=cancel.hopeless)
-        self._note(Note(now, "cancelled", number))
+        self._note(RequestEvent(now, "cancelled", number))
         if self._next is not None and self._next.attempt == number:
             self._next = None
         elif number == self._inline:
@@ -163,7 +178,7 @@ class Flight:
         now = clock.now()
         if (attempt := self._attempts.get(number)) is not None:
             attempt.accepted(now, accepted)
-            self._note(Note(now, "accepted", number, seconds=accepted.finish_in_s))
+            self._note(RequestEvent(now, "accepted", number, seconds=accepted.finish_in_s))
         self._perform(self._machine.accepted(number, accepted, now), now)
 
     def _answered(self, number: int, reply: Reply) -> None:
@@ -171,13 +186,13 @@ class Flight:
         if attempt is None:
             return
         now = clock.now()
-        link_s = attempt.answered(reply.stages, reply.load, now, size_of(reply.response.outputs))
+        link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs))
         self._answers[number] = reply, link_s, now
-        if self._ground.witness is not None:
-            self._ground.witness.answered(attempt.candidate.target.id)
+        if self._ground.listener is not None:
+            self._ground.listener.answered(attempt.candidate.target.id)
         confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
         stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
-        note = Note(now, "answered", number, "", "", link_s, stages, "", confidence, reply.batch_size)
+        note = RequestEvent(now, "answered", number, "", "", link_s, stages, "", confidence, reply.batch_size)
         self._note(note)
         budget = self._ground.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
@@ -197,12 +212,12 @@ class Flight:
             return
         now = clock.now()
         attempt.failed(error, now, self._ground.draw())
-        if self._ground.witness is not None:
-            self._ground.witness.failed(self._call, attempt.candidate.target.id, error)
-        self._note(Note(now, "failed", number, words=shortened(f"{error.code}: {error.message}")))
+        if self._ground.listener is not None:
+            self._ground.listener.failed(self._call, attempt.candidate.target.id, error)
+        self._note(RequestEvent(now, "failed", number, words=truncated_words(f"{error.code}: {error.message}")))
         self._perform(self._machine.failed(number, error, now), now)
 
-    def _over(self, number: int) -> Attempt | None:
+    def _over(self, number: int) -> AttemptTelemetry | None:
         """The attempt, which is under way no more; None if it ended in the very moment in which it was cancelled."""
         if number == self._inline:
             self._inline = None  # its place in the caller's task is free for a fallback
@@ -244,7 +259,7 @@ class Flight:
         assert call.deadline is not None
         if self._attested:
             self._check_evidence(launch, call.deadline)
-        traceparent, tracestate = onward(call, launch.attempt)
+        traceparent, tracestate = outgoing_context(call, launch.attempt)
         return target.infer(
             self._request,
             variant=launch.candidate.variant.name,
@@ -260,7 +275,7 @@ class Flight:
         what was checked is what the request travels on: another connection begins without evidence.
         """
         attestation = launch.candidate.target.attestation
-        if missing := attestation.misses(deadline):
+        if missing := attestation.why_not_valid_at(deadline):
             raise Disconnected(f"{launch.candidate.target.id} is attested no more: {missing}")
         self._rests_on[launch.attempt] = str(attestation)
 
@@ -274,7 +289,7 @@ class Flight:
 
     # the end
 
-    def _land(self, end: Answer | Refuse) -> Reply:
+    def _finish(self, end: Answer | Refuse) -> Reply:
         now = clock.now()
         if isinstance(end, Refuse):
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
@@ -316,19 +331,19 @@ class Flight:
                 acked_at = note.at
         return link_s / 2 if acked_at is None else min(link_s, (acked_at - sent_at) / 2)
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: RequestEvent) -> None:
         """For explanations. A target may acknowledge more often than is worth remembering."""
-        if len(self._notes) < MOST_NOTES or note.what in _ALWAYS_NOTED:
+        if len(self._notes) < MAX_EVENTS_PER_REQUEST or note.what in _ALWAYS_NOTED:
             self._notes.append(note)
 
-    def _remember(self, end: Given | str, now: float) -> str:
+    def _remember(self, end: AnswerRecord | str, now: float) -> str:
         """What the request is called here, for whoever asks about it later."""
-        call, machine, memory = self._call, self._machine, self._ground.flown
+        call, machine, memory = self._call, self._machine, self._ground.recorder
         number = memory.next_number()
         memory.add(
-            Flown(
+            RequestRecord(
                 number,
-                shortened(self._request.id),
+                truncated_words(self._request.id),
                 trace_id_of(call),
                 call.protocol,
                 self._request.model_name,
@@ -340,7 +355,7 @@ class Flight:
                 None,
                 tuple(machine.reasons),
                 tuple(self._notes),
-                end if isinstance(end, Given) else shortened(end),
+                end if isinstance(end, AnswerRecord) else truncated_words(end),
                 now - call.arrived_at,
                 call.deadline,
             ),
@@ -362,11 +377,11 @@ class Flight:
         return stages
 
     def __repr__(self) -> str:
-        return f"<Flight {self._request.id or '-'} {self._machine!r}>"
+        return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
 
 
-def _given(end: Answer) -> Given:
-    return Given(
+def _given(end: Answer) -> AnswerRecord:
+    return AnswerRecord(
         end.attempt,
         end.candidate.target.id,
         end.candidate.variant.name,

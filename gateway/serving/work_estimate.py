@@ -3,7 +3,7 @@
 The manifest says how a request's tensors count as work; the caller's wishes and the manifest's own limits are both
 kept, and the stricter one holds. Tensors themselves go no further than this: placement knows their size only.
 
-The same in words, for the access log (`Description`).
+The same in words, for the access log (`WorkDescription`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.core.estimate.service_cost import CostClass, cost_class, unloaded_p95_s
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, misfit
+from gateway.core.placement.placer import Ask, variant_misfit
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.work import answer_bytes, work_of
 from tidegate.placement_pin import stricter
@@ -22,7 +22,7 @@ from tidegate.types import Call, Tensor
 ManifestOf = Callable[[str, str], Manifest]
 
 
-class Description(NamedTuple):
+class WorkDescription(NamedTuple):
     """A call's work in words, for the access log."""
 
     feature: Feature
@@ -31,7 +31,7 @@ class Description(NamedTuple):
     budget_s: float
 
 
-class Asking:
+class AskBuilder:
     """Reads calls by their models' manifests.
 
     Args:
@@ -60,7 +60,7 @@ class Asking:
             call.deadline,
             call.variant,
             call.priority,
-            size_of(request.inputs),
+            tensor_bytes(request.inputs),
             answer_bytes(manifest, request) if self._fleet.is_metered else 0,
             max(call.min_quality, manifest.min_quality),
             stricter(call.pin, manifest.pin),
@@ -70,7 +70,7 @@ class Asking:
             call.attested or manifest.require == "attested",
         )
 
-    def describe(self, call: Call) -> Description:
+    def describe(self, call: Call) -> WorkDescription:
         """What the call costs, in words. Computed on demand: only an access log wants it."""
         manifest = self._manifest_of(call.request.model_name, call.request.model_version)
         budget_s = manifest.default_budget_s if call.deadline is None else call.deadline - call.arrived_at
@@ -78,15 +78,15 @@ class Asking:
         edges = [
             unloaded_p95_s(offered.cost, ask.units, offered.target.link.rtt_s)
             for offered in self._fleet.offered(ask.model, ask.version)
-            if offered.target.spec.tier == "edge" and not misfit(offered.variant, ask)
+            if offered.target.spec.tier == "edge" and not variant_misfit(offered.variant, ask)
         ]
-        return Description(manifest.cost.feature, ask.units, cost_class(edges, budget_s), budget_s)
+        return WorkDescription(manifest.cost.feature, ask.units, cost_class(edges, budget_s), budget_s)
 
     def __repr__(self) -> str:
-        return f"<Asking about {self._fleet!r}>"
+        return f"<AskBuilder about {self._fleet!r}>"
 
 
-def size_of(tensors: Iterable[Tensor]) -> int:
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the tensors' contents: what a body's time on the wire goes by."""
     size = 0
     for tensor in tensors:

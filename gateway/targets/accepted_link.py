@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
-from gateway.targets.link_inference import asked
+from gateway.targets.link_inference import infer_over_link
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES, Asker
 from tidegate.link.frames import Greeting
-from tidegate.link.session import Duplex, Heartbeat
+from tidegate.link.session import Duplex, KeepaliveTiming
 from tidegate.outcome import Disconnected
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
@@ -44,7 +44,7 @@ class AcceptedLink:
         peer: str,
         welcome: Callable[[AcceptedLink, Greeting], str],
         proven: str = "",
-        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.peer = peer
@@ -95,7 +95,7 @@ class AcceptedLink:
         """As `Target.infer`."""
         if not self.open:
             raise Disconnected(f"{self.id} has no link: {self.why_not}")
-        return await asked(
+        return await infer_over_link(
             self._asker,
             request,
             variant=variant,
@@ -109,7 +109,7 @@ class AcceptedLink:
     def up(self) -> LinkUp:
         """Its hello, as an event."""
         assert self.greeting is not None, "it was not greeted yet"
-        return LinkUp(self.id, self.id, self.greeting.epoch, self.greeting.offers, road="dialled out")
+        return LinkUp(self.id, self.id, self.greeting.epoch, self.greeting.offers, path_kind="dialled out")
 
     # Listener
 

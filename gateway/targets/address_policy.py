@@ -12,18 +12,18 @@ from typing import Final
 
 import structlog
 
-from gateway.core.access.networks import Networks, grpc_address, host_and_port, is_address
+from gateway.core.access.networks import AllowedNetworks, grpc_address, host_and_port, is_address
 from gateway.core.fleet.target import TargetSpec, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 
 log = structlog.get_logger(__name__)
 
 NAMED: Final = 16
 
 
-class Advertised:
-    def __init__(self, networks: Networks, transport: Transport) -> None:
+class AddressPolicy:
+    def __init__(self, networks: AllowedNetworks, transport: Transport) -> None:
         self.refused: dict[str, str] = {}  # by device: why what it advertises is not dialled
         self._networks = networks
         self._transport = transport
@@ -60,11 +60,11 @@ class Advertised:
     def _why_not(self, address: str) -> str:
         parts = host_and_port(address)
         if parts is None:
-            return f"{shown(address)} is no HOST:PORT"
+            return f"{quoted_input(address)} is no HOST:PORT"
         host, _ = parts
         if self._transport == "unary" and not is_address(host):
             return f"{host} is a name; with edge_transport: unary devices must advertise addresses"
         return self._networks.why_not(host)
 
     def __repr__(self) -> str:
-        return f"<Advertised to {self._networks!r}, {len(self.refused)} not dialled>"
+        return f"<AddressPolicy to {self._networks!r}, {len(self.refused)} not dialled>"

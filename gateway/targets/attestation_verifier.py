@@ -28,10 +28,10 @@ from tidegate import clock
 from tidegate.link.client import Asker
 from tidegate.outcome import ServeError
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.security.attestation.keys import read_allowed
-from tidegate.security.attestation.proof import appraise, key_hash
-from tidegate.security.attestation.verdict import NONCE_BYTES, Policy, Refused
+from tidegate.security.attestation.proof import key_hash, verify_proof
+from tidegate.security.attestation.verdict import NONCE_BYTES, AttestationPolicy, RefusedEvidence
 from tidegate.security.tls import Tls
 
 ANSWERS_WITHIN_S: Final = 5.0
@@ -42,7 +42,7 @@ _EARLIEST, _SPREAD = 0.4, 0.2  # of its age: when evidence is asked for anew
 log = structlog.get_logger(__name__)
 
 
-class Held(NamedTuple):
+class ReceivedEvidence(NamedTuple):
     """Evidence as it came, with all that it is judged by: it may be judged again."""
 
     raw: bytes
@@ -52,7 +52,7 @@ class Held(NamedTuple):
     asked_at_utc: float
 
 
-class Appraiser:
+class AttestationVerifier:
     """`async with` reads the list of keys, and follows it. Raises ConfigError at the start only."""
 
     def __init__(
@@ -62,11 +62,11 @@ class Appraiser:
         self.max_age_s = max_age_s
         self._tls = tls
         self._measurements = measurements
-        self._policy = Policy(max_age_s=max_age_s)
+        self._policy = AttestationPolicy(max_age_s=max_age_s)
         self._changed = asyncio.Event()  # another one after each change
         self._file = FollowedFile(allowed, read_allowed, self._take, what="the attestation keys")
 
-    async def __aenter__(self) -> Appraiser:
+    async def __aenter__(self) -> AttestationVerifier:
         self._take(await self._file.__aenter__())
         return self
 
@@ -78,8 +78,8 @@ class Appraiser:
         """Set when the policy is another one than now."""
         return self._changed
 
-    def judge(self, target_id: str, held: Held) -> Attestation:
-        verdict = appraise(
+    def judge(self, target_id: str, held: ReceivedEvidence) -> Attestation:
+        verdict = verify_proof(
             held.raw,
             target=target_id,
             nonce=held.nonce,
@@ -88,27 +88,27 @@ class Appraiser:
             now=held.asked_at_utc,
             policy=self._policy,
         )
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, RefusedEvidence):
             return Attestation(verdict.words)
         until = held.asked_at + (verdict.expires_at - held.asked_at_utc)
         return Attestation("", until, verdict.kind, verdict.key_id, verdict.expires_at)
 
     def _take(self, allowed: dict[str, bytes]) -> None:
-        before, self._policy = self._policy, Policy(allowed, self._measurements, self.max_age_s)
+        before, self._policy = self._policy, AttestationPolicy(allowed, self._measurements, self.max_age_s)
         if before.keys != allowed:
             log.info("attestation keys", allowed=sorted(allowed), removed=sorted(set(before.keys) - set(allowed)))
             self._changed.set()
             self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Appraiser {len(self._policy.keys)} keys from {self._file.path}>"
+        return f"<AttestationVerifier {len(self._policy.keys)} keys from {self._file.path}>"
 
 
-class Appraisal:
+class TargetAttestation:
     """One connection's. `keep` runs as long as it does."""
 
-    def __init__(self, appraiser: Appraiser, target_id: str, tell: Callable[[Attestation], None]) -> None:
-        self._appraiser = appraiser
+    def __init__(self, verifier: AttestationVerifier, target_id: str, tell: Callable[[Attestation], None]) -> None:
+        self._appraiser = verifier
         self._target_id = target_id
         self._tell = tell
         self._told: Attestation | None = None
@@ -130,7 +130,7 @@ class Appraisal:
         self._say(Attestation("its evidence is being asked for"))
         asker_key = key_hash(x509.load_pem_x509_certificate(shown))
         backoff = Backoff(self._appraiser.draw, _FIRST_RETRY_S, _LAST_RETRY_S)
-        held: Held | None = None
+        held: ReceivedEvidence | None = None
         while True:
             self._again.clear()
             asked_at = clock.now()
@@ -145,7 +145,7 @@ class Appraisal:
             await self._wait_judging(held, next_at)
             await clock.sleep_until(asked_at + _FIRST_RETRY_S)  # a target whose offers flap costs a question a second
 
-    async def _asked(self, asker: Asker, asker_key: bytes, before: Held | None) -> Held | None:
+    async def _asked(self, asker: Asker, asker_key: bytes, before: ReceivedEvidence | None) -> ReceivedEvidence | None:
         """New evidence, judged and told; None where there is none."""
         nonce, asked_at, asked_at_utc = secrets.token_bytes(NONCE_BYTES), clock.now(), clock.utc_s()
         try:
@@ -156,12 +156,12 @@ class Appraisal:
         except ServeError as error:
             self._missed(before, error.message)
         else:
-            held = Held(raw, nonce, asker_key, asked_at, asked_at_utc)
+            held = ReceivedEvidence(raw, nonce, asker_key, asked_at, asked_at_utc)
             self._judge(held)
             return held
         return None
 
-    async def _wait_judging(self, held: Held | None, next_at: float) -> None:
+    async def _wait_judging(self, held: ReceivedEvidence | None, next_at: float) -> None:
         """Until `next_at`, or until the offers change; a changed policy is applied meanwhile."""
         while (left_s := next_at - clock.now()) > 0:
             changed = self._appraiser.changed
@@ -169,16 +169,16 @@ class Appraisal:
             try:
                 await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await cancelled(*waits)
+                await cancel_and_wait(*waits)
             if changed.is_set() and held is not None:
                 self._judge(held)
             if self._again.is_set():
                 return
 
-    def _judge(self, held: Held) -> None:
+    def _judge(self, held: ReceivedEvidence) -> None:
         self._say(self._appraiser.judge(self._target_id, held))
 
-    def _missed(self, before: Held | None, words: str) -> None:
+    def _missed(self, before: ReceivedEvidence | None, words: str) -> None:
         """It gave none now. What it showed before counts to its end."""
         if before is None:
             self._say(Attestation(words))
@@ -194,4 +194,4 @@ class Appraisal:
         self._tell(attestation)
 
     def __repr__(self) -> str:
-        return f"<Appraisal of {self._target_id}: {self._told}>"
+        return f"<TargetAttestation of {self._target_id}: {self._told}>"

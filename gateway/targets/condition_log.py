@@ -5,12 +5,12 @@ from __future__ import annotations
 import structlog
 
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.degradation import Change
+from gateway.core.health.degradation import ConditionChange
 
 log = structlog.get_logger(__name__)
 
 
-def say_condition(target: TargetView, change: Change) -> None:
+def log_condition(target: TargetView, change: ConditionChange) -> None:
     """A condition has begun or ended."""
     condition = change.condition
     if change.begun:

@@ -9,7 +9,7 @@ from gateway.fleet_sync.freshness import DeviceView
 from tidegate.types import LoadReport
 
 
-class Register(Protocol):
+class DeviceRegistry(Protocol):
     """The fleet's register, as far as the directory of targets needs it."""
 
     def devices(self, now: float) -> tuple[DeviceView, ...]: ...

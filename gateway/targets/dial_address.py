@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from gateway.core.access.networks import Networks, host_and_port
-from tidegate.servers.address import joined
+from gateway.core.access.networks import AllowedNetworks, host_and_port
+from tidegate.servers.address import format_address
 
 
-async def same_address(address: str) -> str:
+async def unchecked_address(address: str) -> str:
     """What an operator wrote is not questioned."""
     return address
 
 
-async def allowed_address(networks: Networks, address: str) -> str:
+async def allowed_address(networks: AllowedNetworks, address: str) -> str:
     """`address` with its host resolved. Raises ValueError where it must not be dialled, OSError where it is unknown."""
     parts = host_and_port(address)
     if parts is None:
         raise ValueError(f"{address!r} is no HOST:PORT")
     host, port = parts
     found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return joined(networks.pick(host, [str(one[4][0]) for one in found]), int(port))
+    return format_address(networks.pick(host, [str(one[4][0]) for one in found]), int(port))

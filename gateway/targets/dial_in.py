@@ -21,15 +21,15 @@ from typing import Any, Final
 import grpc
 import structlog
 
-from gateway.core.access.dial_in import Reception
+from gateway.core.access.dial_in import DialInAdmission
 from gateway.targets.accepted_link import AcceptedLink
 from tidegate import __version__, clock
 from tidegate.link.client import MAX_MESSAGE_BYTES
 from tidegate.link.frames import Greeting
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.outcome import ServeError
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.security.certificate_identity import identity_of
 
 GREET_WITHIN_S: Final = 5.0
@@ -41,7 +41,7 @@ Identify = Callable[[Context], Awaitable[str]]  # → "edge/NAME"; ServeError wh
 log = structlog.get_logger(__name__)
 
 
-class DialledIn:
+class DialInServer:
     """The streams that devices have dialled. `links` has the one of each that may be used, by target id.
 
     Args:
@@ -60,14 +60,14 @@ class DialledIn:
         known: Callable[[str], bool] = lambda _id: True,
         identify: Identify | None = None,
         encrypted: bool = False,
-        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.links: dict[str, AcceptedLink] = {}
         self.on_in: Callable[[AcceptedLink], None] = lambda _link: None
         self.on_left: Callable[[AcceptedLink], None] = lambda _link: None
         self._greeting = Greeting(f"gateway/{gateway_name}", 0, __version__)
-        self._reception = Reception(max_streams)
+        self._reception = DialInAdmission(max_streams)
         self._known = known
         self._identify = identify
         self._encrypted = encrypted
@@ -108,12 +108,12 @@ class DialledIn:
             )
             running = asyncio.create_task(link.run(), name=f"link from {link.peer}")
             try:
-                greeted = await _greeted(link, running)
+                greeted = await _has_greeted(link, running)
                 self._ungreeted -= 1
                 counted = False
                 reason = await running if greeted else f"no hello within {GREET_WITHIN_S:g} s"
             finally:
-                await cancelled(running)
+                await cancel_and_wait(running)
                 self._forget(link)
         finally:
             self._ungreeted -= counted
@@ -179,14 +179,14 @@ class DialledIn:
         self._quiet_until, self._unsaid = now + COMPLAIN_EVERY_S, 0
 
     def __repr__(self) -> str:
-        return f"<DialledIn {self._reception!r}, {self._ungreeted} ungreeted>"
+        return f"<DialInServer {self._reception!r}, {self._ungreeted} ungreeted>"
 
 
-async def _greeted(link: AcceptedLink, running: asyncio.Task[str]) -> bool:
+async def _has_greeted(link: AcceptedLink, running: asyncio.Task[str]) -> bool:
     """Wait for the hello, the end or too long; False when there was neither."""
     greeted = asyncio.create_task(link.greeted_once.wait(), name="hello")
     try:
         done, _ = await asyncio.wait((greeted, running), timeout=GREET_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
     finally:
-        await cancelled(greeted)
+        await cancel_and_wait(greeted)

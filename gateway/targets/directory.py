@@ -27,7 +27,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.catalog import Catalog
-from gateway.core.access.networks import Networks
+from gateway.core.access.networks import AllowedNetworks
 from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.fleet import STATIC_REDIAL_S, Fleet
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
@@ -35,18 +35,18 @@ from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec, TargetView, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from gateway.targets.accepted_link import AcceptedLink
-from gateway.targets.address_policy import Advertised
-from gateway.targets.attestation_verifier import Appraiser
-from gateway.targets.condition_log import say_condition
+from gateway.targets.address_policy import AddressPolicy
+from gateway.targets.attestation_verifier import AttestationVerifier
+from gateway.targets.condition_log import log_condition
 from gateway.targets.device import DeviceTarget
-from gateway.targets.device_registry import Register
-from gateway.targets.dial_address import allowed_address, same_address
-from gateway.targets.dial_in import DialledIn
+from gateway.targets.device_registry import DeviceRegistry
+from gateway.targets.dial_address import allowed_address, unchecked_address
+from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import BACKOFF_CAP_S, LinkTarget
 from gateway.targets.target import Target
 from gateway.targets.unary import UnaryTarget
 from tidegate import clock
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError
@@ -59,12 +59,12 @@ UNARY: Final = Attestation(
     "it is called by unary gRPC, whose connections change unseen; evidence is of one link stream (`transport: link`)"
 )
 UNDIALLED: Final = "-"  # the address of a device that only dials
-ANYWHERE: Final = Networks(("0.0.0.0/0", "::/0"))
+ANYWHERE: Final = AllowedNetworks(("0.0.0.0/0", "::/0"))
 AT_ONCE: Final = 64  # devices that are looked at without a breath in between: a few ms
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTarget:
     spec: TargetSpec
     stack: AsyncExitStack
 
@@ -82,13 +82,13 @@ class Directory:
         edge_transport: Transport,
         max_message_bytes: int,
         draw: Callable[[], float],
-        networks: Networks = ANYWHERE,
+        networks: AllowedNetworks = ANYWHERE,
         dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
-        appraiser: Appraiser | None = None,
-        dialled_in: DialledIn | None = None,
+        verifier: AttestationVerifier | None = None,
+        dialled_in: DialInServer | None = None,
     ) -> None:
         self.targets: dict[str, Target] = {}
-        self.register: Register | None = None  # set once there is one to tell
+        self.register: DeviceRegistry | None = None  # set once there is one to tell
         self._fleet = fleet
         self._catalog = catalog
         self._static = {spec.id: spec for spec in static}
@@ -97,14 +97,14 @@ class Directory:
         self._max_message_bytes = max_message_bytes
         self._draw = draw
         self._networks = networks
-        self._advertised = Advertised(networks, edge_transport)
+        self._advertised = AddressPolicy(networks, edge_transport)
         self.refused = self._advertised.refused
         self._dialler_of = dialler_of
-        self._appraiser = appraiser
+        self._appraiser = verifier
         self._dialled_in = dialled_in
         if dialled_in is not None:
             dialled_in.on_in, dialled_in.on_left = self._dialled, self._hung_up
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenTarget] = {}
         self._left: dict[str, None] = {}  # devices to look at although they have said nothing: their roads changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
@@ -112,7 +112,7 @@ class Directory:
         self._task = OwnedTask(self._keep_up, name="target directory")
         self._panicked = False
         fleet.on_health = self._log_health
-        fleet.on_condition = say_condition
+        fleet.on_condition = log_condition
 
     async def __aenter__(self) -> Directory:
         for spec in self._static.values():
@@ -150,7 +150,7 @@ class Directory:
         now = clock.now()
         self._fleet.fold(event, now)
         if held.spec.tier == "edge":
-            self._testify(event, held.spec.id.partition("/")[2], now)
+            self._report_evidence(event, held.spec.id.partition("/")[2], now)
 
     def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp:
         if spec.foreign:
@@ -161,7 +161,7 @@ class Directory:
             return LinkUp(event.target_id, event.name, event.epoch, self._known_offers(spec))
         return event
 
-    def _testify(self, event: LinkEvent, device: str, now: float) -> None:
+    def _report_evidence(self, event: LinkEvent, device: str, now: float) -> None:
         if isinstance(event, LinkDown):
             self._look_at(event.target_id)
         if self.register is None:
@@ -182,7 +182,7 @@ class Directory:
         target = self._fleet.targets[event.target_id]
         if isinstance(event, LinkUp):
             models = [offer.name for offer in event.offers]
-            log.info("target is up", target=target.id, road=event.road, models=models)
+            log.info("target is up", target=target.id, road=event.path_kind, models=models)
         elif isinstance(event, LinkDown) and target.up:
             # Who says goodbye is doing what it was told to do: nobody need be woken for it.
             report = log.info if event.in_order else log.warning
@@ -295,7 +295,7 @@ class Directory:
             self._fleet.fold(LinkAttested(spec.id, UNARY), clock.now())
         stack = AsyncExitStack()
         target = self._make(spec)
-        self._open[spec.id] = _Open(spec, stack)
+        self._open[spec.id] = _OpenTarget(spec, stack)
         self.targets[spec.id] = await stack.enter_async_context(target)
         link = self._dialled_in.links.get(spec.id) if self._dialled_in else None
         if link is not None and link.open and isinstance(target, DeviceTarget):
@@ -339,8 +339,8 @@ class Directory:
                 backoff_cap_s=STATIC_REDIAL_S if spec.static else BACKOFF_CAP_S,
                 max_message_bytes=self._max_message_bytes,
                 dialler=self._dialler_of(spec),
-                resolve=same_address if spec.static else partial(allowed_address, self._networks),
-                appraiser=self._appraiser,
+                resolve=unchecked_address if spec.static else partial(allowed_address, self._networks),
+                verifier=self._appraiser,
             )
         return UnaryTarget(
             spec.id,
@@ -371,7 +371,7 @@ class Directory:
         return f"<Directory {len(self._open)} targets>"
 
 
-def _conditions_of(view: DeviceView) -> Conditions:
+def _conditions_of(view: DeviceView) -> DeviceConditions:
     """What the device said last; that its broker is gone it has no way to say, and is seen from here."""
     said = view.conditions
     if view.freshness is Freshness.CONTROL_LOST and said.mode == "online":

@@ -22,19 +22,19 @@ from math import inf
 import structlog
 
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
-from gateway.targets.attestation_verifier import Appraisal, Appraiser
-from gateway.targets.dial_address import same_address
-from gateway.targets.link_inference import asked
+from gateway.targets.attestation_verifier import AttestationVerifier, TargetAttestation
+from gateway.targets.dial_address import unchecked_address
+from gateway.targets.link_inference import infer_over_link
 from tidegate import __version__, clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES, Asker
 from tidegate.link.frames import Greeting
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
 from tidegate.outcome import Disconnected
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.security.tls import Dialler, PlainDialler, explained
+from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 log = structlog.get_logger(__name__)
@@ -60,8 +60,8 @@ class LinkTarget:
         backoff_cap_s: float = BACKOFF_CAP_S,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         dialler: Dialler | None = None,
-        resolve: Callable[[str], Awaitable[str]] = same_address,
-        appraiser: Appraiser | None = None,
+        resolve: Callable[[str], Awaitable[str]] = unchecked_address,
+        verifier: AttestationVerifier | None = None,
     ) -> None:
         """
         Args:
@@ -74,13 +74,13 @@ class LinkTarget:
         self._address = address
         self._dialler = dialler or PlainDialler()
         self._resolve = resolve
-        self._appraiser = appraiser
-        self._appraisal: Appraisal | None = None  # of this stream
+        self._appraiser = verifier
+        self._appraisal: TargetAttestation | None = None  # of this stream
         self._appraising: asyncio.Task[None] | None = None
         self._shown: bytes | None = None  # the certificate by which this stream was dialled
         self._on_event = on_event
         self._greeting = Greeting(f"gateway/{gateway_name}", 0, __version__)
-        self._heartbeat = Heartbeat(ping_interval_s, silent_pings)
+        self._heartbeat = KeepaliveTiming(ping_interval_s, silent_pings)
         self._max_message_bytes = max_message_bytes
         self._backoff = Backoff(draw, BACKOFF_BASE_S, backoff_cap_s)
         self._asker: Asker | None = None
@@ -127,7 +127,7 @@ class LinkTarget:
         asker = self._asker
         if asker is None or not asker.open:
             raise Disconnected(f"{self._id} has no link: {self._down_reason or 'dialling'}")
-        return await asked(
+        return await infer_over_link(
             asker,
             request,
             variant=variant,
@@ -145,7 +145,7 @@ class LinkTarget:
         self._on_event(LinkUp(self._id, greeting.name, greeting.epoch, greeting.offers))
         if self._appraiser is not None and self._asker is not None:
             tell = lambda one: self._on_event(LinkAttested(self._id, one))  # noqa: E731
-            self._appraisal = Appraisal(self._appraiser, self._id, tell)
+            self._appraisal = TargetAttestation(self._appraiser, self._id, tell)
             keep = self._appraisal.keep(self._asker, self._shown)
             self._appraising = asyncio.create_task(keep, name=f"appraisal of {self._id}")
 
@@ -186,7 +186,7 @@ class LinkTarget:
         )
         reason = "the target is closed"
         try:
-            reason = explained(await self._asker.run())
+            reason = explain_dial_error(await self._asker.run())
         except Exception as exc:  # a defect of ours must not cost the target for good
             log.exception("link failed", target=self._id)
             reason = f"internal error: {type(exc).__name__}"

@@ -10,7 +10,7 @@ from tidegate.link.client import Asker, Question
 from tidegate.types import Accepted, InferRequest, Reply
 
 
-async def asked(
+async def infer_over_link(
     asker: Asker,
     request: InferRequest,
     *,

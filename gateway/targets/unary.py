@@ -37,7 +37,7 @@ from tidegate.oip.status import CODE_KEY, error_from_grpc
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError, TooLarge, Unreachable
 from tidegate.rpc import oip_pb2
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.security.tls import Dialler, PlainDialler, explained
+from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
 from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Accepted, InferRequest, Reply
 
@@ -278,7 +278,7 @@ def _error_of(error: grpc.aio.AioRpcError) -> ServeError:
             return TooLarge(details)  # a request or its answer, over the limit of either side
         if code is grpc.StatusCode.CANCELLED:  # by the server, as it stops; our own cancellation is no AioRpcError
             return Unreachable(f"the server dropped the call: {details}")
-    return error_from_grpc(code.name, explained(details), trailers)
+    return error_from_grpc(code.name, explain_dial_error(details), trailers)
 
 
 def _texts(metadata: Iterable[Any] | None) -> dict[str, str]:

@@ -42,19 +42,27 @@ from typing import Final, NamedTuple
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.placement_guard import Gate
-from gateway.core.admission.tenants import Tenants, TenantSpec
+from gateway.core.admission.placement_guard import AdmissionGuard
+from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer, estimate, misfit, why_nobody
-from gateway.core.placement.probing import Probing
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.request.hedging import Hedges, LatestUseful, Watched
-from simulator.baselines.clairvoyant import Clairvoyant, Truth
-from simulator.world.admission import MAX_IN_FLIGHT, Door, PlainDoor
-from simulator.world.arrivals import Request
-from simulator.world.gateway import Gateway, Router
-from simulator.world.link_stream import Stream
+from gateway.core.placement.placer import (
+    Ask,
+    Candidate,
+    Decision,
+    Placer,
+    estimate,
+    no_candidate_reason,
+    variant_misfit,
+)
+from gateway.core.placement.probing import ProbePlacer
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import DeadlineHedging, HedgePolicy, PendingAttempt
+from simulator.baselines.clairvoyant import Clairvoyant, PerfectKnowledge
+from simulator.world.admission import MAX_IN_FLIGHT, AdmissionControl, FixedLimitAdmission
+from simulator.world.arrivals import SimulatedRequest
+from simulator.world.gateway import Router, SimulatedGateway
+from simulator.world.link_stream import SimulatedStream
 from tidegate.netsim.links.distributions import Draw
 from tidegate.outcome import NothingAlive
 
@@ -66,10 +74,10 @@ _MARGIN_SIGMAS: Final = 1.645
 class Surroundings(NamedTuple):
     """What a router may be given: its gateway, chance of its own, and what a deployer would have set."""
 
-    gateway: Gateway
+    gateway: SimulatedGateway
     draw: Draw
     static_threshold: float
-    truth: Truth  # for the clairvoyant alone
+    truth: PerfectKnowledge  # for the clairvoyant alone
     shares_targets: bool = False  # with other gateways
     tenants: Mapping[str, TenantSpec] = {}
 
@@ -79,10 +87,10 @@ class PlacerRouter:
 
     judges = True
 
-    def __init__(self, placer: Placer, hedges: Hedges, admission: Admission) -> None:
+    def __init__(self, placer: Placer, hedges: HedgePolicy, admission: Admission) -> None:
         self.hedges = hedges
-        self.door: Door = admission
-        self._gate = Gate(placer, admission)
+        self.door: AdmissionControl = admission
+        self._gate = AdmissionGuard(placer, admission)
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         return self._gate.decide(ask, now, exclude)
@@ -93,7 +101,7 @@ class PlacerRouter:
     def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
         """An attempt there ended; None: without an answer."""
 
-    def escalates(self, request: Request, target_id: str) -> bool:
+    def escalates(self, request: SimulatedRequest, target_id: str) -> bool:
         return False
 
     def __repr__(self) -> str:
@@ -105,12 +113,14 @@ class Baseline(ABC):
 
     judges = False
 
-    def __init__(self, around: Surroundings, *, ledger: bool) -> None:
+    def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:
         self.fleet: Fleet = around.gateway.fleet
         self.draw = around.draw
-        self.ledger = ledger
-        self.door: Door = PlainDoor()
-        self.hedges: Hedges = LatestUseful()  # never has an alternative to hedge with; lets every failure fall back
+        self.queue_estimate = queue_estimate
+        self.door: AdmissionControl = FixedLimitAdmission()
+        self.hedges: HedgePolicy = (
+            DeadlineHedging()
+        )  # never has an alternative to hedge with; lets every failure fall back
         self._turns: dict[str, int] = {}
 
     @abstractmethod
@@ -121,10 +131,12 @@ class Baseline(ABC):
         candidates = [
             estimate(offered, ask.units, now)
             for offered in self.fleet.offered(ask.model, ask.version)
-            if not misfit(offered.variant, ask) and offered.target.allows(now) and offered.target.id not in exclude
+            if not variant_misfit(offered.variant, ask)
+            and offered.target.allows(now)
+            and offered.target.id not in exclude
         ]
         if not candidates:
-            return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
+            return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(self.fleet, ask, now, exclude)))
         chosen = self.choose(candidates, ask, now)
         # Only the chosen one is shown: with the others the request machine would hedge.
         return Decision(now, ask, (chosen,), chosen, "baseline", None)
@@ -137,18 +149,18 @@ class Baseline(ABC):
         """An attempt there ended; None: without an answer."""
         return
 
-    def escalates(self, request: Request, target_id: str) -> bool:
+    def escalates(self, request: SimulatedRequest, target_id: str) -> bool:
         return False
 
     def in_turn(self, of: Sequence[Candidate], what: str) -> Candidate:
         """The next in turn; with the ledger, the one that would be finished first."""
-        if self.ledger:
+        if self.queue_estimate:
             return min(of, key=_finish)
         self._turns[what] = turn = self._turns.get(what, -1) + 1
         return of[turn % len(of)]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}{LEDGER if self.ledger else ''}>"
+        return f"<{type(self).__name__}{LEDGER if self.queue_estimate else ''}>"
 
 
 class RandomChoice(Baseline):
@@ -181,8 +193,8 @@ class AllCloud(OneTier):
 class Static(Baseline):
     """Small ones to the edge, large ones to the pool."""
 
-    def __init__(self, around: Surroundings, *, ledger: bool) -> None:
-        super().__init__(around, ledger=ledger)
+    def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:
+        super().__init__(around, queue_estimate=queue_estimate)
         self._threshold = around.static_threshold
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Candidate:
@@ -194,9 +206,9 @@ class LeastRequest(Baseline):
     """Fewest in flight for its speed. With the ledger: earliest finish."""
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Candidate:
-        if self.ledger:
+        if self.queue_estimate:
             return min(candidates, key=_finish)
-        return min(candidates, key=lambda one: (one.target.ledger.in_flight + 1) * one.compute_s)
+        return min(candidates, key=lambda one: (one.target.queue_estimate.in_flight + 1) * one.compute_s)
 
 
 class P2cEwma(Baseline):
@@ -204,8 +216,8 @@ class P2cEwma(Baseline):
 
     _MEMORY_S = 10.0  # Finagle's decay time
 
-    def __init__(self, around: Surroundings, *, ledger: bool) -> None:
-        super().__init__(around, ledger=ledger)
+    def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:
+        super().__init__(around, queue_estimate=queue_estimate)
         self._ewma: dict[str, tuple[float, float]] = {}  # target → (latency, when)
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Candidate:
@@ -222,11 +234,11 @@ class P2cEwma(Baseline):
         self._ewma[target_id] = mean_s * kept + latency_s * (1.0 - kept), now
 
     def _load(self, one: Candidate, now: float) -> float:
-        if self.ledger:
+        if self.queue_estimate:
             return one.finish_s
         mean_s, at = self._ewma.get(one.target.id, (0.0, now))
         decayed_s = mean_s * exp(-(now - at) / self._MEMORY_S)
-        return max(decayed_s, 1e-3) * (one.target.ledger.in_flight + 1)
+        return max(decayed_s, 1e-3) * (one.target.queue_estimate.in_flight + 1)
 
 
 class _Probe(NamedTuple):
@@ -241,9 +253,9 @@ class Prequal(Baseline):
 
     PROBES, HOT_SHARE, KEPT_S = 3, 0.84, 1.0  # the paper's r_probe, Q_RIF and probe age
 
-    def __init__(self, around: Surroundings, *, ledger: bool) -> None:
-        super().__init__(around, ledger=ledger)
-        self._streams: Mapping[str, Stream] = around.gateway.streams
+    def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:
+        super().__init__(around, queue_estimate=queue_estimate)
+        self._streams: Mapping[str, SimulatedStream] = around.gateway.streams
         self._probes: dict[str, _Probe] = {}
         self._server_s: dict[str, deque[float]] = {}
 
@@ -274,10 +286,10 @@ class Prequal(Baseline):
         self._probes[target_id] = _Probe(in_flight, recent[len(recent) // 2] if recent else 0.0, now)
 
     def _in_flight(self, one: Candidate) -> int:
-        return one.target.ledger.in_flight if self.ledger else self._probes[one.target.id].in_flight
+        return one.target.queue_estimate.in_flight if self.queue_estimate else self._probes[one.target.id].in_flight
 
     def _latency_s(self, one: Candidate) -> float:
-        return one.finish_s if self.ledger else self._probes[one.target.id].latency_s
+        return one.finish_s if self.queue_estimate else self._probes[one.target.id].latency_s
 
 
 _NEVER: Final = _Probe(0, 0.0, -inf)
@@ -290,7 +302,7 @@ class Sedna(Baseline):
         edges = _of_tier(candidates, "edge")
         return self.in_turn(edges, "home")
 
-    def escalates(self, request: Request, target_id: str) -> bool:
+    def escalates(self, request: SimulatedRequest, target_id: str) -> bool:
         return request.hard and target_id.startswith("edge/")
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
@@ -309,8 +321,8 @@ class Headroom(Baseline):
 
     def _p90_s(self, one: Candidate) -> float:
         finish_s = one.finish_s
-        if not self.ledger:
-            load = one.target.ledger.load
+        if not self.queue_estimate:
+            load = one.target.queue_estimate.load
             finish_s += (load.queue_delay_s if load is not None else 0.0) - one.wait_s
         return finish_s + one.margin_s * _P90_SIGMAS / _MARGIN_SIGMAS
 
@@ -333,35 +345,35 @@ _LOADLESS: Final = ("random", "round-robin")
 def _cheapest(around: Surroundings) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, around.draw, overloaded=_strained(fleet, admission))
-    return PlacerRouter(placer, LatestUseful(), admission)
+    placer.probes = ProbePlacer(fleet, around.draw, overloaded=_strained(fleet, admission))
+    return PlacerRouter(placer, DeadlineHedging(), admission)
 
 
-def _value(around: Surroundings, hedging: type[Crossing] = Crossing) -> PlacerRouter:
+def _value(around: Surroundings, hedging: type[ChanceHedging] = ChanceHedging) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
     strained = _strained(fleet, admission)
-    placer = ValuePlacer(fleet, cloud_budget=around.gateway.cloud_budget)
-    placer.probes = Probing(fleet, around.draw, overloaded=strained)
-    placer.herd_draw = around.draw if around.shares_targets else None
+    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget)
+    placer.probes = ProbePlacer(fleet, around.draw, overloaded=strained)
+    placer.tie_breaking_draw = around.draw if around.shares_targets else None
     return PlacerRouter(placer, hedging(placer, overloaded=strained), admission)
 
 
 def _admission(around: Surroundings) -> Admission:
     limit = AdaptiveLimit(MAX_IN_FLIGHT, targets=lambda: len(around.gateway.fleet.targets))
-    return Admission(limit, Tenants(around.tenants), draw=around.draw)
+    return Admission(limit, TenantQuotas(around.tenants), draw=around.draw)
 
 
 def _strained(fleet: Fleet, admission: Admission) -> Callable[[], bool]:
     return lambda: admission.overloaded() or fleet.balance.panic
 
 
-class _Unhedged(Crossing):
-    """As `Crossing`, but no second attempt beside a silent one: what hedging is worth is told by its absence."""
+class _Unhedged(ChanceHedging):
+    """As `ChanceHedging`, but no second attempt beside a silent one: what hedging is worth is told by its absence."""
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         return None
 
-    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+    def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         return None
 
 
@@ -389,7 +401,7 @@ def router(policy: str, around: Surroundings) -> Router:
     if policy not in POLICIES:
         raise KeyError(policy)
     name = policy.removesuffix(LEDGER)
-    return _BASELINES[name](around, ledger=policy.endswith(LEDGER))
+    return _BASELINES[name](around, queue_estimate=policy.endswith(LEDGER))
 
 
 def _of_tier(candidates: Sequence[Candidate], tier: str) -> Sequence[Candidate]:

@@ -24,39 +24,39 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, misfit, why_nobody
-from gateway.core.request.hedging import Hedges, LatestUseful
-from simulator.optimum.reach import Reach, reaches
+from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, no_candidate_reason, variant_misfit
+from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
+from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import Scenario
-from simulator.workers.job import NOBODY, Job
-from simulator.world.admission import Door, PlainDoor
-from simulator.world.arrivals import Request, requests
-from simulator.world.conditions import SETTLING_S, Conditions
-from simulator.world.link_stream import ANSWER_BYTES, REQUEST_BYTES, Stream
+from simulator.workers.job import NOBODY, SimulatedJob
+from simulator.world.admission import AdmissionControl, FixedLimitAdmission
+from simulator.world.arrivals import SimulatedRequest, requests
+from simulator.world.conditions import SETTLING_S, WorldConditions
+from simulator.world.link_stream import ANSWER_BYTES, REQUEST_BYTES, SimulatedStream
 from tidegate.outcome import NothingAlive
 from tidegate.priority import WEIGHTS, level_of
 
 
-class Truth:
+class PerfectKnowledge:
     """What links will be like and which requests come: laid out when first asked, and the same for all gateways."""
 
-    def __init__(self, scenario: Scenario, seed: int, conditions: Conditions) -> None:
+    def __init__(self, scenario: Scenario, seed: int, conditions: WorldConditions) -> None:
         self._scenario = scenario
         self._seed = seed
         self._conditions = conditions
         self._until = SETTLING_S + scenario.duration_s + max(kind.budget_ms for kind in scenario.classes) / 1e3
-        self._ways: dict[str, tuple[Reach, Reach]] = {}
+        self._ways: dict[str, tuple[LinkReach, LinkReach]] = {}
 
-    def request(self, ask: Ask) -> Request:
+    def request(self, ask: Ask) -> SimulatedRequest:
         """The request behind an ask, which does not say how unlucky it is."""
         return self._requests[ask.deadline, ask.longest_row]
 
     @cached_property
-    def _requests(self) -> dict[tuple[float, int], Request]:
+    def _requests(self) -> dict[tuple[float, int], SimulatedRequest]:
         asked = (one._replace(at=one.at + SETTLING_S) for one in requests(self._scenario, self._seed))
         return {(one.at + one.kind.budget_ms / 1e3, one.length): one for one in asked}
 
-    def ways(self, id: str) -> tuple[Reach, Reach]:
+    def ways(self, id: str) -> tuple[LinkReach, LinkReach]:
         """There and back."""
         if id not in self._ways:
             scenario = self._scenario
@@ -65,15 +65,15 @@ class Truth:
         return self._ways[id]
 
     def __repr__(self) -> str:
-        return f"<Truth of {self._conditions!r}>"
+        return f"<PerfectKnowledge of {self._conditions!r}>"
 
 
-class _Sent(NamedTuple):
+class _PlannedAttempt(NamedTuple):
     arrives_at: float
-    job: Job
+    job: SimulatedJob
 
 
-class _Outcome(NamedTuple):
+class _ForeseenOutcome(NamedTuple):
     """What would come of it; larger is better."""
 
     in_time: float  # weight of those in time, beyond what would be without this request
@@ -85,22 +85,22 @@ class Clairvoyant:
 
     judges = False  # it foresees time, not answers
 
-    def __init__(self, fleet: Fleet, streams: Mapping[str, Stream], truth: Truth) -> None:
-        self.door: Door = PlainDoor()
-        self.hedges: Hedges = LatestUseful()  # is shown no alternative to hedge with
+    def __init__(self, fleet: Fleet, streams: Mapping[str, SimulatedStream], truth: PerfectKnowledge) -> None:
+        self.door: AdmissionControl = FixedLimitAdmission()
+        self.hedges: HedgePolicy = DeadlineHedging()  # is shown no alternative to hedge with
         self._fleet = fleet
         self._streams = streams
         self._truth = truth
-        self._under_way: dict[str, list[_Sent]] = {}
+        self._under_way: dict[str, list[_PlannedAttempt]] = {}
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         candidates = [
             estimate(offered, ask.units, now)
             for offered in self._fleet.offered(ask.model, ask.version)
-            if not misfit(offered.variant, ask) and offered.target.id not in exclude
+            if not variant_misfit(offered.variant, ask) and offered.target.id not in exclude
         ]
         if not candidates:
-            return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self._fleet, ask, now, exclude)))
+            return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(self._fleet, ask, now, exclude)))
         chosen = max(candidates, key=lambda one: self._outcome(one, ask, now))
         self._under_way[chosen.target.id].append(self._sent(chosen.target.id, ask, now))
         return Decision(now, ask, (chosen,), chosen, "foreseen", None)
@@ -111,10 +111,10 @@ class Clairvoyant:
     def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
         """An attempt there ended; None: without an answer."""
 
-    def escalates(self, request: Request, target_id: str) -> bool:
+    def escalates(self, request: SimulatedRequest, target_id: str) -> bool:
         return False
 
-    def _outcome(self, candidate: Candidate, ask: Ask, now: float) -> _Outcome:
+    def _outcome(self, candidate: Candidate, ask: Ask, now: float) -> _ForeseenOutcome:
         id = candidate.target.id
         others = [sent for sent in self._under_way.get(id, ()) if sent.arrives_at > now]
         self._under_way[id] = others
@@ -124,24 +124,24 @@ class Clairvoyant:
         after = worker.foreseen([*others, sent], now)
         done_at = after.get(sent.job, inf)
         gained = _weight_in_time(after, back) - _weight_in_time(before, back)
-        return _Outcome(gained, -done_at)
+        return _ForeseenOutcome(gained, -done_at)
 
-    def _sent(self, id: str, ask: Ask, now: float) -> _Sent:
+    def _sent(self, id: str, ask: Ask, now: float) -> _PlannedAttempt:
         request = self._truth.request(ask)
         arrives_at = self._truth.ways(id)[0].arrival(now, REQUEST_BYTES + ask.body_bytes)
-        job = Job(
+        job = SimulatedJob(
             request.number, NOBODY, ask.model,
             rows=ask.rows, length=ask.longest_row, deadline=ask.deadline + arrives_at - now,
             priority=ask.priority, luck=request.noise, answer_bytes=request.kind.answer_bytes,
         )  # fmt: skip
         job.due = ask.deadline
-        return _Sent(arrives_at, job)
+        return _PlannedAttempt(arrives_at, job)
 
     def __repr__(self) -> str:
         return f"<Clairvoyant {sum(map(len, self._under_way.values()))} under way>"
 
 
-def _weight_in_time(ends: Mapping[Job, float], back: Reach) -> float:
+def _weight_in_time(ends: Mapping[SimulatedJob, float], back: LinkReach) -> float:
     return sum(
         WEIGHTS[level_of(job.priority)]
         for job, done_at in ends.items()

@@ -17,20 +17,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from time import process_time
 
-from simulator.crowd.device import Device
+from simulator.crowd.device import SimulatedDevice
 from simulator.crowd.life import Habits
 from tidegate import clock
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.logs import configure_logging
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.servers.limits import raise_file_limit
 
 TELL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ChildSettings:
     """The devices of one process."""
 
     first: int
@@ -49,14 +49,14 @@ class Share:
         return json.dumps(asdict(self))
 
 
-async def live(share: Share) -> None:
+async def live(share: ChildSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     counts, chance = Counter[str](), random.Random(f"{share.seed}/{share.first}")
     habits = Habits(share.ramp_s, share.churn_per_minute, share.crash_ratio)
     devices = [
-        Device(
+        SimulatedDevice(
             number, url=share.url, fleet=share.fleet, models=share.models, interval_s=share.interval_s,
             habits=habits, draw=chance.random, counts=counts,
         )
@@ -70,17 +70,17 @@ async def live(share: Share) -> None:
                 async with asyncio.timeout(TELL_EVERY_S):
                     await stop.wait()
     finally:
-        await cancelled(*lives)
+        await cancel_and_wait(*lives)
         _tell(devices, counts)
 
 
-def _tell(devices: list[Device], counts: Counter[str]) -> None:
+def _tell(devices: list[SimulatedDevice], counts: Counter[str]) -> None:
     connected = sum(device.is_connected for device in devices)
     events.emit("crowd", connected=connected, counts=dict(counts), cpu_s=process_time(), at=clock.now())
 
 
 def main() -> None:
-    share = Share(**json.loads(sys.argv[1]))
+    share = ChildSettings(**json.loads(sys.argv[1]))
     die_with_parent(share.parent)
     configure_logging("crowd", level="error")  # ten thousand devices would say "connected" ten thousand times
     raise_file_limit()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from simulator.crowd.crowd import Crowd, CrowdFailed, Seen
+from simulator.crowd.crowd import Crowd, CrowdCounts, CrowdFailed
 from simulator.crowd.life import Habits
 from tidegate import clock
 from tidegate.mqtt.broker_url import BrokerUrl
@@ -103,7 +103,7 @@ async def _watch(crowd: Crowd, seconds: float | None, as_json: bool) -> None:
     console = Console(stderr=as_json)
     with Live(console=console, auto_refresh=False, transient=as_json) as live:
         async with crowd:
-            began_at, before = clock.now(), Seen()
+            began_at, before = clock.now(), CrowdCounts()
             while not stop.is_set() and (seconds is None or clock.now() < began_at + seconds):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
@@ -115,7 +115,7 @@ async def _watch(crowd: Crowd, seconds: float | None, as_json: bool) -> None:
         _show(crowd, crowd.seen, before, live, as_json)
 
 
-def _show(crowd: Crowd, seen: Seen, before: Seen, live: Live, as_json: bool) -> None:
+def _show(crowd: Crowd, seen: CrowdCounts, before: CrowdCounts, live: Live, as_json: bool) -> None:
     beats = (seen.counts["heartbeat"] - before.counts["heartbeat"]) / LOOK_EVERY_S
     if as_json:
         sys.stdout.write(json.dumps({"connected": seen.connected, "heartbeats_per_s": beats, **seen.counts}) + "\n")

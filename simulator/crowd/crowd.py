@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from simulator.crowd.child import Share
+from simulator.crowd.child import ChildSettings
 from simulator.crowd.life import Habits
 
 PER_PROCESS: Final = 1000
@@ -27,7 +27,7 @@ class CrowdFailed(Exception):
 
 
 @dataclass(slots=True)
-class Seen:
+class CrowdCounts:
     """What the crowd has said so far."""
 
     connected: int = 0
@@ -56,7 +56,7 @@ class Crowd:
     ) -> None:
         self.agents = agents
         self._shares = [
-            Share(
+            ChildSettings(
                 first, min(PER_PROCESS, agents - first), url, fleet, models, interval_s, seed, h.ramp_s,
                 h.churn_per_minute, h.crash_ratio, os.getpid(),
             )
@@ -93,12 +93,12 @@ class Crowd:
         await asyncio.gather(*self._readers)
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> CrowdCounts:
         """Raises CrowdFailed."""
         for process in self._processes:
             if process.returncode not in (None, 0):
                 raise CrowdFailed(f"a process of the crowd ended with {process.returncode}; what it said is above")
-        whole = Seen()
+        whole = CrowdCounts()
         for said in self._last.values():
             whole.connected += said["connected"]
             whole.counts.update(said["counts"])

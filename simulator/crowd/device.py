@@ -14,7 +14,7 @@ from math import inf
 
 from edge_agent.core.reporting import AgentState, Publication
 from edge_agent.fleet.sync import EdgeSync
-from simulator.crowd.epochs import Forgetful
+from simulator.crowd.epochs import InMemoryEpochs
 from simulator.crowd.life import Habits
 from tidegate import clock
 from tidegate.fleet.messages import Command
@@ -39,7 +39,7 @@ class CountedSync(EdgeSync):
         super()._obey(command)
 
 
-class Device:
+class SimulatedDevice:
     """`run` is its whole life, until it is cancelled; it says goodbye then.
 
     Args:
@@ -67,7 +67,7 @@ class Device:
         self._offers = tuple(_offer(n, draw) for n in range(models))
         self._address = f"192.0.2.{number % 254 + 1}:9001"
         self._queued = 0
-        self._epochs = Forgetful()
+        self._epochs = InMemoryEpochs()
         self._sync: EdgeSync | None = None
 
     async def run(self) -> None:
@@ -110,7 +110,7 @@ class Device:
         return AgentState(self._offers, (self._address,), load)
 
     def __repr__(self) -> str:
-        return f"<Device {self.name} {'connected' if self.is_connected else 'away'}>"
+        return f"<SimulatedDevice {self.name} {'connected' if self.is_connected else 'away'}>"
 
 
 def _offer(number: int, draw: Callable[[], float]) -> ModelOffer:

@@ -7,7 +7,7 @@ from pathlib import Path
 from edge_agent.fleet.epoch import EpochStore
 
 
-class Forgetful(EpochStore):
+class InMemoryEpochs(EpochStore):
     """An `EpochStore` that lasts as long as its device is simulated."""
 
     def __init__(self) -> None:

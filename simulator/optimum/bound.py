@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 from simulator.optimum.machines import Floats, Machine, machines
-from simulator.scenarios.scenario_file import Loaded
-from simulator.world.arrivals import Request, requests
-from simulator.world.conditions import SETTLING_S, Conditions
+from simulator.scenarios.scenario_file import LoadedScenario
+from simulator.world.arrivals import SimulatedRequest, requests
+from simulator.world.conditions import SETTLING_S, WorldConditions
 
 SLOT_S = 0.1
 
@@ -47,7 +47,7 @@ class NoSolver(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class AttainmentBound:
     """No policy attains more. `by_class` is how one best plan shares it out: no bound for a class by itself."""
 
     attainment: float  # weighted, of the requests that count
@@ -57,8 +57,8 @@ class Bound:
 
 
 def upper_bound(
-    loaded: Loaded, seed: int, *, weights: Mapping[str, float] | None = None, slot_s: float = SLOT_S
-) -> Bound:
+    loaded: LoadedScenario, seed: int, *, weights: Mapping[str, float] | None = None, slot_s: float = SLOT_S
+) -> AttainmentBound:
     """The bound of one seed's world.
 
     Args:
@@ -72,12 +72,12 @@ def upper_bound(
     counts = np.array([request.at >= SETTLING_S + scenario.warmup_s for request in asked], bool)
     worth = np.array([1.0 if weights is None else weights[request.kind.name] for request in asked]) * counts
     if not worth.sum():
-        return Bound(1.0, {}, 0, 0)
+        return AttainmentBound(1.0, {}, 0, 0)
     until = SETTLING_S + scenario.duration_s + max(request.kind.budget_ms for request in asked) / 1e3
-    program = Program(machines(scenario, Conditions(loaded, seed), asked, until), worth, until, slot_s)
+    program = Program(machines(scenario, WorldConditions(loaded, seed), asked, until), worth, until, slot_s)
     proven, answered = program.best()
     counted = [(request, share) for request, share, one in zip(asked, answered, counts, strict=True) if one]
-    return Bound(proven / float(worth.sum()), _by_class(counted), len(counted), program.variables)
+    return AttainmentBound(proven / float(worth.sum()), _by_class(counted), len(counted), program.variables)
 
 
 class Program:
@@ -191,7 +191,7 @@ def _solved(costs: Floats, matrix: Any, limits: Floats, most: Floats) -> tuple[F
     return found.x, -found.ineqlin.marginals
 
 
-def _by_class(answered: Iterable[tuple[Request, float]]) -> dict[str, float]:
+def _by_class(answered: Iterable[tuple[SimulatedRequest, float]]) -> dict[str, float]:
     sums: dict[str, list[float]] = {}
     for request, share in answered:
         sums.setdefault(request.kind.name, []).append(float(share))

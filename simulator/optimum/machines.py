@@ -28,12 +28,12 @@ from math import ceil, exp, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.optimum.reach import Reach, reaches
+from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import EdgeGroup, PoolSpec, Scenario
-from simulator.workers.slowness import Piece
+from simulator.workers.slowness import SlownessPeriod
 from simulator.workers.worker import edge_offers, offers_of, true_table
-from simulator.world.arrivals import Request
-from simulator.world.conditions import Conditions
+from simulator.world.arrivals import SimulatedRequest
+from simulator.world.conditions import WorldConditions
 from simulator.world.link_stream import ANSWER_BYTES, REQUEST_BYTES
 from tidegate.estimate.cost_table import CostTable
 
@@ -57,14 +57,16 @@ class Machine:
     due: Floats
     charge_s: Floats
     lasts_s: Floats
-    pieces: Sequence[Piece]
+    pieces: Sequence[SlownessPeriod]
     down: Sequence[tuple[float, float]]
 
     def __repr__(self) -> str:
         return f"<Machine {self.id}, {np.count_nonzero(self.due > self.release)} requests can be there>"
 
 
-def machines(scenario: Scenario, conditions: Conditions, asked: Sequence[Request], until: float) -> list[Machine]:
+def machines(
+    scenario: Scenario, conditions: WorldConditions, asked: Sequence[SimulatedRequest], until: float
+) -> list[Machine]:
     """All workers of the scenario."""
     found = []
     for group in scenario.edges:
@@ -74,12 +76,17 @@ def machines(scenario: Scenario, conditions: Conditions, asked: Sequence[Request
 
 
 def _edge(
-    scenario: Scenario, conditions: Conditions, group: EdgeGroup, number: int, asked: Sequence[Request], until: float
+    scenario: Scenario,
+    conditions: WorldConditions,
+    group: EdgeGroup,
+    number: int,
+    asked: Sequence[SimulatedRequest],
+    until: float,
 ) -> Machine:
     id = group.id_of(number)
     tables = {offer.name: true_table(offer, group.takes_ms) for offer in edge_offers(scenario, group, number)}
 
-    def takes_s(request: Request) -> float:
+    def takes_s(request: SimulatedRequest) -> float:
         table = tables.get(request.kind.model)
         longest = scenario.models[request.kind.model].edge_max_units
         if table is None or (longest is not None and request.length > longest):
@@ -91,7 +98,7 @@ def _edge(
 
 
 def _pool(
-    scenario: Scenario, conditions: Conditions, pool: PoolSpec, asked: Sequence[Request], until: float
+    scenario: Scenario, conditions: WorldConditions, pool: PoolSpec, asked: Sequence[SimulatedRequest], until: float
 ) -> Machine:
     id = f"pool/{pool.name}"
     luck = conditions.batch_luck(id)
@@ -113,7 +120,9 @@ def _pool(
     return _machine(scenario, conditions, id, pool.link, None, asked, charge_s, lasts_s, until)
 
 
-def _charges(max_batch: int, table: CostTable, asked: Sequence[Request], release: Floats, latest: Floats) -> Floats:
+def _charges(
+    max_batch: int, table: CostTable, asked: Sequence[SimulatedRequest], release: Floats, latest: Floats
+) -> Floats:
     """What each takes of its batch at least; in the table's unit.
 
     Args:
@@ -169,11 +178,11 @@ def _lines_below(table: CostTable, most: float) -> list[tuple[float, float]]:
 
 def _machine(
     scenario: Scenario,
-    conditions: Conditions,
+    conditions: WorldConditions,
     id: str,
     kind: str,
     group: EdgeGroup | None,
-    asked: Sequence[Request],
+    asked: Sequence[SimulatedRequest],
     charge_s: Floats,
     lasts_s: Floats,
     until: float,
@@ -190,9 +199,9 @@ def _machine(
     )
 
 
-def _arrival(there: Reach, request: Request) -> float:
+def _arrival(there: LinkReach, request: SimulatedRequest) -> float:
     return there.earliest(request.at, REQUEST_BYTES + int(request.units * request.kind.bytes_per_unit))
 
 
-def _departure(back: Reach, request: Request) -> float:
+def _departure(back: LinkReach, request: SimulatedRequest) -> float:
     return back.latest(request.at + request.kind.budget_ms / 1e3, ANSWER_BYTES + request.kind.answer_bytes)

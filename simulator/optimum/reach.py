@@ -17,15 +17,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 
-from simulator.world.conditions import Conditions
-from tidegate.netsim.links.profile import Air, LinkProfile, worse_by
-from tidegate.netsim.links.regime import Stretches, Windows
+from simulator.world.conditions import WorldConditions
+from tidegate.netsim.links.profile import LinkProfile, SharedConditions, worse_by
+from tidegate.netsim.links.regime import OnOffSchedule, Windows
 
 Window = tuple[float, float]
 _SURELY = 1e-9  # one frame in a billion has less jitter than what is taken for the least
 
 
-class Reach:
+class LinkReach:
     """One direction of one link. Immutable."""
 
     def __init__(
@@ -66,14 +66,20 @@ class Reach:
         return self._gone.start(entered - size_bytes * self._s_per_byte)
 
     def __repr__(self) -> str:
-        return f"<Reach {self._least_s * 1e3:g} ms, {self._bad_s * 1e3:g} ms in bad weather>"
+        return f"<LinkReach {self._least_s * 1e3:g} ms, {self._bad_s * 1e3:g} ms in bad weather>"
 
 
 def reaches(
-    conditions: Conditions, id: str, profile: LinkProfile, jitter_times: float, until: float, *, usual: bool = False
-) -> tuple[Reach, Reach]:
+    conditions: WorldConditions,
+    id: str,
+    profile: LinkProfile,
+    jitter_times: float,
+    until: float,
+    *,
+    usual: bool = False,
+) -> tuple[LinkReach, LinkReach]:
     """Of the link to a worker: the way there and the way back, laid out up to an instant."""
-    air = Air.over(profile, conditions.link_chance(id), None)
+    air = SharedConditions.over(profile, conditions.link_chance(id), None)
     cuts = conditions.partitions(id)
     jitter = profile.jitter.distribution(jitter_times) if profile.jitter else None
     jitter_s = jitter.quantile_s(0.5 if usual else _SURELY) if jitter else 0.0
@@ -82,8 +88,8 @@ def reaches(
     if bad_times < 1.0:  # weather that makes a link faster is taken as if it were always so
         delay_s, bad_times = delay_s * bad_times, 1.0
 
-    def reach(cut: Sequence[Window], mbit: float | None) -> Reach:
-        return Reach(
+    def reach(cut: Sequence[Window], mbit: float | None) -> LinkReach:
+        return LinkReach(
             least_s=delay_s,
             bad_times=bad_times,
             bad=_laid_out(air.bad, until),
@@ -94,7 +100,7 @@ def reaches(
     return reach(cuts.to_target, profile.to_mbit), reach(cuts.from_target, profile.from_mbit)
 
 
-def _laid_out(stretches: Stretches | None, until: float) -> list[Window]:
+def _laid_out(stretches: OnOffSchedule | None, until: float) -> list[Window]:
     found: list[Window] = []
     at = 0.0
     while stretches is not None and (start := stretches.next_on(at)) < until:
@@ -107,7 +113,7 @@ class _Laid:
     """Windows in order, merged; where the one around an instant begins and ends."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
-        self._ends: Stretches = Windows(windows)
+        self._ends: OnOffSchedule = Windows(windows)
         merged: list[Window] = list(Windows(windows).after(-inf))
         self._starts = [start for start, _ in merged]
         self._stops = [stop for _, stop in merged]

@@ -19,19 +19,19 @@ _LOGNORMAL_MEAN = exp(0.5)  # of a median of 1 with sigma 1
 _ENOUGH = 5  # calls in a stretch that make a drift of its own
 
 
-class Drift(NamedTuple):
+class MeasuredSlowdown(NamedTuple):
     """How many times its table's seconds a target's calls took."""
 
     times: float = 1.0
     sigma: float = 0.1
 
 
-def drift_of(ratios: Sequence[float], *, otherwise: Drift = Drift()) -> Drift:  # noqa: B008  # immutable
+def drift_of(ratios: Sequence[float], *, otherwise: MeasuredSlowdown = MeasuredSlowdown()) -> MeasuredSlowdown:  # noqa: B008  # immutable
     """Of what calls took against the table."""
     logs = [log(one) for one in ratios if one > 0.0]
     if not logs:
         return otherwise
-    return Drift(exp(statistics.fmean(logs)), statistics.pstdev(logs) if len(logs) > 1 else otherwise.sigma)
+    return MeasuredSlowdown(exp(statistics.fmean(logs)), statistics.pstdev(logs) if len(logs) > 1 else otherwise.sigma)
 
 
 def always_slow(target: str, times: float) -> Fault:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from cloud_pool.core.batching.grouping import Shape, padded
-from gateway.core.history.trace_format import Attempt, Request
+from cloud_pool.core.batching.grouping import WorkShape, padded_shape
+from gateway.core.history.trace_format import RecordedAttempt, RecordedRequest
 
 _TOGETHER_S: Final = 0.5  # answers of one batch come within this; one that took as long by chance is seldom so near
 
@@ -30,7 +30,7 @@ class RecordedCall(NamedTuple):
     took_s: float
 
 
-def calls_of(attempts: Sequence[tuple[Request, Attempt]]) -> list[RecordedCall]:
+def calls_of(attempts: Sequence[tuple[RecordedRequest, RecordedAttempt]]) -> list[RecordedCall]:
     """The computations at one target of which it is known what was computed, by their instants."""
     told = [(request, attempt) for request, attempt in attempts if attempt.compute_s and request.units]
     lone = [_call([one]) for one in told if one[1].batch <= one[0].rows]
@@ -38,16 +38,18 @@ def calls_of(attempts: Sequence[tuple[Request, Attempt]]) -> list[RecordedCall]:
     return sorted([*lone, *whole])
 
 
-def shape_of(request: Request) -> Shape:
+def shape_of(request: RecordedRequest) -> WorkShape:
     """As a scenario has it: whole rows of one whole length."""
     rows = max(1, request.rows)
     length = max(1, round((request.units or 1.0) / rows))
-    return Shape(rows, length, float(rows * length))
+    return WorkShape(rows, length, float(rows * length))
 
 
-def _batches(told: list[tuple[Request, Attempt]]) -> Iterator[list[tuple[Request, Attempt]]]:
+def _batches(
+    told: list[tuple[RecordedRequest, RecordedAttempt]],
+) -> Iterator[list[tuple[RecordedRequest, RecordedAttempt]]]:
     for _, alike in groupby(sorted(told, key=_likeness), key=lambda one: _likeness(one)[:-1]):
-        members: list[tuple[Request, Attempt]] = []
+        members: list[tuple[RecordedRequest, RecordedAttempt]] = []
         for one in alike:
             if members and _ended_s(one) - _ended_s(members[-1]) > _TOGETHER_S:
                 members = []
@@ -57,18 +59,18 @@ def _batches(told: list[tuple[Request, Attempt]]) -> Iterator[list[tuple[Request
                 members = []
 
 
-def _likeness(one: tuple[Request, Attempt]) -> tuple[str, str, float, int, float]:
+def _likeness(one: tuple[RecordedRequest, RecordedAttempt]) -> tuple[str, str, float, int, float]:
     request, attempt = one
     return request.model, request.version, attempt.compute_s or 0.0, attempt.batch, _ended_s(one)
 
 
-def _ended_s(one: tuple[Request, Attempt]) -> float:
+def _ended_s(one: tuple[RecordedRequest, RecordedAttempt]) -> float:
     request, attempt = one
     return request.at_s + attempt.at_s + attempt.took_s
 
 
-def _call(members: Sequence[tuple[Request, Attempt]]) -> RecordedCall:
+def _call(members: Sequence[tuple[RecordedRequest, RecordedAttempt]]) -> RecordedCall:
     first, attempt = members[0]
     at_s = min(request.at_s for request, _ in members)
-    units = padded([shape_of(request) for request, _ in members]).units
+    units = padded_shape([shape_of(request) for request, _ in members]).units
     return RecordedCall(at_s, first.model, first.version, units, attempt.compute_s or 0.0)

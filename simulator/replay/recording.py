@@ -14,38 +14,47 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.core.history.trace_format import FORMAT, VERSION, End, Header, Line, Link, Request, Target
+from gateway.core.history.trace_format import (
+    FORMAT,
+    VERSION,
+    RecordedEnd,
+    RecordedHeader,
+    RecordedLine,
+    RecordedLink,
+    RecordedRequest,
+    RecordedTarget,
+)
 from simulator.scenarios.scenario_file import ScenarioError
 
 MOST_BYTES: Final = 2**30
-LineT = TypeVar("LineT", bound=Line)
+LineT = TypeVar("LineT", bound=RecordedLine)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    header: Header
-    targets: tuple[Target, ...]  # in the order of their lines: of one target the last counts
-    requests: tuple[Request, ...]  # by arrival
-    links: tuple[Link, ...]
+class TrafficRecording:
+    header: RecordedHeader
+    targets: tuple[RecordedTarget, ...]  # in the order of their lines: of one target the last counts
+    requests: tuple[RecordedRequest, ...]  # by arrival
+    links: tuple[RecordedLink, ...]
     seconds: float
 
 
-def read(path: Path) -> Recording:
+def read(path: Path) -> TrafficRecording:
     """Raises ScenarioError."""
     try:
         with tarfile.open(path, "r:gz") as tar:
-            (header, *_) = [*_lines(tar, "header.jsonl", Header, path), None]
+            (header, *_) = [*_lines(tar, "header.jsonl", RecordedHeader, path), None]
             if header is None or header.format != FORMAT or header.version != VERSION:
                 said = "no header" if header is None else f"{header.format} version {header.version}"
                 raise ScenarioError(f"{path}: not a recording that this version reads: {said}, not {FORMAT} {VERSION}")
-            requests = sorted(_lines(tar, "requests.jsonl", Request, path), key=lambda one: one.at_s)
-            targets = tuple(_lines(tar, "targets.jsonl", Target, path))
-            links = tuple(sorted(_lines(tar, "links.jsonl", Link, path), key=lambda one: one.at_s))
-            ends = tuple(_lines(tar, "end.jsonl", End, path)) if "end.jsonl" in tar.getnames() else ()
+            requests = sorted(_lines(tar, "requests.jsonl", RecordedRequest, path), key=lambda one: one.at_s)
+            targets = tuple(_lines(tar, "targets.jsonl", RecordedTarget, path))
+            links = tuple(sorted(_lines(tar, "links.jsonl", RecordedLink, path), key=lambda one: one.at_s))
+            ends = tuple(_lines(tar, "end.jsonl", RecordedEnd, path)) if "end.jsonl" in tar.getnames() else ()
     except (OSError, EOFError, tarfile.TarError) as error:
         raise ScenarioError(f"{path}: not a recording: {error}") from error
     last_s = requests[-1].at_s + 1e-3 if requests else 0.0  # the gateway went away, or enough had come
-    return Recording(header, targets, tuple(requests), links, ends[-1].seconds if ends else last_s)
+    return TrafficRecording(header, targets, tuple(requests), links, ends[-1].seconds if ends else last_s)
 
 
 def _lines(tar: tarfile.TarFile, name: str, kind: type[LineT], path: Path) -> Iterator[LineT]:

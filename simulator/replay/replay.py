@@ -26,10 +26,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from gateway.core.history.trace_format import Attempt, Link, ModelCosts, Request, Target, VariantCosts
+from gateway.core.history.trace_format import (
+    RecordedAttempt,
+    RecordedLink,
+    RecordedModel,
+    RecordedRequest,
+    RecordedTarget,
+    RecordedVariant,
+)
 from simulator.replay.measured import drift_of, slow_by_stretches
 from simulator.replay.recorded_calls import calls_of, shape_of
-from simulator.replay.recording import Recording, read
+from simulator.replay.recording import TrafficRecording, read
 from simulator.scenarios.scenario import (
     ArrivalsSpec,
     ClassSpec,
@@ -37,11 +44,11 @@ from simulator.scenarios.scenario import (
     Fault,
     ModelSpec,
     PoolSpec,
-    Recorded,
+    RecordedArrival,
     Scenario,
     Size,
 )
-from simulator.scenarios.scenario_file import Loaded, ScenarioError
+from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError
 from simulator.world.conditions import SETTLING_S
 from simulator.world.true_costs import Points, true_tables
 from tidegate.estimate.cost_table import CostTable
@@ -62,7 +69,7 @@ _POLICIES: Final = {"value": "value", "cheapest": "cheapest"}
 class Replay:
     """`attainment` is the recorded one, of those that a replay counts."""
 
-    loaded: Loaded
+    loaded: LoadedScenario
     policy: str
     attainment: float
     counted: int
@@ -91,10 +98,10 @@ def replay(path: Path) -> Replay:
     scenario = parts.scenario(f"replay of {path.name}", warmup_s)
     policy = _POLICIES.get(recording.header.policy, "tidegate")
     words = _words(recording, asked, parts)
-    return Replay(Loaded(scenario, path.parent, str(path)), policy, attainment, len(counted), words)
+    return Replay(LoadedScenario(scenario, path.parent, str(path)), policy, attainment, len(counted), words)
 
 
-def _words(recording: Recording, asked: Sequence[Request], parts: _Parts) -> tuple[str, ...]:
+def _words(recording: TrafficRecording, asked: Sequence[RecordedRequest], parts: _Parts) -> tuple[str, ...]:
     demanding = sum(bool(one.variant or one.attested or one.min_quality or one.pin != "any") for one in asked)
     left_out = Counter(one.outcome for one in recording.requests if one.outcome in _NOT_REPLAYED)
     told = [f"{count} that were {outcome} are left out" for outcome, count in left_out.items()]
@@ -108,16 +115,16 @@ def _words(recording: Recording, asked: Sequence[Request], parts: _Parts) -> tup
 class _Parts:
     """The scenario's parts, each from what was recorded."""
 
-    def __init__(self, recording: Recording, asked: Sequence[Request]) -> None:
+    def __init__(self, recording: TrafficRecording, asked: Sequence[RecordedRequest]) -> None:
         self._recording = recording
         self._asked = asked
         self._targets = {one.id: one for one in recording.targets}
         self._versions = Counter((one.model, one.version) for one in asked)
-        self._attempts: dict[str, list[tuple[Request, Attempt]]] = defaultdict(list)
+        self._attempts: dict[str, list[tuple[RecordedRequest, RecordedAttempt]]] = defaultdict(list)
         for request in asked:
             for attempt in request.attempts:
                 self._attempts[attempt.target].append((request, attempt))
-        self._links: dict[str, list[Link]] = defaultdict(list)
+        self._links: dict[str, list[RecordedLink]] = defaultdict(list)
         for link in recording.links:
             self._links[link.target].append(link)
         tables = {id: self._tables(target) for id, target in self._targets.items()}
@@ -171,7 +178,7 @@ class _Parts:
 
     # requests
 
-    def _arrivals(self) -> tuple[tuple[ClassSpec, ...], tuple[Recorded, ...]]:
+    def _arrivals(self) -> tuple[tuple[ClassSpec, ...], tuple[RecordedArrival, ...]]:
         keys = list(dict.fromkeys(map(self._class_key, self._asked)))
         counts = Counter(map(self._class_key, self._asked))
         classes = tuple(
@@ -188,7 +195,7 @@ class _Parts:
         )
         places = {key: place for place, key in enumerate(keys)}
         recorded = tuple(
-            Recorded(
+            RecordedArrival(
                 at_s=one.at_s,
                 class_=places[self._class_key(one)],
                 length=shape_of(one).length,
@@ -200,7 +207,7 @@ class _Parts:
         )
         return classes, recorded
 
-    def _class_key(self, one: Request) -> tuple[str, int, str]:
+    def _class_key(self, one: RecordedRequest) -> tuple[str, int, str]:
         return self._model(one.model, one.version), one.priority, one.tenant
 
     def _model(self, name: str, version: str) -> str:
@@ -210,7 +217,7 @@ class _Parts:
 
     # targets
 
-    def _tables(self, target: Target) -> dict[str, tuple[tuple[float, float], ...]]:
+    def _tables(self, target: RecordedTarget) -> dict[str, tuple[tuple[float, float], ...]]:
         """By model: (work units, milliseconds) there."""
         found = {}
         for model in target.models:
@@ -223,7 +230,7 @@ class _Parts:
                     found[self._model(model.name, model.version)] = tuple((u, 1e3 * s) for u, s in points)
         return found
 
-    def _variant(self, target: str, model: ModelCosts) -> VariantCosts | None:
+    def _variant(self, target: str, model: RecordedModel) -> RecordedVariant | None:
         """The variant that was used the most there."""
         used = Counter(
             attempt.variant
@@ -232,7 +239,7 @@ class _Parts:
         )
         return max(model.variants, key=lambda one: (used[one.name], bool(one.cost)), default=None)
 
-    def _met(self, target: str, model: ModelCosts) -> tuple[tuple[float, float], ...]:
+    def _met(self, target: str, model: RecordedModel) -> tuple[tuple[float, float], ...]:
         """Of who measured nothing (a foreign server): what its answers took, in the middle."""
         took = [
             (request.units or 1.0, attempt.compute_s or attempt.took_s - (attempt.link_s or 0.0))
@@ -361,7 +368,7 @@ class _Parts:
         ]
 
 
-def _rtts(attempt: Attempt) -> Iterable[tuple[float, float]]:
+def _rtts(attempt: RecordedAttempt) -> Iterable[tuple[float, float]]:
     """What an attempt tells of the link: (how long after it was sent, a round trip as of then).
 
     An answer comes back long after its request went out, on what may be another link by then: a link that stands still
@@ -379,5 +386,5 @@ def _rtts(attempt: Attempt) -> Iterable[tuple[float, float]]:
         yield 0.0, attempt.took_s  # that nobody acknowledged took longer than it was waited for
 
 
-def _quality(variant: VariantCosts) -> float:
+def _quality(variant: RecordedVariant) -> float:
     return 1.0 if variant.quality is None else variant.quality

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.report.report import Figures, Interval
+from simulator.report.report import MeanInterval, PolicyFigures
 from simulator.scenarios.scenario import Scenario
 from simulator.world.conditions import SETTLING_S
 
@@ -26,7 +26,7 @@ class NoPlot(Exception):
 
 
 def draw_loads(
-    found: Sequence[Figures], title: str, path: Path, *, ceiling: Sequence[tuple[float, float]] = ()
+    found: Sequence[PolicyFigures], title: str, path: Path, *, ceiling: Sequence[tuple[float, float]] = ()
 ) -> None:
     """Write a PNG of attainment against load.
 
@@ -41,7 +41,7 @@ def draw_loads(
     figure, axes = plt.subplots(figsize=_SIZE_INCHES, layout="constrained")
     for policy in _policies(found):
         points = sorted((one for one in found if one.policy == policy), key=lambda one: one.load)
-        attained = [Interval.of(one.attainment) for one in points]
+        attained = [MeanInterval.of(one.attainment) for one in points]
         loads = [one.load for one in points]
         (line,) = axes.plot(loads, [100 * one.mean for one in attained], marker="o", label=policy)
         low, high = [100 * one.low for one in attained], [100 * one.high for one in attained]
@@ -53,7 +53,7 @@ def draw_loads(
     _finish(plt, figure, axes, path)
 
 
-def draw_timeline(found: Sequence[Figures], scenario: Scenario, path: Path) -> None:
+def draw_timeline(found: Sequence[PolicyFigures], scenario: Scenario, path: Path) -> None:
     """Write a PNG of what share of each second's arrivals was answered in time. Raises as `draw_loads`."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=_SIZE_INCHES, layout="constrained")
@@ -70,7 +70,7 @@ def draw_timeline(found: Sequence[Figures], scenario: Scenario, path: Path) -> N
     _finish(plt, figure, axes, path)
 
 
-def smoothed(one: Figures) -> list[tuple[float, float]]:
+def smoothed(one: PolicyFigures) -> list[tuple[float, float]]:
     """(second of arrival, share in time) over the last second of arrivals, on the scenario's clock."""
     points = []
     for at, _, _ in one.timeline:
@@ -85,7 +85,7 @@ def _shades(scenario: Scenario) -> list[tuple[float, float, str]]:
     return [*faults, *steps]
 
 
-def _policies(found: Sequence[Figures]) -> list[str]:
+def _policies(found: Sequence[PolicyFigures]) -> list[str]:
     return list(dict.fromkeys(one.policy for one in found))
 
 

@@ -30,7 +30,7 @@ _RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class MeanInterval:
     """A mean over seeds, and the 95 % interval around it; of one seed it is a point."""
 
     mean: float
@@ -38,7 +38,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Interval:
+    def of(cls, samples: Sequence[float]) -> MeanInterval:
         mean = fmean(samples)
         if len(samples) < 2:
             return cls(mean, mean, mean)
@@ -51,7 +51,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PolicyFigures:
     """One policy at one load: samples by seed, and what adds up over seeds."""
 
     policy: str
@@ -81,12 +81,12 @@ class Figures:
         """For JSON."""
         found: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         for name in ("attainment", "goodput", "pool_s_per_1k", "waste", "quality", "hedged", "calibration_error"):
-            interval = Interval.of(getattr(self, name))
+            interval = MeanInterval.of(getattr(self, name))
             found[f"{name}_mean"] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
         return found
 
 
-def figures(runs: Sequence[Run], *, load: float, rate: float) -> Figures:
+def figures(runs: Sequence[Run], *, load: float, rate: float) -> PolicyFigures:
     """The figures of one policy at one load, from a run for each seed."""
     tallies = [run.tally for run in runs]
     classes = sorted({name for tally in tallies for name in tally.by_class})
@@ -102,7 +102,7 @@ def figures(runs: Sequence[Run], *, load: float, rate: float) -> Figures:
             sums[0] += arrivals
             sums[1] += in_time
     answers = max(1, served.total())
-    return Figures(
+    return PolicyFigures(
         policy=runs[0].policy,
         load=load,
         rate=rate,
@@ -134,30 +134,30 @@ def figures(runs: Sequence[Run], *, load: float, rate: float) -> Figures:
     )
 
 
-def difference(one: Sequence[float], other: Sequence[float]) -> Interval:
+def difference(one: Sequence[float], other: Sequence[float]) -> MeanInterval:
     """How much larger `one` is, paired by seed."""
-    return Interval.of([a - b for a, b in zip(one, other, strict=True)])
+    return MeanInterval.of([a - b for a, b in zip(one, other, strict=True)])
 
 
-def miss_ratio(ours: Figures, theirs: Figures) -> float:
+def miss_ratio(ours: PolicyFigures, theirs: PolicyFigures) -> float:
     """How many times as many misses they have; infinite where we have none and they do."""
     mine, others = 1.0 - fmean(ours.attainment), 1.0 - fmean(theirs.attainment)
     return others / mine if mine > 0.0 else (float("inf") if others > 0.0 else 1.0)
 
 
-def tier_share(of: Figures, tier: str) -> float:
+def tier_share(of: PolicyFigures, tier: str) -> float:
     """The share of answers that came from a tier."""
     return sum(share for target, share in of.shares.items() if target.startswith(f"{tier}/"))
 
 
-def rows(found: Iterable[Figures]) -> list[tuple[str, ...]]:
+def rows(found: Iterable[PolicyFigures]) -> list[tuple[str, ...]]:
     """For a table: the header first."""
     found = list(found)
     classes = list(found[0].by_class) if found else []
     header = ("policy", "load", "in time", "95 %", *classes, "p50", "p99", "pool s/1k", "pool", "waste", "hedged")
     lines: list[tuple[str, ...]] = [header]
     for one in found:
-        attained = Interval.of(one.attainment)
+        attained = MeanInterval.of(one.attainment)
         lines.append(
             (
                 one.policy,

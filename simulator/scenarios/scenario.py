@@ -29,11 +29,11 @@ from tidegate.models.manifest import Feature
 from tidegate.netsim.links.profile import LinkProfile
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all parts of a scenario are."""
 
 
-class Unsure(_Part, frozen=True, kw_only=True):
+class Unsure(_ScenarioPart, frozen=True, kw_only=True):
     """A model that knows when it does not know: an edge's answer to a hard request comes back unsure.
 
     Tidegate's own policies escalate those, as in life. For every policy a hard request that an edge answered counts
@@ -45,7 +45,7 @@ class Unsure(_Part, frozen=True, kw_only=True):
     max_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5  # as `confidence.max_share` in a manifest
 
 
-class ModelSpec(_Part, frozen=True, kw_only=True):
+class ModelSpec(_ScenarioPart, frozen=True, kw_only=True):
     """One model in its two variants. Costs are (work units, milliseconds) of one call, padding included.
 
     `edge_ms` is of a reference device, which `slow` multiplies; None: it does not run there.
@@ -69,7 +69,7 @@ class ModelSpec(_Part, frozen=True, kw_only=True):
                 CostTable(points)
 
 
-class Thermal(_Part, frozen=True, kw_only=True):
+class Thermal(_ScenarioPart, frozen=True, kw_only=True):
     """Episodes in which a device is slower than it measured at its warm-up, by a factor between the two."""
 
     every_s: float
@@ -77,7 +77,7 @@ class Thermal(_Part, frozen=True, kw_only=True):
     slow: tuple[float, float]
 
 
-class Background(_Part, frozen=True, kw_only=True):
+class Background(_ScenarioPart, frozen=True, kw_only=True):
     """A device's own callers: local requests that no gateway sends, in bursts. `share` is of its time, on average."""
 
     share: float
@@ -85,7 +85,7 @@ class Background(_Part, frozen=True, kw_only=True):
     burst_s: float = 2.0
 
 
-class EdgeGroup(_Part, frozen=True, kw_only=True):
+class EdgeGroup(_ScenarioPart, frozen=True, kw_only=True):
     """`count` devices alike but for their speed, which is spread evenly from one factor to the other."""
 
     count: int
@@ -117,7 +117,7 @@ class EdgeGroup(_Part, frozen=True, kw_only=True):
         return low + (high - low) * (number / (self.count - 1) if self.count > 1 else 0.0)
 
 
-class PoolSpec(_Part, frozen=True, kw_only=True):
+class PoolSpec(_ScenarioPart, frozen=True, kw_only=True):
     name: str
     link: str
     slow: float = 1.0
@@ -129,7 +129,7 @@ class PoolSpec(_Part, frozen=True, kw_only=True):
             CostTable(points)
 
 
-class Size(_Part, frozen=True, kw_only=True):
+class Size(_ScenarioPart, frozen=True, kw_only=True):
     """Lognormal lengths: half are below the median, nine in ten below median · e^(1.28 · sigma)."""
 
     median: float
@@ -142,7 +142,7 @@ class Size(_Part, frozen=True, kw_only=True):
             raise ValueError(f"min <= median <= max does not hold: {self.min}, {self.median}, {self.max}")
 
 
-class ClassSpec(_Part, frozen=True, kw_only=True):
+class ClassSpec(_ScenarioPart, frozen=True, kw_only=True):
     """One kind of request. `share` is of all requests; shares are relative to their sum."""
 
     name: str
@@ -163,7 +163,7 @@ class ClassSpec(_Part, frozen=True, kw_only=True):
             raise ValueError(f"retries must be 0 or more, not {self.retries}")
 
 
-class Step(_Part, frozen=True, kw_only=True):
+class RateStep(_ScenarioPart, frozen=True, kw_only=True):
     """So many times the rate for a while; `shares` of classes that differ meanwhile, as where one tenant storms."""
 
     at_s: float
@@ -172,7 +172,7 @@ class Step(_Part, frozen=True, kw_only=True):
     shares: dict[str, float] = {}
 
 
-class Recorded(_Part, frozen=True, kw_only=True):
+class RecordedArrival(_ScenarioPart, frozen=True, kw_only=True):
     """One request as it really came, of the class in this place of the list, with its own size and budget."""
 
     at_s: float
@@ -183,7 +183,7 @@ class Recorded(_Part, frozen=True, kw_only=True):
     body_bytes: int = 0
 
 
-class ArrivalsSpec(_Part, frozen=True, kw_only=True):
+class ArrivalsSpec(_ScenarioPart, frozen=True, kw_only=True):
     """`rate` a second on average, all gateways together.
 
     poisson     independent callers
@@ -204,8 +204,8 @@ class ArrivalsSpec(_Part, frozen=True, kw_only=True):
     burst_for_s: float = 1.0
     period_s: float = 1.0
     alpha: float = 1.5
-    steps: tuple[Step, ...] = ()
-    recorded: tuple[Recorded, ...] = ()
+    steps: tuple[RateStep, ...] = ()
+    recorded: tuple[RecordedArrival, ...] = ()
     recorded_rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -221,7 +221,7 @@ class ArrivalsSpec(_Part, frozen=True, kw_only=True):
             raise ValueError(f"alpha must be above 1 for an average to exist, not {self.alpha}")
 
 
-class TenantShare(_Part, frozen=True, kw_only=True):
+class TenantShare(_ScenarioPart, frozen=True, kw_only=True):
     """What a tenant may use, as `tenants` in the gateway's configuration; None: without limit."""
 
     weight: float = 1.0
@@ -236,7 +236,7 @@ class TenantShare(_Part, frozen=True, kw_only=True):
         return TenantSpec(self.weight, pool, edge, self.burst_s, self.max_in_flight)
 
 
-class Mqtt(_Part, frozen=True, kw_only=True):
+class Mqtt(_ScenarioPart, frozen=True, kw_only=True):
     """How edges' heartbeats reach gateways."""
 
     interval_s: float = 1.0
@@ -245,7 +245,7 @@ class Mqtt(_Part, frozen=True, kw_only=True):
     loss: float = 0.0
 
 
-class Fault(_Part, frozen=True, kw_only=True):
+class Fault(_ScenarioPart, frozen=True, kw_only=True):
     """Something that happens at `at_s` and ends after `for_s`.
 
     partition   nothing gets through, silently          to_only / from_only: in one direction
@@ -265,7 +265,7 @@ class Fault(_Part, frozen=True, kw_only=True):
     direction: Literal["both", "to", "from"] = "both"
 
 
-class Scenario(_Part, frozen=True, kw_only=True, dict=True):
+class Scenario(_ScenarioPart, frozen=True, kw_only=True, dict=True):
     """All of it. `knee_rps` is the rate that loads are fractions of; None: measure it."""
 
     summary: str

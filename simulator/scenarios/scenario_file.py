@@ -14,8 +14,8 @@ import yaml
 
 from simulator.scenarios.scenario import Scenario, target_names
 from tidegate.netsim.file_errors import explained
-from tidegate.netsim.links.profile import Recording, with_files
-from tidegate.netsim.links.trace import Trace
+from tidegate.netsim.links.profile import CapacityRecording, with_files
+from tidegate.netsim.links.trace import CapacityTrace
 
 SCENARIOS = Path(__file__).parent
 
@@ -24,7 +24,7 @@ class ScenarioError(Exception):
     """A scenario cannot be used; the message names the file and the key."""
 
 
-class Loaded:
+class LoadedScenario:
     """A scenario with the files that it names. `traces` has the recordings of each link that has them."""
 
     def __init__(self, scenario: Scenario, folder: Path, source: str) -> None:
@@ -33,17 +33,17 @@ class Loaded:
         self._folder = folder
 
     @cached_property
-    def traces(self) -> dict[str, tuple[Trace, Trace]]:
+    def traces(self) -> dict[str, tuple[CapacityTrace, CapacityTrace]]:
         return {
             name: (self._trace(name, "to_target", link.recording), self._trace(name, "from_target", link.recording))
             for name, link in self.scenario.links.items()
             if link.recording is not None
         }
 
-    def replaced(self, scenario: Scenario) -> Loaded:
-        return Loaded(scenario, self._folder, self.source)
+    def replaced(self, scenario: Scenario) -> LoadedScenario:
+        return LoadedScenario(scenario, self._folder, self.source)
 
-    def _trace(self, link: str, key: str, recording: Recording) -> Trace:
+    def _trace(self, link: str, key: str, recording: CapacityRecording) -> CapacityTrace:
         path = self._folder / str(getattr(recording, key))
         try:
             return recording.parse(path.name, path.read_text())
@@ -51,7 +51,7 @@ class Loaded:
             raise ScenarioError(f"{self.source}: key 'links.{link}.recording.{key}': {path}: {error}") from error
 
     def __repr__(self) -> str:
-        return f"<Loaded {self.source}: {self.scenario.summary}>"
+        return f"<LoadedScenario {self.source}: {self.scenario.summary}>"
 
 
 def names() -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
 
 
-def load(name: str) -> Loaded:
+def load(name: str) -> LoadedScenario:
     """The scenario of this name, or in this file.
 
     Raises:
@@ -70,7 +70,7 @@ def load(name: str) -> Loaded:
         text = path.read_text()
     except OSError as error:
         raise ScenarioError(f"there is no scenario {name!r}: {error}; by name: {', '.join(names())}") from error
-    return Loaded(_with_files(parse(text, str(path)), path), path.parent, str(path))
+    return LoadedScenario(_with_files(parse(text, str(path)), path), path.parent, str(path))
 
 
 def _with_files(scenario: Scenario, path: Path) -> Scenario:

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from simulator.scenarios.scenario import Scenario
-from simulator.scenarios.scenario_file import Loaded, ScenarioError
-from tidegate.netsim.links.profile import LinkProfile, Recording
+from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError
+from tidegate.netsim.links.profile import CapacityRecording, LinkProfile
 from tidegate.netsim.proxy import scenario as link_scenarios
 from tidegate.netsim.proxy.link import LinkError
 
@@ -36,7 +36,7 @@ def with_more_devices(scenario: Scenario, words: str) -> Scenario:
     return msgspec.structs.replace(scenario, edges=tuple(edges))
 
 
-def with_link(loaded: Loaded, words: str) -> Loaded:
+def with_link(loaded: LoadedScenario, words: str) -> LoadedScenario:
     """With "KIND=LINK", where LINK is a link's name or file, or "TO_TARGET,FROM_TARGET" recordings.
 
     Raises:
@@ -54,7 +54,7 @@ def with_link(loaded: Loaded, words: str) -> Loaded:
 
 
 def _recorded(profile: LinkProfile, there: str, back: str) -> LinkProfile:
-    recording = Recording(to_target=str(Path(there).absolute()), from_target=str(Path(back).absolute()))
+    recording = CapacityRecording(to_target=str(Path(there).absolute()), from_target=str(Path(back).absolute()))
     return msgspec.structs.replace(profile, recording=recording, to_mbit=None, from_mbit=None)
 
 

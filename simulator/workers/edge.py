@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_agent.core.edge_queue import OPTIMISM, EdgeQueue, Ticket
+from edge_agent.core.edge_queue import OPTIMISM, EdgeQueue, QueueTicket
 from simulator.event_queue import Alarm, EventQueue
-from simulator.workers.job import Job
+from simulator.workers.job import SimulatedJob
 from simulator.workers.slowness import Slowness
-from simulator.workers.worker import NO_TAKES, Served, Takes, Worker, true_table
+from simulator.workers.worker import NO_TAKES, BelievedCost, SimulatedWorker, Takes, true_table
 from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError
 from tidegate.priority import order_key
 
 
-class EdgeWorker(Worker):
+class EdgeWorker(SimulatedWorker):
     """Mutable: `take` jobs, `give_up` what nobody wants, `crash` and `restart`."""
 
     def __init__(
@@ -38,12 +38,12 @@ class EdgeWorker(Worker):
 
     def _start(self) -> None:
         self._served = {
-            offer.name: Served(offer, true_table(offer, self._takes_ms), self._sigma) for offer in self.offers
+            offer.name: BelievedCost(offer, true_table(offer, self._takes_ms), self._sigma) for offer in self.offers
         }
         self._queue = EdgeQueue(max_size=self._max_queue)
-        self._jobs: dict[int, Job] = {}  # waiting or computing, by ticket
+        self._jobs: dict[int, SimulatedJob] = {}  # waiting or computing, by ticket
         self._tickets = 0
-        self._ticket_of: dict[Job, int] = {}
+        self._ticket_of: dict[SimulatedJob, int] = {}
         self._alarm = Alarm(self._events, self._tick)
         self._computing = -1  # the ticket in the slot, and ...
         self._busy_until = 0.0  # ... when it will truly be done
@@ -63,10 +63,10 @@ class EdgeWorker(Worker):
     def queue_delay_s(self, now: float) -> float:
         return self._queue.queue_delay_s(now)
 
-    def take(self, job: Job, now: float) -> None:
+    def take(self, job: SimulatedJob, now: float) -> None:
         job.arrived_at = now
         self._tickets += 1
-        ticket = Ticket(
+        ticket = QueueTicket(
             self._tickets, job.model, job.deadline, self._served[job.model].believed.predict_s(job.units), job.priority
         )
         try:
@@ -79,17 +79,17 @@ class EdgeWorker(Worker):
         job.asker.accepted(job, word)
         self._pump(now)
 
-    def give_up(self, job: Job, now: float) -> None:
+    def give_up(self, job: SimulatedJob, now: float) -> None:
         job.settled = True
         ticket_id = self._ticket_of.get(job)
         if ticket_id is not None and self._queue.remove(ticket_id):
             self._forget(ticket_id)
 
-    def foreseen(self, coming: Sequence[tuple[float, Job]], now: float) -> dict[Job, float]:
+    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
         free_at = max(now, self._busy_until)
         waiting = [job for job in self._jobs.values() if not job.settled and self._ticket_of[job] != self._computing]
         coming = sorted(coming, key=_instant)
-        ends: dict[Job, float] = {}
+        ends: dict[SimulatedJob, float] = {}
         while waiting or coming:
             while coming and (coming[0][0] <= free_at or not waiting):
                 free_at = max(free_at, coming[0][0])
@@ -101,7 +101,7 @@ class EdgeWorker(Worker):
                 ends[job] = free_at = self._ends_at(free_at, seconds)
         return ends
 
-    def _takes_s(self, job: Job, now: float) -> float:
+    def _takes_s(self, job: SimulatedJob, now: float) -> float:
         return self._served[job.model].takes_s(job.units, job.luck) * self._slowness.at(now)
 
     def _pump(self, now: float) -> None:
@@ -133,12 +133,12 @@ class EdgeWorker(Worker):
             job.asker.answered(job, began_at - job.arrived_at, seconds, self.load_report(now))
         self._pump(now)
 
-    def _out_of_time(self, epoch: int, job: Job) -> None:
+    def _out_of_time(self, epoch: int, job: SimulatedJob) -> None:
         """The deadline came during the computation: the caller hears it now, the slot stays taken until the end."""
         if epoch == self.epoch and self.alive:
             self._refuse(job, DeadlineExceeded("ran out of time while it was being computed"), self._events.now)
 
-    def _forget(self, ticket_id: int) -> Job:
+    def _forget(self, ticket_id: int) -> SimulatedJob:
         job = self._jobs.pop(ticket_id)
         del self._ticket_of[job]
         return job
@@ -154,9 +154,9 @@ class EdgeWorker(Worker):
         return f"<EdgeWorker {self.id} {'alive' if self.alive else 'gone'} {self._queue!r}>"
 
 
-def _instant(one: tuple[float, Job]) -> float:
+def _instant(one: tuple[float, SimulatedJob]) -> float:
     return one[0]
 
 
-def _order(job: Job) -> float:
+def _order(job: SimulatedJob) -> float:
     return order_key(job.deadline, job.priority)

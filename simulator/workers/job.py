@@ -10,15 +10,15 @@ from tidegate.types import Accepted, LoadReport
 VERSION: Final = "1"  # of every simulated model
 
 
-class Asker(Protocol):
+class JobCaller(Protocol):
     """Who a job's answer goes back to: a stream, or nobody for a device's own callers."""
 
-    def accepted(self, job: Job, word: Accepted) -> None: ...
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
-    def refused(self, job: Job, error: ServeError, load: LoadReport) -> None: ...
+    def accepted(self, job: SimulatedJob, word: Accepted) -> None: ...
+    def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
+    def refused(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None: ...
 
 
-class Job:
+class SimulatedJob:
     """One request as it stands before a worker: `deadline` is its arrival there and its budget. `id` is below 0 for
     a device's own."""
 
@@ -30,7 +30,7 @@ class Job:
     def __init__(
         self,
         id: int,
-        asker: Asker,
+        asker: JobCaller,
         model: str,
         *,
         rows: int,
@@ -56,17 +56,17 @@ class Job:
         self.useful_s = 0.0  # its share of the compute that made its answer
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} {self.model} {self.rows}x{self.length} due {self.deadline:.3f}>"
+        return f"<SimulatedJob {self.id} {self.model} {self.rows}x{self.length} due {self.deadline:.3f}>"
 
 
 class _Nobody:
     """Asks for a job that is only thought of, or wants no answer."""
 
-    def accepted(self, job: Job, word: Accepted) -> None: ...
+    def accepted(self, job: SimulatedJob, word: Accepted) -> None: ...
 
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
+    def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
 
-    def refused(self, job: Job, error: ServeError, load: LoadReport) -> None: ...
+    def refused(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None: ...
 
 
-NOBODY: Final[Asker] = _Nobody()
+NOBODY: Final[JobCaller] = _Nobody()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cloud_pool.core.batching.batcher import Batcher
-from cloud_pool.core.batching.grouping import Shape, padded
+from cloud_pool.core.batching.grouping import WorkShape, padded_shape
 from cloud_pool.core.batching.latency_model import LatencyModel
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from simulator.event_queue import Alarm, EventQueue
 from simulator.scenarios.scenario import ModelSpec
-from simulator.workers.job import Job
+from simulator.workers.job import SimulatedJob
 from simulator.workers.slowness import Slowness
-from simulator.workers.worker import NO_TAKES, Takes, Truth, Worker, true_table
+from simulator.workers.worker import NO_TAKES, SimulatedWorker, Takes, TrueCost, true_table
 from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.regime import Windows
 from tidegate.outcome import DeadlineExceeded, ServeError
@@ -21,10 +21,12 @@ from tidegate.priority import order_key
 from tidegate.types import Accepted
 
 
-class _Batch:
+class _RunningBatch:
     __slots__ = ("began_at", "expected_end_at", "jobs", "model", "shape")
 
-    def __init__(self, model: str, jobs: list[Job], shape: Shape, began_at: float, expected_end_at: float) -> None:
+    def __init__(
+        self, model: str, jobs: list[SimulatedJob], shape: WorkShape, began_at: float, expected_end_at: float
+    ) -> None:
         self.model = model
         self.jobs = jobs
         self.shape = shape
@@ -32,12 +34,12 @@ class _Batch:
         self.expected_end_at = expected_end_at
 
 
-class _Lane:
+class _PoolInstance:
     """One model in a pool: its batcher and who waits in it."""
 
     __slots__ = ("_spec", "batcher", "believed", "true")
 
-    def __init__(self, offer: ModelOffer, spec: ModelSpec, true: Truth) -> None:
+    def __init__(self, offer: ModelOffer, spec: ModelSpec, true: TrueCost) -> None:
         self.true = true
         self.believed = LatencyModel(offer.variants[0].cost)
         self._spec = spec
@@ -48,7 +50,7 @@ class _Lane:
         return Batcher(self.believed, max_rows=self._spec.max_batch, max_queue_size=self._spec.max_queue)
 
 
-class PoolWorker(Worker):
+class PoolWorker(SimulatedWorker):
     """Mutable: `take` jobs, `give_up` what nobody wants, `crash` and `restart`."""
 
     def __init__(
@@ -74,13 +76,15 @@ class PoolWorker(Worker):
 
     def _start(self) -> None:
         self._lanes = {
-            offer.name: _Lane(offer, self._models[offer.name], Truth(true_table(offer, self._takes_ms), self._sigma))
+            offer.name: _PoolInstance(
+                offer, self._models[offer.name], TrueCost(true_table(offer, self._takes_ms), self._sigma)
+            )
             for offer in self.offers
         }
-        self._jobs: dict[int, Job] = {}  # waiting, by number
-        self._number_of: dict[Job, int] = {}
+        self._jobs: dict[int, SimulatedJob] = {}  # waiting, by number
+        self._number_of: dict[SimulatedJob, int] = {}
         self._numbers = 0
-        self._running: _Batch | None = None
+        self._running: _RunningBatch | None = None
         self._busy_until = 0.0  # truly
         self._alarm = Alarm(self._events, self._tick)
 
@@ -99,7 +103,7 @@ class PoolWorker(Worker):
     def queue_delay_s(self, now: float) -> float:
         return self._busy_s(now) + sum(lane.batcher.drain_s() for lane in self._lanes.values())
 
-    def take(self, job: Job, now: float) -> None:
+    def take(self, job: SimulatedJob, now: float) -> None:
         job.arrived_at = now
         lane = self._lanes[job.model]
         self._numbers += 1
@@ -114,21 +118,21 @@ class PoolWorker(Worker):
         self._accept(job, lane, now)
         self._pump(now)
 
-    def give_up(self, job: Job, now: float) -> None:
+    def give_up(self, job: SimulatedJob, now: float) -> None:
         job.settled = True
         number = self._number_of.pop(job, None)
         if number is not None:
             del self._jobs[number]
             self._lanes[job.model].batcher.remove([number])
 
-    def foreseen(self, coming: Sequence[tuple[float, Job]], now: float) -> dict[Job, float]:
+    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
         twins = {model: lane.another() for model, lane in self._lanes.items()}
         jobs = dict(self._jobs)
         for model, lane in self._lanes.items():
             _put(twins[model], lane.batcher.waiting(), now)
         coming = sorted(coming, key=lambda one: one[0])
         at = max(now, self._busy_until)
-        ends: dict[Job, float] = {}
+        ends: dict[SimulatedJob, float] = {}
         while coming or any(twins.values()):
             if not any(twins.values()):
                 at = max(at, coming[0][0])
@@ -139,13 +143,13 @@ class PoolWorker(Worker):
             for model, twin in sorted(twins.items(), key=lambda one: one[1].head_key):
                 twin.expire(at)
                 if items := twin.release(at):
-                    units = padded([item.shape for item in items]).units
+                    units = padded_shape([item.shape for item in items]).units
                     at = self._ends_at(at, self._lanes[model].true.takes_s(units, 0.0) * self._slowness.at(at))
                     ends |= {jobs[item.id]: at for item in items}
                     break
         return ends
 
-    def _accept(self, job: Job, lane: _Lane, now: float) -> None:
+    def _accept(self, job: SimulatedJob, lane: _PoolInstance, now: float) -> None:
         key = order_key(job.deadline, job.priority)
         ahead = [one.batcher.ahead(key) for one in self._lanes.values()]
         own_s = lane.believed.predict_s(job.units, job.length)
@@ -169,10 +173,10 @@ class PoolWorker(Worker):
                     break
         self._arm(now)
 
-    def _run(self, model: str, lane: _Lane, items: list[Queued], now: float) -> None:
-        shape = padded([item.shape for item in items])
+    def _run(self, model: str, lane: _PoolInstance, items: list[QueueItem], now: float) -> None:
+        shape = padded_shape([item.shape for item in items])
         jobs = [self._forget(item.id) for item in items]
-        self._running = _Batch(model, jobs, shape, now, now + lane.believed.predict_s(shape.units, shape.length))
+        self._running = _RunningBatch(model, jobs, shape, now, now + lane.believed.predict_s(shape.units, shape.length))
         # The members' own luck is of no account in a batch: every row is computed at the length of the longest.
         seconds = lane.true.takes_s(shape.units, self._luck()) * self._slowness.at(now)
         self._busy_until = self._ends_at(now, seconds)
@@ -197,7 +201,7 @@ class PoolWorker(Worker):
                 job.asker.answered(job, batch.began_at - job.arrived_at, seconds, self.load_report(now))
         self._pump(now)
 
-    def _forget(self, number: int) -> Job:
+    def _forget(self, number: int) -> SimulatedJob:
         job = self._jobs.pop(number)
         del self._number_of[job]
         return job
@@ -215,11 +219,11 @@ class PoolWorker(Worker):
         return f"<PoolWorker {self.id} {'alive' if self.alive else 'gone'}, {self.queued} waiting>"
 
 
-def _queued(number: int, job: Job, now: float) -> Queued:
-    return Queued(number, now, job.deadline, Shape(job.rows, job.length, job.units), job.model, job.priority)
+def _queued(number: int, job: SimulatedJob, now: float) -> QueueItem:
+    return QueueItem(number, now, job.deadline, WorkShape(job.rows, job.length, job.units), job.model, job.priority)
 
 
-def _put(batcher: Batcher, items: Sequence[Queued], now: float) -> None:
+def _put(batcher: Batcher, items: Sequence[QueueItem], now: float) -> None:
     """Queue what is not doomed."""
     for item in items:
         with suppress(ServeError):

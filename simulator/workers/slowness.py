@@ -7,10 +7,10 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from tidegate.netsim.links.regime import Stretches, Windows
+from tidegate.netsim.links.regime import OnOffSchedule, Windows
 
 
-class Piece(NamedTuple):
+class SlownessPeriod(NamedTuple):
     """A stretch of time in which a device is so many times slower."""
 
     start: float
@@ -27,7 +27,7 @@ class Slowness:
     def __init__(
         self,
         *,
-        thermal: Stretches | None = None,
+        thermal: OnOffSchedule | None = None,
         factor_of: Callable[[float], float] = lambda _end: 1.0,
         faults: tuple[tuple[Windows, float], ...] = (),
     ) -> None:
@@ -47,7 +47,7 @@ class Slowness:
                 factor *= times
         return factor
 
-    def pieces(self, until: float) -> list[Piece]:
+    def pieces(self, until: float) -> list[SlownessPeriod]:
         """All of it from 0 up to an instant, in order."""
         ends = {0.0, until}
         if self._thermal is not None:
@@ -59,7 +59,7 @@ class Slowness:
             for window in windows.after(0.0):
                 ends |= set(window)
         inside = sorted(end for end in ends if 0.0 <= end <= until)
-        found = [Piece(start, end, self.at(start)) for start, end in pairwise(inside)]
+        found = [SlownessPeriod(start, end, self.at(start)) for start, end in pairwise(inside)]
         return [*found[:-1], found[-1]._replace(end=inf)]
 
     def __repr__(self) -> str:

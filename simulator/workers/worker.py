@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, ModelSpec, Scenario
-from simulator.workers.job import VERSION, Job
+from simulator.workers.job import VERSION, SimulatedJob
 from simulator.workers.slowness import Slowness
 from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.service_time import ServiceTime
@@ -36,7 +36,7 @@ FAILS_IN_S: Final = 0.001
 MOVED: Final = 4  # as in `edge_agent/serving/scheduler.py`: the queue has moved by so much since it was last told
 
 
-class Worker(ABC):
+class SimulatedWorker(ABC):
     """What edges and pools have in common: an epoch, load reports, and the compute that they spent."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Worker(ABC):
     def in_flight(self) -> int: ...
     @abstractmethod
     def queue_delay_s(self, now: float) -> float: ...
-    def receive(self, job: Job, now: float) -> None:
+    def receive(self, job: SimulatedJob, now: float) -> None:
         """A request has arrived: it is taken, or told at once that there is trouble, which takes no compute."""
         error = self.trouble(now)
         if error is None:
@@ -90,15 +90,15 @@ class Worker(ABC):
             self._events.schedule(now + FAILS_IN_S, self._refuse, job, error, now + FAILS_IN_S)
 
     @abstractmethod
-    def take(self, job: Job, now: float) -> None:
+    def take(self, job: SimulatedJob, now: float) -> None:
         """A request has arrived; it will be settled by exactly one answer or refusal, or by `give_up`."""
 
     @abstractmethod
-    def give_up(self, job: Job, now: float) -> None:
+    def give_up(self, job: SimulatedJob, now: float) -> None:
         """Nobody waits for this job any more."""
 
     @abstractmethod
-    def foreseen(self, coming: Sequence[tuple[float, Job]], now: float) -> dict[Job, float]:
+    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
         """When every job here, and each of those that will arrive, will truly be done if nothing else comes; without
         those that would be dropped. No gateway may see this; an oracle does."""
 
@@ -112,7 +112,7 @@ class Worker(ABC):
             at = end
         return at + left_s
 
-    def _refuse(self, job: Job, error: ServeError, now: float) -> None:
+    def _refuse(self, job: SimulatedJob, error: ServeError, now: float) -> None:
         if not job.settled:
             job.settled = True
             job.asker.refused(job, error, self.load_report(now))
@@ -123,7 +123,7 @@ class Worker(ABC):
             self.on_moved()
 
 
-class Truth:
+class TrueCost:
     """What one model's calls really take on one worker."""
 
     __slots__ = ("sigma", "table")
@@ -136,7 +136,7 @@ class Truth:
         return self.table.seconds_for(units) * exp(self.sigma * luck)
 
 
-class Served(Truth):
+class BelievedCost(TrueCost):
     """The same, and what the worker believes."""
 
     __slots__ = ("believed",)

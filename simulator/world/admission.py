@@ -7,35 +7,35 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from gateway.core.admission.admission import Applicant
-from simulator.world.limit import Limit
+from gateway.core.admission.admission import AdmissionRequest
+from simulator.world.limit import ConcurrencyLimit
 from tidegate.outcome import Overloaded
 
 MAX_IN_FLIGHT: Final = 1024  # as in `gateway/config/gateway.py`
 
 
-class Door(Protocol):
+class AdmissionControl(Protocol):
     """`gateway.core.admission.admission.Admission`, or what stands in for it."""
 
     @property
     def in_flight(self) -> int: ...
-    def enter(self, who: Applicant, now: float) -> Overloaded | None: ...
+    def enter(self, who: AdmissionRequest, now: float) -> Overloaded | None: ...
     def leave(self, tenant: str, stayed_s: float) -> None: ...
     def weight_of(self, tenant: str) -> float: ...
     def overloaded(self) -> bool: ...
 
 
-class PlainDoor:
+class FixedLimitAdmission:
     """As many as there is room for. Mutable."""
 
     def __init__(self) -> None:
-        self._limit = Limit(MAX_IN_FLIGHT)
+        self._limit = ConcurrencyLimit(MAX_IN_FLIGHT)
 
     @property
     def in_flight(self) -> int:
         return self._limit.in_flight
 
-    def enter(self, who: Applicant, now: float) -> Overloaded | None:
+    def enter(self, who: AdmissionRequest, now: float) -> Overloaded | None:
         return None if self._limit.try_acquire() else Overloaded("full", retry_after_s=self._limit.retry_after_s)
 
     def leave(self, tenant: str, stayed_s: float) -> None:
@@ -48,4 +48,4 @@ class PlainDoor:
         return False
 
     def __repr__(self) -> str:
-        return f"<PlainDoor {self._limit!r}>"
+        return f"<FixedLimitAdmission {self._limit!r}>"

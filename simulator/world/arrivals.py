@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from simulator.scenarios.scenario import ArrivalsSpec, ClassSpec, Recorded, Scenario, Step
+from simulator.scenarios.scenario import ArrivalsSpec, ClassSpec, RateStep, RecordedArrival, Scenario
 from tidegate.netsim.links.regime import Weather
 from tidegate.netsim.random_streams import stream
 
 _COPIES_WITHIN_S = 0.5  # of the one that was recorded
 
 
-class Request(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """One request as its caller sends it. `noise` is its own standard normal: how long it really takes anywhere.
     `tries` counts from 1; a retry is the same request again."""
 
@@ -43,7 +43,7 @@ class Request(NamedTuple):
         return float(self.length * self.kind.rows)
 
 
-def requests(scenario: Scenario, seed: int) -> Iterator[Request]:
+def requests(scenario: Scenario, seed: int) -> Iterator[SimulatedRequest]:
     """All requests of a run, in order."""
     if scenario.arrivals.recorded:
         yield from _recorded(scenario, seed)
@@ -57,7 +57,7 @@ def requests(scenario: Scenario, seed: int) -> Iterator[Request]:
         yield request_of(kind, number, at, draw)
 
 
-def _recorded(scenario: Scenario, seed: int) -> Iterator[Request]:
+def _recorded(scenario: Scenario, seed: int) -> Iterator[SimulatedRequest]:
     """Those of a recording at their instants, each as often as the rate is a multiple of the recorded one."""
     arrivals, draw = scenario.arrivals, stream(seed, "requests")
     times = arrivals.rate / arrivals.recorded_rate
@@ -74,14 +74,16 @@ def _recorded(scenario: Scenario, seed: int) -> Iterator[Request]:
             number += 1
 
 
-def _replayed(kinds: Sequence[ClassSpec], one: Recorded, number: int, at: float, draw: Random) -> Request:
+def _replayed(
+    kinds: Sequence[ClassSpec], one: RecordedArrival, number: int, at: float, draw: Random
+) -> SimulatedRequest:
     kind = kinds[one.class_]
     units = max(1, one.length * one.rows)
     own = replace(kind, budget_ms=one.budget_ms, rows=one.rows, bytes_per_unit=one.body_bytes / units)
-    return Request(number, at, own, one.length, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
+    return SimulatedRequest(number, at, own, one.length, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
 
 
-def _shares(kinds: Sequence[ClassSpec], steps: Sequence[Step], at: float) -> list[float]:
+def _shares(kinds: Sequence[ClassSpec], steps: Sequence[RateStep], at: float) -> list[float]:
     shares = {kind.name: kind.share for kind in kinds}
     for step in steps:
         if step.at_s <= at < step.at_s + step.for_s:
@@ -89,12 +91,12 @@ def _shares(kinds: Sequence[ClassSpec], steps: Sequence[Step], at: float) -> lis
     return list(shares.values())
 
 
-def request_of(kind: ClassSpec, number: int, at: float, draw: Random) -> Request:
+def request_of(kind: ClassSpec, number: int, at: float, draw: Random) -> SimulatedRequest:
     """A request of this class, with its own length and luck."""
     size = kind.length
     length = size.median * exp(size.sigma * draw.gauss(0.0, 1.0)) if size.sigma else size.median
     fitted = int(min(size.max, max(size.min, round(length))))
-    return Request(number, at, kind, fitted, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
+    return SimulatedRequest(number, at, kind, fitted, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
 
 
 def instants(spec: ArrivalsSpec, until_s: float, seed: int) -> Iterator[float]:

@@ -12,10 +12,10 @@ from math import inf
 from random import Random
 
 from simulator.scenarios.scenario import EdgeGroup, Fault
-from simulator.scenarios.scenario_file import Loaded
+from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.workers.slowness import Slowness
 from tidegate.netsim.links.distributions import Draw
-from tidegate.netsim.links.profile import Link, LinkProfile, Partitions, build
+from tidegate.netsim.links.profile import LinkModel, LinkProfile, Partitions, build
 from tidegate.netsim.links.regime import Weather, Windows
 from tidegate.netsim.random_streams import stream
 from tidegate.outcome import InternalError, Overloaded, ServeError
@@ -23,15 +23,15 @@ from tidegate.outcome import InternalError, Overloaded, ServeError
 SETTLING_S = 1.0  # before the first arrival: streams are dialled, tables are known
 
 
-class Conditions:
+class WorldConditions:
     """Immutable; each call builds a fresh object with the same future."""
 
-    def __init__(self, loaded: Loaded, seed: int) -> None:
+    def __init__(self, loaded: LoadedScenario, seed: int) -> None:
         self._loaded = loaded
         self._scenario = loaded.scenario
         self._seed = seed
 
-    def link(self, id: str, kind: str) -> Link:
+    def link(self, id: str, kind: str) -> LinkModel:
         """The link of a worker, of one of the scenario's kinds."""
         profile: LinkProfile = self._scenario.links[kind]
         return build(
@@ -101,7 +101,7 @@ class Conditions:
         return lambda: source.gauss(0.0, 1.0)
 
     def __repr__(self) -> str:
-        return f"<Conditions of {self._loaded.source}, seed {self._seed}>"
+        return f"<WorldConditions of {self._loaded.source}, seed {self._seed}>"
 
 
 def window_of(fault: Fault) -> tuple[float, float]:

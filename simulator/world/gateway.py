@@ -1,8 +1,9 @@
 """A gateway: the real fleet view, placement and request machine; what `gateway/serving/execution.py` does, on virtual time.
 
-One `Flight` performs a request's actions: a launch becomes a frame, a wake an event, an end an entry in the tally. What
-an attempt teaches is noted by `gateway/core/request/attempt.py`, the file that the conductor uses, so the estimators
-learn here exactly what they learn in life. At its door stands what `gateway/layers/admit.py` asks (`admission.py`).
+One `SimulatedExecution` performs a request's actions: a launch becomes a frame, a wake an event, an end an entry in the
+tally. What an attempt teaches is noted by `gateway/core/request/attempt.py`, the file that the conductor uses, so the
+estimators learn here exactly what they learn in life. At its door stands what `gateway/layers/admit.py` asks
+(`admission.py`).
 
 Where a model's scenario has `confidence`, an edge's answer to a hard request is unsure; the machine of Tidegate's own
 policies does with it what it does in life, and for everyone it is an answer of lower quality.
@@ -20,7 +21,7 @@ from math import erf, sqrt
 from types import MappingProxyType
 from typing import Protocol
 
-from gateway.core.admission.admission import Applicant
+from gateway.core.admission.admission import AdmissionRequest
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkEvent
 from gateway.core.fleet.pricing import Tier
@@ -28,17 +29,17 @@ from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask, Candidate
-from gateway.core.request.attempt import Attempt
+from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.escalation import Escalations
-from gateway.core.request.hedging import Hedges
+from gateway.core.request.hedging import HedgePolicy
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from simulator.event_queue import Event, EventQueue
 from simulator.scenarios.scenario import Unsure
-from simulator.workers.job import VERSION, Job
-from simulator.world.admission import Door
-from simulator.world.arrivals import Request
-from simulator.world.link_stream import Stream
-from simulator.world.tally import End, Tally
+from simulator.workers.job import VERSION, SimulatedJob
+from simulator.world.admission import AdmissionControl
+from simulator.world.arrivals import SimulatedRequest
+from simulator.world.link_stream import SimulatedStream
+from simulator.world.tally import OutcomeTally, RequestEnd
 from tidegate.models.manifest import Feature
 from tidegate.outcome import Outcome, Overloaded, ServeError
 from tidegate.types import Accepted, LoadReport
@@ -51,29 +52,29 @@ _SURE = 0.5  # between the confidences of hard requests, 0, and of easy ones, 1
 class Router(Placement, Protocol):
     """Who decides, and what it is told of what came of it."""
 
-    hedges: Hedges
+    hedges: HedgePolicy
     judges: bool  # whether unsure answers are escalated, as Tidegate's own policies do
-    door: Door
+    door: AdmissionControl
 
     def launched(self, target_id: str, now: float) -> None: ...
     def ended(self, target_id: str, latency_s: float | None, now: float) -> None:
         """An attempt is over. `latency_s` None: it failed or was given up."""
         ...
 
-    def escalates(self, request: Request, target_id: str) -> bool:
+    def escalates(self, request: SimulatedRequest, target_id: str) -> bool:
         """Whether this answer is not good enough, so that another target should be asked."""
         ...
 
 
-class Gateway:
+class SimulatedGateway:
     """Mutable: `connect` targets, then `take` requests."""
 
     def __init__(
         self,
         events: EventQueue,
-        tally: Tally,
+        tally: OutcomeTally,
         feature_of: Callable[[str, str], Feature],
-        router_of: Callable[[Gateway], Router],
+        router_of: Callable[[SimulatedGateway], Router],
         draw: Callable[[], float],
         cloud_budget: CloudBudget | None = None,
         unsure: Mapping[str, Unsure] = MappingProxyType({}),
@@ -88,7 +89,7 @@ class Gateway:
         self.tally = tally
         self.draw = draw
         self.fleet = Fleet(feature_of, draw=draw)
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, SimulatedStream] = {}
         self.keys = count()
         self.cloud_budget = cloud_budget  # of the policies that have one
         self.router = router_of(self)
@@ -96,7 +97,7 @@ class Gateway:
     def _overloaded(self) -> bool:
         return self.router.door.overloaded()
 
-    def know(self, target_id: str, tier: Tier, stream: Stream) -> None:
+    def know(self, target_id: str, tier: Tier, stream: SimulatedStream) -> None:
         """Add a target and its stream, which is not dialled yet."""
         self.fleet.add(TargetSpec(target_id, tier, "simulated"), self.events.now)
         self.streams[target_id] = stream
@@ -108,12 +109,12 @@ class Gateway:
         """A heartbeat came over MQTT."""
         self.fleet.heard(target_id, load=load, doubt="", now=self.events.now)
 
-    def take(self, request: Request) -> None:
+    def take(self, request: SimulatedRequest) -> None:
         """A caller's request is here."""
         self.tally.begin()
         self._try(request)
 
-    def end(self, request: Request, end: End) -> None:
+    def end(self, request: SimulatedRequest, end: RequestEnd) -> None:
         """A try is over: the request too, unless its client asks again."""
         if not end.served_by and request.tries <= request.kind.retries:
             self.tally.retries += 1
@@ -121,24 +122,26 @@ class Gateway:
         else:
             self.tally.end(end)
 
-    def _try(self, request: Request) -> None:
+    def _try(self, request: SimulatedRequest) -> None:
         kind, now = request.kind, self.events.now
-        if self.router.door.enter(Applicant(kind.tenant, kind.priority, lambda: request.number), now) is None:
-            Flight(self, request).start()
+        if self.router.door.enter(AdmissionRequest(kind.tenant, kind.priority, lambda: request.number), now) is None:
+            SimulatedExecution(self, request).start()
             return
-        refused = End(kind.name, kind.priority, request.at, now, Outcome.OVERLOADED, in_time=False, tenant=kind.tenant)
+        refused = RequestEnd(
+            kind.name, kind.priority, request.at, now, Outcome.OVERLOADED, in_time=False, tenant=kind.tenant
+        )
         self.end(request, refused)
 
     def __repr__(self) -> str:
-        return f"<Gateway {self.fleet!r} {self.router.door!r}>"
+        return f"<SimulatedGateway {self.fleet!r} {self.router.door!r}>"
 
 
-class Flight:
+class SimulatedExecution:
     """One request under way, from its arrival to its end."""
 
     __slots__ = ("_ask", "_attempts", "_gateway", "_jobs", "_machine", "_request", "_started_at", "_timer")
 
-    def __init__(self, gateway: Gateway, request: Request) -> None:
+    def __init__(self, gateway: SimulatedGateway, request: SimulatedRequest) -> None:
         kind = request.kind
         self._gateway = gateway
         self._request = request
@@ -159,9 +162,9 @@ class Flight:
             escalates=escalations is not None,
         )
         self._machine = RequestMachine(self._ask, router, hedges=router.hedges, escalations=escalations)
-        self._attempts: dict[int, _Try] = {}  # under way, by number
+        self._attempts: dict[int, _SimulatedAttempt] = {}  # under way, by number
         self._timer: Event | None = None
-        self._jobs: dict[int, Job] = {}  # that were answered, by number
+        self._jobs: dict[int, SimulatedJob] = {}  # that were answered, by number
 
     def start(self) -> None:
         self._perform(self._machine.arrived(self._gateway.events.now))
@@ -180,7 +183,7 @@ class Flight:
 
     def _launch(self, launch: Launch) -> None:
         self._gateway.tally.launches += self._request.at >= self._gateway.tally.counts_from
-        self._attempts[launch.attempt] = _Try(self, launch.attempt, launch.candidate)
+        self._attempts[launch.attempt] = _SimulatedAttempt(self, launch.attempt, launch.candidate)
         self._attempts[launch.attempt].send()
 
     def _wake_at(self, at: float) -> None:
@@ -198,7 +201,7 @@ class Flight:
     def accepted(self, number: int, word: Accepted) -> None:
         self._perform(self._machine.accepted(number, word, self._gateway.events.now))
 
-    def answered(self, number: int, job: Job) -> None:
+    def answered(self, number: int, job: SimulatedJob) -> None:
         now, target_id = self._gateway.events.now, self._attempts.pop(number).candidate.target.id
         if self._gateway.router.escalates(self._request, target_id):
             # Joint inference has no state of its own in the machine: an answer that does not do is a failed attempt.
@@ -218,7 +221,7 @@ class Flight:
         return 0.0 if self._request.hard else 1.0
 
     @property
-    def gateway(self) -> Gateway:
+    def gateway(self) -> SimulatedGateway:
         return self._gateway
 
     @property
@@ -226,7 +229,7 @@ class Flight:
         return self._ask
 
     @property
-    def request(self) -> Request:
+    def request(self) -> SimulatedRequest:
         return self._request
 
     # the end
@@ -242,13 +245,15 @@ class Flight:
         if isinstance(end, Answer) and request.at >= gateway.tally.counts_from:
             gateway.tally.useful_s[end.candidate.target.spec.tier] += self._jobs[end.attempt].useful_s
 
-    def _told(self, end: Answer | Refuse, now: float) -> End:
+    def _told(self, end: Answer | Refuse, now: float) -> RequestEnd:
         kind, at = self._request.kind, self._request.at
         if isinstance(end, Refuse):
-            return End(kind.name, kind.priority, at, now, Outcome.of(end.error), in_time=False, tenant=kind.tenant)
+            return RequestEnd(
+                kind.name, kind.priority, at, now, Outcome.of(end.error), in_time=False, tenant=kind.tenant
+            )
         in_time = now <= self._ask.deadline
         outcome = Outcome.LATE if not in_time else Outcome.DEGRADED if end.degraded else Outcome.OK
-        return End(
+        return RequestEnd(
             kind.name,
             kind.priority,
             at,
@@ -271,15 +276,15 @@ class Flight:
         return quality * unsure.hard_quality
 
     def __repr__(self) -> str:
-        return f"<Flight {self._request.number} {self._machine!r}>"
+        return f"<SimulatedExecution {self._request.number} {self._machine!r}>"
 
 
-class _Try:
+class _SimulatedAttempt:
     """One attempt: what the far side tells, passed on as evidence and as an event of the machine."""
 
     __slots__ = ("_body_bytes", "_chance", "_evidence", "_flight", "_job", "_number", "_stream", "candidate")
 
-    def __init__(self, flight: Flight, number: int, candidate: Candidate) -> None:
+    def __init__(self, flight: SimulatedExecution, number: int, candidate: Candidate) -> None:
         gateway, request = flight.gateway, flight.request
         now = gateway.events.now
         self.candidate = candidate
@@ -287,9 +292,9 @@ class _Try:
         self._number = number
         self._body_bytes = flight.ask.body_bytes
         self._stream = gateway.streams[candidate.target.id]
-        self._evidence = Attempt(candidate, next(gateway.keys), request.units, now, self._body_bytes)
+        self._evidence = AttemptTelemetry(candidate, next(gateway.keys), request.units, now, self._body_bytes)
         self._chance = _chance_of(candidate, flight.ask.deadline - now)
-        self._job = Job(
+        self._job = SimulatedJob(
             request.number,
             self._stream,
             request.kind.model,
@@ -319,7 +324,7 @@ class _Try:
         self._evidence.accepted(self._flight.gateway.events.now, word)
         self._flight.accepted(self._number, word)
 
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int) -> None:
+    def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int) -> None:
         now = self._flight.gateway.events.now
         self._evidence.answered({"queue": queue_s, "compute": compute_s}, load, now, size_bytes)
         self._flight.gateway.router.ended(self.candidate.target.id, now - self._evidence.launched_at, now)
@@ -351,13 +356,13 @@ class _Try:
             tally.within_margin[1] += 1
 
     def __repr__(self) -> str:
-        return f"<_Try {self._number} at {self.candidate.target.id}>"
+        return f"<_SimulatedAttempt {self._number} at {self.candidate.target.id}>"
 
 
 def _chance_of(candidate: Candidate, budget_s: float) -> float:
     """The chance of being in time that this placement claims: the policy's word, or what its margin implies."""
-    if candidate.stake is not None:
-        return min(1.0, max(0.0, candidate.stake.prediction.claimed))
+    if candidate.claim is not None:
+        return min(1.0, max(0.0, candidate.claim.prediction.claimed))
     if candidate.margin_s <= 0.0:
         return float(candidate.finish_s <= budget_s)
     sigmas = (budget_s - candidate.finish_s) / (candidate.margin_s / _MARGIN_SIGMAS)

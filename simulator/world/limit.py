@@ -1,8 +1,8 @@
 """At most so many at once, and an honest word on when to come back.
 
-The algorithm is apart from its enforcement: `Limit` counts and estimates, `gateway/layers/admit.py` (or a queue) asks
-it. A full house empties within about one mean stay, so that is what a refused caller is told, within bounds that keep
-a cold estimate from sending everybody away for long or back at once.
+The algorithm is apart from its enforcement: `ConcurrencyLimit` counts and estimates, `gateway/layers/admit.py` (or a
+queue) asks it. A full house empties within about one mean stay, so that is what a refused caller is told, within bounds
+that keep a cold estimate from sending everybody away for long or back at once.
 
 Invariant: never more than `max_in_flight` between acquire and release. An adaptive limit is a subclass of the idea,
 not of the class. Prior art: Netflix concurrency-limits (algorithm apart from enforcement).
@@ -17,7 +17,7 @@ _SHORTEST_S: Final = 0.05
 _LONGEST_S: Final = 30.0
 
 
-class Limit:
+class ConcurrencyLimit:
     """Mutable: `try_acquire` before, `release` after, once each."""
 
     __slots__ = ("_mean_stay_s", "in_flight", "max_in_flight", "refused")
@@ -49,4 +49,4 @@ class Limit:
         return min(_LONGEST_S, max(_SHORTEST_S, self._mean_stay_s))
 
     def __repr__(self) -> str:
-        return f"<Limit {self.in_flight}/{self.max_in_flight} in flight, {self.refused} refused>"
+        return f"<ConcurrencyLimit {self.in_flight}/{self.max_in_flight} in flight, {self.refused} refused>"

@@ -1,7 +1,7 @@
 """One gateway's link stream to one worker: the frames of `tidegate/link`, as sizes and instants.
 
-    gateway ──request · cancel · ping──▶ worker        over `Link.to_target`
-            ◀──accepted · answer · refused · load · pong──    over `Link.from_target`
+    gateway ──request · cancel · ping──▶ worker        over `LinkModel.to_target`
+            ◀──accepted · answer · refused · load · pong──    over `LinkModel.from_target`
 
 Every frame takes the time that the link's model gives it, behind those before it. A request carries its budget, so the
 worker's deadline is later than the caller's by the way there, as in life. Once a heartbeat both sides prove that they
@@ -21,9 +21,9 @@ from typing import Final, Protocol
 
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from simulator.event_queue import EventQueue
-from simulator.workers.job import Job
-from simulator.workers.worker import Worker
-from tidegate.netsim.links.profile import Link
+from simulator.workers.job import SimulatedJob
+from simulator.workers.worker import SimulatedWorker
+from tidegate.netsim.links.profile import LinkModel
 from tidegate.outcome import Disconnected, ServeError
 from tidegate.runtime.backoff import Backoff
 from tidegate.types import Accepted, LoadReport
@@ -42,15 +42,17 @@ PING_INTERVAL_S: Final = 1.0
 SILENT_PINGS: Final = 3
 
 
-class Waiting(Protocol):
+class AttemptCallbacks(Protocol):
     """Who asked: told exactly once how it ended, unless it withdrew."""
 
     def accepted(self, word: Accepted) -> None: ...
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int) -> None: ...
+    def answered(
+        self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int
+    ) -> None: ...
     def failed(self, error: ServeError) -> None: ...
 
 
-class Stream:
+class SimulatedStream:
     """Mutable: `ask`, `withdraw`; tells `on_event` what the real link tells.
 
     Args:
@@ -60,8 +62,8 @@ class Stream:
     def __init__(
         self,
         events: EventQueue,
-        worker: Worker,
-        link: Link,
+        worker: SimulatedWorker,
+        link: LinkModel,
         *,
         on_event: Callable[[LinkEvent], None],
         draw: Callable[[], float],
@@ -79,7 +81,7 @@ class Stream:
         self._phase = phase
         self._lasts_until = lasts_until
         self._session = 0  # frames of an older one are nobody's
-        self._pending: dict[Job, Waiting] = {}
+        self._pending: dict[SimulatedJob, AttemptCallbacks] = {}
         self._silent_ticks = 0
         self._dialled_at = 0.0
         self._up_at = inf
@@ -105,7 +107,7 @@ class Stream:
         self._silent_ticks = 0
         self._at(now + PING_INTERVAL_S * (0.5 + 0.5 * self._phase), self._tick)
 
-    def ask(self, job: Job, waiting: Waiting, size_bytes: int) -> None:
+    def ask(self, job: SimulatedJob, waiting: AttemptCallbacks, size_bytes: int) -> None:
         """Send a request; its job's deadline is set where it arrives."""
         if not self.up:
             self._events.schedule(self._events.now, waiting.failed, Disconnected(f"{self.worker.id} has no link"))
@@ -115,7 +117,7 @@ class Stream:
         budget_s = job.deadline - self._events.now
         self._at(self._sent(REQUEST_BYTES + size_bytes), self._arrive, job, budget_s)
 
-    def withdraw(self, job: Job) -> None:
+    def withdraw(self, job: SimulatedJob) -> None:
         """Nobody waits for it any more; the worker hears of it when the frame is there."""
         if self._pending.pop(job, None) is not None:
             self._at(self._sent(SMALL_BYTES), self._cancel, job)
@@ -132,25 +134,25 @@ class Stream:
 
     # what the worker does (an Asker for its jobs)
 
-    def accepted(self, job: Job, word: Accepted) -> None:
+    def accepted(self, job: SimulatedJob, word: Accepted) -> None:
         self._at(self._returned(SMALL_BYTES), self._take_accepted, job, word)
 
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None:
+    def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None:
         at = self._returned(ANSWER_BYTES + job.answer_bytes)
         self._at(at, self._take_answer, job, queue_s, compute_s, load)
 
-    def refused(self, job: Job, error: ServeError, load: LoadReport) -> None:
+    def refused(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None:
         self._at(self._returned(SMALL_BYTES), self._take_refusal, job, error, load)
 
     # frames at the worker
 
-    def _arrive(self, job: Job, budget_s: float) -> None:
+    def _arrive(self, job: SimulatedJob, budget_s: float) -> None:
         if not self._while_standing(self._arrive, job, budget_s):
             now = self._events.now
             job.deadline = now + budget_s
             self.worker.receive(job, now)
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: SimulatedJob) -> None:
         if not self._while_standing(self._cancel, job):
             self.worker.give_up(job, self._events.now)
 
@@ -187,12 +189,12 @@ class Stream:
         self._silent_ticks = 0
         self._on_event(LinkUp(self.worker.id, self.worker.id, self.worker.epoch, self.worker.offers))
 
-    def _take_accepted(self, job: Job, word: Accepted) -> None:
+    def _take_accepted(self, job: SimulatedJob, word: Accepted) -> None:
         self._silent_ticks = 0
         if (waiting := self._pending.get(job)) is not None:
             waiting.accepted(word)
 
-    def _take_answer(self, job: Job, queue_s: float, compute_s: float, load: LoadReport) -> None:
+    def _take_answer(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None:
         self._silent_ticks = 0
         waiting = self._pending.pop(job, None)
         if waiting is None:
@@ -200,7 +202,7 @@ class Stream:
         else:
             waiting.answered(job, queue_s, compute_s, load, ANSWER_BYTES + job.answer_bytes)
 
-    def _take_refusal(self, job: Job, error: ServeError, load: LoadReport) -> None:
+    def _take_refusal(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None:
         self._silent_ticks = 0
         self._on_event(LinkLoad(self.worker.id, load))
         if (waiting := self._pending.pop(job, None)) is not None:
@@ -258,4 +260,4 @@ class Stream:
             what(*arguments)
 
     def __repr__(self) -> str:
-        return f"<Stream to {self.worker.id} {'up' if self.up else 'down'}, {len(self._pending)} pending>"
+        return f"<SimulatedStream to {self.worker.id} {'up' if self.up else 'down'}, {len(self._pending)} pending>"

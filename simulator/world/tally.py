@@ -7,7 +7,7 @@ Each request that arrives ends in exactly one of the outcomes of `tidegate/outco
 An answer counts as in time by the caller's own clock at the gateway; a refusal, an expiry and a late answer are all
 misses. Those that arrive while the fleet warms up are counted apart, in `warmup` only.
 
-Percentiles come from logarithmic bins, a twentieth wide. `Reliability` compares what was promised with what came.
+Percentiles come from logarithmic bins, a twentieth wide. `ReliabilityTally` compares what was promised with what came.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BINS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RequestEnd:
     """How one request ended."""
 
     kind: str  # its class
@@ -61,7 +61,7 @@ class Latencies:
         return 0.0
 
 
-class Reliability:
+class ReliabilityTally:
     """Mutable: of those who were promised so much, how many were in time?"""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Reliability:
 
 
 @dataclass(slots=True)
-class Group:
+class TallyGroup:
     """The counts of one class, one priority, or all."""
 
     arrivals: int = 0
@@ -96,7 +96,7 @@ class Group:
     def attainment(self) -> float:
         return self.in_time / self.arrivals if self.arrivals else 1.0
 
-    def add(self, end: End) -> None:
+    def add(self, end: RequestEnd) -> None:
         self.arrivals += 1
         self.in_time += end.in_time
         self.outcomes[end.outcome.value] += 1
@@ -104,16 +104,16 @@ class Group:
             self.latencies.add(end.ended_at - end.arrived_at)
 
 
-class Tally:
+class OutcomeTally:
     """Mutable: `begin` with each arrival, `end` once for each."""
 
     def __init__(self, counts_from: float) -> None:
         self.counts_from = counts_from
-        self.all = Group()
-        self.warmup = Group()
-        self.by_class: dict[str, Group] = {}
-        self.by_priority: dict[int, Group] = {}
-        self.by_tenant: dict[str, Group] = {}
+        self.all = TallyGroup()
+        self.warmup = TallyGroup()
+        self.by_class: dict[str, TallyGroup] = {}
+        self.by_priority: dict[int, TallyGroup] = {}
+        self.by_tenant: dict[str, TallyGroup] = {}
         self.served_by: Counter[str] = Counter()
         self.retries = 0  # by clients who got no answer, warm-up included
         self.attempts = 0  # of those that were answered
@@ -122,7 +122,7 @@ class Tally:
         self.hedges_won = 0
         self.quality = 0.0  # sum over answers in time
         self.useful_s = {"edge": 0.0, "pool": 0.0}  # compute behind answers that were given, by tier
-        self.reliability = Reliability()
+        self.reliability = ReliabilityTally()
         self.within_margin = [0, 0]  # of attempts whose end is known: in their 95 % prediction, and all
         self.timeline: dict[int, list[int]] = {}  # bin → [arrivals, in time]
         self._begun = 0
@@ -131,7 +131,7 @@ class Tally:
     def begin(self) -> None:
         self._begun += 1
 
-    def end(self, end: End) -> None:
+    def end(self, end: RequestEnd) -> None:
         self._ended += 1
         bin_ = self.timeline.setdefault(int(end.arrived_at / TIMELINE_BIN_S), [0, 0])
         bin_[0] += 1
@@ -140,10 +140,10 @@ class Tally:
             self.warmup.add(end)
             return
         self.all.add(end)
-        self.by_class.setdefault(end.kind, Group()).add(end)
-        self.by_priority.setdefault(end.priority, Group()).add(end)
+        self.by_class.setdefault(end.kind, TallyGroup()).add(end)
+        self.by_priority.setdefault(end.priority, TallyGroup()).add(end)
         if end.tenant:
-            self.by_tenant.setdefault(end.tenant, Group()).add(end)
+            self.by_tenant.setdefault(end.tenant, TallyGroup()).add(end)
         self.attempts += end.attempts
         self.hedged += end.hedged
         self.hedges_won += end.hedge_won
@@ -165,4 +165,4 @@ class Tally:
         )
 
     def __repr__(self) -> str:
-        return f"<Tally {self.all.in_time} of {self.all.arrivals} in time>"
+        return f"<OutcomeTally {self.all.in_time} of {self.all.arrivals} in time>"

@@ -10,30 +10,30 @@ from typing import Any
 
 import gateway.app
 from gateway import cli
-from gateway.core.history.recorder import Given
-from gateway.serving.execution import Flight
-from gateway.telemetry import Watching
+from gateway.core.history.recorder import AnswerRecord
+from gateway.serving.execution import RequestExecution
+from gateway.telemetry import Telemetry
 
 
-class Unwatched(Watching):
-    def __init__(self, config: Any, conductor: Any, *args: Any) -> None:
-        super().__init__(config, conductor, *args)
+class Unwatched(Telemetry):
+    def __init__(self, config: Any, dispatcher: Any, *args: Any) -> None:
+        super().__init__(config, dispatcher, *args)
         self.observers.clear()
-        conductor.flown.watchers.clear()
+        dispatcher.recorder.watchers.clear()
 
 
-def forget(_flight: Flight, _end: Given | str, _now: float) -> str:
+def forget(_flight: RequestExecution, _end: AnswerRecord | str, _now: float) -> str:
     return ""
 
 
-def note_nothing(_flight: Flight, *_note: Any) -> None:
+def note_nothing(_flight: RequestExecution, *_note: Any) -> None:
     pass
 
 
 def main() -> None:
     gateway.app.Watching = Unwatched  # type: ignore[misc]
-    Flight._remember = forget  # type: ignore[method-assign]
-    Flight._note = note_nothing  # type: ignore[method-assign]
+    RequestExecution._remember = forget  # type: ignore[method-assign]
+    RequestExecution._note = note_nothing  # type: ignore[method-assign]
     cli.gateway()
 
 

@@ -16,9 +16,9 @@ from statistics import median
 from time import thread_time_ns
 
 from cloud_pool.core.batching.batcher import Batcher
-from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.grouping import WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
 SIZES = (10, 1_000, 100_000)
@@ -34,12 +34,12 @@ class Traffic:
         self._numbers = count()
         self.now = 0.0
 
-    def next(self) -> Queued:
+    def next(self) -> QueueItem:
         self.now += 0.001
         length = min(256, max(4, round(18 * exp(0.9 * self._draw.gauss(0.0, 1.0)))))
         due_at = self.now + _BUDGET_S * (1.0 + self._draw.random())
-        return Queued(
-            next(self._numbers), self.now, due_at, Shape(1, length, float(length)), (), self._draw.randrange(5)
+        return QueueItem(
+            next(self._numbers), self.now, due_at, WorkShape(1, length, float(length)), (), self._draw.randrange(5)
         )
 
 

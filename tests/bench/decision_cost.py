@@ -22,14 +22,14 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.placer import Ask, Placer
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.types import LoadReport
 
 SIZES = (8, 32, 1_000, 10_000)
-POLICIES: dict[str, Callable[[Fleet], Placer]] = {"tidegate": Placer, "cheapest": Placer, "value": ValuePlacer}
+POLICIES: dict[str, Callable[[Fleet], Placer]] = {"tidegate": Placer, "cheapest": Placer, "value": UtilityPlacer}
 MEDIAN_GOAL_US, P99_GOAL_US = 100.0, 300.0
 IN_FLIGHT_A_TARGET = 2
 DECISIONS = {8: 4_000, 32: 4_000, 1_000: 200, 10_000: 30}
@@ -65,11 +65,11 @@ def measure(targets: int, build: Callable[[Fleet], Placer], decisions: int, seed
     draw, now = Random(seed), 100.0
     fleet = fleet_in_use(targets, draw, now)
     placer = build(fleet)
-    under_way: deque[Attempt] = deque()
+    under_way: deque[AttemptTelemetry] = deque()
     key = 0
     for target_offered in fleet.offered("m", "1"):
         for _ in range(IN_FLIGHT_A_TARGET):
-            target_offered.target.ledger.launch(-1 - key, 0.01, now)
+            target_offered.target.queue_estimate.launch(-1 - key, 0.01, now)
             key += 1
     took_us = np.empty(decisions)
     for number in range(decisions):
@@ -80,7 +80,7 @@ def measure(targets: int, build: Callable[[Fleet], Placer], decisions: int, seed
         decision = placer.decide(ask, now)
         took_us[number] = (thread_time_ns() - began) / 1e3
         if decision.chosen is not None:
-            under_way.append(Attempt(decision.chosen, number, units, now))
+            under_way.append(AttemptTelemetry(decision.chosen, number, units, now))
         if len(under_way) > 16:
             done = under_way.popleft()
             stages = {"queue": 0.0, "compute": done.candidate.compute_s * (0.8 + 0.4 * draw.random())}

@@ -33,7 +33,7 @@ import numpy as np
 
 from gateway.core.health.degradation import Degradation, Name
 from tests.bench.harness import ROOT, Goal, Report, parser, table
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 
 RECORDING: Final = ROOT / "tests/data/residuals.npz"
 WEEK_S: Final = 7 * 86_400
@@ -128,12 +128,12 @@ class Worker:
         self._wait_s = max(0.0, self._wait_s + came_s - 1.0)
         return self._wait_s
 
-    def _told(self, ill: Ill, for_s: float) -> Conditions:
+    def _told(self, ill: Ill, for_s: float) -> DeviceConditions:
         draw, now = self._draw, self.now
         self._leaked_mib += ill.leak_mib_s(for_s)
         rss_mib = 300.0 + 60.0 * min(1.0, now / 1800.0) + 25.0 * (now % 613.0) / 613.0 + 5.0 * draw.random()
         warmth_c = 60.0 - 14.0 * cos(2.0 * pi * now / 86_400) + 2.0 * draw.gauss(0.0, 1.0) + ill.heat_c(for_s)
-        return Conditions(
+        return DeviceConditions(
             temperature_c=min(150.0, warmth_c),
             memory_bytes=int((rss_mib + self._leaked_mib) * _MIB),
             memory_limit_bytes=2048 * _MIB,

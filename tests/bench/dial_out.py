@@ -22,19 +22,19 @@ from typing import Any, Final
 
 import grpc
 
-from edge_agent.core.dial_policy import Roads
-from edge_agent.fleet.dialling import Dialling
+from edge_agent.core.dial_policy import DialPlan
+from edge_agent.fleet.dialling import GatewayDialler
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.targets.device import DeviceTarget
-from gateway.targets.dial_in import DialledIn
+from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import LinkTarget
 from gateway.targets.target import Target
 from tests.bench.harness import Goal, Report, Spread, parser, ratios, table
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate.link.service import LinkService
 from tidegate.link.streams import MAX_ENVELOPE_BYTES, METHOD, SERVICE
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.oip.grpc.server import server_options
 from tidegate.types import LoadReport
 
@@ -65,9 +65,9 @@ class Device:
         handler = grpc.stream_stream_rpc_method_handler(self.link.exchange)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
-    def dialling(self, port: int) -> Dialling:
+    def dialling(self, port: int) -> GatewayDialler:
         gateways = {f"127.0.0.1:{port}": ""}
-        return Dialling(self.link, Roads("always"), gateways, dict, tls=None, draw=random.random)
+        return GatewayDialler(self.link, DialPlan("always"), gateways, dict, tls=None, draw=random.random)
 
 
 class Watch:
@@ -89,7 +89,7 @@ class Watch:
 @asynccontextmanager
 async def both_roads() -> AsyncIterator[dict[str, Target]]:
     async with AsyncExitStack() as stack:
-        device, dialled_in = Device(), DialledIn(gateway_name="main", max_streams=4)
+        device, dialled_in = Device(), DialInServer(gateway_name="main", max_streams=4)
         watches = Watch(), Watch()
         port = await stack.enter_async_context(serving(device.add_to))
         direct = LinkTarget(
@@ -135,11 +135,11 @@ async def slowest_ms(target: Target, count: int) -> float:
 async def returns_s(cuts: int, longest_s: float) -> list[float]:
     """Seconds from a link's return to the first answer over it, one for each cut."""
     chance, found = random.Random(1), []
-    device, dialled_in, watch = Device(), DialledIn(gateway_name="main", max_streams=4), Watch()
+    device, dialled_in, watch = Device(), DialInServer(gateway_name="main", max_streams=4), Watch()
     target = DeviceTarget(TargetSpec("edge/a", "edge", "-", static=False), None, watch.tell)
     dialled_in.on_in = target.accept
     dialled_in.on_left = lambda link: target.left(link, link.why_not, in_order=False)
-    async with serving(dialled_in.add_to) as port, Link(("127.0.0.1", port)) as link, device.dialling(link.port):
+    async with serving(dialled_in.add_to) as port, LinkProxy(("127.0.0.1", port)) as link, device.dialling(link.port):
         await watch.up.wait()
         for _ in range(cuts):
             # In turns: packets are swallowed on a connection that stands; nobody listens at all.

@@ -23,37 +23,40 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 from gateway.config.auth import AuthConfig, JwtConfig
-from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, made
+from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, new_key
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.tenants import Tenants, TenantSpec
+from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from gateway.identity.key_file import changing
+from gateway.identity.key_file import edit_keys
 from gateway.layers.authenticate import authenticate
 from tests.bench.harness import Goal, Report, Spread, parser, table
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
-from tidegate.caller import Grant, Limits
-from tidegate.oip.guard import Presented
+from tidegate.caller import Grant, UsageLimits
+from tidegate.oip.guard import PresentedCredentials
 from tidegate.types import Call, InferResponse, Reply
 
 AIM_US: Final = 15.0
 _KEYS: Final = 1000  # in the file
 
 
-def presented(text: str) -> Presented:
-    return Presented(f"Bearer {text}" if text else "", "", lambda: None, "bench", "127.0.0.1")
+def presented(text: str) -> PresentedCredentials:
+    return PresentedCredentials(f"Bearer {text}" if text else "", "", lambda: None, "bench", "127.0.0.1")
 
 
 def _keys(path: Path) -> dict[str, str]:
-    grants = {"key": Grant("acme", ("a*", "echo")), "key with limits": Grant("acme", limits=Limits(requests_per_s=1e9))}
+    grants = {
+        "key": Grant("acme", ("a*", "echo")),
+        "key with limits": Grant("acme", limits=UsageLimits(requests_per_s=1e9)),
+    }
     texts: dict[str, str] = {}
-    with changing(path) as records:
+    with edit_keys(path) as records:
         for number in range(_KEYS):
             name = list(grants)[number % 2]
             chance = secrets.token_bytes(ID_BYTES + SALT_BYTES + SECRET_BYTES)
-            record, texts[name] = made(grants[name], chance, utc_s=clock.utc_s())
+            record, texts[name] = new_key(grants[name], chance, utc_s=clock.utc_s())
             records[record.id] = record
     return texts
 
@@ -74,7 +77,7 @@ async def measured(folder: Path, count: int, repeats: int) -> dict[str, Spread]:
     claims = {"iss": "i", "aud": "a", "sub": "s", "tenant": "acme", "iat": now, "exp": now + 3600}
     texts["token, known"] = texts["token, new"] = jwt.encode(claims, signer, "ES256", {"kid": "k"})
     host = EchoHost()
-    tenants = Tenants({"acme": TenantSpec(requests_per_s=1e9, bytes_per_s=1e12)})
+    tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=1e9, bytes_per_s=1e12)})
     admission = Admission(AdaptiveLimit(1024, targets=lambda: 1), tenants, draw=lambda: 0.5)
     auth = AuthConfig(
         keys_file=folder / "keys.json", jwt=JwtConfig(issuer="i", audience="a", jwks_file=jwks), anonymous="guests"

@@ -28,7 +28,7 @@ from statistics import mean
 
 from tests.bench.harness import Child, Goal, Report, parser, table
 from tidegate import clock
-from tidegate.netsim.links.trace import OPPORTUNITY_BYTES, Trace
+from tidegate.netsim.links.trace import OPPORTUNITY_BYTES, CapacityTrace
 
 DELAY_MS = 40.0
 LATE_S = 0.002
@@ -38,15 +38,17 @@ RECORDED = ("Verizon-LTE-short", "ATT-LTE-driving-2016", "TMobile-UMTS-driving")
 FOLDERS = (os.environ.get("TIDEGATE_TRACES", ""), str(Path(__file__).parents[3] / "shared" / "traces"))
 
 
-def recordings() -> dict[str, Trace]:
+def recordings() -> dict[str, CapacityTrace]:
     """By name; synthetic ones first."""
-    found = {f"steady {mbit:g}": Trace.of_rates([(0, mbit), (20, mbit)]) for mbit in (0.16, 0.64, 2.5, 10.0, 20.0)}
+    found = {
+        f"steady {mbit:g}": CapacityTrace.of_rates([(0, mbit), (20, mbit)]) for mbit in (0.16, 0.64, 2.5, 10.0, 20.0)
+    }
     steps = [0.16, 20.0, 1.0, 0.0, 5.0, 12.0, 0.6, 8.0]
-    found["steps"] = Trace.of_rates([*((0.7 * place, mbit) for place, mbit in enumerate(steps)), (5.6, 0.0)])
+    found["steps"] = CapacityTrace.of_rates([*((0.7 * place, mbit) for place, mbit in enumerate(steps)), (5.6, 0.0)])
     for name in (f"{name}.{way}" for name in RECORDED for way in ("down", "up")):
         path = next((Path(one) / name for one in FOLDERS if one and (Path(one) / name).is_file()), None)
         if path is not None:
-            found[name] = Trace.parse(path.read_text())
+            found[name] = CapacityTrace.parse(path.read_text())
     return found
 
 
@@ -91,7 +93,7 @@ def arrivals(client: socket.socket, until: Callable[[], float]) -> list[tuple[fl
     return seen
 
 
-async def follow(child: Child, ends: Ends, trace: Trace, seconds: float) -> dict[str, float]:
+async def follow(child: Child, ends: Ends, trace: CapacityTrace, seconds: float) -> dict[str, float]:
     """One recording for so long: shares of its volume, and CPU."""
     await child.command(hold=True)
     await child.line()
@@ -114,7 +116,9 @@ async def follow(child: Child, ends: Ends, trace: Trace, seconds: float) -> dict
     return {**compare(seen, trace, began_at, seconds), "cores": cpu_s / seconds}
 
 
-def compare(seen: Sequence[tuple[float, int]], trace: Trace, began_at: float, seconds: float) -> dict[str, float]:
+def compare(
+    seen: Sequence[tuple[float, int]], trace: CapacityTrace, began_at: float, seconds: float
+) -> dict[str, float]:
     """What came against what the recording allows, in all and second by second."""
     instants, totals, total = [], [], 0
     for at, size in seen:
@@ -141,7 +145,7 @@ def compare(seen: Sequence[tuple[float, int]], trace: Trace, began_at: float, se
     }
 
 
-def allows(trace: Trace, by_s: float) -> int:
+def allows(trace: CapacityTrace, by_s: float) -> int:
     """Bytes that can have left by then."""
     around, rest_s = divmod(by_s, trace.period_s)
     whole = int(around) * len(trace.times_s) + bisect_right(trace.times_s, rest_s)

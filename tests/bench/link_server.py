@@ -15,26 +15,26 @@ from typing import Any
 
 from tidegate import clock
 from tidegate.netsim.links.stream import StreamProfile
-from tidegate.netsim.links.trace import Trace
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.links.trace import CapacityTrace
+from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.netsim.proxy.scenario import convert
 
 
 async def main(upstream_port: int) -> None:
     loop = asyncio.get_running_loop()
-    async with Link(("127.0.0.1", upstream_port)) as link:
+    async with LinkProxy(("127.0.0.1", upstream_port)) as link:
         _say(port=link.port)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             _obey(link, json.loads(line))
 
 
-def _obey(link: Link, command: dict[str, Any]) -> None:
+def _obey(link: LinkProxy, command: dict[str, Any]) -> None:
     if command.get("hold"):
         link.partition("blackhole")
     else:
         traces = command.get("traces")
         profile = convert(command["be"], StreamProfile, "profile")
-        link.apply(profile, traces=(Trace(traces[0]), Trace(traces[1])) if traces else None)
+        link.apply(profile, traces=(CapacityTrace(traces[0]), CapacityTrace(traces[1])) if traces else None)
         link.heal()
     link.verify()
     _say(at=clock.now(), violations=link.violations)

@@ -24,7 +24,7 @@ from random import Random
 from statistics import quantiles
 
 from simulator.scenarios.scenario_file import load
-from simulator.world.arrivals import Request, requests
+from simulator.world.arrivals import SimulatedRequest, requests
 from tidegate import clock
 
 LEFT = -1
@@ -80,7 +80,7 @@ class Callers:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self.late_s: list[float] = []
 
-    async def call(self, request: Request, began_at: float) -> Answer:
+    async def call(self, request: SimulatedRequest, began_at: float) -> Answer:
         await clock.sleep_until(began_at + request.at)
         sent_at = clock.now()
         self.late_s.append(sent_at - began_at - request.at)
@@ -116,7 +116,7 @@ class Callers:
         for _, writer in self._idle:
             writer.close()
 
-    def _leaves_in_s(self, request: Request) -> float | None:
+    def _leaves_in_s(self, request: SimulatedRequest) -> float | None:
         draw = Random(request.number)
         leaves, share = draw.random() < self._leaving, draw.random()
         return share * _LEAVES_WITHIN * request.kind.budget_ms / 1e3 if leaves else None
@@ -143,7 +143,7 @@ class Callers:
         self._idle.append((reader, writer))
         return int(first.split()[1]), headers, body
 
-    def _words(self, request: Request) -> bytes:
+    def _words(self, request: SimulatedRequest) -> bytes:
         shape = [request.kind.rows, request.length]
         count = request.kind.rows * request.length
         ids = ids_of(request.number, count, self._tokens)

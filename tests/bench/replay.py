@@ -31,10 +31,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from gateway.core.history.decision_record import weighed
-from gateway.core.history.recorder import Memory
+from gateway.core.history.decision_record import pack_decision
+from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placer import Decision
-from gateway.core.placement.utility import ValuePlacer
+from gateway.core.placement.utility import UtilityPlacer
 from simulator.replay.replay import Replay, replay
 from simulator.simulation import simulate
 from tests.bench.harness import Goal, Report, Spread, parser, table
@@ -42,7 +42,7 @@ from tests.bench.sim_vs_real import sent
 from tests.bench.sim_vs_real_fleets import Paced
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
-from tests.support.gateway.flowns import flown
+from tests.support.gateway.flowns import request_record
 from tidegate import clock
 
 POLICIES: Final = ("value", "cheapest")
@@ -105,7 +105,7 @@ def cost(report: Report, requests: int) -> None:
     """Of remembering, by the number of targets."""
     for targets in (3, 32, 10_000):
         fleet = fleet_of(**{f"edge_{n}": variant(compute_s=0.01 + 1e-6 * n) for n in range(targets)})
-        placer = ValuePlacer(fleet)
+        placer = UtilityPlacer(fleet)
         decisions = [placer.decide(ask(), NOW) for _ in range(50)]
         report.figures[f"remember_us_of_{targets}"] = took = _remembering_us(decisions, requests)
         report.figures[f"held_of_{targets}"] = held = _held(placer)
@@ -117,25 +117,25 @@ def cost(report: Report, requests: int) -> None:
 
 
 def _remembering_us(decisions: list[Decision], requests: int) -> Spread:
-    memory, one = Memory(4096, MOST_BYTES), flown()
+    memory, one = FlightRecorder(4096, MOST_BYTES), request_record()
     samples = []
     for _ in range(5):
         began_ns = thread_time_ns()
         for number in range(requests):
-            memory.add(replace(one, number=number, decision=weighed(decisions[number % len(decisions)])))
+            memory.add(replace(one, number=number, decision=pack_decision(decisions[number % len(decisions)])))
         samples.append((thread_time_ns() - began_ns) / requests / 1e3)
     return Spread.of(samples)
 
 
-def _held(placer: ValuePlacer) -> dict[str, float]:
+def _held(placer: UtilityPlacer) -> dict[str, float]:
     """What a memory without a limit of requests holds when it is full, and what that takes."""
     gc.collect()
     tracemalloc.start()
-    memory, number = Memory(10**9, MOST_BYTES), 0
+    memory, number = FlightRecorder(10**9, MOST_BYTES), 0
     while len(memory) == number:
         number += 1
-        fresh = flown(number=number)
-        memory.add(replace(fresh, request_id=f"request {number}", decision=weighed(placer.decide(ask(), NOW))))
+        fresh = request_record(number=number)
+        memory.add(replace(fresh, request_id=f"request {number}", decision=pack_decision(placer.decide(ask(), NOW))))
     gc.collect()
     traced, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from simulator.baselines.baselines import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
-from simulator.optimum.bound import Bound, NoSolver, upper_bound
+from simulator.optimum.bound import AttainmentBound, NoSolver, upper_bound
 from simulator.report.plot import NoPlot, draw_loads, draw_timeline
-from simulator.report.report import Figures, Interval, difference, miss_ratio, rows, tier_share
-from simulator.scenarios.scenario_file import Loaded, load
+from simulator.report.report import MeanInterval, PolicyFigures, difference, miss_ratio, rows, tier_share
+from simulator.scenarios.scenario_file import LoadedScenario, load
 from simulator.sweep import knee, sweep
 from simulator.world.tally import TIMELINE_BIN_S
 from tests.bench.harness import RESULTS, Goal, Report, parser, table
@@ -64,24 +64,24 @@ class Plan:
 class Found:
     """The figures by policy and load."""
 
-    def __init__(self, figures: Sequence[Figures], plan: Plan) -> None:
+    def __init__(self, figures: Sequence[PolicyFigures], plan: Plan) -> None:
         self.figures = list(figures)
         self._of = {(one.policy, one.load): one for one in figures}
         self._plan = plan
 
-    def ours(self, load_: float) -> Figures:
+    def ours(self, load_: float) -> PolicyFigures:
         return self._of[self._plan.policy, load_]
 
-    def of(self, policy: str, load_: float) -> Figures | None:
+    def of(self, policy: str, load_: float) -> PolicyFigures | None:
         return self._of.get((policy, load_))
 
-    def best(self, names: Sequence[str], load_: float) -> Figures:
+    def best(self, names: Sequence[str], load_: float) -> PolicyFigures:
         """The baseline that attains most, of those that ran the most seeds."""
         there = [self._of[name, load_] for name in names if (name, load_) in self._of]
         return max(there, key=lambda one: (len(one.seeds), fmean(one.attainment)))
 
     @property
-    def all(self) -> list[Figures]:
+    def all(self) -> list[PolicyFigures]:
         """Each policy at each load once: with most seeds."""
         return list(self._of.values())
 
@@ -120,7 +120,7 @@ def main() -> None:
     report.write()
 
 
-def _loads(loaded: Loaded, knee_rps: float, plan: Plan, report: Report) -> Found:
+def _loads(loaded: LoadedScenario, knee_rps: float, plan: Plan, report: Report) -> Found:
     broad = Found(
         _swept(loaded, (*plan.as_authors, *plan.with_ledger, ORACLE), plan.loads, knee_rps, plan, plan.broad), plan
     )
@@ -154,8 +154,8 @@ def _finalists(broad: Found, names: Sequence[str], plan: Plan) -> list[str]:
 
 
 def _regret(
-    loaded: Loaded, found: Found, knee_rps: float, plan: Plan, report: Report
-) -> dict[float, tuple[Bound, ...]]:
+    loaded: LoadedScenario, found: Found, knee_rps: float, plan: Plan, report: Report
+) -> dict[float, tuple[AttainmentBound, ...]]:
     """What is missing to a bound that nobody beats, seed by seed."""
     work = [(_at(loaded, load_ * knee_rps), seed) for load_ in plan.loads for seed in plan.broad]
     try:
@@ -178,11 +178,13 @@ def _regret(
     return bounds
 
 
-def _bound(work: tuple[Loaded, int]) -> Bound:
+def _bound(work: tuple[LoadedScenario, int]) -> AttainmentBound:
     return upper_bound(*work)
 
 
-def _pictures(loaded: Loaded, found: Found, bounds: dict[float, tuple[Bound, ...]], plan: Plan) -> None:
+def _pictures(
+    loaded: LoadedScenario, found: Found, bounds: dict[float, tuple[AttainmentBound, ...]], plan: Plan
+) -> None:
     ceiling = [(load_, fmean(one.attainment for one in of_load)) for load_, of_load in bounds.items()]
     shown = _shown(found)
     RESULTS.mkdir(exist_ok=True)
@@ -252,8 +254,8 @@ def _gain(found: Found, load_: float) -> dict[str, object]:
 
 def _shown(found: Found) -> list[str]:
     at = 0.6
-    ours, theirs, ledger = found.ours(at), found.best(AS_AUTHORS, at), found.best(WITH_LEDGER, at)
-    return list(dict.fromkeys([ours.policy, theirs.policy, ledger.policy, "all-cloud", ORACLE]))
+    ours, theirs, queue_estimate = found.ours(at), found.best(AS_AUTHORS, at), found.best(WITH_LEDGER, at)
+    return list(dict.fromkeys([ours.policy, theirs.policy, queue_estimate.policy, "all-cloud", ORACLE]))
 
 
 def _jitter(knee_rps: float, plan: Plan, report: Report) -> None:
@@ -270,7 +272,7 @@ def _jitter(knee_rps: float, plan: Plan, report: Report) -> None:
         ours, unhedged = found.ours(at), found.of(UNHEDGED, at)
         assert unhedged is not None
         gained = difference(ours.attainment, unhedged.attainment)
-        extra = Interval.of([b / a - 1.0 for a, b in zip(unhedged.attempts, ours.attempts, strict=True)])
+        extra = MeanInterval.of([b / a - 1.0 for a, b in zip(unhedged.attempts, ours.attempts, strict=True)])
         recovered = gained.mean / (1.0 - fmean(unhedged.attainment)) if fmean(unhedged.attainment) < 1.0 else 0.0
         print(f"load {at}: hedging recovers {recovered:.1%} of what is missed without it "
               f"({_points(gained)}), with {extra:+.1%} attempts")  # fmt: skip
@@ -317,7 +319,7 @@ def _overload(plan: Plan, report: Report) -> None:
     report.goal(Goal("overload_recovery_s", _recovery_s(ours, begins, ends), 5.0, "<="))
 
 
-def _recovery_s(ours: Figures, begins: float, ends: float) -> float:
+def _recovery_s(ours: PolicyFigures, begins: float, ends: float) -> float:
     """From the end of the step until a second in which attainment is within two points of what it was before."""
     before = [(arrivals, in_time) for at, arrivals, in_time in ours.timeline if 2.0 <= at < begins]
     usual = sum(in_time for _, in_time in before) / sum(arrivals for arrivals, _ in before)
@@ -330,31 +332,31 @@ def _recovery_s(ours: Figures, begins: float, ends: float) -> float:
     return float("inf")
 
 
-def _points(one: Interval) -> str:
+def _points(one: MeanInterval) -> str:
     return f"{100 * one.mean:+.2f} points [{100 * one.low:+.2f}, {100 * one.high:+.2f}]"
 
 
-def _print(figures: Sequence[Figures]) -> None:
+def _print(figures: Sequence[PolicyFigures]) -> None:
     lines = rows(figures)
     table(lines[0], lines[1:])
 
 
-def _at(loaded: Loaded, rate: float) -> Loaded:
+def _at(loaded: LoadedScenario, rate: float) -> LoadedScenario:
     return loaded.replaced(loaded.scenario.with_rate(rate))
 
 
-def _lasting(loaded: Loaded, seconds: float) -> Loaded:
+def _lasting(loaded: LoadedScenario, seconds: float) -> LoadedScenario:
     return loaded.replaced(loaded.scenario.lasting(seconds))
 
 
 def _swept(
-    loaded: Loaded,
+    loaded: LoadedScenario,
     policies: Sequence[str],
     loads: Sequence[float],
     knee_rps: float,
     plan: Plan,
     seeds: Sequence[int],
-) -> list[Figures]:
+) -> list[PolicyFigures]:
     def on_run(done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{done}/{total} runs", end="\n" if done == total else "", file=sys.stderr, flush=True)

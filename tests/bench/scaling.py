@@ -30,11 +30,11 @@ from typing import Final, Protocol
 import msgspec
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.scaling import Scaling, ScalingSpec
-from simulator.scenarios.scenario import ArrivalsSpec, PoolSpec, Scenario, Step
-from simulator.scenarios.scenario_file import Loaded, load
+from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
+from simulator.scenarios.scenario import ArrivalsSpec, PoolSpec, RateStep, Scenario
+from simulator.scenarios.scenario_file import LoadedScenario, load
 from simulator.simulation import World
-from simulator.workers.worker import Worker
+from simulator.workers.worker import SimulatedWorker
 from simulator.world.conditions import SETTLING_S
 from tests.bench.harness import Goal, Report, Spread, parser, table
 
@@ -127,11 +127,11 @@ class _Down:
 class Elastic(World):
     """A world whose pool has as many replicas as a scaler wishes. Mutable: `run` once."""
 
-    def __init__(self, loaded: Loaded, seed: int, scaler: Scaler) -> None:
+    def __init__(self, loaded: LoadedScenario, seed: int, scaler: Scaler) -> None:
         self._scaler = scaler
         self._number = 0
-        self._replicas: list[Worker] = []  # that serve
-        self._leaving: list[Worker] = []
+        self._replicas: list[SimulatedWorker] = []  # that serve
+        self._leaving: list[SimulatedWorker] = []
         self._starting: list[float] = []  # when each will serve
         self._computed_s: dict[str, float] = {}
         self.replica_s = 0.0
@@ -146,7 +146,7 @@ class Elastic(World):
     def _add_pool(self, pool: PoolSpec) -> None:
         for gateway in self.gateways:
             if gateway.fleet.scaling is None:
-                gateway.fleet.scaling = Scaling(
+                gateway.fleet.scaling = ReplicaScaler(
                     ScalingSpec(start_s=START_S + SYNC_S, scale_down_s=DOWN_S, max_replicas=MOST)
                 )
         self._number += 1
@@ -224,12 +224,12 @@ def arrivals(kind: str, seconds: float) -> ArrivalsSpec:
     return ArrivalsSpec(rate=_RATE, steps=tuple(_sine(seconds)))
 
 
-def _sine(seconds: float) -> Iterator[Step]:
+def _sine(seconds: float) -> Iterator[RateStep]:
     for at in range(0, int(seconds), 10):
-        yield Step(at_s=float(at), for_s=10.0, times=1.0 + 0.7 * sin(2.0 * pi * at / 600.0))
+        yield RateStep(at_s=float(at), for_s=10.0, times=1.0 + 0.7 * sin(2.0 * pi * at / 600.0))
 
 
-def scenario(kind: str, seconds: float) -> Loaded:
+def scenario(kind: str, seconds: float) -> LoadedScenario:
     loaded = load("pool_mix")
     plain: Scenario = loaded.scenario
     changed = msgspec.structs.replace(

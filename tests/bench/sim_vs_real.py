@@ -42,7 +42,7 @@ from msgspec.structs import replace
 
 from simulator.replay.measured import always_slow, drift_of, steady_link
 from simulator.scenarios.scenario import EdgeGroup, PoolSpec, Scenario
-from simulator.scenarios.scenario_file import Loaded, load
+from simulator.scenarios.scenario_file import LoadedScenario, load
 from simulator.simulation import simulate
 from tests.bench.harness import Child, Goal, Report, Spread, parser, table
 from tests.bench.open_loop import Answer
@@ -229,7 +229,7 @@ def _told(answers: Sequence[Answer], late_p99_s: float) -> Told:
 # the simulated side
 
 
-def simulated(loaded: Loaded, found: Measured, policy: str, rate: float, seconds: float, seed: int) -> Told:
+def simulated(loaded: LoadedScenario, found: Measured, policy: str, rate: float, seconds: float, seed: int) -> Told:
     scenario = measured_scenario(loaded.scenario, found).lasting(seconds).with_rate(rate)
     tally = simulate(loaded.replaced(scenario), policy, seed).tally
     answers = max(1, tally.served_by.total())

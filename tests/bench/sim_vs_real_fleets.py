@@ -16,7 +16,7 @@ from simulator.scenarios.scenario_file import SCENARIOS, load
 from tests.bench.harness import ROOT
 from tests.support.faults.fleet_stack import FleetStack
 from tidegate.tools.build.demo.corpus import texts
-from tidegate.tools.build.demo.paced import Noise, add_paced, costs_of_scenario
+from tidegate.tools.build.demo.paced import PacedNoise, add_paced, costs_of_scenario
 
 _WORDS: Final = 4000
 _MADE_UP: Final = [2051, 3231, 6251]
@@ -80,7 +80,7 @@ class Paced(Fleet):
     def stack(self, scratch: Path) -> FleetStack:
         (group,) = self.scenario.edges
         models = scratch / "models"
-        noise = Noise(group.noise_sigma, self.scenario.pools[0].noise_sigma)
+        noise = PacedNoise(group.noise_sigma, self.scenario.pools[0].noise_sigma)
         add_paced(self.model, costs_of_scenario(self.path), models, noise=noise)
         (low, high), last = group.slow, max(1, group.count - 1)
         edges: dict[str, dict[str, Any]] = {

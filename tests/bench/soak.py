@@ -158,7 +158,9 @@ async def soak(folder: Path, most: int, *, trace: bool) -> tuple[Looks, dict[int
         await _watch(running, callers, looks, most, trace=trace)
         rate = most / (clock.now() - began_at)
         await clock.sleep(_IDLE_S)
-        in_flight = gateway.admission.in_flight + sum(one.ledger.in_flight for one in gateway.fleet.targets.values())
+        in_flight = gateway.admission.in_flight + sum(
+            one.queue_estimate.in_flight for one in gateway.fleet.targets.values()
+        )
     for far in fars:
         await far.kill()
     return looks, callers.statuses, in_flight, rate

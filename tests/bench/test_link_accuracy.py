@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.link_accuracy import allows, compare, quantile
-from tidegate.netsim.links.trace import Trace
+from tidegate.netsim.links.trace import CapacityTrace
 
-SECOND = Trace([number / 100 for number in range(1, 101)])  # 100 packets a second
+SECOND = CapacityTrace([number / 100 for number in range(1, 101)])  # 100 packets a second
 
 
 def test_a_recording_allows_what_has_come_in_all_its_rounds() -> None:
@@ -26,7 +26,7 @@ def test_a_second_that_is_short_shows_in_the_worst_and_less_in_the_mean() -> Non
 
 
 def test_seconds_below_half_a_megabit_do_not_count() -> None:
-    slow = Trace([0.5, 1.0])
+    slow = CapacityTrace([0.5, 1.0])
     assert compare([], slow, 0.0, 3.0) == {"volume": 0.0, "mean_error": 0.0, "worst_error": 0.0}
 
 

@@ -22,7 +22,7 @@ from tests.bench.harness import ROOT, Goal, Report, parser, table
 from tests.support.faults.matrix import WAN, Act, Matrix, Row
 from tests.support.faults.matrix_seen import Phase, Seen
 from tests.support.gateway.plain_gateway import NAME
-from tidegate.netsim.links.trace import Trace
+from tidegate.netsim.links.trace import CapacityTrace
 from tidegate.testing.traces import TraceFinder, TraceMissing, folders
 
 RECORDINGS: Final = {
@@ -60,7 +60,7 @@ def main() -> None:
     report.write()
 
 
-def _both_ways(file: str) -> tuple[Trace, Trace]:
+def _both_ways(file: str) -> tuple[CapacityTrace, CapacityTrace]:
     """Towards the pool and back."""
     find = TraceFinder(folders(str(ROOT / ".." / "shared" / "traces")))
     return find(f"{file}.up"), find(f"{file}.down")
@@ -70,7 +70,11 @@ Found = dict[tuple[str, str], list[Seen]]
 
 
 def _run(
-    matrix: Matrix, recordings: dict[str, tuple[Trace, Trace]], seconds: float, load: float, repeats: int
+    matrix: Matrix,
+    recordings: dict[str, tuple[CapacityTrace, CapacityTrace]],
+    seconds: float,
+    load: float,
+    repeats: int,
 ) -> Found:
     found: Found = {}
     for repeat in range(repeats):
@@ -83,7 +87,7 @@ def _run(
     return found
 
 
-def _row(name: str, traces: tuple[Trace, Trace], offset_s: float, seconds: float, load: float) -> Row:
+def _row(name: str, traces: tuple[CapacityTrace, CapacityTrace], offset_s: float, seconds: float, load: float) -> Row:
     def acts(matrix: Matrix) -> list[tuple[float, Act]]:
         profile = {**WAN, "recording": {"offset_s": offset_s}}
         return [(0.0, lambda: matrix.links["pool"].apply(traces=traces, **profile))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_pool.banner import serving_words
+from cloud_pool.banner import serving_banner
 from tests.cloud_pool.models import TEXT, manifest_of
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Axis, TensorSpec
@@ -17,7 +17,7 @@ OFFER = ModelOffer(
 
 
 def test_it_says_what_is_served_where_and_for_how_long_a_call_takes() -> None:
-    first, model, *_ = serving_words("east", "127.0.0.1:8101", "cpu", [(TEXT, OFFER)])
+    first, model, *_ = serving_banner("east", "127.0.0.1:8101", "cpu", [(TEXT, OFFER)])
     assert first == "pool/east serves 1 model on cpu, at 127.0.0.1:8101 (OIP gRPC)"
     assert model == (
         "  text 1: ids INT64[batch, sequence], mask INT64[batch, sequence] → "
@@ -30,7 +30,7 @@ def test_the_call_that_it_shows_is_one_that_the_manifest_allows() -> None:
         inputs=(TensorSpec("flags", Datatype.BOOL, ("n", 3)), TensorSpec("half", Datatype.BF16, (2,))),
         axes={"n": Axis(min=0)},
     )
-    lines = serving_words("p", "h:1", "auto", [(manifest, OFFER), (TEXT, OFFER)])
+    lines = serving_banner("p", "h:1", "auto", [(manifest, OFFER), (TEXT, OFFER)])
     assert lines[0].startswith("pool/p serves 2 models")
     assert "    i0 = triton.InferInput('flags', [1, 3], 'BOOL')" in lines
     assert "    i0.set_data_from_numpy(np.zeros([1, 3], np.bool))" in lines
@@ -40,5 +40,6 @@ def test_the_call_that_it_shows_is_one_that_the_manifest_allows() -> None:
 
 def test_it_says_how_a_gateway_finds_it() -> None:
     assert (
-        serving_words("p", "h:1", "auto", [(TEXT, OFFER)])[-1] == "    targets: [{name: p, tier: pool, address: 'h:1'}]"
+        serving_banner("p", "h:1", "auto", [(TEXT, OFFER)])[-1]
+        == "    targets: [{name: p, tier: pool, address: 'h:1'}]"
     )

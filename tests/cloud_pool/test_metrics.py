@@ -13,10 +13,10 @@ from cloud_pool.metrics import PoolMetrics
 from tests.cloud_pool.workers.test_health_controller import watched
 from tests.support.loop import on_virtual_time
 from tidegate.metrics.exposition import Exposition
-from tidegate.metrics.scrape_port import MOST_BYTES, ScrapeDoor
+from tidegate.metrics.scrape_port import MOST_BYTES, ScrapeServer
 
 
-async def said(door: ScrapeDoor, request: bytes) -> bytes:
+async def said(door: ScrapeServer, request: bytes) -> bytes:
     host, _, port = door.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
@@ -28,7 +28,7 @@ async def said(door: ScrapeDoor, request: bytes) -> bytes:
 
 
 async def test_a_scrape_is_answered_as_http() -> None:
-    async with ScrapeDoor(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
+    async with ScrapeServer(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
         body = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{door.address}/metrics").read())
         assert body == b"up 1\n"
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
@@ -48,7 +48,7 @@ async def test_a_scrape_is_answered_as_http() -> None:
     ],
 )
 async def test_whatever_comes_is_answered_and_closed(request_bytes: bytes, status: bytes) -> None:
-    async with ScrapeDoor(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
+    async with ScrapeServer(lambda _accept: (b"up 1\n", "text/plain"), "127.0.0.1", 0) as door:
         try:
             assert (await said(door, request_bytes)).startswith(b"HTTP/1.1 " + status)
         except ConnectionResetError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.health.breaker import Breaker, State, Verdict, blame
+from gateway.core.health.breaker import AttemptVerdict, Breaker, BreakerState, blame
 from tests.cloud_pool.models import manifest_of
 from tests.cloud_pool.workers_support import text
 from tests.support.loop import on_virtual_time, settle
@@ -160,16 +160,16 @@ def test_neither_a_callers_mistakes_nor_its_impatience_open_a_breaker(
     breaker = Breaker(threshold=3)
     for number in range(100):
         breaker.record(blame(error).target, 1000.0 + number, 0.5)
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
 
 
 def test_the_only_target_is_given_a_pause_like_any_other_and_then_one_trial() -> None:
     """A group of one was never cooled down (litellm#40405)."""
     breaker = Breaker(threshold=3, base_s=1.0)
     for _ in range(3):
-        breaker.record(Verdict.FAILURE, 1000.0, 0.5)
+        breaker.record(AttemptVerdict.FAILURE, 1000.0, 0.5)
     assert not breaker.allows(1000.5)
     assert breaker.allows(1001.5)
     assert breaker.launched(1001.5)
     assert not breaker.allows(1001.5)
-    assert blame(Unreachable("x")).path is Verdict.FAILURE
+    assert blame(Unreachable("x")).path is AttemptVerdict.FAILURE

@@ -230,10 +230,10 @@ async def test_who_belongs_to_a_tenant_cannot_speak_for_another_but_a_proxy_can(
             return response.status
 
     assert await as_tenant("good", "rival") == 403
-    assert "rival" not in tenants.purses
+    assert "rival" not in tenants.quotas
     assert await as_tenant("good", "acme") == 200
     assert await as_tenant("proxy", "rival") == 200
-    assert {"acme", "proxy", "rival"} <= tenants.purses.keys()
+    assert {"acme", "proxy", "rival"} <= tenants.quotas.keys()
 
 
 async def test_a_key_revoked_while_the_gateway_runs_is_refused_also_on_a_stream_that_is_open(parts: Parts) -> None:

@@ -17,7 +17,7 @@ from tests.support.mqtt.brokers import BrokerProcess
 from tests.support.mqtt.device_messages import Device, offer, spoken
 from tests.support.mqtt.fleet import Agent, Gateway, agent_process, agent_state, say, say_all
 from tidegate.fleet.messages import MAX_EPOCH, Death
-from tidegate.fleet.topics import Topics, Up
+from tidegate.fleet.topics import DeviceTopic, Topics
 from tidegate.mqtt.link import MqttLink
 
 pytestmark = pytest.mark.slow
@@ -232,7 +232,7 @@ async def test_a_birth_that_the_broker_lost_is_asked_for(
     async with Agent(broker, fleet, device, tmp_path).sync:
         async with first.sync:
             await first.sees(device, Freshness.FRESH)
-        for kind in (Up.BIRTH, Up.INVENTORY):
+        for kind in (DeviceTopic.BIRTH, DeviceTopic.INVENTORY):
             say(broker, topics.up(device, kind), b"", retain=True)
         async with second.sync:
             await second.sees(device, Freshness.FRESH)

@@ -27,7 +27,7 @@ from gateway.fleet_sync.sync import FleetSync
 from tests.support.certificates import FleetPki
 from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
-from tidegate.mqtt.link import Connected, LinkEvent, MqttLink
+from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttLink
 from tidegate.rollout.signing import MAX_SIGNED_BYTES
 from tidegate.tools.broker.cli import CONF, PASSWD, broker, copy_certificate, write
 from tidegate.tools.broker.mosquitto_config import MosquittoPlan, Users, gateway_user, passwd_line, passwd_text
@@ -260,7 +260,7 @@ async def why_not(url: str, context: ssl.SSLContext) -> str:
         async with link, asyncio.timeout(10):
             while not (said := [one for one in logs if "no broker" in one["event"]]):
                 events: list[LinkEvent] = link.take()
-                assert not any(isinstance(one, Connected) for one in events)
+                assert not any(isinstance(one, MqttConnected) for one in events)
                 await clock.sleep(0.01)
     return str(said[0]["reason"])
 

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.support.mqtt.brokers import MOSQUITTO, Embedded, Mosquitto, ScriptedBroker
 from tests.support.mqtt.tap import Tap, some_will, tapped
 from tidegate import clock
-from tidegate.mqtt.link import Connected, Disconnected, Will
+from tidegate.mqtt.link import MqttConnected, MqttDisconnected, Will
 from tidegate.testing.links import LinkThread
 from tidegate.testing.ports import free_port
 
@@ -54,7 +54,7 @@ async def test_a_broker_that_has_much_to_do_is_waited_for_and_not_asked_anew() -
     """A fleet that comes back at once makes its broker slow; whoever begins anew makes it slower."""
     async with ScriptedBroker(silent_s=0.5).serve() as broker:
         async with tapped(broker.url, connect_timeout_s=0.05, session_timeout_s=60.0) as tap:
-            assert tap.of(Connected) == [Connected(1, "3.1.1")]
+            assert tap.of(MqttConnected) == [MqttConnected(1, "3.1.1")]
         assert len(broker.connects) == 1
 
 
@@ -142,7 +142,7 @@ async def test_a_broker_that_restarts_behind_a_proxy_is_spoken_to_in_the_same_ve
                         await clock.sleep(0.01)
                 broker.start()
                 await tap.until_connected(session=2)
-                assert [event.protocol for event in tap.of(Connected)] == ["5", "5"]
+                assert [event.protocol for event in tap.of(MqttConnected)] == ["5", "5"]
     finally:
         links.close()
 
@@ -170,7 +170,7 @@ async def test_a_message_that_is_never_acknowledged_ends_the_session() -> None:
         assert tap.link.publish("a/b", b"x", qos=1)
         assert not await tap.link.flush(0.01)
         await tap.until_connected(session=2)
-        assert tap.of(Disconnected) == [Disconnected(1, "no acknowledgement for 0.2 s")]
+        assert tap.of(MqttDisconnected) == [MqttDisconnected(1, "no acknowledgement for 0.2 s")]
 
 
 async def test_what_hinders_a_connect_counts_as_a_failed_attempt() -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.support.mqtt.brokers import BrokerProcess, Embedded, Mosquitto
 from tests.support.mqtt.tap import Tap, some_will, tapped
 from tidegate import clock
-from tidegate.mqtt.link import BrokerUrl, Connected, Disconnected, Message, MqttLink, Will
+from tidegate.mqtt.link import BrokerUrl, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, Will
 from tidegate.mqtt.session import MAX_OUTSTANDING
 
 
@@ -28,13 +28,13 @@ async def test_what_is_published_arrives_after_connected_once_and_in_order(broke
         messages = await tap.messages(30)
         assert [message.payload for message in messages] == [b"%d" % index for index in range(30)]
         assert {(message.topic, message.qos, message.retained) for message in messages} == {(here, 1, False)}
-        assert isinstance(tap.events[0], Connected)
+        assert isinstance(tap.events[0], MqttConnected)
 
 
 async def test_auto_speaks_5_where_it_can_and_3_1_1_where_it_must(broker: BrokerProcess) -> None:
     began_at = clock.now()
     async with tapped(broker.url, topic(), before_connect=some_will, session_timeout_s=60.0) as tap:
-        assert tap.of(Connected) == [Connected(1, broker.versions[0])]
+        assert tap.of(MqttConnected) == [MqttConnected(1, broker.versions[0])]
         assert clock.now() - began_at < 30.0  # a refused version is not waited for
 
 
@@ -48,15 +48,15 @@ async def test_who_connects_hears_only_what_it_asked_for_while_others_come_and_g
         began_at = clock.now()
         while clock.now() < began_at + 3.0:
             async with tapped(broker.url, topic()), tapped(broker.url, f"{here}/7") as late:
-                assert await late.messages(1) == [Message(f"{here}/7", b"kept", 1, True)]
+                assert await late.messages(1) == [MqttMessage(f"{here}/7", b"kept", 1, True)]
                 late.link.publish(f"{here}/7", b"end", qos=1)
                 assert [message.payload for message in await late.messages(2)] == [b"kept", b"end"]
-                assert late.of(Disconnected) == []
+                assert late.of(MqttDisconnected) == []
 
 
 async def test_3_1_1_can_be_asked_for(broker: BrokerProcess) -> None:
     async with tapped(f"{broker.url}?protocol=3.1.1") as tap:
-        assert tap.of(Connected) == [Connected(1, "3.1.1")]
+        assert tap.of(MqttConnected) == [MqttConnected(1, "3.1.1")]
 
 
 async def test_retained_messages_say_so_and_an_empty_one_deletes(broker: BrokerProcess) -> None:
@@ -126,14 +126,14 @@ async def test_without_a_session_nothing_is_queued_for_the_next_one(broker: Brok
     async with tapped(broker.url, here) as tap:
         _cut(tap.link)
         tap.link.publish(here, b"on the way down", qos=1)  # handed to the broken session, or refused
-        await tap.activity.until(lambda: tap.of(Disconnected))
+        await tap.activity.until(lambda: tap.of(MqttDisconnected))
         assert not tap.link.publish(here, b"offline", qos=1)
         assert not tap.link.publish(here, b"offline", qos=0)
         assert not await tap.link.flush(1.0)
         await tap.until_connected(session=2)
         tap.link.publish(here, b"online", qos=1)
-        await tap.activity.until(lambda: any(message.payload == b"online" for message in tap.of(Message)))
-        assert b"offline" not in [message.payload for message in tap.of(Message)]
+        await tap.activity.until(lambda: any(message.payload == b"online" for message in tap.of(MqttMessage)))
+        assert b"offline" not in [message.payload for message in tap.of(MqttMessage)]
 
 
 async def test_a_killed_broker_is_noticed_and_the_link_comes_back_with_its_subscriptions(
@@ -144,10 +144,10 @@ async def test_a_killed_broker_is_noticed_and_the_link_comes_back_with_its_subsc
         first_client = tap.link._session
         with capture_logs() as logs:
             own_broker.kill()
-            await tap.activity.until(lambda: tap.of(Disconnected))
+            await tap.activity.until(lambda: tap.of(MqttDisconnected))
             own_broker.start()
             await tap.until_connected(session=2)
-        assert [type(event) for event in tap.events] == [Connected, Disconnected, Connected]
+        assert [type(event) for event in tap.events] == [MqttConnected, MqttDisconnected, MqttConnected]
         assert tap.link._session is not first_client  # (6, 7): a client of its own for each session
         assert [one["log_level"] for one in logs] == ["warning", "info"]  # once per change of state
         tap.link.publish(here, b"again", qos=1)
@@ -159,7 +159,7 @@ async def test_a_second_link_of_the_same_id_takes_over(broker: BrokerProcess) ->
         second = Tap(broker.url, client_id="twin-of-test")
         async with second.link:
             await second.until_connected()
-            await first.activity.until(lambda: first.of(Disconnected))
+            await first.activity.until(lambda: first.of(MqttDisconnected))
 
 
 async def test_restart_begins_another_session_without_the_will(broker: BrokerProcess) -> None:
@@ -176,7 +176,7 @@ async def test_restart_begins_another_session_without_the_will(broker: BrokerPro
         tap.link.restart("asked to")
         await tap.until_connected(session=2)
         assert wills == had + 1
-        assert tap.of(Disconnected) == [Disconnected(1, "asked to")]
+        assert tap.of(MqttDisconnected) == [MqttDisconnected(1, "asked to")]
         tap.link.publish(here, b"end", qos=1)
         assert [message.payload for message in await tap.messages(1)] == [b"end"]
 
@@ -200,9 +200,9 @@ async def test_a_slow_reader_of_a_flood_keeps_the_newest_of_each_topic(broker: B
         speaker.link.publish(f"{here}/last", b"end", qos=1)
         waiting = reader.link.inbox._items.values()
         await reader.activity.until(
-            lambda: any(isinstance(one, Message) and one.payload == b"end" for one, _ in waiting)
+            lambda: any(isinstance(one, MqttMessage) and one.payload == b"end" for one, _ in waiting)
         )
-        newest = {message.topic: message.payload for message in reader.of(Message)}
+        newest = {message.topic: message.payload for message in reader.of(MqttMessage)}
         del newest[f"{here}/last"]
         assert sorted(newest.values()) == [b"%d" % index for index in range(2993, 3000)]
 

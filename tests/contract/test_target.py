@@ -155,7 +155,7 @@ async def test_an_up_target_says_who_it_is_and_what_it_offers_and_its_round_trip
         assert (up.name, up.epoch, up.offers) == ("pool/a", 7, OFFERS)
     assert all(0.0 < event.rtt_s < 30.0 for event in bench.events if isinstance(event, LinkRtt))
     if bench.kind == "dialled":
-        assert (up.name, up.epoch, up.offers, up.road) == ("edge/a", 7, OFFERS, "dialled out")
+        assert (up.name, up.epoch, up.offers, up.path_kind) == ("edge/a", 7, OFFERS, "dialled out")
         assert repr(bench.target).startswith("<DeviceTarget edge/a dialled out: ")
     else:
         assert repr(bench.target).startswith(f"<{type(bench.target).__name__} pool/a at 127.0.0.1:")

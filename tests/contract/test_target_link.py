@@ -14,7 +14,7 @@ from tests.support.gateway.targets import AT_ONCE_S, MIB, Bench, Server, connect
 from tests.support.serving.hosts import echo_request
 from tidegate import clock
 from tidegate.link.client import Asker
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.outcome import Disconnected, Unreachable
 from tidegate.types import Accepted, LoadReport
 
@@ -81,7 +81,7 @@ async def test_only_a_link_that_flaps_is_dialled_again_after_a_pause(
 
     server = Server()
     await server.start()
-    async with Link(("127.0.0.1", server.port)) as proxy:
+    async with LinkProxy(("127.0.0.1", server.port)) as proxy:
         bench = Bench("link", server, None)  # type: ignore[arg-type]
         address = f"127.0.0.1:{proxy.port}"
         async with LinkTarget("pool/a", address, gateway_name="test", on_event=bench.tell, draw=draw) as target:
@@ -105,7 +105,7 @@ async def test_only_a_link_that_flaps_is_dialled_again_after_a_pause(
 async def test_a_half_open_link_is_found_by_its_silence_and_replaced_on_a_new_connection() -> None:
     server = Server()
     await server.start()
-    async with Link(("127.0.0.1", server.port)) as proxy:
+    async with LinkProxy(("127.0.0.1", server.port)) as proxy:
         bench = Bench("link", server, None)  # type: ignore[arg-type]
         target = LinkTarget(
             "pool/a",

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud_pool.workers.device_worker import Process
+from cloud_pool.workers.device_worker import EngineProcess
 from tests.cloud_pool.workers_support import Arrays, spin, text, write_spin_model, write_text_model
 from tests.support.pool.fake_worker import BAD_ID, FakeWorker
 from tidegate.outcome import InternalError
@@ -24,7 +24,7 @@ FOREVER = 10**12  # turns of the spin model
 
 @dataclass
 class Subject:
-    process: Process
+    process: EngineProcess
     kill: Callable[[], None]
     folder: Path
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.e2e.stack import Stack
 from tidegate.arrays import array_to_tensor
 from tidegate.engines.engine import load_engine
-from tidegate.models.confidence import Judge
+from tidegate.models.confidence import ConfidenceMeasure
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository
 from tidegate.types import Datatype
@@ -50,7 +50,7 @@ def unsure(models: Path, digits: Manifest, held_out: Any) -> NDArray[np.bool_]:
     (edge,) = digits.variants_for("edge")
     assert digits.confidence is not None
     engine = load_engine(edge.engine, Repository(models).artefact(digits, edge), outputs=("probabilities",))
-    judge = Judge(digits, digits.confidence)
+    judge = ConfidenceMeasure(digits, digits.confidence)
     answers = [engine.infer({"image": image[None]})["probabilities"] for image in held_out[0]]
     sure = [judge.of(array_to_tensor("probabilities", answer, Datatype.FP32)) for answer in answers]
     return np.array(sure) < digits.confidence.threshold

@@ -18,7 +18,7 @@ from tests.e2e.stack import PORTS, Stack, eventually, running
 from tests.e2e.test_stack_serving import LONG, SHORT, embed
 from tidegate.models.repository import Repository
 from tidegate.testing.ports import free_ports, is_free
-from tidegate.tools.build.demo.paced import Costs, add_paced
+from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -58,7 +58,7 @@ def test_a_healthy_run_is_quiet_from_its_start_to_its_end(models: Path, tmp_path
 
 def test_a_repository_of_ones_own_is_served_without_building_the_demo(tmp_path: Path) -> None:
     models = tmp_path / "mine"
-    add_paced("encoder", Costs(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40))), models)
+    add_paced("encoder", PacedCosts(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40))), models)
     with running(tmp_path, "--models", str(models), "--edges", "2") as stack:
         assert {target["models"][0]["name"] for target in stack.state()["targets"]} == {"encoder"}
         assert all(target["models"][0]["paced"] for target in stack.state()["targets"])

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway.config.auth import JwtConfig
-from gateway.core.access.api_key import Lock
-from gateway.core.admission.tenants import Tenants
-from gateway.identity.credential import Unproved
+from gateway.core.access.api_key import KeyVerifier
+from gateway.core.admission.tenants import TenantQuotas
+from gateway.identity.credential import UnprovedCredential
 from gateway.identity.jwks import JwksError, keys_of
-from gateway.identity.jwt_tokens import Tokens
+from gateway.identity.jwt_tokens import TokenVerifier
 from gateway.identity.key_file import read_keys
 from gateway.identity.keyring import KeyRing
 from tests.fuzz.hostile import TEXTS, as_json, bent, damaged
@@ -30,7 +30,7 @@ from tests.fuzz.target import Target
 from tests.support.gateway.guarded import Keys
 from tests.support.serving.host import minilm
 from tidegate import clock
-from tidegate.caller import Grant, Limits
+from tidegate.caller import Grant, UsageLimits
 from tidegate.config import ConfigError
 from tidegate.models.manifest import Batching, Manifest, QueuePolicy
 from tidegate.models.repository import RepositoryError, manifest_text, parse_manifest
@@ -88,7 +88,7 @@ class Ring:
 
     def __init__(self, folder: Path) -> None:
         self.keys = Keys(folder / "keys.json", {}, {})
-        self.good = self.keys.add("good", Grant("acme", limits=Limits(requests_per_s=5)))
+        self.good = self.keys.add("good", Grant("acme", limits=UsageLimits(requests_per_s=5)))
         self.keys.add("late", Grant("acme", ("a*",), 2, "site", ("infer", "admin")), expires_in_s=100.0)
         self.text = self.keys.path.read_bytes()
         self.ring = KeyRing(self.keys.path)
@@ -137,9 +137,9 @@ async def take_keys(held: Ring, thrown: tuple[bytes, str]) -> None:
         records = ()
     held.ring.look()
     for one in records:
-        lock = Lock(one)
+        lock = KeyVerifier(one)
         lock.opens(b"\x00" * 32, 0.0)
-        Tenants({}).of_identity(lock.identity).ask(1.0)
+        TenantQuotas({}).of_identity(lock.identity).ask(1.0)
         if one.id == "0123456789ab":
             _tried(held, _SHOWN)
     _tried(held, shown)
@@ -148,7 +148,7 @@ async def take_keys(held: Ring, thrown: tuple[bytes, str]) -> None:
 def _tried(held: Ring, shown: str) -> None:
     try:
         held.ring.identify(shown, clock.utc_s())
-    except Unproved as error:
+    except UnprovedCredential as error:
         assert not shown or len(shown) < 60 or shown not in repr(error)
 
 
@@ -193,26 +193,28 @@ _tokens = (
 
 
 @asynccontextmanager
-async def _issuer() -> AsyncIterator[Tokens]:
+async def _issuer() -> AsyncIterator[TokenVerifier]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "jwks.json"
         file.write_text(json.dumps(_JWKS))
-        tokens = Tokens(JwtConfig(issuer="https://idp", audience="tidegate", jwks_file=file, max_lifetime_s=1e10))
+        tokens = TokenVerifier(
+            JwtConfig(issuer="https://idp", audience="tidegate", jwks_file=file, max_lifetime_s=1e10)
+        )
         async with tokens.keys:
             yield tokens
 
 
-async def take_token(tokens: Tokens, thrown: tuple[bytes, bytes]) -> None:
+async def take_token(tokens: TokenVerifier, thrown: tuple[bytes, bytes]) -> None:
     token, key_set = thrown
     try:
         await tokens.identify(token.decode(errors="replace"), _AT_S)
-    except Unproved as error:
+    except UnprovedCredential as error:
         assert len(repr(error)) < 2000
     with suppress(JwksError):
         keys_of(key_set)
 
 
-async def good_token(tokens: Tokens) -> None:
+async def good_token(tokens: TokenVerifier) -> None:
     now = clock.utc_s()
     claims = {**_CLAIMS, "iat": now - 5, "exp": now + 60, "nbf": 1}
     assert (await tokens.identify(_signed(claims).decode(), now)).tenant == "acme"

@@ -31,9 +31,9 @@ from tidegate.fleet.messages import (
 )
 from tidegate.fleet.offers import ModelOffer, VariantOffer, encode_offers
 from tidegate.link import frames
-from tidegate.link.frames import Greeting, Violation
+from tidegate.link.frames import Greeting, ProtocolViolation
 from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.outcome import ServeError
 from tidegate.rpc import link_pb2
@@ -173,8 +173,8 @@ _ENVELOPES = [
     frames.load(_LOAD, encode_offers(_OFFERS)),
     frames.goodbye("update"),
     frames.accepted(1, frames.Accepted(1, 0.5)),
-    frames.answer(1, frames.Answered(_MESSAGE, 0.1, 0.1, 1, "int8", _LOAD)),
-    frames.answer(1, frames.Answered(b"", 0.1, 0.1, 1, "int8", None), chunked_bytes=2**62),
+    frames.answer(1, frames.AnswerFrame(_MESSAGE, 0.1, 0.1, 1, "int8", _LOAD)),
+    frames.answer(1, frames.AnswerFrame(b"", 0.1, 0.1, 1, "int8", None), chunked_bytes=2**62),
     frames.refused(1, ServeError("no"), _LOAD),
     _HELLO,
 ]
@@ -214,7 +214,7 @@ class Ends:
             epoch=lambda: 9,
             offers=lambda: _OFFERS,
             load=lambda: _LOAD,
-            heartbeat=Heartbeat(0.02, 2),
+            heartbeat=KeepaliveTiming(0.02, 2),
             max_message_bytes=MAX_BYTES,
         )
 
@@ -234,7 +234,7 @@ async def stream_in(held: Ends, thrown: Stream) -> None:
         theirs.close()
         assert isinstance(await serve(ours), str)
     for envelope in thrown[1]:
-        with suppress(Violation):
+        with suppress(ProtocolViolation):
             for frame in frames.parse(envelope):
                 if frame.WhichOneof("kind") == "load":
                     _placed({"other": frames.offers_of(frame.load.offers)})

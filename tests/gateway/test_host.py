@@ -6,9 +6,9 @@ import pytest
 
 from gateway.catalog import Catalog
 from gateway.core.fleet.link_events import LinkDown
-from gateway.core.health.breaker import Verdict
+from gateway.core.health.breaker import AttemptVerdict
 from gateway.host import GatewayHost
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import GatewayMetrics
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, spec, variant
 from tests.support.serving.host import digits, minilm
@@ -23,7 +23,7 @@ async def answers(call: Call) -> Reply:
 
 def host() -> GatewayHost:
     fleet = fleet_of(edge_a=variant())
-    metrics = Metrics(fleet, admission_of(1), version_of=lambda request: "1")
+    metrics = GatewayMetrics(fleet, admission_of(1), version_of=lambda request: "1")
     return GatewayHost("main", Catalog([minilm(), digits()]), fleet, metrics, answers)
 
 
@@ -35,7 +35,7 @@ def test_a_model_is_ready_while_a_usable_target_offers_it() -> None:
     assert not one.model_ready("nobody")
 
     for _ in range(5):
-        one._fleet.targets["edge/a"].breaker.record(Verdict.FAILURE, clock.now(), 0.5)
+        one._fleet.targets["edge/a"].breaker.record(AttemptVerdict.FAILURE, clock.now(), 0.5)
     assert one.model_ready("minilm"), "the last one stays in use, however it fails"
 
     one._fleet.fold(LinkDown("edge/a", "reset"), clock.now())

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from simulator.baselines.baselines import POLICIES
-from simulator.scenarios.scenario_file import Loaded
+from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import Run, World, simulate
 from tests.simulator.worlds import edited
 
@@ -23,7 +23,7 @@ faults:
 """
 
 
-def everything_wrong() -> Loaded:
+def everything_wrong() -> LoadedScenario:
     return edited(
         ("warmup_s: 1", "warmup_s: 1\ngateways: 3\ngateways_per_edge: 2"),
         (
@@ -55,7 +55,7 @@ def test_every_request_ends_in_exactly_one_outcome_whatever_goes_wrong(policy: s
     assert sum(group.arrivals for group in run.tally.by_class.values()) == run.tally.all.arrivals
     for gateway in world.gateways:
         assert gateway.router.door.in_flight == 0
-        assert all(target.ledger.in_flight == 0 for target in gateway.fleet.targets.values())
+        assert all(target.queue_estimate.in_flight == 0 for target in gateway.fleet.targets.values())
         assert all(stream.pending == 0 for stream in gateway.streams.values())
     assert all(worker.queued == worker.in_flight == 0 for worker in world.workers.values())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.scenarios.scenario_file import Loaded, parse
+from simulator.scenarios.scenario_file import LoadedScenario, parse
 
 SMALL = """
 summary: two devices and a pool
@@ -30,10 +30,10 @@ classes:
 """
 
 
-def edited(*edits: tuple[str, str], extra: str = "") -> Loaded:
+def edited(*edits: tuple[str, str], extra: str = "") -> LoadedScenario:
     """The small fleet with pieces of its YAML replaced."""
     text = SMALL
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
-    return Loaded(parse(text + extra, "test"), Path(), "test")
+    return LoadedScenario(parse(text + extra, "test"), Path(), "test")

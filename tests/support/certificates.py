@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate import clock
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import PkiStore
 from tidegate.security.tls import Tls, TlsConfig
 
@@ -26,13 +26,13 @@ class FleetPki:
     def config(self, who: str, *, ended: bool = False, **keys: Any) -> TlsConfig:
         """The section of one with a new certificate; `ended`: one that was good until yesterday."""
         self.issue(who, ended=ended)
-        identity = Identity.parse(who)
+        identity = CertificateIdentity.parse(who)
         return TlsConfig(cert=self.store.cert(identity), key=self.store.key(identity), ca=self.store.ca_cert, **keys)
 
     def issue(self, who: str, *, ended: bool = False) -> int:
         """A new certificate in its place; its serial number."""
         begins = _now() - timedelta(days=31 if ended else 0)
-        return self.store.issue(Identity.parse(who), HOSTS, days=30, now=begins).serial
+        return self.store.issue(CertificateIdentity.parse(who), HOSTS, days=30, now=begins).serial
 
     def tls(self, who: str, **keys: Any) -> Tls:
         return Tls(self.config(who, **keys))

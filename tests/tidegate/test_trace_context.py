@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gateway.core.request.machine import MAX_ATTEMPTS
 from gateway.layers.traced import traced
 from gateway.observe.spans import spans_of
-from tests.support.gateway.flowns import answered, flown, went
+from tests.support.gateway.flowns import answered, request_record, went
 from tests.support.gateway.flowns import given as answer
-from tidegate.trace_context import MOST_STATE, Trace, begun, current, joined
-from tidegate.tracing.propagation import attempt_id, onward
+from tidegate.trace_context import MOST_STATE, Trace, current, join_trace, start_trace
+from tidegate.tracing.propagation import attempt_span_id, outgoing_context
 from tidegate.types import Call, InferRequest, InferResponse, Reply
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -25,7 +25,7 @@ def bits(count: int) -> int:
 
 
 def test_a_callers_trace_is_joined_with_a_span_of_our_own() -> None:
-    trace = joined(PARENT, "vendor=1", bits)
+    trace = join_trace(PARENT, "vendor=1", bits)
     assert trace is not None
     assert (trace.hex_id, trace.parent_id, trace.span_id) == (TRACE_ID, 0xB7AD6B7169203331, 9)
     assert trace.sampled and trace.kept
@@ -46,30 +46,30 @@ def test_a_callers_trace_is_joined_with_a_span_of_our_own() -> None:
     ],
 )
 def test_what_is_no_traceparent_begins_no_trace(said: str) -> None:
-    assert joined(said, "", bits) is None
+    assert join_trace(said, "", bits) is None
 
 
 def test_a_later_version_may_say_more() -> None:
-    assert joined("01" + PARENT[2:] + "-what-comes", "", bits) is not None
+    assert join_trace("01" + PARENT[2:] + "-what-comes", "", bits) is not None
 
 
 def test_a_callers_flag_is_respected() -> None:
-    trace = joined(UNSAMPLED, "", bits)
+    trace = join_trace(UNSAMPLED, "", bits)
     assert trace is not None and not trace.kept
     assert trace.traceparent().endswith("-00")
 
 
 def test_more_state_than_must_be_carried_is_not() -> None:
-    trace = joined(PARENT, "a=" + "x" * MOST_STATE, bits)
+    trace = join_trace(PARENT, "a=" + "x" * MOST_STATE, bits)
     assert trace is not None and trace.state == ""
 
 
 @given(st.integers(0, 2**128 - 1))
 def test_the_share_that_is_sampled_goes_by_the_trace_id_alone(trace_id: int) -> None:
-    trace = begun(lambda count: trace_id if count == 128 else 1, 0.25)
+    trace = start_trace(lambda count: trace_id if count == 128 else 1, 0.25)
     assert trace.sampled == ((trace_id or 1) % 2**64 < 2**62)
-    assert not begun(lambda count: trace_id if count == 128 else 1, 0.0).sampled
-    assert begun(lambda count: trace_id if count == 128 else 1, 1.0).sampled
+    assert not start_trace(lambda count: trace_id if count == 128 else 1, 0.0).sampled
+    assert start_trace(lambda count: trace_id if count == 128 else 1, 1.0).sampled
 
 
 @given(st.integers(1, 2**64 - 1))
@@ -121,33 +121,33 @@ async def test_a_parameter_that_is_no_traceparent_is_none(said: str | float) -> 
 
 
 def test_an_attempt_is_sent_under_its_own_span() -> None:
-    trace = joined(PARENT, "a=1", bits)
+    trace = join_trace(PARENT, "a=1", bits)
     assert trace is not None
-    parent, state = onward(call().traced(trace), 1)
-    assert parent == f"00-{TRACE_ID}-{attempt_id(trace, 1):016x}-01"
+    parent, state = outgoing_context(call().traced(trace), 1)
+    assert parent == f"00-{TRACE_ID}-{attempt_span_id(trace, 1):016x}-01"
     assert state == "a=1"
 
 
 def test_without_tracing_a_callers_words_are_passed_on_and_without_a_sample_there_are_none() -> None:
-    assert onward(call(traceparent=PARENT, tracestate="a=1"), 0) == (PARENT, "a=1")
-    assert onward(call().traced(begun(bits, 0.0)), 0) == ("", "")
+    assert outgoing_context(call(traceparent=PARENT, tracestate="a=1"), 0) == (PARENT, "a=1")
+    assert outgoing_context(call().traced(start_trace(bits, 0.0)), 0) == ("", "")
 
 
 def kept() -> Trace:
-    trace = joined(PARENT, "", bits)
+    trace = join_trace(PARENT, "", bits)
     assert trace is not None
     return trace
 
 
 def test_a_request_is_told_as_its_waterfall() -> None:
     trace = kept()
-    record = flown(notes=answered(0, "edge/a", 0.002))
+    record = request_record(notes=answered(0, "edge/a", 0.002))
     spans = spans_of(trace, record)
     by_name = {span.name: span for span in spans}
     root, attempt = by_name["infer minilm"], by_name["attempt edge/a"]
     assert (root.span_id, root.parent_id, root.kind) == (9, 0xB7AD6B7169203331, "server")
     assert (root.began_at, root.ended_at) == (record.arrived_at, pytest.approx(record.ended_at))
-    assert (attempt.parent_id, attempt.span_id) == (9, attempt_id(trace, 0))
+    assert (attempt.parent_id, attempt.span_id) == (9, attempt_span_id(trace, 0))
     for stage in ("link out", "queue", "compute", "link back"):
         assert by_name[stage].parent_id == attempt.span_id
     for stage in ("admit", "classify", "place"):
@@ -164,7 +164,9 @@ def test_every_attempt_is_there_and_a_failed_one_says_why() -> None:
         *went(0, "edge/a", 0.0, ends=0.02, what="failed", words="unreachable: the link broke"),
         *answered(1, "pool/main", 0.02),
     ]
-    spans = spans_of(kept(), flown(notes=notes, reasons=("cheapest", "fallback"), end=answer("pool/main", attempt=1)))
+    spans = spans_of(
+        kept(), request_record(notes=notes, reasons=("cheapest", "fallback"), end=answer("pool/main", attempt=1))
+    )
     attempts = [span for span in spans if span.name.startswith("attempt")]
     assert [span.error for span in attempts] == ["unreachable: the link broke", ""]
     assert attempts[1].attributes["tidegate.reason"] == "fallback"
@@ -172,7 +174,7 @@ def test_every_attempt_is_there_and_a_failed_one_says_why() -> None:
 
 
 def test_a_request_without_an_answer_is_an_error() -> None:
-    spans = spans_of(kept(), flown(notes=[], reasons=(), end="nothing_alive: nobody is there"))
+    spans = spans_of(kept(), request_record(notes=[], reasons=(), end="nothing_alive: nobody is there"))
     assert spans[0].error == "nothing_alive: nobody is there"
     assert spans[0].attributes["tidegate.outcome"] == "nothing_alive"
 

@@ -105,7 +105,7 @@ class Attention:
         return self._norm(self._out.added_to(x, attend(self._qkv(x))))
 
 
-class Layer:
+class EncoderLayer:
     def __init__(self, weights: _Weights, prefix: str, architecture: Architecture) -> None:
         self._attention = Attention(weights, f"{prefix}.attention")
         self._activation = architecture.activation
@@ -140,7 +140,7 @@ class PackedBert:
             by_name["embeddings.position_embeddings.weight"] + by_name["embeddings.token_type_embeddings.weight"][0]
         )
         self._norm = by_name.norm("embeddings.LayerNorm")
-        self._layers = [Layer(by_name, f"encoder.layer.{at}", architecture) for at in range(architecture.layers)]
+        self._layers = [EncoderLayer(by_name, f"encoder.layer.{at}", architecture) for at in range(architecture.layers)]
         self.device = self._words.device
         takes = kernel is not None and kernel.takes(self._words, self._words.shape[1] // architecture.heads)
         self._kernel = kernel if takes else None

@@ -23,7 +23,7 @@ _FATAL_ONLY = 4
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
-class Port(NamedTuple):
+class OnnxPort(NamedTuple):
     """An input or output as the runtime sees it: `kind` as "tensor(float)", a name or None where a length varies."""
 
     name: str
@@ -71,8 +71,8 @@ class OnnxEngine:
         return f"<OnnxEngine {self.artefact.name} on {provider}>"
 
 
-def _port(one: Any) -> Port:
-    return Port(str(one.name), str(one.type), tuple(one.shape))
+def _port(one: Any) -> OnnxPort:
+    return OnnxPort(str(one.name), str(one.type), tuple(one.shape))
 
 
 def _options(threads: int) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.engines.errors import EngineError
-from tidegate.engines.onnx import OnnxEngine, Port
+from tidegate.engines.onnx import OnnxEngine, OnnxPort
 from tidegate.engines.onnx_wire import References, references
 from tidegate.models.manifest import Manifest, TensorSpec
 from tidegate.models.repository import RepositoryError, parse_manifest
@@ -74,7 +74,7 @@ def _references(artefact: Path) -> References:
     return found
 
 
-def _mismatch(kind: str, specs: tuple[TensorSpec, ...], ports: tuple[Port, ...]) -> str:
+def _mismatch(kind: str, specs: tuple[TensorSpec, ...], ports: tuple[OnnxPort, ...]) -> str:
     """How the graph's ports differ from the manifest's tensors."""
     by_name = {spec.name: spec for spec in specs}
     wanted = {spec.name for spec in specs if not spec.optional}

@@ -55,7 +55,7 @@ _WAY_OUT = "`tidegate model paced` writes such a file"
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class PacedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What the artefact says."""
 
     input: str
@@ -126,11 +126,11 @@ class PacedEngine:
         return f"<PacedEngine {self.artefact.name} {self.slow:g} times slower than {self._table!r}>"
 
 
-def read_pace(path: Path) -> Pace:
+def read_pace(path: Path) -> PacedModel:
     """What the file says. Raises EngineError, naming the file, the key and the way out."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        pace = msgspec.convert(raw, Pace)
+        pace = msgspec.convert(raw, PacedModel)
     except FileNotFoundError as error:
         raise EngineError(f"{path}: there is no such artefact") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -149,7 +149,7 @@ def _in_words(message: str) -> str:
     return f"key {key!r}: {what}" if key else what
 
 
-def _misfits(pace: Pace) -> list[tuple[str, str]]:
+def _misfits(pace: PacedModel) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     try:
         CostTable(pace.cost_ms)

@@ -33,7 +33,7 @@ WAY_OUT = "`tidegate model pack` writes such a file"
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PackedMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata. A second architecture makes this a union."""
 
     architecture: str
@@ -111,14 +111,14 @@ def load_packed(path: Path, device: torch.device) -> PackedBert:
         raise EngineError(f"{path}: lacks the weight {error}; {WAY_OUT}") from error
 
 
-def describe(path: Path) -> Described:
+def describe(path: Path) -> PackedMetadata:
     """What the file's metadata says of its network. Raises EngineError."""
     if not path.is_file():
         raise EngineError(f"{path}: there is no such artefact")
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-        described = msgspec.json.decode(metadata.get(METADATA, "null"), type=Described)
+        described = msgspec.json.decode(metadata.get(METADATA, "null"), type=PackedMetadata)
     except (OSError, safetensors.SafetensorError) as error:
         raise EngineError(f"{path}: torch cannot load it as torch-packed: {error}") from error
     except msgspec.ValidationError as error:

@@ -20,7 +20,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 Mode = Literal["online", "control-lost", "cloud-lost", "isolated"]
 
 
-class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device's state at one moment, as far as it knows it."""
 
     battery: Share | None = field(name="bat", default=None)  # None: it has none, or does not know
@@ -53,4 +53,4 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
         return "; ".join(words)
 
 
-UNTOLD: Final = Conditions()
+UNTOLD: Final = DeviceConditions()

@@ -21,10 +21,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, field
 
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer, encode_offers
 from tidegate.fleet.reported import Reported
-from tidegate.fleet.topics import NAME_PATTERN, Up
+from tidegate.fleet.topics import NAME_PATTERN, DeviceTopic
 
 T = TypeVar("T")
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -40,7 +40,13 @@ Offers = Annotated[tuple[ModelOffer, ...], Meta(max_length=256)]
 Interval = Annotated[int, Meta(ge=100, le=60_000)]
 Admission = Literal["open", "closed", "draining"]
 
-MAX_BYTES: Final = {Up.BIRTH: 65_536, Up.DEATH: 1024, Up.HEARTBEAT: 2048, Up.INVENTORY: 65_536, Up.REPORTED: 65_536}
+MAX_BYTES: Final = {
+    DeviceTopic.BIRTH: 65_536,
+    DeviceTopic.DEATH: 1024,
+    DeviceTopic.HEARTBEAT: 2048,
+    DeviceTopic.INVENTORY: 65_536,
+    DeviceTopic.REPORTED: 65_536,
+}
 MAX_COMMAND_BYTES: Final = 8192
 
 
@@ -97,7 +103,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     in_flight: Count = field(name="in", default=0)
     queue_delay_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = field(name="qd", default=0.0)
     admission: Admission = field(name="adm", default="open")
-    conditions: Conditions = field(name="sys", default=UNTOLD)
+    conditions: DeviceConditions = field(name="sys", default=UNTOLD)
     v: Literal[1] = field(default_factory=lambda: 1)
 
 
@@ -139,12 +145,12 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
 UpMessage = Birth | Death | Heartbeat | Inventory | Reported
 Sequenced = Birth | Heartbeat | Inventory
-_DECODERS: Final[dict[Up, msgspec.json.Decoder[Any]]] = {
-    Up.BIRTH: msgspec.json.Decoder(Birth),
-    Up.DEATH: msgspec.json.Decoder(Death),
-    Up.HEARTBEAT: msgspec.json.Decoder(Heartbeat),
-    Up.INVENTORY: msgspec.json.Decoder(Inventory),
-    Up.REPORTED: msgspec.json.Decoder(Reported),
+_DECODERS: Final[dict[DeviceTopic, msgspec.json.Decoder[Any]]] = {
+    DeviceTopic.BIRTH: msgspec.json.Decoder(Birth),
+    DeviceTopic.DEATH: msgspec.json.Decoder(Death),
+    DeviceTopic.HEARTBEAT: msgspec.json.Decoder(Heartbeat),
+    DeviceTopic.INVENTORY: msgspec.json.Decoder(Inventory),
+    DeviceTopic.REPORTED: msgspec.json.Decoder(Reported),
 }
 _command_decoder: Final = msgspec.json.Decoder(Command)
 _gateway_decoder: Final = msgspec.json.Decoder(GatewayState)
@@ -154,7 +160,7 @@ def encode(message: UpMessage | Command | GatewayState) -> bytes:
     return msgspec.json.encode(message)
 
 
-def decode_up(kind: Up, payload: bytes) -> UpMessage:
+def decode_up(kind: DeviceTopic, payload: bytes) -> UpMessage:
     """The message that a device's topic of this kind carries. Raises BadMessage."""
     message: UpMessage = _decode(_DECODERS[kind], payload, MAX_BYTES[kind])
     return message

@@ -79,7 +79,7 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
     errors: Number = field(name="err", default=0)
 
 
-class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+class DocumentRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """The newest document of a scope that was not accepted, and why: `signature`, `revision`, `agent`, `malformed`."""
 
     scope: Annotated[str, Meta(max_length=80)]
@@ -101,6 +101,6 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
     mono_ms: Number = field(name="m")
     accepted: Annotated[dict[Annotated[str, Meta(max_length=80)], Number], Meta(max_length=32)] = {}
     models: Annotated[tuple[ModelReport, ...], Meta(max_length=64)] = ()
-    refused: Annotated[tuple[Refusal, ...], Meta(max_length=32)] = ()
+    refused: Annotated[tuple[DocumentRefusal, ...], Meta(max_length=32)] = ()
     groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=16)] = ()
     v: Literal[1] = field(default_factory=lambda: 1)

@@ -59,7 +59,7 @@ class Inquiry(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t", ta
     v: Literal[1] = field(default_factory=lambda: 1)
 
 
-class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+class ItemRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """One that was not taken. `final`: nor will it ever be."""
 
     id: Id
@@ -67,7 +67,7 @@ class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     final: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeferredAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a deferred request: `body` is an OIP ModelInferResponse, or `code` says why there is none."""
 
     id: Id
@@ -79,8 +79,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
     gateway: Name = field(name="gw")
     taken: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()
-    refused: Annotated[tuple[Refusal, ...], Meta(max_length=MAX_IDS)] = ()
-    answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_IDS)] = ()
+    refused: Annotated[tuple[ItemRefusal, ...], Meta(max_length=MAX_IDS)] = ()
+    answers: Annotated[tuple[DeferredAnswer, ...], Meta(max_length=MAX_IDS)] = ()
     unknown: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()  # asked for, and not known here
     busy_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0  # it takes nothing for so long: no word about any one thing
     v: Literal[1] = field(default_factory=lambda: 1)

@@ -27,7 +27,7 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z"
 _NAME = re.compile(NAME_PATTERN)
 
 
-class Up(StrEnum):
+class DeviceTopic(StrEnum):
     """What a device says. Each is a register of its own: MQTT orders messages only within one topic and QoS."""
 
     BIRTH = "birth"
@@ -37,17 +37,23 @@ class Up(StrEnum):
     REPORTED = "reported"
 
 
-class Stored(StrEnum):
+class StoredTopic(StrEnum):
     """What a device kept for a gateway: to one of them by name, since only who has taken it can tell it twice."""
 
     EVENT = "evt"
     RESULT = "res"
 
 
-_KINDS: Final = {kind.value: kind for kind in Up}
+_KINDS: Final = {kind.value: kind for kind in DeviceTopic}
 # Heartbeats replace one another within a second; all else must arrive.
-QOS: Final = {Up.BIRTH: 1, Up.DEATH: 1, Up.HEARTBEAT: 0, Up.INVENTORY: 1, Up.REPORTED: 1}
-RETAINED: Final = frozenset({Up.BIRTH, Up.DEATH, Up.INVENTORY, Up.REPORTED})
+QOS: Final = {
+    DeviceTopic.BIRTH: 1,
+    DeviceTopic.DEATH: 1,
+    DeviceTopic.HEARTBEAT: 0,
+    DeviceTopic.INVENTORY: 1,
+    DeviceTopic.REPORTED: 1,
+}
+RETAINED: Final = frozenset({DeviceTopic.BIRTH, DeviceTopic.DEATH, DeviceTopic.INVENTORY, DeviceTopic.REPORTED})
 
 
 def is_name(text: str) -> bool:
@@ -77,7 +83,7 @@ class Topics:
     def root(self) -> str:
         return f"tidegate/v1/{self.fleet}"
 
-    def up(self, device: str, kind: Up) -> str:
+    def up(self, device: str, kind: DeviceTopic) -> str:
         return f"{self.root}/up/{device}/{kind.value}"
 
     def probe(self, device: str) -> str:
@@ -93,7 +99,7 @@ class Topics:
     def group_desired(self, group: str) -> str:
         return f"{self.root}/down/g/{group}/desired"
 
-    def stored(self, device: str, kind: Stored, gateway: str) -> str:
+    def stored(self, device: str, kind: StoredTopic, gateway: str) -> str:
         return f"{self.root}/up/{device}/{kind.value}/{gateway}"
 
     def receipt(self, device: str) -> str:
@@ -113,7 +119,7 @@ class Topics:
         take away: of births under QoS 1 a stock Mosquitto sends 20 at a time and drops all but 1,000 more, and
         heartbeats overtake those that wait.
         """
-        return tuple((self.up("+", kind), 0) for kind in Up)
+        return tuple((self.up("+", kind), 0) for kind in DeviceTopic)
 
     def for_device(self, device: str) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of everything that a device listens to."""
@@ -126,20 +132,20 @@ class Topics:
 
     def stored_for(self, gateway: str) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of what devices kept for this gateway."""
-        return tuple((self.stored("+", kind, gateway), 1) for kind in Stored)
+        return tuple((self.stored("+", kind, gateway), 1) for kind in StoredTopic)
 
     def parse_stored(self, topic: str, gateway: str) -> str | None:
         """The device that sent what it had kept to this gateway; None for any other topic."""
         prefix = f"{self.root}/up/"
         device, _, rest = topic.removeprefix(prefix).partition("/")
-        mine = rest in [f"{kind.value}/{gateway}" for kind in Stored]
+        mine = rest in [f"{kind.value}/{gateway}" for kind in StoredTopic]
         return device if topic.startswith(prefix) and mine and _NAME.fullmatch(device) else None
 
     def for_rollout(self, device: str, groups: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of the documents that say what a device of these groups shall run."""
         return (self.desired(device), 1), *((self.group_desired(group), 1) for group in groups)
 
-    def parse_up(self, topic: str) -> tuple[str, Up] | None:
+    def parse_up(self, topic: str) -> tuple[str, DeviceTopic] | None:
         """(device, kind) of a device's topic in this fleet, None for any other."""
         prefix = f"{self.root}/up/"
         if not topic.startswith(prefix):

@@ -22,7 +22,7 @@ def no_evidence(_nonce: bytes, _asker: bytes | None) -> bytes:
     raise ValueError("it has no evidence: its configuration has no section `attestation`")
 
 
-class Challenged:
+class ChallengeResponder:
     """One stream's. Args: asker: the certificate, PEM, that TLS has verified at the other end."""
 
     def __init__(self, attest: Attest, asker: bytes | None) -> None:

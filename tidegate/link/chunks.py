@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tidegate.link.frames import Violation
+from tidegate.link.frames import ProtocolViolation
 from tidegate.outcome import Overloaded, TooLarge
 
 Head = TypeVar("Head")
@@ -25,7 +25,7 @@ class _Partial(Generic[Head]):
     received: bytearray = field(default_factory=bytearray)  # not a list of pieces: of one byte each they take 40
 
 
-class Assembly(Generic[Head]):
+class ChunkAssembly(Generic[Head]):
     """The incomplete messages of one direction of one stream, each with the frame (`head`) that announced it."""
 
     def __init__(self, *, max_message_bytes: int, max_partial_bytes: int) -> None:
@@ -35,7 +35,7 @@ class Assembly(Generic[Head]):
         self._announced_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Assembly {len(self._partials)} open, {self._announced_bytes} bytes announced>"
+        return f"<ChunkAssembly {len(self._partials)} open, {self._announced_bytes} bytes announced>"
 
     def __len__(self) -> int:
         return len(self._partials)
@@ -52,7 +52,7 @@ class Assembly(Generic[Head]):
             Violation: the id is open already.
         """
         if id in self._partials:
-            raise Violation(f"message {id} announced twice")
+            raise ProtocolViolation(f"message {id} announced twice")
         if size_bytes > self._max_message_bytes:
             raise TooLarge(f"a message of {size_bytes} bytes; at most {self._max_message_bytes} are taken")
         if self._announced_bytes + size_bytes > self._max_partial_bytes:
@@ -64,7 +64,7 @@ class Assembly(Generic[Head]):
         """The head and the whole message with its last piece, else None. Raises Violation; KeyError when not open."""
         partial = self._partials[id]
         if not piece or len(partial.received) + len(piece) > partial.announced_bytes:
-            raise Violation(f"chunks of message {id} do not fit the {partial.announced_bytes} bytes announced")
+            raise ProtocolViolation(f"chunks of message {id} do not fit the {partial.announced_bytes} bytes announced")
         partial.received += piece
         if len(partial.received) < partial.announced_bytes:
             return None

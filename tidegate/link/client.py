@@ -21,10 +21,10 @@ import msgspec
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link import frames
-from tidegate.link.chunks import Assembly
-from tidegate.link.frames import Answered, Greeting, Violation
+from tidegate.link.chunks import ChunkAssembly
+from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
-from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
+from tidegate.link.session import Duplex, KeepaliveTiming, LinkLost, LinkSession
 from tidegate.outcome import CapacityError, DeadlineExceeded, Disconnected, NotSupported, TooLarge, Unreachable
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
@@ -65,13 +65,13 @@ class Question(NamedTuple):
 
 class _Pending(msgspec.Struct, eq=False):
     parcel: Parcel
-    answer: asyncio.Future[Answered]
+    answer: asyncio.Future[AnswerFrame]
     deadline: float
     on_accepted: Callable[[Accepted], None]
 
 
 class Asker:
-    """A `Party` that asks. `run` exchanges frames until the stream ends; `ask` may be called while `open`."""
+    """A `LinkParty` that asks. `run` exchanges frames until the stream ends; `ask` may be called while `open`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Asker:
         greeting: Greeting,
         listener: Listener,
         *,
-        heartbeat: Heartbeat,
+        heartbeat: KeepaliveTiming,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         outbox: Outbox | None = None,
     ) -> None:
@@ -91,13 +91,13 @@ class Asker:
         self._expiry: asyncio.TimerHandle | None = None
         self._expiry_at = inf  # the earliest deadline that the timer is set for
         self._loop = asyncio.get_running_loop()
-        self._partials: Assembly[link_pb2.Answer] = Assembly(
+        self._partials: ChunkAssembly[link_pb2.Answer] = ChunkAssembly(
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
         self._challenged = False  # has it ever been asked for evidence
         self._evidence: asyncio.Future[bytes] | None = None  # to the newest challenge
         self._closed = "the other side has not said hello yet"
-        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
+        self.session = LinkSession(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
     def __repr__(self) -> str:
         return f"<Asker {self._closed or 'open'}, {len(self._pending)} pending, {self.session!r}>"
@@ -115,7 +115,7 @@ class Asker:
         """Exchange frames until the stream ends; the reason in words."""
         return await self.session.run()
 
-    async def ask(self, question: Question) -> Answered:
+    async def ask(self, question: Question) -> AnswerFrame:
         """The other side's answer.
 
         Raises:
@@ -273,7 +273,7 @@ class Asker:
     def _find(self, id: int) -> _Pending | None:
         """Who waits for it, if anyone still does. Raises Violation for an id that was never asked."""
         if not 0 < id <= self._last_id:
-            raise Violation(f"a frame for request {id}, which was never sent")
+            raise ProtocolViolation(f"a frame for request {id}, which was never sent")
         return self._pending.get(id)
 
     def _take_accepted(self, frame: link_pb2.Accepted) -> None:
@@ -307,7 +307,7 @@ class Asker:
         if pending is None:
             return
         if frame.id not in self._partials:
-            raise Violation(f"a chunk of answer {frame.id}, which was not announced")
+            raise ProtocolViolation(f"a chunk of answer {frame.id}, which was not announced")
         whole = self._partials.add(frame.id, frame.data)
         if whole is not None and not pending.answer.done():
             pending.answer.set_result(frames.answered_of(*whole))
@@ -325,7 +325,7 @@ class Asker:
 
     def _take_evidence(self, frame: link_pb2.Evidence) -> None:
         if not self._challenged:
-            raise Violation("evidence that nobody asked for")
+            raise ProtocolViolation("evidence that nobody asked for")
         if self._evidence is None or self._evidence.done():
             return  # too late
         if frame.refusal or not frame.proof:

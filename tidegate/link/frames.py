@@ -4,9 +4,9 @@ A frame is serialized as an Envelope that holds only it. Protobuf joins messages
 Envelope of many frames is `b"".join(frames)`: whoever has frames ready at the same moment coalesces them without
 touching them again (`outbox.py`).
 
-The other side is hostile until proven otherwise. Everything that no correct peer can send is a `Violation` and ends
-the stream; it never costs more than the one Envelope that carried it. Durations travel as unsigned microseconds; what
-does not fit (negative, infinite, NaN) is written as the nearest number that does.
+The other side is hostile until proven otherwise. Everything that no correct peer can send is a `ProtocolViolation` and
+ends the stream; it never costs more than the one Envelope that carried it. Durations travel as unsigned microseconds;
+what does not fit (negative, infinite, NaN) is written as the nearest number that does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_MICROS = 2**53  # exact as a float, and 285 years
 _MAX_UINT32 = 2**32 - 1
 
 
-class Violation(Exception):
+class ProtocolViolation(Exception):
     """The other side sent what the protocol forbids: the stream is closed, whatever else it carried."""
 
 
@@ -46,7 +46,7 @@ class Greeting:
     offers: tuple[ModelOffer, ...] = ()
 
 
-class Answered(NamedTuple):  # one comes with every request: a frozen dataclass takes five times as long to make
+class AnswerFrame(NamedTuple):  # one comes with every request: a frozen dataclass takes five times as long to make
     """One answer, its OIP message still serialized: it belongs to whoever asked."""
 
     message: bytes
@@ -61,11 +61,11 @@ class Answered(NamedTuple):  # one comes with every request: a frozen dataclass 
 def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
     """The frames of one Envelope. Raises Violation."""
     if not check_envelope(envelope, MAX_FRAMES):
-        raise Violation(f"more than {MAX_FRAMES} frames in one Envelope, or none that can be read")
+        raise ProtocolViolation(f"more than {MAX_FRAMES} frames in one Envelope, or none that can be read")
     try:
         return link_pb2.Envelope.FromString(envelope).frames
     except DecodeError as exc:
-        raise Violation(f"{len(envelope)} bytes that are no Envelope") from exc
+        raise ProtocolViolation(f"{len(envelope)} bytes that are no Envelope") from exc
 
 
 # Writing: each returns the bytes of an Envelope with one frame.
@@ -122,7 +122,7 @@ def accepted(id: int, word: Accepted) -> bytes:
     return envelope.SerializeToString()
 
 
-def answer(id: int, answered: Answered, *, chunked_bytes: int = 0) -> bytes:
+def answer(id: int, answered: AnswerFrame, *, chunked_bytes: int = 0) -> bytes:
     envelope = link_pb2.Envelope()
     frame = envelope.frames.add().answer
     frame.id = id
@@ -217,28 +217,28 @@ def evidence(proof: bytes, refusal: str = "") -> bytes:
 def greeting_of(frame: link_pb2.Hello) -> Greeting:
     """Raises Violation for another protocol or unreadable offers."""
     if frame.protocol != PROTOCOL:
-        raise Violation(f"link protocol {frame.protocol}; this side speaks {PROTOCOL}")
+        raise ProtocolViolation(f"link protocol {frame.protocol}; this side speaks {PROTOCOL}")
     return Greeting(frame.name, frame.epoch, frame.agent_version, offers_of(frame.offers))
 
 
 def offers_of(raw: bytes) -> tuple[ModelOffer, ...]:
     """Raises Violation for what is no list of offers."""
     if len(raw) > MAX_OFFERS_BYTES:
-        raise Violation(f"offers of {len(raw)} bytes; at most {MAX_OFFERS_BYTES}")
+        raise ProtocolViolation(f"offers of {len(raw)} bytes; at most {MAX_OFFERS_BYTES}")
     try:
         return decode_offers(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise Violation(f"offers that cannot be read: {exc}") from exc
+        raise ProtocolViolation(f"offers that cannot be read: {exc}") from exc
 
 
 def accepted_of(frame: link_pb2.Accepted) -> Accepted:
     return Accepted(frame.queue_ahead, frame.finish_in_us / 1e6)
 
 
-def answered_of(frame: link_pb2.Answer, message: bytes) -> Answered:
+def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
     """`message` apart from the frame, because it may have come in chunks."""
     report = load_of(frame.load) if frame.HasField("load") else None
-    return Answered(
+    return AnswerFrame(
         message,
         frame.queue_us / 1e6,
         frame.compute_us / 1e6,

@@ -21,18 +21,18 @@ import structlog
 from tidegate import clock
 from tidegate.fleet.offers import encode_offers
 from tidegate.link import frames
-from tidegate.link.attestation_challenge import Challenged, no_evidence
-from tidegate.link.chunks import Assembly
-from tidegate.link.frames import Answered, Greeting, Violation
+from tidegate.link.attestation_challenge import ChallengeResponder, no_evidence
+from tidegate.link.chunks import ChunkAssembly
+from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
-from tidegate.link.session import Duplex, Heartbeat, LinkLost, Session
+from tidegate.link.session import Duplex, KeepaliveTiming, LinkLost, LinkSession
 from tidegate.oip.check import checker_of
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import InternalError, Overloaded, ServeError
 from tidegate.rpc import link_pb2
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.trace_context import MOST_STATE, PARENT_KEY, STATE_KEY
 from tidegate.types import Call, LoadReport, Reply
 
@@ -48,7 +48,7 @@ def _trace_of(frame: link_pb2.Request) -> Mapping[str, str]:
 
 
 class Answerer:
-    """A `Party` that answers: one stream, from its greeting to its end."""
+    """A `LinkParty` that answers: one stream, from its greeting to its end."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class Answerer:
         *,
         greeting: Callable[[], Greeting],
         load: Callable[[], LoadReport],
-        heartbeat: Heartbeat,
+        heartbeat: KeepaliveTiming,
         max_concurrent: int,
         max_message_bytes: int,
         limits: ContentLimits = DEFAULT,
         outbox: Outbox | None = None,
-        challenged: Challenged | None = None,
+        challenged: ChallengeResponder | None = None,
         dialled: bool = False,
     ) -> None:
         self.dialled = dialled  # by this side
         self._host = host
-        self._challenged = challenged or Challenged(no_evidence, None)
+        self._challenged = challenged or ChallengeResponder(no_evidence, None)
         self._greeting = greeting
         self._load = load
         self._max_concurrent = max_concurrent
@@ -75,13 +75,13 @@ class Answerer:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: dict[int, Parcel] = {}  # large ones that are still being written
         self._highest_id = 0
-        self._partials: Assembly[link_pb2.Request] = Assembly(
+        self._partials: ChunkAssembly[link_pb2.Request] = ChunkAssembly(
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
         self._peer = ""
         self._told_offers = b""
         self._leaving = ""
-        self.session = Session(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
+        self.session = LinkSession(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
     def __repr__(self) -> str:
         return f"<Answerer for {self._peer or 'nobody yet'}, {len(self._tasks)} under way, {self.session!r}>"
@@ -100,7 +100,7 @@ class Answerer:
         try:
             return await self.session.run()
         finally:
-            await cancelled(*self._tasks.values())
+            await cancel_and_wait(*self._tasks.values())
 
     def announce(self) -> None:
         """Send the load now, with the offers if they changed since this stream last heard them."""
@@ -150,7 +150,7 @@ class Answerer:
 
     def _take_request(self, frame: link_pb2.Request) -> None:
         if frame.id == 0 or frame.id in self._tasks or frame.id in self._partials:
-            raise Violation(f"request {frame.id} announced twice")
+            raise ProtocolViolation(f"request {frame.id} announced twice")
         self._highest_id = max(self._highest_id, frame.id)
         try:
             self._check_room()
@@ -171,7 +171,7 @@ class Answerer:
     def _take_chunk(self, frame: link_pb2.Chunk) -> None:
         if frame.id not in self._partials:
             if frame.id > self._highest_id:
-                raise Violation(f"a chunk of request {frame.id}, which was not announced")
+                raise ProtocolViolation(f"a chunk of request {frame.id}, which was not announced")
             return  # of a request that was refused or cancelled: on its way when the sender heard of it
         whole = self._partials.add(frame.id, frame.data)
         if whole is None:
@@ -240,7 +240,7 @@ class Answerer:
             self._refuse(id, InternalError("internal error; the target's log has the traceback"))
 
     async def _answer(self, id: int, reply: Reply) -> None:
-        answered = Answered(
+        answered = AnswerFrame(
             message=message_from_response(reply.response).SerializeToString(),
             queue_s=reply.stages.get("queue", 0.0),
             compute_s=reply.stages.get("compute", 0.0),
@@ -257,7 +257,7 @@ class Answerer:
         else:
             self._post_large(id, answered)
 
-    def _post_large(self, id: int, answered: Answered) -> None:
+    def _post_large(self, id: int, answered: AnswerFrame) -> None:
         size_bytes = len(answered.message)
 
         def encode(_now: float) -> bytes:

@@ -15,11 +15,11 @@ import structlog
 
 from tidegate import __version__
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.attestation_challenge import Attest, Challenged, no_evidence
+from tidegate.link.attestation_challenge import Attest, ChallengeResponder, no_evidence
 from tidegate.link.client import MAX_MESSAGE_BYTES
 from tidegate.link.frames import Greeting
 from tidegate.link.server import Answerer
-from tidegate.link.session import Duplex, Heartbeat
+from tidegate.link.session import Duplex, KeepaliveTiming
 from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.host import ModelHost
@@ -46,7 +46,7 @@ class LinkService:
         epoch: Callable[[], int],
         offers: Callable[[], tuple[ModelOffer, ...]],
         load: Callable[[], LoadReport],
-        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
         max_concurrent: int = 1024,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         attest: Attest = no_evidence,
@@ -128,7 +128,7 @@ class LinkService:
             heartbeat=self._heartbeat,
             max_concurrent=self._max_concurrent,
             max_message_bytes=self._max_message_bytes,
-            challenged=Challenged(self._attest, asker),
+            challenged=ChallengeResponder(self._attest, asker),
             limits=self._limits,
             dialled=dialled,
         )

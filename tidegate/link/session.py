@@ -1,11 +1,11 @@
 """One stream, alive or dead: frames in, frames out, and a heartbeat that finds a silent link in seconds.
 
 Both ends run the same session, whoever dialled: each says Hello first, then exchanges frames until the stream ends.
-What the frames mean is its `Party`'s business (`client.py`, `server.py`); the session greets, pings, measures the
+What the frames mean is its `LinkParty`'s business (`client.py`, `server.py`); the session greets, pings, measures the
 round trip, writes what waits in the outbox, and ends when
 
 - the other side closes the stream, or its transport fails (`LinkLost`),
-- the other side breaks the protocol (`Violation`) or makes us write without reading,
+- the other side breaks the protocol (`ProtocolViolation`) or makes us write without reading,
 - `silent_ticks` heartbeats pass in which nothing at all was heard: a half-open TCP connection, a stopped process, a
   cable pulled. TCP would take minutes to say so (gRPC's own keepalive some 15 s; it is the second line).
 
@@ -25,10 +25,10 @@ from typing import Any, Protocol
 
 from tidegate import clock
 from tidegate.link import frames
-from tidegate.link.frames import Greeting, Violation
+from tidegate.link.frames import Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.rpc import link_pb2
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 
 _PING_BYTES = 16
 
@@ -49,7 +49,7 @@ class Duplex(Protocol):
         ...
 
 
-class Party(Protocol):
+class LinkParty(Protocol):
     """What a side does with a stream. None of these awaits; each may raise Violation."""
 
     def hello(self) -> Greeting: ...
@@ -70,17 +70,17 @@ class Party(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class KeepaliveTiming:
     """A dead link is found after between `silent_ticks` and `silent_ticks` + 1 intervals."""
 
     interval_s: float = 1.0
     silent_ticks: int = 3
 
 
-class Session:
+class LinkSession:
     """Runs one stream for a party; `run` returns why it ended and never raises but for cancellation and defects."""
 
-    def __init__(self, duplex: Duplex, party: Party, *, heartbeat: Heartbeat, outbox: Outbox) -> None:
+    def __init__(self, duplex: Duplex, party: LinkParty, *, heartbeat: KeepaliveTiming, outbox: Outbox) -> None:
         self._duplex = duplex
         self._party = party
         self._heartbeat = heartbeat
@@ -99,7 +99,9 @@ class Session:
 
     def __repr__(self) -> str:
         rtt = "-" if self._rtt_s is None else f"{self._rtt_s * 1e3:.2f} ms"
-        return f"<Session {self._peer or 'ungreeted'}, rtt {rtt}, silent ticks {self._silent_ticks}, {self._outbox!r}>"
+        return (
+            f"<LinkSession {self._peer or 'ungreeted'}, rtt {rtt}, silent ticks {self._silent_ticks}, {self._outbox!r}>"
+        )
 
     # for the party
 
@@ -151,7 +153,7 @@ class Session:
             reason = await first_of(
                 self._read(), self._write(), self._beat(), names=("link read", "link write", "link heartbeat")
             )
-        except (LinkLost, Violation) as exc:
+        except (LinkLost, ProtocolViolation) as exc:
             reason = str(exc)
         finally:
             self._end(reason)
@@ -169,7 +171,7 @@ class Session:
             for frame in frames.parse(envelope):
                 self._take_in(frame)
             if self._outbox.swamped:
-                raise Violation("the other side sends and does not read")
+                raise ProtocolViolation("the other side sends and does not read")
         return "the other side closed the stream"
 
     async def _write(self) -> str:
@@ -202,9 +204,9 @@ class Session:
         elif kind == "hello" and not self._peer:
             self._greet(frames.greeting_of(frame.hello))
         elif not self._peer:
-            raise Violation(f"{kind or 'an unknown frame'} before hello")
+            raise ProtocolViolation(f"{kind or 'an unknown frame'} before hello")
         elif kind is not None:  # None: a kind of frame from a newer peer, which it may send and we may ignore
-            raise Violation(f"a {kind} frame, which this side does not take")
+            raise ProtocolViolation(f"a {kind} frame, which this side does not take")
 
     def _greet(self, greeting: Greeting) -> None:
         self._peer = greeting.name or "unnamed"
@@ -252,7 +254,7 @@ async def first_of(*work: Coroutine[Any, Any, str], names: tuple[str, ...]) -> s
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = [task for task in tasks if task.done()][:1]
     finally:
-        await cancelled(*tasks)
+        await cancel_and_wait(*tasks)
         # What is raised below has this frame in its traceback. Were its task still here, the two would keep each
         # other alive, and with them the stream and its connection, until the garbage collector comes by.
         tasks.clear()

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from tidegate.metrics.sharing import Sharing
+from tidegate.metrics.sharing import SharedMetrics
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS: Final = "application/openmetrics-text"
@@ -31,7 +31,7 @@ class Exposition:
         sharing: None: this process answers for itself alone.
     """
 
-    def __init__(self, collect: Collect, sharing: Sharing | None = None) -> None:
+    def __init__(self, collect: Collect, sharing: SharedMetrics | None = None) -> None:
         self._sources: list[Collect] = [collect]
         self._sharing = sharing
         self._process = ProcessCollector(registry=None)

@@ -19,7 +19,7 @@ _ACCEPT: Final = b"\r\naccept:"
 Render = Callable[[str], tuple[bytes, str]]  # from an Accept header to the body and its type
 
 
-class ScrapeDoor:
+class ScrapeServer:
     """Open inside `async with`; `address` is where.
 
     Args:
@@ -76,7 +76,7 @@ class ScrapeDoor:
         return "200 OK", *self._render(_accept_of(head))
 
     def __repr__(self) -> str:
-        return f"<ScrapeDoor {self.address}>"
+        return f"<ScrapeServer {self.address}>"
 
 
 def _accept_of(head: bytes) -> str:

@@ -72,7 +72,7 @@ class _Snapshot(msgspec.Struct):
     folded: list[str] = []  # of `departed.json`: the processes whose last word is in it
 
 
-class Sharing:
+class SharedMetrics:
     """One process's part in it, inside `async with`. `own` makes its families, and must be set before.
 
     Args:
@@ -185,7 +185,7 @@ class Sharing:
         return True
 
     def __repr__(self) -> str:
-        return f"<Sharing {self._folder} as {self._name}>"
+        return f"<SharedMetrics {self._folder} as {self._name}>"
 
 
 class _Sums:
@@ -231,7 +231,7 @@ def _families(metrics: Iterable[Metric]) -> list[_Family]:
             metric.documentation,
             metric.type,
             [
-                _Sample(one.name, dict(one.labels), float(one.value), _kept(one.exemplar))
+                _Sample(one.name, dict(one.labels), float(one.value), _stored_exemplar(one.exemplar))
                 for one in metric.samples
                 if isfinite(one.value)  # JSON has no other numbers
             ],
@@ -240,7 +240,7 @@ def _families(metrics: Iterable[Metric]) -> list[_Family]:
     ]
 
 
-def _kept(exemplar: Exemplar | None) -> _Exemplar | None:
+def _stored_exemplar(exemplar: Exemplar | None) -> _Exemplar | None:
     if exemplar is None:
         return None
     return _Exemplar(exemplar.labels, exemplar.value, None if exemplar.timestamp is None else float(exemplar.timestamp))

@@ -34,7 +34,7 @@ _SUM_TOLERANCE: Final = 0.02  # a float16 softmax over a thousand classes is off
 _FLOATS: Final = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 
 
-class Judge:
+class ConfidenceMeasure:
     """How sure one model is of its answers. Immutable."""
 
     __slots__ = ("_classes", "_how", "_variants")
@@ -66,7 +66,8 @@ class Judge:
         return confidence(rows, self._how)
 
     def __repr__(self) -> str:
-        return f"<Judge by {self._how.measure} of {self._how.output}, of {', '.join(sorted(self._variants)) or 'none'}>"
+        variants = ", ".join(sorted(self._variants)) or "none"
+        return f"<ConfidenceMeasure by {self._how.measure} of {self._how.output}, of {variants}>"
 
 
 def confidence(rows: NDArray[Any], how: Confidence) -> float:

@@ -15,7 +15,7 @@ from typing import Final
 LONGEST_PAUSE_S: Final = 0.25  # whatever the debt: a pause is no outage
 
 
-class Duty:
+class DutyCycle:
     """Mutable: `spend` after each piece of work."""
 
     __slots__ = ("_at", "_burst_s", "_left_s", "_share")
@@ -34,4 +34,4 @@ class Duty:
         return max(0.0, -self._left_s / self._share)
 
     def __repr__(self) -> str:
-        return f"<Duty {self._share:.0%}, {self._left_s * 1e3:.0f} of {self._burst_s * 1e3:.0f} ms left>"
+        return f"<DutyCycle {self._share:.0%}, {self._left_s * 1e3:.0f} of {self._burst_s * 1e3:.0f} ms left>"

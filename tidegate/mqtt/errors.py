@@ -7,13 +7,13 @@ class MqttError(Exception):
     """A session could not begin; the message says at which step."""
 
 
-class Refused(MqttError):
+class BrokerRefused(MqttError):
     """The broker is there and does not want us: the password, a subscription, our name."""
 
 
-class HungUp(MqttError):
+class BrokerHungUp(MqttError):
     """The broker ended the connection instead of answering the CONNECT, as one does that does not know the version."""
 
 
-class VersionRefused(Refused):
+class VersionRefused(BrokerRefused):
     """The broker does not speak this version of MQTT."""

@@ -1,9 +1,9 @@
 """One lasting connection to an MQTT broker: it comes back by itself and keeps nothing that is out of date.
 
-The user sees three things in one ordered stream (`take`): `Connected` once the subscriptions stand, `Message`, and
-`Disconnected` with the reason. A session is one CONNECT (`session.py`). Whatever belongs to it dies with it: the
-outbox is dropped when the link drops, because a birth or a command of a past session must not be sent in the next one.
-Durable queues belong to the application, which knows what may be thrown away.
+The user sees three things in one ordered stream (`take`): `MqttConnected` once the subscriptions stand, `MqttMessage`,
+and `MqttDisconnected` with the reason. A session is one CONNECT (`session.py`). Whatever belongs to it dies with it:
+the outbox is dropped when the link drops, because a birth or a command of a past session must not be sent in the next
+one. Durable queues belong to the application, which knows what may be thrown away.
 
 MQTT 5 where the broker speaks it, else 3.1.1 ("auto"): a broker that refuses the version is tried with the other at
 once, and the one that worked last is tried first. Nothing here needs 5; with it, a refused publish is noticed
@@ -29,19 +29,28 @@ import structlog
 
 from tidegate import clock
 from tidegate.mqtt.broker_url import BrokerUrl, Version
-from tidegate.mqtt.errors import HungUp, MqttError, Refused, VersionRefused
+from tidegate.mqtt.errors import BrokerHungUp, BrokerRefused, MqttError, VersionRefused
 from tidegate.mqtt.inbox import Inbox
-from tidegate.mqtt.redial import End, Redial
-from tidegate.mqtt.session import Answered, Message, Session, Will
+from tidegate.mqtt.redial import RedialPolicy, SessionEnd
+from tidegate.mqtt.session import MqttMessage, MqttSession, PublishAck, Will
 from tidegate.runtime.owned_task import OwnedTask
 
-__all__ = ["Answered", "BrokerUrl", "Connected", "Disconnected", "LinkEvent", "Message", "MqttLink", "Will"]
+__all__ = [
+    "BrokerUrl",
+    "LinkEvent",
+    "MqttConnected",
+    "MqttDisconnected",
+    "MqttLink",
+    "MqttMessage",
+    "PublishAck",
+    "Will",
+]
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class MqttConnected:
     """The session stands and its subscriptions are granted."""
 
     session: int  # counts from 1
@@ -49,12 +58,12 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Disconnected:
+class MqttDisconnected:
     session: int
     reason: str
 
 
-LinkEvent = Connected | Disconnected | Message | Answered
+LinkEvent = MqttConnected | MqttDisconnected | MqttMessage | PublishAck
 
 
 class MqttLink:
@@ -63,7 +72,7 @@ class MqttLink:
     Args:
         url: see `BrokerUrl`.
         client_id: one live session per id; a second one takes over.
-        subscriptions: (filter, QoS), granted before `Connected`.
+        subscriptions: (filter, QoS), granted before `MqttConnected`.
         draw: chance, uniform in [0, 1), for the waits between attempts.
         on_activity: called whenever `take` has something; must not block.
         before_connect: awaited before each CONNECT for its will, once the broker is reached. An OSError there counts as
@@ -109,10 +118,10 @@ class MqttLink:
         self._session_timeout_s = session_timeout_s
         self._ack_timeout_s = ack_timeout_s
         self._max_outbox = max_outbox
-        self._redial = Redial(draw, backoff_base_s, backoff_cap_s)
+        self._redial = RedialPolicy(draw, backoff_base_s, backoff_cap_s)
         self._versions: tuple[Version, ...] = ()  # to be tried in this order
         self._sessions = 0
-        self._session: Session | None = None
+        self._session: MqttSession | None = None
         self._task = OwnedTask(self._run, name=f"mqtt-link {self.client_id}")
         self._complained = False
 
@@ -138,7 +147,7 @@ class MqttLink:
         """Hand one message over; False when there is no session or no room, and the message is gone.
 
         Args:
-            answered: whether an `Answered` shall tell what the broker made of it; with QoS 1.
+            answered: whether an `PublishAck` shall tell what the broker made of it; with QoS 1.
         """
         session = self._session
         return session is not None and session.publish(topic, payload, qos=qos, retain=retain, answered=answered)
@@ -165,13 +174,13 @@ class MqttLink:
             began_at = clock.now()
             try:
                 reason = await self._any_session()
-                end = End.of_session(clock.now() - began_at)
+                end = SessionEnd.of_session(clock.now() - began_at)
             except (MqttError, OSError) as error:
                 reason = str(error) or type(error).__name__
-                end = End.REFUSED if isinstance(error, Refused) else End.AWAY
+                end = SessionEnd.REFUSED if isinstance(error, BrokerRefused) else SessionEnd.AWAY
             except Exception as error:  # a defect of ours or of paho's must not leave this process deaf for good
                 log.exception("an attempt to reach the broker has a defect", broker=str(self.url))
-                reason, end = repr(error), End.REFUSED
+                reason, end = repr(error), SessionEnd.REFUSED
             self._complain(reason)
             await clock.sleep(self._redial.wait_s(end))
 
@@ -181,13 +190,13 @@ class MqttLink:
         for version in others:
             try:
                 return await self._one_session(version)
-            except (VersionRefused, HungUp):  # as one does that does not know the version
+            except (VersionRefused, BrokerHungUp):  # as one does that does not know the version
                 continue
         return await self._one_session(last)
 
     async def _one_session(self, version: Version) -> str:
         """One CONNECT from beginning to end; returns why it ended. Raises MqttError or OSError if it never began."""
-        session = Session(version, self._deliver, self._ack_timeout_s, self._max_outbox)
+        session = MqttSession(version, self._deliver, self._ack_timeout_s, self._max_outbox)
         try:
             async with asyncio.timeout(self._session_timeout_s):
                 await session.reach(self.url, self._tls() if self.url.secure else None, self._connect_timeout_s)
@@ -202,10 +211,10 @@ class MqttLink:
         self._versions = (version, *(one for one in self._versions if one != version))
         return await self._live(session)
 
-    async def _live(self, session: Session) -> str:
+    async def _live(self, session: MqttSession) -> str:
         self._sessions += 1
         self._session = session
-        self._deliver(Connected(self._sessions, self._versions[0]))
+        self._deliver(MqttConnected(self._sessions, self._versions[0]))
         log.info("connected to the broker", broker=str(self.url), client=self.client_id, mqtt=self._versions[0])
         self._complained = False
         reason = "closed"
@@ -217,12 +226,12 @@ class MqttLink:
         finally:
             session.end("closed")
             self._session = None
-            self._deliver(Disconnected(self._sessions, reason))
+            self._deliver(MqttDisconnected(self._sessions, reason))
         return reason
 
     def _deliver(self, event: LinkEvent) -> None:
         # What was asked to arrive, and the link's own words, is never replaced by what comes later.
-        if isinstance(event, Message):
+        if isinstance(event, MqttMessage):
             self.inbox.put(event, event.topic if event.qos == 0 else "", len(event.payload))
         else:
             self.inbox.put(event)

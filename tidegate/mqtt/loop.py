@@ -20,8 +20,8 @@ from typing import Final
 import structlog
 
 from tidegate import clock
-from tidegate.mqtt.cpu_share import Duty
-from tidegate.mqtt.link import LinkEvent, Message, MqttLink
+from tidegate.mqtt.cpu_share import DutyCycle
+from tidegate.mqtt.link import LinkEvent, MqttLink, MqttMessage
 from tidegate.runtime.owned_task import OwnedTask
 
 FAREWELL_TIMEOUT_S: Final = 1.0
@@ -57,7 +57,7 @@ class MqttLoop:
         self._take_in = take_in
         self._turn = turn
         self._farewell = farewell
-        self._duty = Duty(_SHARE, burst_s=_BURST_S)
+        self._duty = DutyCycle(_SHARE, burst_s=_BURST_S)
         self._task = OwnedTask(self._run, name=name, crash_means=crash_means)
 
     async def __aenter__(self) -> MqttLoop:
@@ -91,7 +91,7 @@ class MqttLoop:
         began_at = clock.now()
         for event in events:
             self._take_in(event)
-        if any(isinstance(event, Message) and event.retained for event in events):
+        if any(isinstance(event, MqttMessage) and event.retained for event in events):
             return 0.0
         return self._duty.spend(began_at, clock.now())
 

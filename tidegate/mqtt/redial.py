@@ -32,7 +32,7 @@ AWAY_CAP_S: Final = 3.0
 HELD_AFTER_S: Final = 30.0  # a session this old forgives the failures before it
 
 
-class End(Enum):
+class SessionEnd(Enum):
     """How an attempt ended."""
 
     AWAY = "away"
@@ -41,11 +41,11 @@ class End(Enum):
     HELD = "held"
 
     @classmethod
-    def of_session(cls, age_s: float) -> End:
+    def of_session(cls, age_s: float) -> SessionEnd:
         return cls.HELD if age_s >= HELD_AFTER_S else cls.SHORT
 
 
-class Redial:
+class RedialPolicy:
     """Mutable: `wait_s` notes an end.
 
     Args:
@@ -62,15 +62,15 @@ class Redial:
         """Attempts in vain, in a row and of one kind."""
         return self._away.failures + self._unwelcome.failures
 
-    def wait_s(self, end: End) -> float:
+    def wait_s(self, end: SessionEnd) -> float:
         """How long to wait before the next attempt, from now."""
-        if end is End.AWAY:
+        if end is SessionEnd.AWAY:
             self._unwelcome.reset()
             return self._away.next_delay_s()
         self._away.reset()
-        if end is End.HELD:
+        if end is SessionEnd.HELD:
             self._unwelcome.reset()
         return self._unwelcome.next_delay_s()
 
     def __repr__(self) -> str:
-        return f"<Redial {self._away.failures} times away, {self._unwelcome.failures} times unwelcome>"
+        return f"<RedialPolicy {self._away.failures} times away, {self._unwelcome.failures} times unwelcome>"

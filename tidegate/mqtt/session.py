@@ -41,9 +41,9 @@ from paho.mqtt.properties import Properties
 from tidegate import clock
 from tidegate.mqtt.broker_socket import ReadAhead, connected_socket
 from tidegate.mqtt.broker_url import BrokerUrl, Version
-from tidegate.mqtt.cpu_share import Duty
-from tidegate.mqtt.errors import HungUp, MqttError, Refused, VersionRefused
-from tidegate.runtime.owned_task import cancelled
+from tidegate.mqtt.cpu_share import DutyCycle
+from tidegate.mqtt.errors import BrokerHungUp, BrokerRefused, MqttError, VersionRefused
+from tidegate.runtime.owned_task import cancel_and_wait
 
 MAX_OUTSTANDING: Final = 10  # QoS 1 messages without a PUBACK
 MAX_UNWRITTEN: Final = 32  # QoS 0 messages that the socket has not taken
@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MqttMessage:
     topic: str
     payload: bytes
     qos: int
@@ -67,7 +67,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class PublishAck:
     """What the broker made of a message that asked for it: "" for taken, else its reason. MQTT 3.1.1 always takes."""
 
     topic: str
@@ -84,7 +84,7 @@ class Will:
     retain: bool = True
 
 
-class _Handed(NamedTuple):
+class _UnackedPublish(NamedTuple):
     """A QoS 1 message that paho was given, until its PUBACK."""
 
     at: float
@@ -102,11 +102,15 @@ class _Client(paho.Client):
         return self.ready_socket
 
 
-class Session:
+class MqttSession:
     """One CONNECT. Lives on the event loop; `ended` resolves with the reason, exactly once."""
 
     def __init__(
-        self, version: Version, deliver: Callable[[Message | Answered], None], ack_timeout_s: float, max_outbox: int
+        self,
+        version: Version,
+        deliver: Callable[[MqttMessage | PublishAck], None],
+        ack_timeout_s: float,
+        max_outbox: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
@@ -120,11 +124,11 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._granted: asyncio.Future[None] = self._loop.create_future()  # CONNACK, then SUBACK
         self._outbox: deque[tuple[str, bytes, bool, bool]] = deque()
-        self._outstanding: dict[int, _Handed] = {}  # QoS 1, by mid
+        self._outstanding: dict[int, _UnackedPublish] = {}  # QoS 1, by mid
         self._unwritten: set[int] = set()  # QoS 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._duty = Duty(_READ_SHARE, burst_s=_READ_BURST_S)
+        self._duty = DutyCycle(_READ_SHARE, burst_s=_READ_BURST_S)
         self._heard_retained: bool | None = None  # the last message that was read now; None: no message was
         self._read_at = -inf  # or, while reading rests, when it goes on
         self._rest: asyncio.TimerHandle | None = None
@@ -146,9 +150,9 @@ class Session:
         client.ready_socket = self._socket
         client.connect(url.host, url.port, keepalive_s, **self._connect_options(url))
         if self._socket.fileno() < 0:  # paho closes a socket that breaks under its first word, and says nothing
-            raise HungUp("the broker hung up: the connection was lost")
+            raise BrokerHungUp("the broker hung up: the connection was lost")
         self._attach(client, self._socket)
-        await self._step(HungUp)
+        await self._step(BrokerHungUp)
         if subscriptions:
             self._granted = self._loop.create_future()
             client.subscribe(list(subscriptions))
@@ -282,7 +286,7 @@ class Session:
         if not reason.is_failure:
             self._granted.set_result(None)
             return
-        refused = VersionRefused if "protocol version" in str(reason).lower() else Refused
+        refused = VersionRefused if "protocol version" in str(reason).lower() else BrokerRefused
         self._granted.set_exception(refused(f"the broker refused the connection: {reason}"))
 
     def _on_subscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
@@ -290,20 +294,20 @@ class Session:
         if self._granted.done():
             return
         if failures:
-            self._granted.set_exception(Refused(f"the broker refused a subscription: {failures[0]}"))
+            self._granted.set_exception(BrokerRefused(f"the broker refused a subscription: {failures[0]}"))
         else:
             self._granted.set_result(None)
 
     def _on_message(self, client: Any, userdata: Any, message: paho.MQTTMessage) -> None:
         self._heard_retained = bool(message.retain)
-        self._deliver(Message(message.topic, bytes(message.payload), message.qos, bool(message.retain)))
+        self._deliver(MqttMessage(message.topic, bytes(message.payload), message.qos, bool(message.retain)))
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
         self._unwritten.discard(mid)
         handed = self._outstanding.pop(mid, None)
         if handed is not None:
             if handed.answered:
-                self._deliver(Answered(handed.topic, str(reason) if reason.is_failure else ""))
+                self._deliver(PublishAck(handed.topic, str(reason) if reason.is_failure else ""))
             elif reason.is_failure:
                 log.warning("the broker refused a message", topic=handed.topic, reason=str(reason))
             self._loop.call_soon(self._pump)
@@ -341,7 +345,7 @@ class Session:
         while self._outbox and len(self._outstanding) < MAX_OUTSTANDING:
             topic, payload, retain, answered = self._outbox.popleft()
             mid = self._client.publish(topic, payload, 1, retain).mid
-            self._outstanding[mid] = _Handed(clock.now(), topic, answered)
+            self._outstanding[mid] = _UnackedPublish(clock.now(), topic, answered)
         if not self._outstanding:
             self._idle.set()
 
@@ -351,7 +355,7 @@ class Session:
             await asyncio.wait((idle, self.ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             return idle.done()
         finally:
-            await cancelled(idle)
+            await cancel_and_wait(idle)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

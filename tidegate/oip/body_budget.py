@@ -1,8 +1,8 @@
 """How a body may come, and what all that are inside may hold together.
 
-Each body is within its limit, but a thousand of them are not. So what is large is counted (`Held`), from its first
-bytes until its answer is given, over all protocols of a process; whoever comes on top is told to come back. Small ones
-are bounded by their number.
+Each body is within its limit, but a thousand of them are not. So what is large is counted (`BodyMemory`), from its
+first bytes until its answer is given, over all protocols of a process; whoever comes on top is told to come back. Small
+ones are bounded by their number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BodyLimits:
 DEFAULT: Final = BodyLimits()
 
 
-class Held:
+class BodyMemory:
     """Mutable: the bytes of large bodies that are inside now. One per process, shared by its protocols."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -40,24 +40,24 @@ class Held:
         self.bytes = 0
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
+    def share(self) -> Iterator[BodyReservation]:
         """One request's part, given back at its end."""
-        share = Share(self)
+        share = BodyReservation(self)
         try:
             yield share
         finally:
             self.bytes -= share.bytes
 
     def __repr__(self) -> str:
-        return f"<Held {self.bytes} of {self.max_bytes} bytes>"
+        return f"<BodyMemory {self.bytes} of {self.max_bytes} bytes>"
 
 
-class Share:
+class BodyReservation:
     """What one request holds of it."""
 
     __slots__ = ("_held", "bytes")
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: BodyMemory) -> None:
         self._held = held
         self.bytes = 0
 
@@ -75,4 +75,4 @@ class Share:
         self.bytes = to_bytes
 
     def __repr__(self) -> str:
-        return f"<Share {self.bytes} bytes of {self._held!r}>"
+        return f"<BodyReservation {self.bytes} bytes of {self._held!r}>"

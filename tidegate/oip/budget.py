@@ -56,7 +56,8 @@ def priority_of(parameters: Parameters) -> int:
     value = parameters.get(PRIORITY_PARAMETER, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PRIORITY:
         raise InvalidRequest(
-            f"parameter {PRIORITY_PARAMETER!r} must be a whole number from 0 to {MAX_PRIORITY}, got {shown(value)}"
+            f"parameter {PRIORITY_PARAMETER!r} must be a whole number from 0 to {MAX_PRIORITY}, "
+            f"got {quoted_value(value)}"
         )
     return value
 
@@ -76,7 +77,8 @@ def _header_budget_s(headers: Mapping[str, str]) -> float | None:
 def _timeout_s(value: Parameter) -> float:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise InvalidRequest(
-            f"parameter {TIMEOUT_PARAMETER!r} must be a positive whole number of microseconds, got {shown(value)}"
+            f"parameter {TIMEOUT_PARAMETER!r} must be a positive whole number of microseconds, "
+            f"got {quoted_value(value)}"
         )
     return min(value, 10**15) / 1e6
 
@@ -85,7 +87,7 @@ def _positive(text: str, source: str, unit: str) -> float:
     # float() alone would take "nan", "inf" and "1_000".
     value = float(text) if _NUMBER.fullmatch(text.strip()) else 0.0
     if not value > 0:
-        raise InvalidRequest(f"{source} must be a positive number of {unit}, got {shown(text)}")
+        raise InvalidRequest(f"{source} must be a positive number of {unit}, got {quoted_value(text)}")
     return value
 
 
@@ -95,7 +97,7 @@ def _least(a: float | None, b: float | None) -> float | None:
     return min(a, b)
 
 
-def shown(value: object) -> str:
+def quoted_value(value: object) -> str:
     """A caller's value as an error quotes it: never longer than a line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"

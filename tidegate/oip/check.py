@@ -110,7 +110,7 @@ class Checker:
         for tensor in inputs:
             rule = self._rules.get(tensor.name)
             if rule is None:
-                raise InvalidRequest(f"unknown input {shown(tensor.name)}; {self._takes()}")
+                raise InvalidRequest(f"unknown input {quoted_input(tensor.name)}; {self._takes()}")
             _check_tensor(tensor, rule, lengths)
         names = {tensor.name for tensor in inputs}
         if len(names) != len(inputs) or not self._required <= names:
@@ -123,14 +123,14 @@ class Checker:
         if variant and variant not in self._variants:
             known = ", ".join(variant.name for variant in self._manifest.variants) or "none"
             raise InvalidRequest(
-                f"model {self._manifest.name!r} has no variant {shown(variant)}; its variants are: {known}"
+                f"model {self._manifest.name!r} has no variant {quoted_input(variant)}; its variants are: {known}"
             )
 
     def _check_address(self, request: InferRequest) -> None:
         if request.model_name != self._manifest.name:
-            raise ModelNotFound(f"unknown model {shown(request.model_name)}")
+            raise ModelNotFound(f"unknown model {quoted_input(request.model_name)}")
         if request.model_version and request.model_version != self._manifest.version:
-            raise ModelNotFound(f"model {self._manifest.name!r} has no version {shown(request.model_version)}")
+            raise ModelNotFound(f"model {self._manifest.name!r} has no version {quoted_input(request.model_version)}")
         if len(request.id) > MAX_ID_CHARACTERS:
             raise InvalidRequest(f"the request's id has {len(request.id)} characters, at most {MAX_ID_CHARACTERS} may")
 
@@ -147,7 +147,7 @@ class Checker:
             if output.name not in self._outputs:
                 known = ", ".join(sorted(self._outputs))
                 raise InvalidRequest(
-                    f"unknown output {shown(output.name)}; model {self._manifest.name!r} gives: {known}"
+                    f"unknown output {quoted_input(output.name)}; model {self._manifest.name!r} gives: {known}"
                 )
             if output.name in seen:
                 raise InvalidRequest(f"output {output.name!r} was asked for more than once")
@@ -157,7 +157,7 @@ class Checker:
         return f"model {self._manifest.name!r} takes: {', '.join(self._rules)}"
 
 
-def shown(value: object) -> str:
+def quoted_input(value: object) -> str:
     """A value from the network as it may stand in a message: quoted, escaped, and never long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
@@ -200,7 +200,7 @@ def _check_tensor(tensor: Tensor, rule: _Rule, lengths: dict[str, int]) -> None:
     if len(shape) != len(rule.dimensions):
         raise InvalidRequest(
             f"input {tensor.name!r} must have {len(rule.dimensions)} dimensions {_expected(rule)}, "
-            f"got {shown(list(shape))}"
+            f"got {quoted_input(list(shape))}"
         )
     for length, dimension in zip(shape, rule.dimensions, strict=True):
         if not dimension.low <= length <= dimension.high:
@@ -248,7 +248,7 @@ def _wrong_length(tensor: Tensor, rule: _Rule, dimension: _Dimension, length: in
     axis = f"axis {dimension.axis!r}" if dimension.axis else "a fixed dimension"
     allowed = str(dimension.low) if dimension.low == dimension.high else f"{dimension.low} to {dimension.high}"
     return InvalidRequest(
-        f"input {tensor.name!r}: {axis} must be {allowed}, got {shown(length)}; the shape is {_expected(rule)}"
+        f"input {tensor.name!r}: {axis} must be {allowed}, got {quoted_input(length)}; the shape is {_expected(rule)}"
     )
 
 

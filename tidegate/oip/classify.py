@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tidegate.arrays import tensor_to_array
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Datatype, InferRequest, InferResponse, RequestedOutput, Tensor
 
@@ -52,7 +52,8 @@ def _count(output: RequestedOutput) -> int:
     value = output.parameters[PARAMETER]
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidRequest(
-            f"output {shown(output.name)}: parameter 'classification' must be a whole number, got {shown(value)}"
+            f"output {quoted_input(output.name)}: parameter 'classification' must be a whole number, "
+            f"got {quoted_input(value)}"
         )
     return value
 

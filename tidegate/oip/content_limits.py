@@ -17,7 +17,7 @@ from math import prod
 from typing import Final
 
 from tidegate.arrays import walk_bytes
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.outcome import InvalidRequest, TooLarge
 from tidegate.types import Datatype, Parameters, Tensor
 
@@ -52,16 +52,19 @@ class ContentLimits:
         """Raises InvalidRequest for a shape that no tensor here may have, whatever its bytes are."""
         if len(shape) > self.max_rank:
             raise InvalidRequest(
-                f"input {shown(name)} has {len(shape)} dimensions; at most {self.max_rank} may be (max_rank)"
+                f"input {quoted_input(name)} has {len(shape)} dimensions; at most {self.max_rank} may be (max_rank)"
             )
         if shape and min(shape) < 0:
-            raise InvalidRequest(f"input {shown(name)} has a negative length in its shape {shown(list(shape))}")
+            raise InvalidRequest(
+                f"input {quoted_input(name)} has a negative length in its shape {quoted_input(list(shape))}"
+            )
         limit, key = self.max_elements, "max_elements"
         if datatype is Datatype.BYTES:
             limit, key = self.max_strings, "max_strings"
         if prod(shape) > limit:
             raise InvalidRequest(
-                f"input {shown(name)}: {datatype.value}{shown(list(shape))} has more than {limit} elements ({key})"
+                f"input {quoted_input(name)}: {datatype.value}{quoted_input(list(shape))} has more than {limit} elements "
+                f"({key})"
             )
 
     def check_tensors(self, tensors: Iterable[Tensor]) -> None:
@@ -81,15 +84,15 @@ class ContentLimits:
         for name, value in parameters.items():
             self._check_string(len(name), "a parameter's name")
             if isinstance(value, str):
-                self._check_string(len(value), f"parameter {shown(name)}")
+                self._check_string(len(value), f"parameter {quoted_input(name)}")
 
     def _check_strings(self, tensor: Tensor, before: int) -> int:
         count = before
         for size_bytes in walk_bytes(tensor.raw, name=tensor.name):
             count += 1
             if count > self.max_strings:
-                raise TooLarge(f"input {shown(tensor.name)}: more than {self.max_strings} strings (max_strings)")
-            self._check_string(size_bytes, f"an element of input {shown(tensor.name)}")
+                raise TooLarge(f"input {quoted_input(tensor.name)}: more than {self.max_strings} strings (max_strings)")
+            self._check_string(size_bytes, f"an element of input {quoted_input(tensor.name)}")
         return count
 
     def _check_string(self, size_bytes: int, what: str) -> None:

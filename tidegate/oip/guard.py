@@ -18,7 +18,7 @@ from tidegate.oip.host import ModelHost
 KEY_HEADER: Final = "x-api-key"
 
 
-class Presented(NamedTuple):
+class PresentedCredentials(NamedTuple):
     """What a caller shows. Its repr, which logs may print, holds no secret."""
 
     authorization: str  # as header or metadata `authorization`; "" is none
@@ -28,32 +28,32 @@ class Presented(NamedTuple):
     peer: str
 
     def __repr__(self) -> str:
-        return f"<Presented over {self.protocol} by {self.peer}>"
+        return f"<PresentedCredentials over {self.protocol} by {self.peer}>"
 
 
 class Guard(Protocol):
     """Raises Unauthenticated, or its subclass BadCredential."""
 
-    async def let_in(self, presented: Presented) -> ModelHost:
+    async def let_in(self, presented: PresentedCredentials) -> ModelHost:
         """The host as this caller may see it."""
         ...
 
-    async def admit(self, presented: Presented) -> ModelHost:
+    async def admit(self, presented: PresentedCredentials) -> ModelHost:
         """The same for one request, which is on the caller's budget. Raises Overloaded too."""
         ...
 
 
-class Everybody:
+class OpenGuard:
     """The guard of a host that needs none."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def let_in(self, presented: Presented) -> ModelHost:
+    async def let_in(self, presented: PresentedCredentials) -> ModelHost:
         return self._host
 
-    async def admit(self, presented: Presented) -> ModelHost:
+    async def admit(self, presented: PresentedCredentials) -> ModelHost:
         return self._host
 
     def __repr__(self) -> str:
-        return f"<Everybody may use {self._host.server_name}>"
+        return f"<OpenGuard may use {self._host.server_name}>"

@@ -15,7 +15,7 @@ from tidegate.types import Call, Reply
 
 
 @dataclass(slots=True)
-class Tally:
+class TimedCount:
     """A count of events and the nanoseconds they took, as OIP statistics print them."""
 
     count: int = 0
@@ -35,11 +35,11 @@ class ModelStatistics:
     last_inference_ms: int = 0
     inference_count: int = 0  # rows
     execution_count: int = 0  # batches
-    success: Tally = field(default_factory=Tally)
-    fail: Tally = field(default_factory=Tally)
-    queue: Tally = field(default_factory=Tally)
-    compute_infer: Tally = field(default_factory=Tally)
-    batches: dict[int, Tally] = field(default_factory=dict)  # rows of the batch → its executions
+    success: TimedCount = field(default_factory=TimedCount)
+    fail: TimedCount = field(default_factory=TimedCount)
+    queue: TimedCount = field(default_factory=TimedCount)
+    compute_infer: TimedCount = field(default_factory=TimedCount)
+    batches: dict[int, TimedCount] = field(default_factory=dict)  # rows of the batch → its executions
 
 
 class ModelHost(Protocol):

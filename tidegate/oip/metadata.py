@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tidegate import __version__
 from tidegate.models.manifest import Manifest, TensorSpec
-from tidegate.oip.host import ModelHost, ModelStatistics, Tally
+from tidegate.oip.host import ModelHost, ModelStatistics, TimedCount
 from tidegate.types import Datatype
 
 Json = dict[str, Any]
@@ -131,8 +131,8 @@ def _statistics(model: ModelStatistics) -> Json:
             "compute_input": _tally(_no_time(model.compute_infer)),
             "compute_infer": _tally(model.compute_infer),
             "compute_output": _tally(_no_time(model.compute_infer)),
-            "cache_hit": _tally(Tally()),
-            "cache_miss": _tally(Tally()),
+            "cache_hit": _tally(TimedCount()),
+            "cache_miss": _tally(TimedCount()),
         },
         "batch_stats": [
             {
@@ -148,12 +148,12 @@ def _statistics(model: ModelStatistics) -> Json:
     }
 
 
-def _no_time(computed: Tally) -> Tally:
+def _no_time(computed: TimedCount) -> TimedCount:
     """As often as `computed`, in no time: perf_analyzer aborts unless the three compute counts are the same."""
-    return Tally(computed.count, 0)
+    return TimedCount(computed.count, 0)
 
 
-def _tally(tally: Tally) -> Json:
+def _tally(tally: TimedCount) -> Json:
     return {"count": tally.count, "ns": tally.ns}
 
 

@@ -22,7 +22,7 @@ PLACES: Final = 2
 T = TypeVar("T")
 
 
-class Aside:
+class CodecThreads:
     """Mutable: the places. One per protocol of a server."""
 
     def __init__(self) -> None:
@@ -44,4 +44,4 @@ class Aside:
         self._places.release()
 
     def __repr__(self) -> str:
-        return f"<Aside {self._under_way} of {PLACES} places taken>"
+        return f"<CodecThreads {self._under_way} of {PLACES} places taken>"

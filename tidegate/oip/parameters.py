@@ -7,7 +7,7 @@ caller who sends a few could have it taken out.
 
 from __future__ import annotations
 
-from tidegate.oip.budget import shown
+from tidegate.oip.budget import quoted_value
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Parameters
 
@@ -16,5 +16,5 @@ def checked(parameters: Parameters) -> Parameters:
     """The parameters themselves. Raises InvalidRequest: a number that cannot be passed on."""
     for name, value in parameters.items():
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-            raise InvalidRequest(f"parameter {shown(name)} must be a number of at most 64 bits")
+            raise InvalidRequest(f"parameter {quoted_value(name)} must be a number of at most 64 bits")
     return parameters

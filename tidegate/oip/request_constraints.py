@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from tidegate.oip.budget import shown
+from tidegate.oip.budget import quoted_value
 from tidegate.outcome import InvalidRequest, NotSupported
 from tidegate.placement_pin import PINS, Pin, stricter
 from tidegate.types import Call, Parameter, Parameters
@@ -42,9 +42,11 @@ def _name(key: str, what: str, headers: Mapping[str, str], parameters: Parameter
     by_header = headers.get(key, "").strip() if headers else ""
     by_parameter = parameters.get(key, "")
     if not isinstance(by_parameter, str):
-        raise InvalidRequest(f"parameter {key!r} must be {what}, got {shown(by_parameter)}")
+        raise InvalidRequest(f"parameter {key!r} must be {what}, got {quoted_value(by_parameter)}")
     if by_header and by_parameter and by_header != by_parameter:
-        raise InvalidRequest(f"header {key} demands {shown(by_header)} but the parameter demands {shown(by_parameter)}")
+        raise InvalidRequest(
+            f"header {key} demands {quoted_value(by_header)} but the parameter demands {quoted_value(by_parameter)}"
+        )
     return by_header or by_parameter
 
 
@@ -97,7 +99,7 @@ def check_is_no_gateways(call: Call, server_name: str) -> None:
 
 def _attested(value: Parameter, source: str) -> bool:
     if value != ATTESTED:
-        raise InvalidRequest(f"{source} can require {ATTESTED!r} and nothing else, got {shown(value)}")
+        raise InvalidRequest(f"{source} can require {ATTESTED!r} and nothing else, got {quoted_value(value)}")
     return True
 
 
@@ -106,14 +108,14 @@ def _yes(value: Parameter, source: str) -> bool:
         return True
     if value in (False, "0", "false"):
         return False
-    raise InvalidRequest(f"{source} must be 1 or 0, got {shown(value)}")
+    raise InvalidRequest(f"{source} must be 1 or 0, got {quoted_value(value)}")
 
 
 def _pin(value: Parameter, source: str) -> Pin:
     for pin in PINS:
         if value == pin:
             return pin
-    raise InvalidRequest(f"{source} must be one of {', '.join(PINS)}, got {shown(value)}")
+    raise InvalidRequest(f"{source} must be one of {', '.join(PINS)}, got {quoted_value(value)}")
 
 
 def _share(value: Parameter, source: str) -> float:
@@ -123,5 +125,5 @@ def _share(value: Parameter, source: str) -> float:
     else:
         share = -1.0 if isinstance(value, bool) else float(value)
     if not 0.0 <= share <= 1.0:
-        raise InvalidRequest(f"{source} must be a number from 0 to 1, got {shown(value)}")
+        raise InvalidRequest(f"{source} must be a number from 0 to 1, got {quoted_value(value)}")
     return share

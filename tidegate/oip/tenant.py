@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from tidegate.oip.budget import shown
+from tidegate.oip.budget import quoted_value
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Parameters
 
@@ -34,7 +34,7 @@ def tenant_of(headers: Mapping[str, str], parameters: Parameters) -> str:
             continue
         name = values[TENANT_KEY]
         if not isinstance(name, str) or not is_tenant(name):
-            raise InvalidRequest(f"{source} must be {RULE}, got {shown(name)}")
+            raise InvalidRequest(f"{source} must be {RULE}, got {quoted_value(name)}")
         if found not in ("", name):
             raise InvalidRequest(f"header {TENANT_KEY} says {found!r} but the parameter says {name!r}")
         found = name

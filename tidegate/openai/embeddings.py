@@ -53,7 +53,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EmbeddingsRequest:
     """Either texts or rows of tokens, never both."""
 
     model: str
@@ -64,14 +64,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenRow:
     """One input as token ids; `truncated` where the model takes no more of it."""
 
     ids: Sequence[int]
     truncated: bool = False
 
 
-def parse(body: bytes) -> Asked:
+def parse(body: bytes) -> EmbeddingsRequest:
     """What the body asks for. Raises WrongParameter, InvalidRequest, TooLarge."""
     try:
         asked = _decode(body)
@@ -80,7 +80,7 @@ def parse(body: bytes) -> Asked:
         message = f"the request's JSON is wrong: {error}"
         raise (WrongParameter(found[1], message) if found else InvalidRequest(message)) from error
     texts, tokens = _inputs(asked.input)
-    return Asked(asked.model, asked.encoding_format == "base64", asked.dimensions, texts, tokens)
+    return EmbeddingsRequest(asked.model, asked.encoding_format == "base64", asked.dimensions, texts, tokens)
 
 
 def text_of(manifest: Manifest) -> Text:
@@ -90,7 +90,7 @@ def text_of(manifest: Manifest) -> Text:
     return manifest.text
 
 
-def check_dimensions(asked: Asked, manifest: Manifest) -> None:
+def check_dimensions(asked: EmbeddingsRequest, manifest: Manifest) -> None:
     """Raises WrongParameter unless the model's own length is asked for, or none."""
     output = next((spec for spec in manifest.outputs if spec.name == text_of(manifest).output), None)
     length = output.shape[-1] if output is not None and output.shape else None
@@ -101,9 +101,9 @@ def check_dimensions(asked: Asked, manifest: Manifest) -> None:
         )
 
 
-def token_rows(tokens: Sequence[Sequence[int]], max_tokens: int) -> list[Row]:
+def token_rows(tokens: Sequence[Sequence[int]], max_tokens: int) -> list[TokenRow]:
     """Rows of a caller's own tokens, cut to the model's length."""
-    return [Row(ids[:max_tokens], truncated=len(ids) > max_tokens) for ids in tokens]
+    return [TokenRow(ids[:max_tokens], truncated=len(ids) > max_tokens) for ids in tokens]
 
 
 def groups(lengths: Sequence[int], *, max_rows: int, max_work: int | None) -> list[list[int]]:
@@ -132,7 +132,7 @@ def group_limits(manifest: Manifest) -> tuple[int, int | None]:
     return max(1, min(axis.max, manifest.batching.max_batch_size)), manifest.batching.max_work
 
 
-def infer_request(manifest: Manifest, rows: Sequence[Row], request_id: str = "") -> InferRequest:
+def infer_request(manifest: Manifest, rows: Sequence[TokenRow], request_id: str = "") -> InferRequest:
     """One call's request: the rows padded to the longest of them, with the mask that says what is padding."""
     text = text_of(manifest)
     width = max(len(row.ids) for row in rows)
@@ -161,7 +161,9 @@ def vectors(response: InferResponse, output: str, rows: int) -> NDArray[np.float
         raise BadAnswer(error.message) from error
 
 
-def answer(asked: Asked, rows: Sequence[Row], found: Mapping[int, NDArray[np.float32]], words: Any) -> dict[str, Any]:
+def answer(
+    asked: EmbeddingsRequest, rows: Sequence[TokenRow], found: Mapping[int, NDArray[np.float32]], words: Any
+) -> dict[str, Any]:
     """The body of the answer; `words` say where it was made, in a field that OpenAI's clients pass by."""
     used = sum(len(row.ids) for row in rows)
     truncated = [index for index, row in enumerate(rows) if row.truncated]

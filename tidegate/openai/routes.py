@@ -24,14 +24,14 @@ from aiohttp import web
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
-from tidegate.oip.body_budget import BodyLimits, Held, Share
+from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
 from tidegate.oip.call import call_of, kept_headers
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
-from tidegate.oip.guard import Everybody, Guard
+from tidegate.oip.guard import Guard, OpenGuard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
-from tidegate.oip.http.guard import shown_over_http
+from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.server import RefusalObserver, close_if_broken, json_response
 from tidegate.oip.reply import (
@@ -46,7 +46,7 @@ from tidegate.oip.reply import (
 from tidegate.oip.request_constraints import DEFER_KEY, defer_of
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.openai import embeddings
-from tidegate.openai.embeddings import Asked, Row, WrongParameter
+from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow, WrongParameter
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
 from tidegate.trace_context import PARENT_KEY
@@ -71,8 +71,8 @@ def openai_routes(
     guard: Guard | None = None,
     limits: ContentLimits = DEFAULT,
     body_limits: BodyLimits = body_budget.DEFAULT,
-    held: Held | None = None,
-    usage: Usage | None = None,
+    held: BodyMemory | None = None,
+    usage: UsageObserver | None = None,
 ) -> list[web.RouteDef]:
     """OpenAI's routes over `host`, with the models' tokenizers.
 
@@ -87,18 +87,18 @@ def openai_routes(
         usage: told of each request's tokens and time.
     """
     return OpenAIRoutes(
-        guard or Everybody(host),
+        guard or OpenGuard(host),
         tokenizers,
         max_body_bytes=max_body_bytes,
         on_refused=on_refused,
         limits=limits,
         body_limits=body_limits,
-        held=held or Held(body_limits.max_held_bytes),
+        held=held or BodyMemory(body_limits.max_held_bytes),
         usage=usage,
     ).table()
 
 
-class Usage(Protocol):
+class UsageObserver(Protocol):
     """Who wants to know what requests used."""
 
     def embedded(self, model: str, tokens: int, took_s: float) -> None: ...
@@ -108,7 +108,7 @@ class Usage(Protocol):
 
 
 @dataclass(slots=True)
-class _Used:
+class _RequestUsage:
     """What is known of a request's use so far."""
 
     arrived_at: float
@@ -128,8 +128,8 @@ class OpenAIRoutes:
         on_refused: RefusalObserver | None,
         limits: ContentLimits,
         body_limits: BodyLimits,
-        held: Held,
-        usage: Usage | None,
+        held: BodyMemory,
+        usage: UsageObserver | None,
     ) -> None:
         self._usage = usage
         self._guard = guard
@@ -154,12 +154,12 @@ class OpenAIRoutes:
 
     def _guarded(self, handler: Guarded) -> Handler:
         async def guarded(request: web.Request) -> web.Response:
-            return await handler(request, await self._guard.admit(shown_over_http(request, PROTOCOL)))
+            return await handler(request, await self._guard.admit(credentials_over_http(request, PROTOCOL)))
 
         return _in_openais_form(guarded)
 
     async def embed(self, request: web.Request) -> web.Response:
-        used = _Used(clock.now())
+        used = _RequestUsage(clock.now())
         try:
             with self._held.share() as share:
                 answer = await self._embed_within(share, request, used)
@@ -171,10 +171,10 @@ class OpenAIRoutes:
             self._usage.embedded(used.model, used.tokens, clock.now() - used.arrived_at)
         return answer
 
-    async def _embed_within(self, share: Share, request: web.Request, used: _Used) -> web.Response:
+    async def _embed_within(self, share: BodyReservation, request: web.Request, used: _RequestUsage) -> web.Response:
         name = ""
         try:
-            host = await self._guard.admit(shown_over_http(request, PROTOCOL))
+            host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
             body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
             check_json(body, self._limits)
             asked = embeddings.parse(body)
@@ -215,7 +215,7 @@ class OpenAIRoutes:
         embeddings.text_of(manifest)
         return json_response(_model(manifest.name))
 
-    async def _rows(self, asked: Asked, manifest: Manifest) -> list[Row]:
+    async def _rows(self, asked: EmbeddingsRequest, manifest: Manifest) -> list[TokenRow]:
         text = embeddings.text_of(manifest)
         if asked.texts:
             return await self._tokenizers.rows(manifest, asked.texts)
@@ -259,7 +259,7 @@ async def _unknown(request: web.Request) -> web.Response:
     # aiohttp tries routes in turn, so a known path arrives here only by a verb that it does not have.
     known = request.path in ("/v1/embeddings", "/v1/models") or request.path.startswith("/v1/models/")
     status = 405 if known else 404
-    words = f"{request.method} {shown(request.path)} is not {'allowed' if known else 'served here'}"
+    words = f"{request.method} {quoted_input(request.path)} is not {'allowed' if known else 'served here'}"
     code = "method_not_allowed" if known else "unknown_url"
     return _error_json(status, words, "invalid_request_error", None, code, {"x-should-retry": "false"})
 
@@ -296,9 +296,9 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _answer(
-    asked: Asked,
+    asked: EmbeddingsRequest,
     manifest: Manifest,
-    rows: Sequence[Row],
+    rows: Sequence[TokenRow],
     parts: Sequence[Sequence[int]],
     calls: Sequence[Call],
     replies: Sequence[Reply],

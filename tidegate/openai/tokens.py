@@ -23,14 +23,14 @@ from tokenizers import Tokenizer
 
 from tidegate.models.manifest import Manifest, Text
 from tidegate.models.repository import RepositoryError, verify_tokenizer
-from tidegate.openai.embeddings import Row, text_of
+from tidegate.openai.embeddings import TokenRow, text_of
 from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5; a head is then some seven times what the model takes
 
 
-class Folders(Protocol):
+class ModelFolders(Protocol):
     """The part of the model repository that is needed here."""
 
     def folder(self, manifest: Manifest) -> Path: ...
@@ -39,7 +39,7 @@ class Folders(Protocol):
 class Tokenizers:
     """The tokenizers of a repository's models."""
 
-    def __init__(self, repository: Folders) -> None:
+    def __init__(self, repository: ModelFolders) -> None:
         self._repository = repository
         self._loaded: dict[tuple[str, str], Any] = {}
         self._loading = asyncio.Lock()
@@ -57,7 +57,7 @@ class Tokenizers:
             if manifest.text is not None:
                 await self._tokenizer(manifest)
 
-    async def rows(self, manifest: Manifest, texts: Sequence[str]) -> list[Row]:
+    async def rows(self, manifest: Manifest, texts: Sequence[str]) -> list[TokenRow]:
         """Each text as a row of tokens, cut to the model's length."""
         tokenizer = await self._tokenizer(manifest)
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
@@ -88,11 +88,11 @@ def _load(path: Path, text: Text) -> Any:
     return tokenizer
 
 
-def _rows(tokenizer: Any, texts: Sequence[str]) -> list[Row]:
+def _rows(tokenizer: Any, texts: Sequence[str]) -> list[TokenRow]:
     head = HEAD_CHARACTERS_PER_TOKEN * tokenizer.truncation["max_length"]
     encodings = tokenizer.encode_batch([text[:head] for text in texts])
     for index, text in enumerate(texts):
         # One overflow is up to another full length: two prove that a full length lies between what is kept and the cut.
         if len(text) > head and len(encodings[index].overflowing) < 2:
             encodings[index] = tokenizer.encode_batch([text])[0]
-    return [Row(encoding.ids, truncated=bool(encoding.overflowing)) for encoding in encodings]
+    return [TokenRow(encoding.ids, truncated=bool(encoding.overflowing)) for encoding in encodings]

@@ -32,7 +32,7 @@ PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{43}=\Z")]  # 32 bytes i
 BaseUrl = Annotated[str, Meta(pattern=r"^https?://[^\s?#]+\Z", max_length=256)]
 
 
-class Desired(msgspec.Struct, frozen=True, omit_defaults=True):
+class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The document of one scope: `device` or `group` names it, never both.
 
     Args:
@@ -68,7 +68,7 @@ class Desired(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredModel:
     """What one model of a device shall be: a plan, or None for none; and whose word that is."""
 
     plan: ModelPlan | None
@@ -77,15 +77,15 @@ class Wish:
     urls: tuple[str, ...] = ()
 
 
-_decoder: Final = msgspec.json.Decoder(Desired)
+_decoder: Final = msgspec.json.Decoder(DesiredDocument)
 
 
-def encode_desired(desired: Desired) -> bytes:
+def encode_desired(desired: DesiredDocument) -> bytes:
     """The canonical bytes, which are what is signed."""
     return canonical(desired)
 
 
-def decode_desired(raw: bytes) -> Desired:
+def decode_desired(raw: bytes) -> DesiredDocument:
     """Raises BadMessage: too large, not canonical, or not a document."""
     if len(raw) > MAX_DESIRED_BYTES:
         raise BadMessage(f"{len(raw)} bytes, at most {MAX_DESIRED_BYTES} are allowed")
@@ -97,11 +97,11 @@ def decode_desired(raw: bytes) -> Desired:
         raise BadMessage(str(error)) from error
 
 
-def wishes(own: Desired | None, groups: Sequence[Desired]) -> Mapping[str, Wish]:
+def desired_models(own: DesiredDocument | None, groups: Sequence[DesiredDocument]) -> Mapping[str, DesiredModel]:
     """By model: what the documents of a device ask together. `groups`: in the order of the device's list."""
-    found: dict[str, Wish] = {}
+    found: dict[str, DesiredModel] = {}
     for document in (*((own,) if own else ()), *groups):
         said: dict[str, ModelPlan | None] = {**document.models, **dict.fromkeys(document.remove)}
         for model, plan in said.items():
-            found.setdefault(model, Wish(plan, document.scope, document.revision, document.urls))
+            found.setdefault(model, DesiredModel(plan, document.scope, document.revision, document.urls))
     return found

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta, field
 
 from tidegate.fleet.messages import BadMessage
-from tidegate.rollout.desired import Desired, decode_desired, encode_desired
+from tidegate.rollout.desired import DesiredDocument, decode_desired, encode_desired
 from tidegate.security.attestation.software import key_id
 
 MAX_SIGNED_BYTES: Final = 106_496
@@ -36,27 +36,27 @@ class SignatureRefused(ValueError):
     """A document that nobody who is trusted has signed; the text says why."""
 
 
-class Signature(msgspec.Struct, frozen=True):
+class DocumentSignature(msgspec.Struct, frozen=True):
     kid: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
     signature: bytes = field(name="sig")  # base64 in JSON
 
 
-class Signed(msgspec.Struct, frozen=True):
+class SignedDocument(msgspec.Struct, frozen=True):
     """A document as it travels."""
 
     document: msgspec.Raw = field(name="doc")
-    signatures: Annotated[tuple[Signature, ...], Meta(max_length=16)] = field(name="sigs")
+    signatures: Annotated[tuple[DocumentSignature, ...], Meta(max_length=16)] = field(name="sigs")
     v: Literal[1] = 1
 
 
-_decoder: Final = msgspec.json.Decoder(Signed)
+_decoder: Final = msgspec.json.Decoder(SignedDocument)
 
 
-def signed(desired: Desired, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+def sign_document(desired: DesiredDocument, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     """The message for a topic `…/desired`, signed by each of the keys."""
     raw = encode_desired(desired)
-    signatures = tuple(Signature(id_of(key), key.sign(_DOMAIN + raw)) for key in keys)
-    return msgspec.json.encode(Signed(msgspec.Raw(raw), signatures))
+    signatures = tuple(DocumentSignature(id_of(key), key.sign(_DOMAIN + raw)) for key in keys)
+    return msgspec.json.encode(SignedDocument(msgspec.Raw(raw), signatures))
 
 
 def id_of(key: Ed25519PrivateKey) -> str:
@@ -64,7 +64,7 @@ def id_of(key: Ed25519PrivateKey) -> str:
     return key_id(key.public_key().public_bytes_raw())
 
 
-def opened(message: bytes, trusted: Keys) -> tuple[Desired, bytes]:
+def verify_document(message: bytes, trusted: Keys) -> tuple[DesiredDocument, bytes]:
     """The document and its canonical bytes.
 
     Raises:
@@ -82,7 +82,7 @@ def opened(message: bytes, trusted: Keys) -> tuple[Desired, bytes]:
     return desired, raw
 
 
-def claimed(message: bytes) -> Desired:
+def read_unverified(message: bytes) -> DesiredDocument:
     """What a message says, whoever has signed it: for who carries documents and need not believe them.
 
     Raises:
@@ -91,14 +91,14 @@ def claimed(message: bytes) -> Desired:
     return decode_desired(_taken_apart(message)[0])
 
 
-def rotated(desired: Desired, trusted: Keys) -> Keys:
+def keys_after(desired: DesiredDocument, trusted: Keys) -> Keys:
     """The keys to trust after this document was accepted."""
     new = [base64.b64decode(text) for text in desired.keys]
     return {key_id(public): public for public in new} if new else trusted
 
 
 def public_text(public: bytes) -> str:
-    """A public key as `Desired.keys` spells it."""
+    """A public key as `DesiredDocument.keys` spells it."""
     return base64.b64encode(public).decode()
 
 

@@ -66,7 +66,7 @@ class OwnedTask:
         """Cancel the task and wait until it has ended; nothing where it was never started."""
         task, self._task = self._task, None
         if task is not None:
-            await cancelled(task)
+            await cancel_and_wait(task)
 
     def _complain(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -77,7 +77,7 @@ class OwnedTask:
         return f"<OwnedTask {self._name} {state}>"
 
 
-async def cancelled(*tasks: asyncio.Future[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel the tasks and wait until they have ended; what they raise is told to whoever awaits them besides."""
     for task in tasks:
         task.cancel()

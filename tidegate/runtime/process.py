@@ -33,7 +33,7 @@ class StartError(Exception):
     """A process cannot start; the message names the configuration key and the way out."""
 
 
-class Named(Protocol):
+class ProcessSettings(Protocol):
     """What a process's configuration has in any case."""
 
     @property
@@ -120,5 +120,5 @@ def _turn_levels() -> None:
 
 
 def _set_up_logging(role: str, config: Any) -> None:
-    named: Named = config
+    named: ProcessSettings = config
     configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tidegate.security.certificate_identity import Identity, Role, identity_of
+from tidegate.security.certificate_identity import CertificateIdentity, Role, identity_of
 
 SKEW: Final = timedelta(minutes=5)
 RENEW_SHARE: Final = 1 / 3  # of its life: what is left when a certificate is due
@@ -49,7 +49,7 @@ class PkiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CertificatePair:
     """A certificate and its key, both as PEM."""
 
     cert: bytes
@@ -57,10 +57,10 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """What one certificate says."""
 
-    identity: Identity
+    identity: CertificateIdentity
     hosts: tuple[str, ...]  # DNS names and addresses beside the identity's own
     begins: datetime
     ends: datetime
@@ -106,7 +106,7 @@ class Authority:
         return cls(cert, key)
 
     @classmethod
-    def load(cls, pair: Pair) -> Authority:
+    def load(cls, pair: CertificatePair) -> Authority:
         """Raises ValueError for what is no certificate, no key, or no pair."""
         cert = x509.load_pem_x509_certificate(pair.cert)
         try:
@@ -118,10 +118,12 @@ class Authority:
         return cls(cert, key)
 
     @property
-    def pair(self) -> Pair:
-        return Pair(self.cert.public_bytes(serialization.Encoding.PEM), _key_pem(self._key))
+    def pair(self) -> CertificatePair:
+        return CertificatePair(self.cert.public_bytes(serialization.Encoding.PEM), _key_pem(self._key))
 
-    def issue(self, identity: Identity, hosts: Sequence[str], *, valid: timedelta, now: datetime) -> Pair:
+    def issue(
+        self, identity: CertificateIdentity, hosts: Sequence[str], *, valid: timedelta, now: datetime
+    ) -> CertificatePair:
         """A new certificate with a new key.
 
         Raises:
@@ -145,7 +147,7 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        return Pair(cert.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+        return CertificatePair(cert.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
     def _check(self, hosts: Sequence[str], ends: datetime) -> None:
         if ends > self.cert.not_valid_after_utc:
@@ -163,7 +165,7 @@ class Authority:
         return f"<Authority {self.cert.subject.rfc4514_string()} until {self.cert.not_valid_after_utc:%Y-%m-%d}>"
 
 
-def read_issued(cert_pem: bytes) -> Issued:
+def read_issued(cert_pem: bytes) -> IssuedCertificate:
     """What a certificate says. Raises ValueError when it is no certificate of ours."""
     cert = x509.load_pem_x509_certificate(cert_pem)
     try:
@@ -176,7 +178,7 @@ def read_issued(cert_pem: bytes) -> Issued:
     dns = [name for name in names.get_values_for_type(x509.DNSName) if name != identity.host]
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     begins = cert.not_valid_before_utc + SKEW
-    return Issued(identity, (*dns, *addresses), begins, cert.not_valid_after_utc, cert.serial_number)
+    return IssuedCertificate(identity, (*dns, *addresses), begins, cert.not_valid_after_utc, cert.serial_number)
 
 
 def _builder(

@@ -34,7 +34,7 @@ class NotAllowed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CertificateIdentity:
     """A role and a name in it."""
 
     role: Role
@@ -50,7 +50,7 @@ class Identity:
             )
 
     @classmethod
-    def parse(cls, text: str) -> Identity:
+    def parse(cls, text: str) -> CertificateIdentity:
         """From `ROLE/NAME`, with or without `tidegate://`. Raises ValueError that names what is wrong."""
         role, slash, name = text.removeprefix(f"{SCHEME}://").partition("/")
         if not slash:
@@ -81,13 +81,13 @@ class Identity:
         return f"{self.role}/{self.name}"
 
 
-def identity_of(names: Iterable[str]) -> Identity | None:
+def identity_of(names: Iterable[str]) -> CertificateIdentity | None:
     """The identity among a certificate's subject alternative names, None where there is none or more than one."""
     found = {name for name in names if name.startswith(f"{SCHEME}://")}
     if len(found) != 1:
         return None
     try:
-        return Identity.parse(found.pop())
+        return CertificateIdentity.parse(found.pop())
     except ValueError:
         return None
 
@@ -97,7 +97,9 @@ def alternative_names(peercert: Any) -> tuple[str, ...]:
     return tuple(name for _, name in (peercert or {}).get("subjectAltName", ()))
 
 
-def check_role(names: Iterable[str], allowed: Collection[Role], *, ours_only: bool = True) -> Identity | None:
+def check_role(
+    names: Iterable[str], allowed: Collection[Role], *, ours_only: bool = True
+) -> CertificateIdentity | None:
     """The peer's identity, if its role is one of `allowed`.
 
     Args:

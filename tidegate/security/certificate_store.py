@@ -19,19 +19,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from tidegate.security.authority import Authority, Issued, Pair, PkiError, read_issued
-from tidegate.security.certificate_identity import ROLES, Identity
+from tidegate.security.authority import Authority, CertificatePair, IssuedCertificate, PkiError, read_issued
+from tidegate.security.certificate_identity import ROLES, CertificateIdentity
 
 CA_DAYS: Final = 3650
 CERT_DAYS: Final = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredCertificate:
     """A certificate in the folder, with what it says or why it cannot be read."""
 
     path: Path
-    issued: Issued | None
+    issued: IssuedCertificate | None
     problem: str = ""
 
 
@@ -49,10 +49,10 @@ class PkiStore:
     def ca_key(self) -> Path:
         return self.folder / "ca.key"
 
-    def cert(self, identity: Identity) -> Path:
+    def cert(self, identity: CertificateIdentity) -> Path:
         return self.folder / identity.role / f"{identity.name}.crt"
 
-    def key(self, identity: Identity) -> Path:
+    def key(self, identity: CertificateIdentity) -> Path:
         return self.folder / identity.role / f"{identity.name}.key"
 
     def exists(self) -> bool:
@@ -70,7 +70,7 @@ class PkiStore:
     def authority(self) -> Authority:
         """Raises PkiError when there is no CA, or its files cannot be used."""
         try:
-            return Authority.load(Pair(self.ca_cert.read_bytes(), self.ca_key.read_bytes()))
+            return Authority.load(CertificatePair(self.ca_cert.read_bytes(), self.ca_key.read_bytes()))
         except FileNotFoundError as error:
             raise PkiError(f"there is no CA: {error.filename} is missing; make one with `tidegate pki init`") from error
         except OSError as error:
@@ -78,38 +78,40 @@ class PkiStore:
         except ValueError as error:
             raise PkiError(f"{self.folder} holds no usable CA: {error}") from error
 
-    def issue(self, identity: Identity, hosts: Sequence[str], *, days: float, now: datetime) -> Issued:
+    def issue(
+        self, identity: CertificateIdentity, hosts: Sequence[str], *, days: float, now: datetime
+    ) -> IssuedCertificate:
         """Issue a certificate and put it in its place, over an older one. Raises PkiError."""
         pair = self.authority().issue(identity, tuple(dict.fromkeys(hosts)), valid=timedelta(days=days), now=now)
         _write(pair, self.cert(identity), self.key(identity))
         return read_issued(pair.cert)
 
-    def renew(self, one: Issued, *, now: datetime) -> Issued:
+    def renew(self, one: IssuedCertificate, *, now: datetime) -> IssuedCertificate:
         """The same again: identity, hosts and length of life. Raises PkiError."""
         return self.issue(one.identity, one.hosts, days=(one.ends - one.begins) / timedelta(days=1), now=now)
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[StoredCertificate]:
         """Every certificate here, by role and name."""
-        return [_held(path) for role in ROLES for path in sorted((self.folder / role).glob("*.crt"))]
+        return [_read_certificate(path) for role in ROLES for path in sorted((self.folder / role).glob("*.crt"))]
 
     def __repr__(self) -> str:
         return f"<PkiStore {self.folder}>"
 
 
-def _held(path: Path) -> Held:
+def _read_certificate(path: Path) -> StoredCertificate:
     try:
         issued = read_issued(path.read_bytes())
     except OSError as error:
-        return Held(path, None, str(error.strerror))
+        return StoredCertificate(path, None, str(error.strerror))
     except ValueError as error:
-        return Held(path, None, f"no certificate of this CA: {error}")
+        return StoredCertificate(path, None, f"no certificate of this CA: {error}")
     where = (path.parent.name, path.stem)
     if where != (issued.identity.role, issued.identity.name):
-        return Held(path, None, f"it is {issued.identity}'s, in a place that is not")
-    return Held(path, issued)
+        return StoredCertificate(path, None, f"it is {issued.identity}'s, in a place that is not")
+    return StoredCertificate(path, issued)
 
 
-def _write(pair: Pair, cert: Path, key: Path) -> None:
+def _write(pair: CertificatePair, cert: Path, key: Path) -> None:
     try:
         cert.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(key, pair.key, mode=0o600)

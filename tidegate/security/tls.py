@@ -35,8 +35,8 @@ from pydantic import Field
 from tidegate import clock
 from tidegate.config import Section
 from tidegate.runtime.process import StartError
-from tidegate.security.authority import Issued, read_issued
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.authority import IssuedCertificate, read_issued
+from tidegate.security.certificate_identity import CertificateIdentity
 
 Version = Literal["1.2", "1.3"]
 _MEANINGS: Final = (
@@ -71,7 +71,7 @@ class TlsConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TlsMaterial:
     """What the files held when they were last whole, and the stamp by which a change is noticed."""
 
     cert: bytes
@@ -123,7 +123,7 @@ class Tls:
         except (OSError, ValueError) as error:
             raise StartError(f"the files of the section 'tls' cannot be used: {_words(error, config)}") from error
 
-    def fresh(self) -> Material:
+    def fresh(self) -> TlsMaterial:
         """The files as they are now; as they were where they do not fit together now."""
         stamp: object = "unreadable"
         try:
@@ -138,14 +138,14 @@ class Tls:
             self._complained = stamp
         return self._material
 
-    def issued(self) -> Issued | None:
+    def issued(self) -> IssuedCertificate | None:
         """What the certificate says; None for one that is not of `tidegate pki`."""
         try:
             return read_issued(self._material.cert)
         except ValueError:
             return None
 
-    def check_own(self, identity: Identity) -> None:
+    def check_own(self, identity: CertificateIdentity) -> None:
         """That this process's certificate is its own, and how long it lasts.
 
         Raises:
@@ -181,7 +181,7 @@ class Tls:
             configuration(), configuration, require_client_authentication=require_client_cert
         )
 
-    def dialler(self, peer: Identity | None) -> Dialler:
+    def dialler(self, peer: CertificateIdentity | None) -> Dialler:
         """Channels that show this process's certificate.
 
         Args:
@@ -194,14 +194,14 @@ class Tls:
     def server_context(self, *, client_cert: ssl.VerifyMode) -> ssl.SSLContext:
         """Of a server; a renewed certificate is shown from the next handshake on."""
 
-        def make(material: Material) -> ssl.SSLContext:
+        def make(material: TlsMaterial) -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._load(context, material, default="1.2")
             context.verify_mode = client_cert
             context.load_verify_locations(cadata=material.client_ca.decode())
             return context
 
-        made: list[tuple[Material, ssl.SSLContext]] = []
+        made: list[tuple[TlsMaterial, ssl.SSLContext]] = []
 
         def freshen(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _first: ssl.SSLContext) -> None:
             material = self.fresh()
@@ -223,7 +223,7 @@ class Tls:
         context.load_verify_locations(cadata=material.ca.decode())
         return context
 
-    def _load(self, context: ssl.SSLContext, material: Material, *, default: Version) -> None:
+    def _load(self, context: ssl.SSLContext, material: TlsMaterial, *, default: Version) -> None:
         context.minimum_version = _VERSIONS[self.min_version(default)]
         _load_pair(context, material.cert, material.key)
 
@@ -234,11 +234,11 @@ class Tls:
 
 
 class _TlsDialler:
-    def __init__(self, tls: Tls, peer: Identity | None) -> None:
+    def __init__(self, tls: Tls, peer: CertificateIdentity | None) -> None:
         self._tls = tls
         # gRPC compares the certificate with a host name, and calls what makes it compare another one an override.
         self._check: Options = (("grpc.ssl_target_name_override", peer.host),) if peer else ()
-        self._of: Material | None = None
+        self._of: TlsMaterial | None = None
         self._credentials: grpc.ChannelCredentials | None = None
 
     @property
@@ -257,13 +257,13 @@ class _TlsDialler:
         return grpc.aio.secure_channel(address, self._credentials, options=[*options, *self._check])
 
 
-def explained(details: str) -> str:
+def explain_dial_error(details: str) -> str:
     """gRPC's account of a failed dial, with what it means where the certificates are the reason."""
     meaning = next((words for sign, words in _MEANINGS if sign in details), None)
     return f"{meaning} ({details})" if meaning else details
 
 
-def tls_of(config: TlsConfig | None, identity: Callable[[], Identity]) -> Tls | None:
+def tls_of(config: TlsConfig | None, identity: Callable[[], CertificateIdentity]) -> Tls | None:
     """A process's TLS, once its certificate has been found to be its own; None without the section.
 
     Raises:
@@ -294,11 +294,11 @@ def _stamp(paths: Sequence[Path]) -> tuple[tuple[int, int, int], ...]:
     return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in stats)
 
 
-def _read(paths: Sequence[Path]) -> Material:
+def _read(paths: Sequence[Path]) -> TlsMaterial:
     """Raises OSError for a file that cannot be read, ValueError for content that cannot be used."""
     stamp = _stamp(paths)
     cert, key, ca, client_ca = (path.read_bytes() for path in paths)
-    material = Material(cert, key, ca, client_ca, stamp)
+    material = TlsMaterial(cert, key, ca, client_ca, stamp)
     try:
         probe = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for authority in (material.ca, material.client_ca):

@@ -10,7 +10,7 @@ import socket
 from tidegate.runtime.process import StartError
 
 
-def joined(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """ "HOST:PORT", with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -39,7 +39,7 @@ def check_free(host: str, port: int, key: str) -> None:
 
 
 def cannot_listen(host: str, port: int, key: str, error: OSError) -> StartError:
-    where = f"cannot listen on {joined(host, port)} (key {key!r})"
+    where = f"cannot listen on {format_address(host, port)} (key {key!r})"
     if error.errno == errno.EADDRINUSE:
         return StartError(f"{where}: port {port} is taken; free it or set {key!r} to another")
     return StartError(f"{where}: {os.strerror(error.errno) if error.errno and error.errno > 0 else error}")

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 
-class Visitor(Protocol):
+class ClientConnection(Protocol):
     """A connection."""
 
     @property
@@ -31,10 +31,10 @@ class Visitor(Protocol):
         ...
 
 
-V = TypeVar("V", bound=Visitor)
+V = TypeVar("V", bound=ClientConnection)
 
 
-class _Party(Generic[V]):
+class _ClientConnections(Generic[V]):
     """Connections in the order in which they were last heard; apart, those that never were."""
 
     __slots__ = ("asked", "silent")
@@ -62,7 +62,7 @@ class _Party(Generic[V]):
         return next((one for one in chain(self.silent, self.asked) if one.idle), None)
 
 
-class Crowd(Generic[V]):
+class ConnectionTable(Generic[V]):
     """Mutable: `enter`, `asks` at each request, `leave`."""
 
     def __init__(self, *, max_connections: int, max_per_client: int) -> None:
@@ -70,8 +70,8 @@ class Crowd(Generic[V]):
         self.max_per_client = max_per_client
         self.evicted = 0
         self.turned_away = 0
-        self._all: _Party[V] = _Party()
-        self._clients: dict[str, _Party[V]] = {}
+        self._all: _ClientConnections[V] = _ClientConnections()
+        self._clients: dict[str, _ClientConnections[V]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -89,7 +89,7 @@ class Crowd(Generic[V]):
             self.evicted += 1
             self.leave(leaver)
         self._all.enter(visitor)
-        self._clients.setdefault(visitor.client, _Party()).enter(visitor)
+        self._clients.setdefault(visitor.client, _ClientConnections()).enter(visitor)
         return True, leaver
 
     def asks(self, visitor: V) -> None:
@@ -108,19 +108,19 @@ class Crowd(Generic[V]):
             if not party:
                 del self._clients[visitor.client]
 
-    def _full(self, party: _Party[V] | None) -> _Party[V] | None:
+    def _full(self, party: _ClientConnections[V] | None) -> _ClientConnections[V] | None:
         if party is not None and len(party) >= self.max_per_client:
             return party
         return self._all if len(self._all) >= self.max_connections else None
 
     def __repr__(self) -> str:
         return (
-            f"<Crowd {len(self)} of {self.max_connections} from {len(self._clients)} clients, "
+            f"<ConnectionTable {len(self)} of {self.max_connections} from {len(self._clients)} clients, "
             f"{self.evicted} evicted, {self.turned_away} turned away>"
         )
 
 
-def client_of(host: str) -> str:
+def client_key(host: str) -> str:
     """Who counts as one client: the IPv4 address, or the IPv6 /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

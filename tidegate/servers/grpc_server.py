@@ -14,12 +14,12 @@ import grpc
 
 from tidegate.oip.grpc.server import server_options
 from tidegate.runtime.process import StartError
-from tidegate.servers.address import check_free, joined
-from tidegate.servers.limits import DEFAULT, DoorLimits
-from tidegate.servers.role_guard import RoleGuard, Secured
+from tidegate.servers.address import check_free, format_address
+from tidegate.servers.limits import DEFAULT, ServerLimits
+from tidegate.servers.role_guard import RoleGuard, ServerSecurity
 
 
-class GrpcDoor(NamedTuple):
+class BoundGrpcServer(NamedTuple):
     """A bound port. `start` the server once; leaving the door stops it."""
 
     address: str  # "HOST:PORT"
@@ -27,7 +27,7 @@ class GrpcDoor(NamedTuple):
 
 
 @asynccontextmanager
-async def grpc_door(
+async def open_grpc_server(
     add_services: Callable[[grpc.aio.Server], None],
     host: str,
     port: int,
@@ -35,9 +35,9 @@ async def grpc_door(
     max_message_bytes: int,
     grace_s: float,
     key: str = "grpc_port",
-    secured: Secured | None = None,
-    limits: DoorLimits = DEFAULT,
-) -> AsyncIterator[GrpcDoor]:
+    secured: ServerSecurity | None = None,
+    limits: ServerLimits = DEFAULT,
+) -> AsyncIterator[BoundGrpcServer]:
     """A bound gRPC server with the services that `add_services` puts on it.
 
     Args:
@@ -54,16 +54,16 @@ async def grpc_door(
     )
     add_services(server)
     try:
-        bound = _bind(server, joined(host, port), secured)
+        bound = _bind(server, format_address(host, port), secured)
     except RuntimeError as error:  # somebody was faster than the check
-        raise StartError(f"cannot listen on {joined(host, port)} (key {key!r}): {error}") from error
+        raise StartError(f"cannot listen on {format_address(host, port)} (key {key!r}): {error}") from error
     try:
-        yield GrpcDoor(joined(host, bound), server)
+        yield BoundGrpcServer(format_address(host, bound), server)
     finally:
         await server.stop(grace_s)
 
 
-def _bounds(limits: DoorLimits) -> list[tuple[str, int]]:
+def _bounds(limits: ServerLimits) -> list[tuple[str, int]]:
     """The limits, as far as gRPC keeps them."""
     return [
         ("grpc.max_concurrent_streams", limits.max_streams),
@@ -76,13 +76,13 @@ def _bounds(limits: DoorLimits) -> list[tuple[str, int]]:
     ]
 
 
-def _guards(secured: Secured | None) -> list[RoleGuard]:
+def _guards(secured: ServerSecurity | None) -> list[RoleGuard]:
     if secured is None or not secured.checks_roles:
         return []  # each call pays for a guard
     return [RoleGuard(secured.roles, secured.tls.min_version("1.3"), secured.narrowed)]
 
 
-def _bind(server: grpc.aio.Server, address: str, secured: Secured | None) -> int:
+def _bind(server: grpc.aio.Server, address: str, secured: ServerSecurity | None) -> int:
     if secured is None:
         return server.add_insecure_port(address)
     credentials = secured.tls.server_credentials(require_client_cert=secured.require_client_cert)

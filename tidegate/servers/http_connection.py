@@ -13,14 +13,20 @@ from typing import Any
 
 from aiohttp import web
 
-from tidegate.servers.connection_limits import Crowd, client_of
+from tidegate.servers.connection_limits import ConnectionTable, client_key
 
 
-class HttpVisitor(web.RequestHandler):
-    """A `Visitor` of a `Crowd`."""
+class HttpConnection(web.RequestHandler):
+    """A `ClientConnection` of a `ConnectionTable`."""
 
     def __init__(
-        self, server: web.Server, *, crowd: Crowd[HttpVisitor], header_timeout_s: float, loop: Any, **settings: Any
+        self,
+        server: web.Server,
+        *,
+        crowd: ConnectionTable[HttpConnection],
+        header_timeout_s: float,
+        loop: Any,
+        **settings: Any,
     ) -> None:
         super().__init__(server, loop=loop, **settings)
         self.client = ""
@@ -37,7 +43,7 @@ class HttpVisitor(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
-        self.client = client_of(str(peer[0])) if isinstance(peer, tuple) else "local"
+        self.client = client_key(str(peer[0])) if isinstance(peer, tuple) else "local"
         welcome, leaver = self._crowd.enter(self)
         if leaver is not None:
             leaver.force_close()
@@ -68,4 +74,4 @@ class HttpVisitor(web.RequestHandler):
             self.force_close()
 
     def __repr__(self) -> str:
-        return f"<HttpVisitor {self.client or 'nobody yet'}{' idle' if self.idle else ''}>"
+        return f"<HttpConnection {self.client or 'nobody yet'}{' idle' if self.idle else ''}>"

@@ -14,11 +14,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from tidegate.security.certificate_identity import NotAllowed, alternative_names, check_role
-from tidegate.servers.address import cannot_listen, joined
-from tidegate.servers.connection_limits import Crowd
-from tidegate.servers.http_connection import HttpVisitor
-from tidegate.servers.limits import DEFAULT, DoorLimits
-from tidegate.servers.role_guard import Secured
+from tidegate.servers.address import cannot_listen, format_address
+from tidegate.servers.connection_limits import ConnectionTable
+from tidegate.servers.http_connection import HttpConnection
+from tidegate.servers.limits import DEFAULT, ServerLimits
+from tidegate.servers.role_guard import ServerSecurity
 
 Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("tidegate.http")
 
 
 @asynccontextmanager
-async def http_door(
+async def open_http_server(
     routes: Iterable[web.AbstractRouteDef],
     host: str,
     port: int,
@@ -40,8 +40,8 @@ async def http_door(
     grace_s: float,
     middlewares: Iterable[Middleware] = (),
     ahead: Callable[[Entrance], Entrance] | None = None,
-    secured: Secured | None = None,
-    limits: DoorLimits = DEFAULT,
+    secured: ServerSecurity | None = None,
+    limits: ServerLimits = DEFAULT,
 ) -> AsyncIterator[str]:
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
@@ -70,18 +70,18 @@ async def http_door(
             await _Site(runner, host, port, _context(secured), limits).start()
         except OSError as error:
             raise cannot_listen(host, port, key, error) from error
-        yield f"{'https' if secured else 'http'}://{joined(host, runner.addresses[0][1])}"
+        yield f"{'https' if secured else 'http'}://{format_address(host, runner.addresses[0][1])}"
     finally:
         await runner.cleanup()
 
 
 class _Site(web.BaseSite):
-    """A site of aiohttp's whose connections are `HttpVisitor`s."""
+    """A site of aiohttp's whose connections are `HttpConnection`s."""
 
     __slots__ = ("_host", "_limits", "_port")
 
     def __init__(
-        self, runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None, limits: DoorLimits
+        self, runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None, limits: ServerLimits
     ) -> None:
         super().__init__(runner, ssl_context=context, backlog=_BACKLOG)
         self._host = host
@@ -90,18 +90,18 @@ class _Site(web.BaseSite):
 
     @property
     def name(self) -> str:
-        return f"{'https' if self._ssl_context else 'http'}://{joined(self._host, self._port)}"
+        return f"{'https' if self._ssl_context else 'http'}://{format_address(self._host, self._port)}"
 
     async def start(self) -> None:
         await super().start()
         loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
         assert server is not None
-        crowd: Crowd[HttpVisitor] = Crowd(
+        crowd: ConnectionTable[HttpConnection] = ConnectionTable(
             max_connections=limits.connections, max_per_client=limits.max_connections_per_client
         )
 
-        def visitor() -> HttpVisitor:
-            return HttpVisitor(
+        def visitor() -> HttpConnection:
+            return HttpConnection(
                 server,
                 crowd=crowd,
                 header_timeout_s=limits.header_timeout_s,
@@ -125,14 +125,14 @@ class _Site(web.BaseSite):
         )
 
 
-def _context(secured: Secured | None) -> ssl.SSLContext | None:
+def _context(secured: ServerSecurity | None) -> ssl.SSLContext | None:
     if secured is None:
         return None
     asked = ssl.CERT_OPTIONAL if secured.tls.config.client_ca else ssl.CERT_NONE
     return secured.tls.server_context(client_cert=ssl.CERT_REQUIRED if secured.require_client_cert else asked)
 
 
-def _guarded(entrance: Entrance, secured: Secured) -> Entrance:
+def _guarded(entrance: Entrance, secured: ServerSecurity) -> Entrance:
     """Answers 403 to callers whose certificate has none of the roles."""
 
     async def guarded(request: web.BaseRequest) -> web.StreamResponse:

@@ -15,7 +15,7 @@ _RESERVED_FILES: Final = 512  # logs, models, targets, the broker, the other doo
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
+class ServerLimits:
     """Attributes:
     max_connections: of one door; 0: half of the files that this process may open beyond what it needs itself.
     header_timeout_s: from a request's first byte to the end of its headers; a TLS handshake has as long.
@@ -32,10 +32,10 @@ class DoorLimits:
 
     @property
     def connections(self) -> int:
-        return self.max_connections or most_connections()
+        return self.max_connections or default_max_connections()
 
 
-def most_connections() -> int:
+def default_max_connections() -> int:
     """Half of the files that may be open: a door is HTTP or gRPC, and there is one of each."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
@@ -50,4 +50,4 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-DEFAULT: Final = DoorLimits()
+DEFAULT: Final = ServerLimits()

@@ -12,7 +12,7 @@ from pydantic import Field
 from tidegate.config import Section
 from tidegate.oip.body_budget import BodyLimits
 from tidegate.oip.content_limits import ContentLimits
-from tidegate.servers.limits import DoorLimits
+from tidegate.servers.limits import ServerLimits
 
 
 class LimitsConfig(Section):
@@ -106,8 +106,8 @@ class LimitsConfig(Section):
         )
 
     @property
-    def door(self) -> DoorLimits:
-        return DoorLimits(
+    def door(self) -> ServerLimits:
+        return ServerLimits(
             max_connections=self.max_connections,
             max_connections_per_client=self.max_connections_per_client,
             max_header_bytes=self.max_header_bytes,

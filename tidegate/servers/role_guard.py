@@ -25,7 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
+class ServerSecurity:
     """How a door is locked: the certificate it shows, and whom it lets in.
 
     Attributes:

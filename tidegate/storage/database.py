@@ -10,8 +10,8 @@ has a savepoint, so that one that raises undoes itself and nothing of the others
 What can go wrong with a disk, and what is done about it:
 
     corrupt        moved aside as `NAME.corrupt-N` with its WAL, said, and begun anew; the work at hand fails
-    full           the work at hand fails with `Full` and has changed nothing; the next is tried again
-    not writable   `Unavailable` with the reason; tried again after RETRY_S
+    full           the work at hand fails with `DatabaseFull` and has changed nothing; the next is tried again
+    not writable   `DatabaseUnavailable` with the reason; tried again after RETRY_S
 
 Nothing of this ends the process: callers get an exception, and decide what their own callers are told. A caller that
 is cancelled while it waits does not undo its work.
@@ -47,15 +47,15 @@ _MOST_MOVED_ASIDE: Final = 3  # a disk that corrupts again and again is not fill
 log = structlog.get_logger(__name__)
 
 
-class Unavailable(Exception):
+class DatabaseUnavailable(Exception):
     """Nothing can be stored just now; the message says why."""
 
 
-class Full(Unavailable):
+class DatabaseFull(DatabaseUnavailable):
     """The disk, or what of it may be used, is full."""
 
 
-class _Job(NamedTuple):
+class _QueuedTransaction(NamedTuple):
     work: Work[Any]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
@@ -107,7 +107,7 @@ class Database:
         self._schema = tuple(schema)
         self._max_pages = max_pages
         self._on_moved_aside = on_moved_aside
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_QueuedTransaction] = deque()
         self._wanted = threading.Condition()
         self._ending = False
         self._connection: sqlite3.Connection | None = None
@@ -118,7 +118,7 @@ class Database:
         self._ending = False
         self._thread = threading.Thread(target=self._live, name=f"database {self.path.name}", daemon=True)
         self._thread.start()
-        with suppress(Unavailable):  # said in the log, and to whoever stores something
+        with suppress(DatabaseUnavailable):  # said in the log, and to whoever stores something
             await self.run(lambda _connection: None)
         return self
 
@@ -140,10 +140,10 @@ class Database:
         answer: asyncio.Future[T] = loop.create_future()
         with self._wanted:
             if self._ending or self._thread is None:
-                raise Unavailable(f"{self.path}: it is closed")
+                raise DatabaseUnavailable(f"{self.path}: it is closed")
             if len(self._jobs) >= MAX_WAITING:
-                raise Unavailable(f"{self.path}: {MAX_WAITING} operations wait for the disk")
-            self._jobs.append(_Job(work, loop, answer))
+                raise DatabaseUnavailable(f"{self.path}: {MAX_WAITING} operations wait for the disk")
+            self._jobs.append(_QueuedTransaction(work, loop, answer))
             self._wanted.notify()
         return await answer
 
@@ -161,12 +161,12 @@ class Database:
         if self._connection is not None:
             self._connection.close()
 
-    def _do(self, group: list[_Job]) -> None:
-        outcomes: list[tuple[_Job, Any, BaseException | None]]
+    def _do(self, group: list[_QueuedTransaction]) -> None:
+        outcomes: list[tuple[_QueuedTransaction, Any, BaseException | None]]
         try:
             connection = self._opened()
             outcomes = _in_one_transaction(connection, group)
-        except (sqlite3.Error, OSError, Unavailable) as error:
+        except (sqlite3.Error, OSError, DatabaseUnavailable) as error:
             failure = self._understood(error)
             outcomes = [(job, None, failure) for job in group]
         except Exception as error:  # a defect must not leave the callers waiting
@@ -179,7 +179,7 @@ class Database:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             if self.unavailable and clock.now() < self._open_again_at:
-                raise Unavailable(f"{self.path}: {self.unavailable}")
+                raise DatabaseUnavailable(f"{self.path}: {self.unavailable}")
             try:
                 self._connection = self._connected()
             finally:
@@ -196,11 +196,11 @@ class Database:
             self._move_aside(error)
             return connect(self.path, self._schema, max_pages=self._max_pages)
 
-    def _understood(self, error: Exception) -> Unavailable:
-        if isinstance(error, Unavailable):
+    def _understood(self, error: Exception) -> DatabaseUnavailable:
+        if isinstance(error, DatabaseUnavailable):
             return error
         if _code(error) == sqlite3.SQLITE_FULL or "disk is full" in str(error):
-            return Full(f"{self.path}: there is no room left for it")
+            return DatabaseFull(f"{self.path}: there is no room left for it")
         self._close()
         if isinstance(error, sqlite3.DatabaseError) and _is_corrupt(error):
             try:
@@ -212,7 +212,7 @@ class Database:
         if self.unavailable != words:
             log.error("nothing can be stored", path=str(self.path), reason=words)
         self.unavailable = words
-        return Unavailable(f"{self.path}: {words}")
+        return DatabaseUnavailable(f"{self.path}: {words}")
 
     def _move_aside(self, error: Exception) -> None:
         taken = sorted(self.path.parent.glob(f"{self.path.name}.corrupt-*[0-9]"))
@@ -248,8 +248,8 @@ def transact(connection: sqlite3.Connection, work: Work[T]) -> T:
 
 
 def _in_one_transaction(
-    connection: sqlite3.Connection, group: list[_Job]
-) -> list[tuple[_Job, Any, BaseException | None]]:
+    connection: sqlite3.Connection, group: list[_QueuedTransaction]
+) -> list[tuple[_QueuedTransaction, Any, BaseException | None]]:
     done = _attempts(connection, [job.work for job in group])
     return [(job, result, failed) for job, (_, result, failed) in zip(group, done, strict=True)]
 

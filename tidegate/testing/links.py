@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeVar
 
 from tidegate.netsim.links.stream import Direction, StreamProfile
 from tidegate.netsim.proxy.events import EventLog, LinkEvent
-from tidegate.netsim.proxy.link import Kind, Link, LinkError, Traces
+from tidegate.netsim.proxy.link import Kind, LinkError, LinkProxy, Traces
 from tidegate.netsim.proxy.scenario import Toxic, convert, load, of, with_its_files
-from tidegate.netsim.proxy.timeline import Timeline
+from tidegate.netsim.proxy.timeline import LinkTimeline
 
 T = TypeVar("T")
 Upstream = str | int | tuple[str, int]
@@ -60,11 +60,11 @@ class LinkThread:
             LinkError: there is no such scenario, or a value makes no sense; the message says which.
         """
         where = _address(upstream)
-        core = Link(
+        core = LinkProxy(
             where, name=name or f"link-{len(self.links) + 1}", port=port,
             seed=self.seed if seed is None else seed, log=self.log,
         )  # fmt: skip
-        timeline = Timeline(core)
+        timeline = LinkTimeline(core)
         self._run(self._enter(core, timeline))
         made = SimLink(self, core, timeline)
         self.links.append(made)
@@ -102,7 +102,7 @@ class LinkThread:
     def __repr__(self) -> str:
         return f"<LinkThread {len(self.links)} links, {self.log!r}>"
 
-    async def _enter(self, core: Link, timeline: Timeline) -> None:
+    async def _enter(self, core: LinkProxy, timeline: LinkTimeline) -> None:
         await self._stack.enter_async_context(core)
         await self._stack.enter_async_context(timeline)
 
@@ -124,7 +124,7 @@ class LinkThread:
 class SimLink:
     """One link. Every method may be called from any thread, and has happened when it returns."""
 
-    def __init__(self, thread: LinkThread, core: Link, timeline: Timeline) -> None:
+    def __init__(self, thread: LinkThread, core: LinkProxy, timeline: LinkTimeline) -> None:
         self._thread = thread
         self._core = core
         self._timeline = timeline

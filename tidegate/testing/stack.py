@@ -217,8 +217,8 @@ class Stack:
 
 def _paced(folder: Path) -> Path:
     """A repository with one model that only takes its time."""
-    from tidegate.tools.build.demo.paced import Costs, add_paced
+    from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
-    costs = Costs(edge_ms=((1, 5), (128, 30)), pool_ms=((1, 10), (1024, 40)), edge_max_units=128)
+    costs = PacedCosts(edge_ms=((1, 5), (128, 30)), pool_ms=((1, 10), (1024, 40)), edge_max_units=128)
     add_paced(MODEL, costs, folder)
     return folder

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tidegate.netsim.links.trace import Trace
+from tidegate.netsim.links.trace import CapacityTrace
 
 
 class TraceMissing(Exception):
@@ -24,22 +24,22 @@ class TraceFinder:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
 
-    def __call__(self, name: str) -> Trace:
+    def __call__(self, name: str) -> CapacityTrace:
         """Raises TraceMissing; ValueError when the file is no recording."""
         for folder in self._folders:
             path = folder / name
             if path.is_file():
                 text = path.read_text()
-                return Trace.parse_csv(text) if name.endswith(".csv") else Trace.parse(text)
+                return CapacityTrace.parse_csv(text) if name.endswith(".csv") else CapacityTrace.parse(text)
         where = ", ".join(map(str, self._folders)) or "nowhere: set TIDEGATE_TRACES or the ini option link_traces"
         raise TraceMissing(f"there is no recording {name!r} (looked in {where})")
 
-    def constant(self, mbit: float) -> Trace:
-        return Trace.of_rates([(0.0, mbit), (10.0, mbit)])
+    def constant(self, mbit: float) -> CapacityTrace:
+        return CapacityTrace.of_rates([(0.0, mbit), (10.0, mbit)])
 
-    def steps(self, rates: Iterable[tuple[float, float]]) -> Trace:
+    def steps(self, rates: Iterable[tuple[float, float]]) -> CapacityTrace:
         """(second, Mbit/s) pairs, each until the next; the last ends the recording, which then begins anew."""
-        return Trace.of_rates(rates)
+        return CapacityTrace.of_rates(rates)
 
     def __repr__(self) -> str:
         return f"<TraceFinder {', '.join(map(str, self._folders))}>"

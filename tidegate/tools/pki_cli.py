@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tidegate import clock
-from tidegate.security.authority import Issued, PkiError
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.authority import IssuedCertificate, PkiError
+from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
 
 _COLOURS = {"valid": "green", "due": "yellow", "expired": "red"}
@@ -96,7 +96,7 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
     """
     store = PkiStore(folder)
     try:
-        who = Identity.parse(identity)
+        who = CertificateIdentity.parse(identity)
         issued = store.issue(who, hosts, days=days, now=_now())
     except (PkiError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -120,7 +120,7 @@ def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
     """
     store, now = PkiStore(folder), _now()
     try:
-        wanted = {Identity.parse(one) for one in identities}
+        wanted = {CertificateIdentity.parse(one) for one in identities}
         store.authority()
         known = [held.issued for held in store.held() if held.issued is not None]
         if missing := wanted - {one.identity for one in known}:
@@ -169,13 +169,13 @@ def show(folder: Path, as_json: bool) -> None:
     console.print(table)
 
 
-def _row(one: Issued, now: datetime) -> tuple[str, ...]:
+def _row(one: IssuedCertificate, now: datetime) -> tuple[str, ...]:
     state = one.state(now)
     colour = _COLOURS[state]
     return str(one.identity), ", ".join(one.hosts), f"[{colour}]{state}[/]", f"{one.ends:%Y-%m-%d}", _day(one.renew_at)
 
 
-def _fields(one: Issued, now: datetime) -> dict[str, object]:
+def _fields(one: IssuedCertificate, now: datetime) -> dict[str, object]:
     return {
         "identity": str(one.identity),
         "hosts": one.hosts,

@@ -66,13 +66,13 @@ class SpanExport:
             }
         )
         self._processor: BatchSpanProcessor | None = None
-        self._exporter: _Telling | None = None
+        self._exporter: _ReportingExporter | None = None
 
     async def __aenter__(self) -> Self:
         config = self._config
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_Telling` says it once
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_ReportingExporter` says it once
         sending = OTLPSpanExporter(config.endpoint, headers=config.headers, timeout=config.timeout_s)
-        self._exporter = _Telling(sending, self.counts, config.endpoint)
+        self._exporter = _ReportingExporter(sending, self.counts, config.endpoint)
         self._processor = BatchSpanProcessor(
             self._exporter,
             max_queue_size=config.max_queued_spans,
@@ -134,7 +134,7 @@ class SpanExport:
         return f"<SpanExport to {self._config.endpoint} {dict(self.counts)}>"
 
 
-class _Telling(SpanExporter):
+class _ReportingExporter(SpanExporter):
     """Counts what the other one does, and says when it begins to fail and when it is well again. In a thread."""
 
     def __init__(self, inner: SpanExporter, counts: Counter[str], endpoint: str) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidegate import clock
-from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, current, joined
+from tidegate.trace_context import PARENT_KEY, STATE_KEY, Bits, Trace, current, join_trace
 from tidegate.tracing.collector import Collector
-from tidegate.tracing.span import Link, Span, Value
+from tidegate.tracing.span import Span, SpanLink, Value
 from tidegate.types import Call, Reply
 
 
@@ -33,7 +33,7 @@ class ServedTraces:
     def begin(self, call: Call) -> Trace | None:
         """The request's place in its caller's trace, which logs name from here on; None where he brought none."""
         said = call.headers.get(PARENT_KEY)
-        trace = joined(said, call.headers.get(STATE_KEY, ""), self._bits) if said else None
+        trace = join_trace(said, call.headers.get(STATE_KEY, ""), self._bits) if said else None
         current.set(trace)
         return trace
 
@@ -55,7 +55,7 @@ class ServedTraces:
         self, members: Iterable[Trace], began_at: float, ended_at: float, attributes: Mapping[str, Value]
     ) -> None:
         """A batch is done. `members`: those of its requests that are sampled; without any it is not told of."""
-        links = tuple(Link(one.trace_id, one.span_id) for one in members)
+        links = tuple(SpanLink(one.trace_id, one.span_id) for one in members)
         if links and self._collector is not None:
             trace_id, span_id = self._bits(128) or 1, self._bits(64) or 1
             name = f"batch {self._place}"

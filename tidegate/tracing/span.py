@@ -15,14 +15,14 @@ Kind = Literal["internal", "server", "client", "consumer"]
 _NONE: Final[Mapping[str, Value]] = MappingProxyType({})
 
 
-class Link(NamedTuple):
+class SpanLink(NamedTuple):
     """Another span that this one has to do with, in whatever trace."""
 
     trace_id: int
     span_id: int
 
 
-class Event(NamedTuple):
+class SpanEvent(NamedTuple):
     name: str
     at: float
 
@@ -37,6 +37,6 @@ class Span(NamedTuple):
     attributes: Mapping[str, Value] = _NONE
     kind: Kind = "internal"
     error: str = ""  # why it failed, in words
-    links: tuple[Link, ...] = ()
-    events: tuple[Event, ...] = ()
+    links: tuple[SpanLink, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
     state: str = ""  # tracestate

@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.types import Buffer
 from tidegate.workers import shared_memory
-from tidegate.workers.channel import Computed, Infer, Laid, pack_beside, pack_with, payload_bytes
+from tidegate.workers.channel import ArrayPayload, RunCompleted, RunEngine, pack_beside, pack_with, payload_bytes
 from tidegate.workers.shared_memory import SOCKET, Incoming, Outgoing
 
 SHARE_FROM_BYTES: Final = 1 << 16
@@ -49,27 +49,27 @@ class Handover:
         """Of the inputs' and the outputs' segments, as a parent has them."""
         return self._outgoing.files, self._incoming.files
 
-    def frame(self, message: Infer | Computed, laid: Laid) -> list[Buffer]:
+    def frame(self, message: RunEngine | RunCompleted, laid: ArrayPayload) -> list[Buffer]:
         """The frame that takes these arrays to the other end. Raises FrameError: the header is too large."""
-        if isinstance(message, Infer):
+        if isinstance(message, RunEngine):
             message = msgspec.structs.replace(message, freed=self._incoming.take_freed())
         if laid.size_bytes < self._share_from_bytes:
             return pack_with(message, laid)
         segment = self._outgoing.write(laid.parts, laid.size_bytes)
         if segment == SOCKET:
             return pack_with(message, laid)
-        if isinstance(message, Infer):
+        if isinstance(message, RunEngine):
             self._written[message.id] = segment
         return pack_beside(message, laid, segment)
 
-    def payload(self, message: Infer | Computed, followed: Buffer) -> Buffer:
+    def payload(self, message: RunEngine | RunCompleted, followed: Buffer) -> Buffer:
         """Where a message's arrays are: in what followed it, or in its segment. Raises FrameError.
 
         Outputs lend their segment to whoever gets them. Inputs do not: the parent knows when a call is over.
         """
         if message.segment == SOCKET:
             return followed
-        read = self._incoming.lend if isinstance(message, Computed) else self._incoming.view
+        read = self._incoming.lend if isinstance(message, RunCompleted) else self._incoming.view
         return read(message.segment, payload_bytes(message.arrays))
 
     def answered(self, call_id: int) -> None:

@@ -55,11 +55,11 @@ class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Message(msgspec.Struct, frozen=True, tag_field="t"):
+class WorkerMessage(msgspec.Struct, frozen=True, tag_field="t"):
     """Base of what travels. Each Load and Infer is answered once, under its `id`, in the order of sending."""
 
 
-class Load(Message, frozen=True, tag="load"):
+class LoadEngine(WorkerMessage, frozen=True, tag="load"):
     """Parent → child: load an engine and keep it under `key`."""
 
     id: int
@@ -74,7 +74,7 @@ class Load(Message, frozen=True, tag="load"):
     compile: bool = False
 
 
-class Infer(Message, frozen=True, tag="infer"):
+class RunEngine(WorkerMessage, frozen=True, tag="infer"):
     """Parent → child: run the engine under `key` on the payload's arrays.
 
     `segment` holds them, where they do not follow; `freed` names segments of earlier outputs that nobody reads now.
@@ -87,19 +87,19 @@ class Infer(Message, frozen=True, tag="infer"):
     freed: tuple[int, ...] = ()
 
 
-class Cancel(Message, frozen=True, tag="cancel"):
+class CancelRun(WorkerMessage, frozen=True, tag="cancel"):
     """Parent → child: do not begin `id` if it has not begun. It is still answered (Skipped)."""
 
     id: int
 
 
-class Hello(Message, frozen=True, tag="hello"):
+class WorkerHello(WorkerMessage, frozen=True, tag="hello"):
     """Child → parent, once: it runs and listens."""
 
     pid: int
 
 
-class Loaded(Message, frozen=True, tag="loaded"):
+class EngineLoaded(WorkerMessage, frozen=True, tag="loaded"):
     """Child → parent: what it holds now, all engines together; None where nobody knows. `device_bytes`: of its device,
     where that is not the machine's memory."""
 
@@ -109,7 +109,7 @@ class Loaded(Message, frozen=True, tag="loaded"):
     device_bytes: int | None = None
 
 
-class Computed(Message, frozen=True, tag="computed"):
+class RunCompleted(WorkerMessage, frozen=True, tag="computed"):
     """Child → parent: the payload, or `segment`, holds the outputs. `peak_bytes`: beyond what was held before, if it
     was measured."""
 
@@ -120,11 +120,11 @@ class Computed(Message, frozen=True, tag="computed"):
     segment: int = -1
 
 
-class Skipped(Message, frozen=True, tag="skipped"):
+class RunSkipped(WorkerMessage, frozen=True, tag="skipped"):
     id: int
 
 
-class Failed(Message, frozen=True, tag="failed"):
+class RunFailed(WorkerMessage, frozen=True, tag="failed"):
     """Child → parent: the engine refused or raised; the worker lives on."""
 
     id: int
@@ -132,8 +132,8 @@ class Failed(Message, frozen=True, tag="failed"):
     out_of_memory: bool = False
 
 
-ToChild = Load | Infer | Cancel
-FromChild = Hello | Loaded | Computed | Skipped | Failed
+ToChild = LoadEngine | RunEngine | CancelRun
+FromChild = WorkerHello | EngineLoaded | RunCompleted | RunSkipped | RunFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
@@ -146,7 +146,7 @@ def pack(message: ToChild | FromChild) -> bytes:
     return _prefix(len(header), 0) + header
 
 
-class Laid(NamedTuple):
+class ArrayPayload(NamedTuple):
     """Arrays as a payload: what a header says of them, and their bytes in parts that alias the arrays' memory."""
 
     specs: tuple[ArraySpec, ...]
@@ -154,7 +154,7 @@ class Laid(NamedTuple):
     size_bytes: int
 
 
-def lay(arrays: Arrays) -> Laid:
+def lay_out(arrays: Arrays) -> ArrayPayload:
     """Raises FrameError: the payload is over MAX_PAYLOAD_BYTES, or an array is of a type that does not travel."""
     specs, parts, size_bytes = [], list[Buffer](), 0
     for name, array in arrays.items():
@@ -163,16 +163,16 @@ def lay(arrays: Arrays) -> Laid:
         parts += (raw, bytes(-len(raw) % ALIGNMENT))
         size_bytes += _aligned(len(raw))
     _check_sizes(0, size_bytes)
-    return Laid(tuple(specs), parts, size_bytes)
+    return ArrayPayload(tuple(specs), parts, size_bytes)
 
 
-def pack_with(message: Infer | Computed, laid: Laid) -> list[Buffer]:
+def pack_with(message: RunEngine | RunCompleted, laid: ArrayPayload) -> list[Buffer]:
     """The frame of `message` with the payload after it, in parts. Raises FrameError: the header is too large."""
     header = _encoder.encode(msgspec.structs.replace(message, arrays=laid.specs))
     return [_prefix(len(header), laid.size_bytes), header, *laid.parts]
 
 
-def pack_beside(message: Infer | Computed, laid: Laid, segment: int) -> list[Buffer]:
+def pack_beside(message: RunEngine | RunCompleted, laid: ArrayPayload, segment: int) -> list[Buffer]:
     """The frame of `message` whose payload lies in a segment. Raises FrameError: the header is too large."""
     header = _encoder.encode(msgspec.structs.replace(message, arrays=laid.specs, segment=segment))
     return [_prefix(len(header), 0), header]

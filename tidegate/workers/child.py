@@ -41,16 +41,26 @@ from tidegate.runtime.lifeline import die_with_parent
 from tidegate.types import Buffer
 from tidegate.workers import channel
 from tidegate.workers.array_transport import Handover
-from tidegate.workers.channel import Cancel, Computed, Failed, FrameError, Hello, Infer, Load, Loaded, Skipped
+from tidegate.workers.channel import (
+    CancelRun,
+    EngineLoaded,
+    FrameError,
+    LoadEngine,
+    RunCompleted,
+    RunEngine,
+    RunFailed,
+    RunSkipped,
+    WorkerHello,
+)
 from tidegate.workers.memory_meter import Meter, device_meter_of
 from tidegate.workers.shared_memory import Incoming, Outgoing
 
 _PR_SET_NO_NEW_PRIVS = 38
 _PARTS = 512  # in one call; the system takes 1024 at most
-Work = tuple[Load | Infer, Arrays]
+Work = tuple[LoadEngine | RunEngine, Arrays]
 
 
-class Inbox:
+class CallQueue:
     """Calls that came and were not begun. The parent keeps at most two calls with a worker, so this stays short."""
 
     def __init__(self) -> None:
@@ -79,10 +89,10 @@ class Inbox:
             return work, cancelled
 
     def __repr__(self) -> str:
-        return f"<Inbox {len(self._waiting)} waiting, {len(self._cancelled)} of them cancelled>"
+        return f"<CallQueue {len(self._waiting)} waiting, {len(self._cancelled)} of them cancelled>"
 
 
-class Worker:
+class ComputeServer:
     """The computing side: engines by key, and the socket and the segments that answers leave by."""
 
     def __init__(self, sock: socket.socket, handover: Handover) -> None:
@@ -91,24 +101,24 @@ class Worker:
         self._engines: dict[str, Engine] = {}
         self._meter = Meter()
 
-    def prepare(self, message: Load | Infer, arrays: Arrays) -> Arrays:
+    def prepare(self, message: LoadEngine | RunEngine, arrays: Arrays) -> Arrays:
         """What the engine can do for a call before its turn, in the reader's thread: send it to the device."""
-        engine = self._engines.get(message.key) if isinstance(message, Infer) else None
+        engine = self._engines.get(message.key) if isinstance(message, RunEngine) else None
         prepare: Callable[[Arrays], Arrays] | None = getattr(engine, "prepare", None)
         return arrays if prepare is None else prepare(arrays)
 
-    def serve(self, inbox: Inbox) -> NoReturn:
-        self._sock.sendall(channel.pack(Hello(os.getpid())))
+    def serve(self, inbox: CallQueue) -> NoReturn:
+        self._sock.sendall(channel.pack(WorkerHello(os.getpid())))
         while True:
             (message, arrays), cancelled = inbox.take()
             if cancelled:
-                self._sock.sendall(channel.pack(Skipped(message.id)))
+                self._sock.sendall(channel.pack(RunSkipped(message.id)))
             else:
                 self._answer(message, arrays)
 
-    def _answer(self, message: Load | Infer, arrays: Arrays) -> None:
+    def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> None:
         try:
-            frame = self._load(message) if isinstance(message, Load) else self._infer(message, arrays)
+            frame = self._load(message) if isinstance(message, LoadEngine) else self._infer(message, arrays)
         except (EngineError, FrameError) as error:
             frame = [channel.pack(_failed(message, error, str(error)))]
         except Exception as error:  # a foreign runtime may raise anything; the parent decides what it means
@@ -117,7 +127,7 @@ class Worker:
             frame = [channel.pack(_failed(message, error, f"{type(error).__name__}: {error}"))]
         send(self._sock, frame)
 
-    def _load(self, message: Load) -> list[Buffer]:
+    def _load(self, message: LoadEngine) -> list[Buffer]:
         _limit_threads(message.threads)
         began_at = clock.now()
         self._engines[message.key] = load_engine(
@@ -133,24 +143,26 @@ class Worker:
         self._meter.loaded()
         load_s, meter = clock.now() - began_at, device_meter_of(self._engines[message.key])
         held, device = (self._meter.resident_bytes(), None) if meter is None else (meter.held_bytes, meter.device_bytes)
-        return [channel.pack(Loaded(message.id, load_s, held, device))]
+        return [channel.pack(EngineLoaded(message.id, load_s, held, device))]
 
-    def _infer(self, message: Infer, arrays: Arrays) -> list[Buffer]:
+    def _infer(self, message: RunEngine, arrays: Arrays) -> list[Buffer]:
         engine = self._engines.get(message.key)
         if engine is None:
             raise EngineError(f"no engine is loaded under {message.key!r}")
         outputs, compute_s, peak_bytes = self._meter.run(message.key, engine, arrays)
-        return self._handover.frame(Computed(message.id, compute_s, peak_bytes=peak_bytes), channel.lay(outputs))
+        return self._handover.frame(
+            RunCompleted(message.id, compute_s, peak_bytes=peak_bytes), channel.lay_out(outputs)
+        )
 
     def __repr__(self) -> str:
-        return f"<Worker pid {os.getpid()} engines {sorted(self._engines)}>"
+        return f"<ComputeServer pid {os.getpid()} engines {sorted(self._engines)}>"
 
 
-def _failed(message: Load | Infer, error: Exception, words: str) -> Failed:
-    return Failed(message.id, channel.shorten(words), out_of_memory=is_out_of_memory(error))
+def _failed(message: LoadEngine | RunEngine, error: Exception, words: str) -> RunFailed:
+    return RunFailed(message.id, channel.shorten(words), out_of_memory=is_out_of_memory(error))
 
 
-class Reader:
+class CallReader:
     """The reading side, in a thread of its own.
 
     Args:
@@ -160,9 +172,9 @@ class Reader:
     def __init__(
         self,
         sock: socket.socket,
-        inbox: Inbox,
+        inbox: CallQueue,
         handover: Handover,
-        prepare: Callable[[Load | Infer, Arrays], Arrays],
+        prepare: Callable[[LoadEngine | RunEngine, Arrays], Arrays],
     ) -> None:
         self._sock = sock
         self._inbox = inbox
@@ -184,9 +196,9 @@ class Reader:
         header_bytes, payload_bytes = channel.parse_prefix(_receive(self._sock, channel.PREFIX_BYTES))
         message = channel.parse_to_child(_receive(self._sock, header_bytes))
         payload = _receive(self._sock, payload_bytes)
-        if isinstance(message, Cancel):
+        if isinstance(message, CancelRun):
             self._inbox.cancel(message.id)
-        elif isinstance(message, Load):
+        elif isinstance(message, LoadEngine):
             self._inbox.put((message, {}))
         else:
             self._handover.freed(message.freed)
@@ -194,7 +206,7 @@ class Reader:
             self._inbox.put((message, self._prepare(message, arrays)))
 
     def __repr__(self) -> str:
-        return f"<Reader of {self._sock!r} {self._inbox!r}>"
+        return f"<CallReader of {self._sock!r} {self._inbox!r}>"
 
 
 def send(sock: socket.socket, parts: Sequence[Buffer]) -> None:
@@ -251,8 +263,8 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     handover = Handover(Outgoing(outgoing), Incoming(incoming), share_from_bytes=share_from_bytes)
-    inbox, worker = Inbox(), Worker(sock, handover)
-    reader = Reader(sock, inbox, handover, worker.prepare)
+    inbox, worker = CallQueue(), ComputeServer(sock, handover)
+    reader = CallReader(sock, inbox, handover, worker.prepare)
     threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
         worker.serve(inbox)

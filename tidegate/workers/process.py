@@ -74,7 +74,7 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadResult:
     """How long loading took, and what the worker holds on its device since, all engines together.
 
     `device_bytes` is how much the device has where that is not the machine's memory. None: nobody knows.
@@ -86,7 +86,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputeResult:
     """What the engine gave, and the seconds it took in the worker, without the way there and back.
 
     `peak_bytes` is what it took beyond what the worker held before, where that was measured.
@@ -162,7 +162,7 @@ class WorkerProcess:
             raise RuntimeError(f"worker {self.name} was not started")
         return await asyncio.shield(self._reason)
 
-    async def load(self, spec: EngineSpec) -> Loaded:
+    async def load(self, spec: EngineSpec) -> LoadResult:
         """Load an engine under `spec.key`, replacing one of that name.
 
         Raises:
@@ -170,7 +170,7 @@ class WorkerProcess:
             InternalError: the engine could not be loaded, with its own message.
             WorkerDied: the child ended, or did not answer within `start_timeout_s` (then it is ended).
         """
-        message = channel.Load(
+        message = channel.LoadEngine(
             next(self._ids),
             spec.key,
             spec.engine,
@@ -190,11 +190,11 @@ class WorkerProcess:
             raise WorkerDied(
                 f"worker {self.name} did not load {spec.key!r} within {self._start_timeout_s:g} s"
             ) from error
-        if not isinstance(answer, channel.Loaded):
+        if not isinstance(answer, channel.EngineLoaded):
             raise self._failure(answer)
-        return Loaded(answer.load_s, answer.held_bytes, answer.device_bytes)
+        return LoadResult(answer.load_s, answer.held_bytes, answer.device_bytes)
 
-    async def infer(self, key: str, inputs: Arrays) -> Computed:
+    async def infer(self, key: str, inputs: Arrays) -> ComputeResult:
         """Run the engine under `key`. The arrays are not copied before they are written: leave them alone until then.
 
         Raises:
@@ -203,16 +203,16 @@ class WorkerProcess:
             TooLarge: the arrays are over `channel.MAX_PAYLOAD_BYTES` or of a type that does not travel.
             WorkerDied: the child is gone.
         """
-        message = channel.Infer(next(self._ids), key)
+        message = channel.RunEngine(next(self._ids), key)
         try:
-            laid = channel.lay(inputs)
+            laid = channel.lay_out(inputs)
             answer, payload = await self._call(message.id, lambda: self._handover.frame(message, laid))
         except FrameError as error:
             raise TooLarge(str(error)) from error
-        if not isinstance(answer, channel.Computed):
+        if not isinstance(answer, channel.RunCompleted):
             raise self._failure(answer)
         try:
-            return Computed(channel.unpack(answer.arrays, payload), answer.compute_s, answer.peak_bytes)
+            return ComputeResult(channel.unpack(answer.arrays, payload), answer.compute_s, answer.peak_bytes)
         except FrameError as error:
             raise InternalError(f"worker {self.name}: {error}") from error
 
@@ -288,7 +288,7 @@ class WorkerProcess:
             answer.exception()  # seen, though its caller was cancelled in the moment in which it was set
         elif call_id in self._pending and self.alive and self._writer is not None:
             answer.cancel()  # where the caller was dropped without a cancellation, say at the end of its loop
-            self._writer.write(channel.pack(channel.Cancel(call_id)))
+            self._writer.write(channel.pack(channel.CancelRun(call_id)))
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:
         """Hand answers to their callers until the child ends; then tell everyone."""
@@ -305,7 +305,7 @@ class WorkerProcess:
             self._bury(await self._reap() + because)
 
     def _deliver(self, message: channel.FromChild, payload: Buffer) -> None:
-        call_id = _HELLO if isinstance(message, channel.Hello) else message.id
+        call_id = _HELLO if isinstance(message, channel.WorkerHello) else message.id
         answer = self._pending.pop(call_id, None)
         if answer is None:
             raise FrameError(f"an answer to {call_id}, which nobody asked")
@@ -319,7 +319,9 @@ class WorkerProcess:
         header_bytes, payload_bytes = channel.parse_prefix(await reader.readexactly(channel.PREFIX_BYTES))
         message = channel.parse_from_child(await reader.readexactly(header_bytes))
         followed = await reader.readexactly(payload_bytes)
-        return message, self._handover.payload(message, followed) if isinstance(message, channel.Computed) else followed
+        return message, self._handover.payload(message, followed) if isinstance(
+            message, channel.RunCompleted
+        ) else followed
 
     async def _reap(self) -> str:
         """Wait for the exit status; a child that closed its socket but stays is ended."""
@@ -350,7 +352,7 @@ class WorkerProcess:
         return f"worker {self.name} {self._reason.result()}"
 
     def _failure(self, answer: channel.FromChild) -> ServeError:
-        if isinstance(answer, channel.Failed):
+        if isinstance(answer, channel.RunFailed):
             return (OutOfMemory if answer.out_of_memory else InternalError)(answer.message)
         return InternalError(f"worker {self.name} answered with {type(answer).__name__}")
 

@@ -30,7 +30,7 @@ COUNT_JITTER: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RecyclingCandidate:
     """A worker that serves. `served` counts answers of this life, `complaint` is of its health."""
 
     worker: str
@@ -68,8 +68,8 @@ class Recycling:
         return self._after_requests * (1.0 + COUNT_JITTER * (2.0 * self._draw() - 1.0))
 
     def decide(
-        self, candidates: Sequence[Candidate], now: float, *, all_there: bool, overloaded: bool
-    ) -> Candidate | None:
+        self, candidates: Sequence[RecyclingCandidate], now: float, *, all_there: bool, overloaded: bool
+    ) -> RecyclingCandidate | None:
         """The one to recycle now, if any. It is under way from then on until `ended`."""
         if self._under_way is not None or now < self._not_before or overloaded or not all_there:
             return None

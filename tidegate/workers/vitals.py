@@ -20,21 +20,21 @@ _UNLIMITED: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessUsage:
     """What one process holds now and has used so far."""
 
     rss_bytes: float
     cpu_s: float
 
 
-def read_process(pid: int | None, root: Path = Path("/")) -> Process | None:
+def read_process(pid: int | None, root: Path = Path("/")) -> ProcessUsage | None:
     """None where there is no such process, or nobody who knows."""
     folder = root / "proc" / str(pid)
     try:
         pages = int((folder / "statm").read_text().split()[1])
         # The name, in brackets, may hold anything; user and system time are the 12th and 13th field after it.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        return Process(float(pages * _PAGE_BYTES), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+        return ProcessUsage(float(pages * _PAGE_BYTES), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
     except (OSError, ValueError, IndexError):
         return None
 

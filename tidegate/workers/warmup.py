@@ -27,7 +27,7 @@ from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import work_of
 from tidegate.types import InferRequest
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 
 CostPoints = tuple[tuple[float, float], ...]
 
@@ -42,7 +42,7 @@ _UNBOUNDED = 256
 class Computer(Protocol):
     """The part of a WorkerProcess that is needed here."""
 
-    async def infer(self, key: str, inputs: Mapping[str, NDArray[Any]]) -> Computed: ...
+    async def infer(self, key: str, inputs: Mapping[str, NDArray[Any]]) -> ComputeResult: ...
 
 
 async def measure(

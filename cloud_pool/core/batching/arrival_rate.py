@@ -26,7 +26,7 @@ _QUANTILE: Final = 0.1
 _STEP: Final = 0.1  # of the logarithm; a tenth of it upwards for each that has more
 
 
-class Demand:
+class ArrivalRate:
     """Mutable: `record` each arrival."""
 
     def __init__(self) -> None:
@@ -71,4 +71,4 @@ class Demand:
         return exp(-max(0.0, now - self._load_at) / LOAD_S)
 
     def __repr__(self) -> str:
-        return f"<Demand load {self._load:.2f}, tight ones have {self.tight_s * 1e3:.0f} ms>"
+        return f"<ArrivalRate load {self._load:.2f}, tight ones have {self.tight_s * 1e3:.0f} ms>"

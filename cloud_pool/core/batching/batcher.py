@@ -34,17 +34,17 @@ from itertools import islice
 from math import inf, nextafter
 
 from cloud_pool.core.batching.batch_cost import BatchCost
-from cloud_pool.core.batching.deadline_queue import SLACK, Entry, Line
-from cloud_pool.core.batching.grouping import WINDOW, Limits, seconds_of
+from cloud_pool.core.batching.deadline_queue import SLACK, DeadlineQueue, QueueEntry
+from cloud_pool.core.batching.grouping import WINDOW, BatchLimits, batch_seconds
 from cloud_pool.core.batching.policies import policy_of
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.core.batching.queue_policy import QueuePolicies
 from tidegate.models.manifest import BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 
 # simulated: late drop at 0.6 gains 6.4 points at 1.2 of the load (docs/design/routing.md, "Provable lateness")
-DOOM_RATIO = 0.6
+EARLY_DROP_RATIO = 0.6
 RETRY_AFTER_RANGE_S = (0.05, 30.0)
 _SHARING_WEIGHT = 0.2
 _SCANNED = 4 * WINDOW  # company is looked for among so many after the head, however long the queue
@@ -79,7 +79,7 @@ class Batcher:
         self._policy = policy_of(
             policy,
             cost,
-            Limits(max_rows, max_work),
+            BatchLimits(max_rows, max_work),
             max_queue_delay_s=max_queue_delay_s,
             preferred=preferred_batch_size,
         )
@@ -89,12 +89,12 @@ class Batcher:
         self._preferred = frozenset(preferred_batch_size)
         self._max_queue_size = max_queue_size
         self._queue_policies = queue_policies or QueuePolicies()
-        self._line = Line()
+        self._line = DeadlineQueue()
         self._delays: list[tuple[float, int]] = []  # a heap of when who loses its place; may hold some that have left
         self.closed_by = ""  # why the batch that left last held no more: full, preferred, delay, deadline, shape, idle
         self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
 
-    def add(self, items: Sequence[Queued], now: float, *, readmit: bool = False) -> None:
+    def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> None:
         """Queue all parts of one request, or none.
 
         Args:
@@ -108,7 +108,7 @@ class Batcher:
         entries = [self._entry(item, timed=not readmit) for item in items]
         if not readmit:
             self._check_room(items)
-        least_s = DOOM_RATIO * sum(entry.alone_s for entry in entries)
+        least_s = EARLY_DROP_RATIO * sum(entry.alone_s for entry in entries)
         left_s = min(item.deadline for item in items) - now
         if least_s >= left_s:
             raise DeadlineExceeded(
@@ -122,18 +122,18 @@ class Batcher:
 
     def limit_work(self, units: float) -> None:
         """A batch holds at most so much work from now on, and never more than `max_work`: memory may be short."""
-        self._policy.limits = Limits(self._policy.limits.max_rows, min(units, self._max_work))
+        self._policy.limits = BatchLimits(self._policy.limits.max_rows, min(units, self._max_work))
 
     def remove(self, ids: Sequence[int]) -> None:
         """Take out those of `ids` that still wait: their caller has left."""
         for id in ids:
             self._line.take(id)
 
-    def expire(self, now: float) -> list[Queued]:
+    def expire(self, now: float) -> list[QueueItem]:
         """Take out and return what is provably too late."""
-        return [entry.item for entry in self._line.take_doomed(now)]
+        return [entry.item for entry in self._line.take_infeasible(now)]
 
-    def release(self, now: float, *, early: bool = False) -> list[Queued]:
+    def release(self, now: float, *, early: bool = False) -> list[QueueItem]:
         """The batch to run now, in order; empty when there is none yet. Call it when a worker is free.
 
         Args:
@@ -143,7 +143,7 @@ class Batcher:
         chosen = self._choose(now)
         if not chosen or self._policy.held_until(chosen) > now or (early and len(chosen) == len(self._line)):
             return []
-        batch_s = seconds_of(self._cost, [entry.item.shape for entry in chosen])
+        batch_s = batch_seconds(self._cost, [entry.item.shape for entry in chosen])
         self.closed_by = self._closed_by(chosen)
         self._learn_sharing(chosen, batch_s)
         self._policy.left(chosen, batch_s)
@@ -160,12 +160,12 @@ class Batcher:
         A batch that is due already waits for something else than time (memory, a worker that rests): an instant in the
         past would only have the caller look again and again.
         """
-        doomed_at = self._line.next_doom_at
-        if doomed_at is None:
+        infeasible_at = self._line.next_infeasible_at
+        if infeasible_at is None:
             return None
         chosen = self._choose(now) if worker_free and self._policy.holds_back else []
         held_until = self._policy.held_until(chosen) if chosen else inf
-        return min(doomed_at, held_until) if held_until > now else doomed_at
+        return min(infeasible_at, held_until) if held_until > now else infeasible_at
 
     def shared_by(self, workers: int) -> None:
         """So many workers feed from this line: what waits is done in that many parts at once."""
@@ -174,7 +174,7 @@ class Batcher:
     def cap_rows(self, ratio: float) -> None:
         """Batches hold at most this part of `max_rows` from now on, and at least one row."""
         limits = self._policy.limits
-        self._policy.limits = Limits(max(1, int(self._max_rows * ratio)), limits.max_work, limits.max_s)
+        self._policy.limits = BatchLimits(max(1, int(self._max_rows * ratio)), limits.max_work, limits.max_s)
 
     @property
     def head_key(self) -> float:
@@ -191,7 +191,7 @@ class Batcher:
         """Predicted seconds until all that waits has been computed."""
         return self._sharing_ratio * self._line.total_s
 
-    def waiting(self) -> list[Queued]:
+    def waiting(self) -> list[QueueItem]:
         """Everything that waits, in order."""
         return [entry.item for entry in self._line]
 
@@ -201,7 +201,7 @@ class Batcher:
     def __repr__(self) -> str:
         return f"<Batcher {len(self)}/{self._max_queue_size} waiting, drained in {self.drain_s() * 1e3:.0f} ms>"
 
-    def _check_room(self, items: Sequence[Queued]) -> None:
+    def _check_room(self, items: Sequence[QueueItem]) -> None:
         """An empty queue, or level, takes one request of any size."""
         waiting, at_level = len(self._line), self._line.at_level(items[0].priority)
         room = self._queue_policies.room(items[0].priority)
@@ -214,14 +214,17 @@ class Batcher:
         low, high = RETRY_AFTER_RANGE_S
         raise Overloaded(full, retry_after_s=min(max(self.drain_s(), low), high))
 
-    def _entry(self, item: Queued, *, timed: bool) -> Entry:
+    def _entry(self, item: QueueItem, *, timed: bool) -> QueueEntry:
         alone_s = self._cost.predict_s(item.shape.units, item.shape.length)
-        doomed_at = item.deadline - DOOM_RATIO * alone_s
-        return Entry(
-            item, item.key, alone_s, min(doomed_at, self._queue_policies.rejected_at(item)) if timed else doomed_at
+        infeasible_at = item.deadline - EARLY_DROP_RATIO * alone_s
+        return QueueEntry(
+            item,
+            item.key,
+            alone_s,
+            min(infeasible_at, self._queue_policies.rejected_at(item)) if timed else infeasible_at,
         )
 
-    def _time(self, item: Queued) -> None:
+    def _time(self, item: QueueItem) -> None:
         """Note when it loses its place; those that have left are dropped once they are the majority."""
         if (delayed_at := self._queue_policies.delayed_at(item)) < inf:
             heappush(self._delays, (delayed_at, item.id))
@@ -237,17 +240,17 @@ class Batcher:
                 key = max(entry.key + LEVEL_S, nextafter(self._line.last_key, inf))
                 self._line.add(replace(entry, key=key, delayed=True))
 
-    def _choose(self, now: float) -> list[Entry]:
+    def _choose(self, now: float) -> list[QueueEntry]:
         """The next batch, held back or not; those that are doomed are in none."""
         self._delay(now)
-        alive = (entry for entry in self._line if entry.doomed_at > now)
+        alive = (entry for entry in self._line if entry.infeasible_at > now)
         head = next(alive, None)
         if head is None:
             return []
         company = (entry for entry in islice(alive, _SCANNED) if _may_share(entry, head))
         return self._policy.choose([head, *islice(company, WINDOW - 1)], now)
 
-    def _closed_by(self, chosen: Sequence[Entry]) -> str:
+    def _closed_by(self, chosen: Sequence[QueueEntry]) -> str:
         """`full`: nothing more fits. `preferred`: a size that does not wait. `shape`: others wait that are better off
         in another batch. `delay`, `deadline`: it was held back for company, until its time was over. `idle`: a worker
         was free, and nobody else waited."""
@@ -264,12 +267,12 @@ class Batcher:
         oldest_at = min(entry.item.arrived_at for entry in chosen)
         return "delay" if held_until >= oldest_at + self._max_queue_delay_s else "deadline"
 
-    def _learn_sharing(self, chosen: Sequence[Entry], batch_s: float) -> None:
+    def _learn_sharing(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         ratio = batch_s / sum(entry.alone_s for entry in chosen)
         self._sharing_ratio += _SHARING_WEIGHT * (min(ratio, 1.0) - self._sharing_ratio)
 
 
-def _may_share(entry: Entry, head: Entry) -> bool:
+def _may_share(entry: QueueEntry, head: QueueEntry) -> bool:
     """Who has lost its place comes along with others like it, not with those who have theirs."""
     alike = entry.item.kind == head.item.kind and entry.item.cohort == head.item.cohort
     return alike and (head.delayed or not entry.delayed)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from tidegate.priority import level_of
 
 CHUNK = 256
@@ -37,13 +37,13 @@ _Place = tuple[float, float, int]  # key, arrival, number
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QueueEntry:
     """Who waits, and what the batcher needs to know of it: its place, what it would cost alone, when it is lost."""
 
-    item: Queued
+    item: QueueItem
     key: float
     alone_s: float
-    doomed_at: float
+    infeasible_at: float
     delayed: bool = False  # it has lost its place (`queue_policy.py`)
 
     @property
@@ -51,23 +51,23 @@ class Entry:
         return self.key, self.item.arrived_at, self.item.id
 
 
-class Line:
+class DeadlineQueue:
     """Mutable: `add`, `take` by number, `take_doomed`."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
-        self._chunks: list[list[tuple[_Place, Entry]]] = []
+        self._entries: dict[int, QueueEntry] = {}
+        self._chunks: list[list[tuple[_Place, QueueEntry]]] = []
         self._lasts: list[_Place] = []  # the place of the last entry of each chunk
         self._seconds: list[float] = []  # of each chunk
         self._levels = Counter[int]()
         self._dooms: list[tuple[float, int]] = []  # a heap; may hold some that have left, or whose time is another now
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: QueueEntry) -> None:
         """Put an entry into its place. Its number must not be inside."""
         place = entry.place
         self._entries[entry.item.id] = entry
         self._levels[level_of(entry.item.priority)] += 1
-        heappush(self._dooms, (entry.doomed_at, entry.item.id))
+        heappush(self._dooms, (entry.infeasible_at, entry.item.id))
         if not self._chunks:
             self._chunks, self._lasts, self._seconds = [[(place, entry)]], [place], [entry.alone_s]
             return
@@ -79,7 +79,7 @@ class Line:
         if len(chunk) > CHUNK:
             self._split(at)
 
-    def take(self, id: int) -> Entry | None:
+    def take(self, id: int) -> QueueEntry | None:
         """Take out the entry of this number; None if it is not inside."""
         entry = self._entries.pop(id, None)
         if entry is None:
@@ -95,11 +95,11 @@ class Line:
         else:
             del self._chunks[at], self._lasts[at], self._seconds[at]
         if len(self._dooms) > 2 * len(self._entries) + SLACK:
-            self._dooms = [(inside.doomed_at, id) for id, inside in self._entries.items()]
+            self._dooms = [(inside.infeasible_at, id) for id, inside in self._entries.items()]
             heapify(self._dooms)
         return entry
 
-    def take_doomed(self, now: float) -> list[Entry]:
+    def take_infeasible(self, now: float) -> list[QueueEntry]:
         """Take out all that are lost by `now`, in the order in which they were lost."""
         lost = []
         while self._dooms and self._dooms[0][0] <= now:
@@ -109,14 +109,14 @@ class Line:
         return lost
 
     @property
-    def next_doom_at(self) -> float | None:
+    def next_infeasible_at(self) -> float | None:
         """When the next of those inside will be lost."""
         while self._dooms and not self._is_true(self._dooms[0]):
             heappop(self._dooms)
         return self._dooms[0][0] if self._dooms else None
 
     @property
-    def first(self) -> Entry | None:
+    def first(self) -> QueueEntry | None:
         return self._chunks[0][0][1] if self._chunks else None
 
     @property
@@ -143,7 +143,7 @@ class Line:
         count = sum(map(len, self._chunks[:at])) + inside
         return count, sum(self._seconds[:at]) + sum(entry.alone_s for _, entry in chunk[:inside])
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[QueueEntry]:
         for chunk in self._chunks:
             for _, entry in chunk:
                 yield entry
@@ -155,12 +155,12 @@ class Line:
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"<Line {len(self)} in {len(self._chunks)} chunks, {self.total_s * 1e3:.0f} ms>"
+        return f"<DeadlineQueue {len(self)} in {len(self._chunks)} chunks, {self.total_s * 1e3:.0f} ms>"
 
     def _is_true(self, doom: tuple[float, int]) -> bool:
         """Whether that one is inside and lost then: who goes back into the line may have more time than before."""
         entry = self._entries.get(doom[1])
-        return entry is not None and entry.doomed_at == doom[0]
+        return entry is not None and entry.infeasible_at == doom[0]
 
     def _split(self, at: int) -> None:
         chunk = self._chunks[at]

@@ -32,13 +32,13 @@ class Urgency:
         return self.deadline <= other.deadline and level_of(self.priority) <= level_of(other.priority)
 
 
-def joint(all_of: Iterable[Urgency]) -> Urgency:
+def joint_urgency(all_of: Iterable[Urgency]) -> Urgency:
     """Of at least one: the earliest deadline and the highest level."""
     urgencies = list(all_of)
     return Urgency(min(one.deadline for one in urgencies), min(level_of(one.priority) for one in urgencies))
 
 
-def fingerprint(arrays: Arrays) -> bytes:
+def input_fingerprint(arrays: Arrays) -> bytes:
     """Equal for equal inputs, in whatever order they are named, and for no others."""
     digest = blake2b(digest_size=32)
     for name, array in sorted(arrays.items()):

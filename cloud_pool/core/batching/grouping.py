@@ -32,7 +32,7 @@ WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkShape:
     """What grouping sees of a request: rows, their common length, and the work of all of them unpadded."""
 
     rows: int
@@ -46,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """Of one group: rows, padded work, and seconds."""
 
     max_rows: int
@@ -54,22 +54,22 @@ class Limits:
     max_s: float = inf
 
 
-def padded(shapes: Sequence[Shape]) -> Shape:
+def padded_shape(shapes: Sequence[WorkShape]) -> WorkShape:
     """The shape of a batch whose rows are all padded to the longest."""
     longest = max(shape.length for shape in shapes)
-    return Shape(sum(shape.rows for shape in shapes), longest, longest * sum(shape.cells for shape in shapes))
+    return WorkShape(sum(shape.rows for shape in shapes), longest, longest * sum(shape.cells for shape in shapes))
 
 
-def seconds_of(cost: BatchCost, shapes: Sequence[Shape]) -> float:
+def batch_seconds(cost: BatchCost, shapes: Sequence[WorkShape]) -> float:
     """Seconds that these take in one batch."""
-    batch = padded(shapes)
+    batch = padded_shape(shapes)
     return cost.predict_s(batch.units, batch.length)
 
 
 def cheapest_groups(
-    shapes: Sequence[Shape],
+    shapes: Sequence[WorkShape],
     cost: BatchCost,
-    limits: Limits,
+    limits: BatchLimits,
     rooms_s: Sequence[float] | None = None,
 ) -> list[list[int]]:
     """Who should share a batch with whom, so that all together cost least: indices of `shapes`, each in one group.
@@ -92,7 +92,9 @@ def cheapest_groups(
     return groups
 
 
-def _cheapest_runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, rooms_s: Sequence[float]) -> list[int]:
+def _cheapest_runs(
+    ordered: Sequence[WorkShape], cost: BatchCost, limits: BatchLimits, rooms_s: Sequence[float]
+) -> list[int]:
     """For each index as the end of a run, where that run starts in the cheapest partition up to there."""
     run_s, longest = _runs(ordered, cost, limits, np.array(rooms_s))
     best_s, starts = [0.0], list[int]()
@@ -105,7 +107,9 @@ def _cheapest_runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, ro
     return starts
 
 
-def _runs(ordered: Sequence[Shape], cost: BatchCost, limits: Limits, rooms_s: Numbers) -> tuple[Numbers, Numbers]:
+def _runs(
+    ordered: Sequence[WorkShape], cost: BatchCost, limits: BatchLimits, rooms_s: Numbers
+) -> tuple[Numbers, Numbers]:
     """Seconds of each run, [end, how many before it]; and for each end, how many in a run are worth looking at."""
     most = min(len(ordered), limits.max_rows)
     starts = np.arange(len(ordered))[:, None] - np.arange(most)

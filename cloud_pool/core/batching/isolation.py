@@ -10,7 +10,7 @@ Trying each by itself would need b calls after an error, and a batch of 32 would
 requests alone. Where every member is bad, halves cost 2·b calls, twice as much; a device on which everything fails is
 the breaker's business, not this one's.
 
-A group keeps to itself when it is tried (`Queued.cohort`), or its search would draw in whoever waits.
+A group keeps to itself when it is tried (`QueueItem.cohort`), or its search would draw in whoever waits.
 
 Source: docs/design/faults.md, "Batch isolation"; bisection as in `git bisect`, group testing after Dorfman (1943).
 """
@@ -28,7 +28,7 @@ MAX_DEATHS: Final = 2  # workers that went down under a request, its fault or no
 MAX_STARVED: Final = 2  # times that there was no memory for a request alone before it is given up
 
 
-def apart(members: Sequence[Member], *, worker_died: bool, starved: bool = False) -> list[Sequence[Member]]:
+def retry_groups(members: Sequence[Member], *, worker_died: bool, starved: bool = False) -> list[Sequence[Member]]:
     """Groups in which to try `members` again; none for a member that raised by itself."""
     if worker_died:
         return [[member] for member in members]
@@ -38,7 +38,7 @@ def apart(members: Sequence[Member], *, worker_died: bool, starved: bool = False
     return [members[:middle], members[middle:]]
 
 
-def verdict(error: ServeError, deaths: Sequence[int]) -> ServeError:
+def final_error(error: ServeError, deaths: Sequence[int]) -> ServeError:
     """What those are told that are given up after `error`: that it was them, where one was by itself.
 
     Args:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cloud_pool.core.batching.batcher import Batcher
-from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.grouping import WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
 from cloud_pool.core.batching.packing import layout_of
 from cloud_pool.core.batching.padding import Arrays, Extent
@@ -23,20 +23,20 @@ from cloud_pool.core.batching.queue_policy import QueuePolicies
 from cloud_pool.core.memory.device_memory import LaneMemory
 from cloud_pool.core.memory.footprint import Footprint, expected_bytes_per_unit
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.oip.host import ModelStatistics, TimedCount
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RequestSlice:
     """One part of a request: its arrays, its extent in a batch, and what grouping sees of it."""
 
     arrays: Arrays
     extent: Extent
-    shape: Shape
+    shape: WorkShape
     kind: Hashable
 
 
-class Lane:
+class ModelInstance:
     """Mutable through its parts: `batcher`, `service`, `memory` and `statistics`.
 
     Args:
@@ -74,7 +74,7 @@ class Lane:
             queue_policies=QueuePolicies(batching.default_queue_policy, batching.priority_queue_policy),
         )
 
-    def pieces(self, arrays: Arrays, units: float, most_units: float = inf) -> list[Piece]:
+    def pieces(self, arrays: Arrays, units: float, most_units: float = inf) -> list[RequestSlice]:
         """A checked request, in parts that each fit into a batch, and into `most_units`, if a single row does."""
         rows, most = self.layout.extent(arrays).rows, min(self._max_work, most_units)
         per_row = units / max(rows, 1)
@@ -82,7 +82,7 @@ class Lane:
         parts = self.layout.split_rows(arrays, max(1, min(self._max_rows, fitting)))
         return [self._piece(part, per_row) for part in parts]
 
-    def alone_s(self, shape: Shape) -> float:
+    def alone_s(self, shape: WorkShape) -> float:
         """Predicted seconds of a request by itself."""
         return self.service.predict_s(shape.units, shape.length)
 
@@ -91,23 +91,23 @@ class Lane:
         self.statistics.execution_count += 1
         self.statistics.inference_count += rows
         self.statistics.last_inference_ms = int(utc_s * 1e3)
-        self.statistics.batches.setdefault(rows, Tally()).add(compute_s)
+        self.statistics.batches.setdefault(rows, TimedCount()).add(compute_s)
 
-    def _piece(self, arrays: Arrays, units_per_row: float) -> Piece:
+    def _piece(self, arrays: Arrays, units_per_row: float) -> RequestSlice:
         extent = self.layout.extent(arrays)
         shape = self._shape(extent, units_per_row)
         kind = self.layout.kind(arrays) if self.layout.joins_rows else next(self._loners)
-        return Piece(arrays, extent, shape, kind)
+        return RequestSlice(arrays, extent, shape, kind)
 
-    def _shape(self, extent: Extent, units_per_row: float) -> Shape:
+    def _shape(self, extent: Extent, units_per_row: float) -> WorkShape:
         if extent.row_lengths and self._stretches:
             # Nothing is padded: the row weighs what is real of it, whoever it shares with.
-            return Shape(extent.rows, 1, units_per_row * sum(extent.row_lengths) / max(1, extent.length))
+            return WorkShape(extent.rows, 1, units_per_row * sum(extent.row_lengths) / max(1, extent.length))
         length = max(1, extent.length) if self._stretches else 1
-        return Shape(extent.rows, length, units_per_row * extent.rows)
+        return WorkShape(extent.rows, length, units_per_row * extent.rows)
 
     def __repr__(self) -> str:
-        return f"<Lane {self.key} {self.batcher!r} {self.service!r}>"
+        return f"<ModelInstance {self.key} {self.batcher!r} {self.service!r}>"
 
 
 def _cost_grows_with_padding(manifest: Manifest) -> bool:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_pool.core.batching.padding import Arrays, Extent, Layout
+from cloud_pool.core.batching.padding import Arrays, BatchLayout, Extent
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import Packing, pack, packing_of, row_lengths, unpack
 
 
-class Packer(Layout):
+class PackedLayout(BatchLayout):
     """A layout whose batches are packed."""
 
     def __init__(self, manifest: Manifest, packing: Packing) -> None:
@@ -49,10 +49,10 @@ class Packer(Layout):
         return unpack(array, np.array(extent.row_lengths), extent.length)
 
     def __repr__(self) -> str:
-        return f"<Packer of {', '.join(self._packing.inputs)}>"
+        return f"<PackedLayout of {', '.join(self._packing.inputs)}>"
 
 
-def layout_of(manifest: Manifest, variant: Variant) -> Layout:
+def layout_of(manifest: Manifest, variant: Variant) -> BatchLayout:
     """How batches of the variant are laid out."""
     packing = packing_of(manifest, variant.packed)
-    return Layout(manifest) if packing is None else Packer(manifest, packing)
+    return BatchLayout(manifest) if packing is None else PackedLayout(manifest, packing)

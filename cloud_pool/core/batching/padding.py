@@ -42,7 +42,7 @@ class Extent:
     row_lengths: tuple[int, ...] = ()  # where nothing is padded (`packing.py`)
 
 
-class Layout:
+class BatchLayout:
     """Where rows and padding lie in a model's tensors, read from its manifest."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -103,7 +103,7 @@ class Layout:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def __repr__(self) -> str:
-        return f"<Layout {'joins rows' if self.joins_rows else 'one request a call'}, pads {self._pad_dims}>"
+        return f"<BatchLayout {'joins rows' if self.joins_rows else 'one request a call'}, pads {self._pad_dims}>"
 
     def _fixed(self, name: str, array: NDArray[Any]) -> tuple[int, ...]:
         free = self._free_dims(name)

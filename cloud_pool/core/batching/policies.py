@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final, Protocol
 
-from cloud_pool.core.batching.arrival_rate import Demand
+from cloud_pool.core.batching.arrival_rate import ArrivalRate
 from cloud_pool.core.batching.batch_cost import BatchCost
-from cloud_pool.core.batching.deadline_queue import Entry
-from cloud_pool.core.batching.grouping import Limits, cheapest_groups, seconds_of
+from cloud_pool.core.batching.deadline_queue import QueueEntry
+from cloud_pool.core.batching.grouping import BatchLimits, batch_seconds, cheapest_groups
 from cloud_pool.core.batching.queue_item import FAR_S
-from cloud_pool.core.sharing.batch_choice import Group, whose_turn
+from cloud_pool.core.sharing.batch_choice import BatchCandidate, next_candidate
 from tidegate.models.manifest import BatchingPolicy
 from tidegate.priority import WEIGHTS, level_of
 
@@ -44,7 +44,7 @@ GUARD_S: Final = 0.010
 # who have time and send the next when they are answered, long ones otherwise waited for ever, and alone at last held
 # 0.84 of the limit and not 0.94. Replayed with 1, 3 and 7: 1 has short ones wait for long ones, 7 is no better.
 PASSED_CALLS: Final = 3.0
-LEAST_COMPANY: Final = 0.5  # where fewer are expected within the delay, waiting for them costs more than it gains
+LEAST_BATCH_MATES: Final = 0.5  # where fewer are expected within the delay, waiting for them costs more than it gains
 BLOCKING_RATIO: Final = 0.5  # of the slack of the tight ones, so long may a batch be that they may have to wait for
 _SMOOTHING: Final = 0.2
 _SURE: Final = 0.95  # a batch is held back only while so many of its like would still be in time
@@ -52,79 +52,79 @@ _STEP_RATIO: Final = 0.3
 _FEWEST_CALLS: Final = 4.0  # but it takes as long as so many of the cheapest calls, or it would be split for nothing
 
 
-class Policy(Protocol):
+class BatchPolicy(Protocol):
     """What a batcher asks. `limits` are those of a batch, and `workers` share the line; both may change at any time."""
 
-    limits: Limits
+    limits: BatchLimits
     workers: int
 
     @property
     def holds_back(self) -> bool:
         """Whether it ever does."""
 
-    def came(self, entry: Entry, now: float) -> None:
+    def came(self, entry: QueueEntry, now: float) -> None:
         """Somebody has joined the line."""
 
-    def choose(self, candidates: Sequence[Entry], now: float) -> list[Entry]:
+    def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
         """The batch to run next, out of entries of one kind in order, at least one."""
 
-    def held_until(self, chosen: Sequence[Entry]) -> float:
+    def held_until(self, chosen: Sequence[QueueEntry]) -> float:
         """Until when it may wait for company; in the past when it should not."""
 
-    def left(self, chosen: Sequence[Entry], batch_s: float) -> None:
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         """A batch has left that should compute for so long."""
 
     def took(self, batch_s: float) -> None:
         """A batch has computed for so long."""
 
 
-class Deadline:
+class DeadlinePolicy:
     """The default: by cost and deadlines."""
 
-    def __init__(self, cost: BatchCost, limits: Limits, max_queue_delay_s: float) -> None:
+    def __init__(self, cost: BatchCost, limits: BatchLimits, max_queue_delay_s: float) -> None:
         self._cost = cost
         self.limits = limits
         self.workers = 1
         self._delay_s = max_queue_delay_s
-        self._demand = Demand()
+        self._demand = ArrivalRate()
         self._sharing_ratio = 1.0
 
     @property
     def holds_back(self) -> bool:
         return self._delay_s > 0.0
 
-    def came(self, entry: Entry, now: float) -> None:
+    def came(self, entry: QueueEntry, now: float) -> None:
         slack_s = entry.item.deadline - now - entry.alone_s
         self._demand.record(self._sharing_ratio * entry.alone_s, slack_s, now)
 
-    def choose(self, candidates: Sequence[Entry], now: float) -> list[Entry]:
+    def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
         blocking_s = max(BLOCKING_RATIO * self._demand.tight_s, _FEWEST_CALLS * self._cost.predict_s(0.0, 1.0))
-        limits = Limits(self.limits.max_rows, self.limits.max_work, blocking_s)
+        limits = BatchLimits(self.limits.max_rows, self.limits.max_work, blocking_s)
         shapes = [entry.item.shape for entry in candidates]
         rooms_s = [_room_s(entry, now) for entry in candidates]
         groups = [self._group(candidates, run) for run in cheapest_groups(shapes, self._cost, limits, rooms_s)]
         if now - candidates[0].item.arrived_at > FAR_S:  # and it is the first in order: it has waited long enough
             turn = next(group for group in groups if 0 in group.members)
         else:
-            turn = whose_turn(groups, now, self._demand.stretch(now, self.workers))
+            turn = next_candidate(groups, now, self._demand.stretch(now, self.workers))
         return [candidates[index] for index in turn.members]
 
-    def held_until(self, chosen: Sequence[Entry]) -> float:
-        if self._demand.rate * self._delay_s < LEAST_COMPANY:
+    def held_until(self, chosen: Sequence[QueueEntry]) -> float:
+        if self._demand.rate * self._delay_s < LEAST_BATCH_MATES:
             return -inf
         return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
 
-    def left(self, chosen: Sequence[Entry], batch_s: float) -> None:
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         ratio = min(1.0, batch_s / sum(entry.alone_s for entry in chosen))
         self._sharing_ratio += _SMOOTHING * (ratio - self._sharing_ratio)
 
     def took(self, batch_s: float) -> None:
         """The model of what batches cost is told, and that is asked."""
 
-    def _group(self, candidates: Sequence[Entry], run: Sequence[int]) -> Group:
+    def _group(self, candidates: Sequence[QueueEntry], run: Sequence[int]) -> BatchCandidate:
         members = [candidates[index].item for index in run]
-        batch_s = seconds_of(self._cost, [item.shape for item in members])
-        return Group(
+        batch_s = batch_seconds(self._cost, [item.shape for item in members])
+        return BatchCandidate(
             tuple(run),
             batch_s,
             min(item.deadline for item in members),
@@ -134,10 +134,10 @@ class Deadline:
         )
 
     def __repr__(self) -> str:
-        return f"<Deadline {self._demand!r}>"
+        return f"<DeadlinePolicy {self._demand!r}>"
 
 
-class Window:
+class WindowPolicy:
     """First come, first batched: `eager` with no delay, `window` with one.
 
     Args:
@@ -145,7 +145,7 @@ class Window:
     """
 
     def __init__(
-        self, cost: BatchCost, limits: Limits, max_queue_delay_s: float, preferred: Sequence[int] = ()
+        self, cost: BatchCost, limits: BatchLimits, max_queue_delay_s: float, preferred: Sequence[int] = ()
     ) -> None:
         self._cost = cost
         self.limits = limits
@@ -157,32 +157,32 @@ class Window:
     def holds_back(self) -> bool:
         return self._delay_s > 0.0
 
-    def came(self, entry: Entry, now: float) -> None:
+    def came(self, entry: QueueEntry, now: float) -> None:
         """It only looks at who waits."""
 
-    def choose(self, candidates: Sequence[Entry], now: float) -> list[Entry]:
+    def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
         """As many as fit; before the delay is over, only up to the largest preferred size if there is one."""
         fitting = _fitting(candidates, self.limits)
         preferred = [count for count, rows in _rows_by_count(fitting) if rows in self._preferred]
         over = now >= min(entry.item.arrived_at for entry in fitting) + self._delay_s
         return fitting if over or not preferred else fitting[: preferred[-1]]
 
-    def held_until(self, chosen: Sequence[Entry]) -> float:
+    def held_until(self, chosen: Sequence[QueueEntry]) -> float:
         if sum(entry.item.shape.rows for entry in chosen) in self._preferred:
             return -inf
         return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
 
-    def left(self, chosen: Sequence[Entry], batch_s: float) -> None:
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         """It knows nothing of costs."""
 
     def took(self, batch_s: float) -> None:
         """Its window is fixed."""
 
     def __repr__(self) -> str:
-        return f"<Window {self._delay_s * 1e3:.0f} ms>"
+        return f"<WindowPolicy {self._delay_s * 1e3:.0f} ms>"
 
 
-class Adaptive(Window):
+class AdaptivePolicy(WindowPolicy):
     """A window that follows how long batches compute."""
 
     START_S: Final = 0.050
@@ -190,7 +190,7 @@ class Adaptive(Window):
     MOST_S: Final = 0.100
     EVERY: Final = 10  # batches
 
-    def __init__(self, cost: BatchCost, limits: Limits) -> None:
+    def __init__(self, cost: BatchCost, limits: BatchLimits) -> None:
         super().__init__(cost, limits, self.START_S)
         self._batches = 0
         self._sum_s = 0.0
@@ -204,38 +204,38 @@ class Adaptive(Window):
             self._batches, self._sum_s = 0, 0.0
 
     def __repr__(self) -> str:
-        return f"<Adaptive {self._delay_s * 1e3:.0f} ms>"
+        return f"<AdaptivePolicy {self._delay_s * 1e3:.0f} ms>"
 
 
 def policy_of(
     name: BatchingPolicy,
     cost: BatchCost,
-    limits: Limits,
+    limits: BatchLimits,
     *,
     max_queue_delay_s: float = 0.0,
     preferred: Sequence[int] = (),
-) -> Policy:
+) -> BatchPolicy:
     """The policy of this name."""
     match name:
         case "deadline":
-            return Deadline(cost, limits, max_queue_delay_s)
+            return DeadlinePolicy(cost, limits, max_queue_delay_s)
         case "adaptive":
-            return Adaptive(cost, limits)
+            return AdaptivePolicy(cost, limits)
         case "window":
-            return Window(cost, limits, max_queue_delay_s, preferred)
+            return WindowPolicy(cost, limits, max_queue_delay_s, preferred)
         case "eager":
-            return Window(cost, limits, 0.0)
+            return WindowPolicy(cost, limits, 0.0)
         case "none":
-            return Window(cost, Limits(1), 0.0)
+            return WindowPolicy(cost, BatchLimits(1), 0.0)
 
 
-def _room_s(entry: Entry, now: float) -> float:
+def _room_s(entry: QueueEntry, now: float) -> float:
     """The longest batch in which it may be; who is late by prediction has nothing to lose by company."""
     slack_s = entry.item.deadline - now
     return ROOM_RATIO * slack_s if entry.alone_s <= slack_s else inf
 
 
-def _fitting(candidates: Sequence[Entry], limits: Limits) -> list[Entry]:
+def _fitting(candidates: Sequence[QueueEntry], limits: BatchLimits) -> list[QueueEntry]:
     """The first, and those after it until one does not fit."""
     rows, cells, longest = 0, 0.0, 0
     for count, entry in enumerate(candidates):
@@ -246,7 +246,7 @@ def _fitting(candidates: Sequence[Entry], limits: Limits) -> list[Entry]:
     return list(candidates)
 
 
-def _rows_by_count(entries: Sequence[Entry]) -> list[tuple[int, int]]:
+def _rows_by_count(entries: Sequence[QueueEntry]) -> list[tuple[int, int]]:
     rows, found = 0, []
     for count, entry in enumerate(entries, 1):
         rows += entry.item.shape.rows
@@ -254,11 +254,11 @@ def _rows_by_count(entries: Sequence[Entry]) -> list[tuple[int, int]]:
     return found
 
 
-def _held_until(chosen: Sequence[Entry], delay_s: float, max_rows: int, cost: BatchCost) -> float:
+def _held_until(chosen: Sequence[QueueEntry], delay_s: float, max_rows: int, cost: BatchCost) -> float:
     """A full batch, and one whose time is short, does not wait; the age of a batch is its oldest member's."""
     if delay_s <= 0.0 or sum(entry.item.shape.rows for entry in chosen) >= max_rows:
         return -inf
     oldest_at = min(entry.item.arrived_at for entry in chosen)
-    batch_s = seconds_of(cost, [entry.item.shape for entry in chosen])
+    batch_s = batch_seconds(cost, [entry.item.shape for entry in chosen])
     due_at = min(entry.item.deadline for entry in chosen)
     return min(oldest_at + delay_s, due_at - batch_s * max(1.0, cost.quantile(_SURE)))

@@ -9,20 +9,20 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.grouping import WorkShape
 from tidegate.priority import order_key
 
 FAR_S: Final = 30.0  # deadlines that are farther than this are as good as this: nobody stands behind everybody for ever
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueueItem:
     """One request, or one part of a large one, as the batcher sees it. Instants are of one monotonic clock."""
 
     id: int
     arrived_at: float
     deadline: float
-    shape: Shape
+    shape: WorkShape
     kind: Hashable = ()  # only equal kinds may share a batch: datatypes and axes that cannot be padded
     priority: int = 0
     cohort: int | None = None  # shares with those of the same number only: they were in a batch that failed

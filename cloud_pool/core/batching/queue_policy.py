@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from tidegate.models.manifest import QueuePolicy
 from tidegate.priority import level_of
 
@@ -41,15 +41,15 @@ class QueuePolicies:
         """How many may wait at this level; infinity for any number."""
         return self.of(priority).max_queue_size or inf
 
-    def rejected_at(self, item: Queued) -> float:
+    def rejected_at(self, item: QueueItem) -> float:
         """When it has waited too long to be computed at all; infinity for never."""
         return self._timeout_at(item, "REJECT")
 
-    def delayed_at(self, item: Queued) -> float:
+    def delayed_at(self, item: QueueItem) -> float:
         """When it has waited too long to keep its place; infinity for never."""
         return self._timeout_at(item, "DELAY")
 
-    def _timeout_at(self, item: Queued, action: str) -> float:
+    def _timeout_at(self, item: QueueItem, action: str) -> float:
         policy = self.of(item.priority)
         if policy.timeout_action != action or not policy.default_timeout_microseconds:
             return inf

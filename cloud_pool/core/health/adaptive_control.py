@@ -57,7 +57,7 @@ class ControlLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class ControlReadings:
     """Since the last look. `p99_s` is None where too few answers were given, `batch_s` is the p99 of the batches.
 
     `full_cost_ratio`: how much longer the full variant computes than the lesser one.
@@ -72,7 +72,7 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ControlAction:
     """One knob has been turned. `value` is what it is now; precision is 1 for full and 0 for the lesser."""
 
     knob: Knob
@@ -80,7 +80,7 @@ class Action:
     reason: str
 
 
-class Control:
+class AdaptiveControl:
     """Mutable: `decide` with each look; read `batch_cap_ratio`, `concurrency` and `degraded` after it."""
 
     def __init__(self, limits: ControlLimits) -> None:
@@ -96,7 +96,7 @@ class Control:
         """How many of so many workers may compute at once."""
         return max(1, workers - self.held_back)
 
-    def decide(self, seen: Readings, now: float) -> list[Action]:
+    def decide(self, seen: ControlReadings, now: float) -> list[ControlAction]:
         """What is turned now: each knob by a step at most."""
         late, calm = self._is_late(seen), self._is_calm(seen)
         self._late_since = min(self._late_since, now) if late else inf
@@ -109,13 +109,13 @@ class Control:
         ]
         return [action for action in actions if action is not None]
 
-    def _is_late(self, seen: Readings) -> bool:
+    def _is_late(self, seen: ControlReadings) -> bool:
         return seen.p99_s is not None and seen.p99_s > self._limits.latency_target_s
 
-    def _is_calm(self, seen: Readings) -> bool:
+    def _is_calm(self, seen: ControlReadings) -> bool:
         return seen.p99_s is None or seen.p99_s < self._limits.calm_ratio * self._limits.latency_target_s
 
-    def _turn_for_memory(self, seen: Readings, now: float) -> Action | None:
+    def _turn_for_memory(self, seen: ControlReadings, now: float) -> ControlAction | None:
         high, low = self._limits.memory_ratio, self._limits.memory_ratio - self._limits.memory_gap
         words = f"memory {seen.memory_ratio:.0%}"
         if seen.memory_ratio > high:
@@ -128,7 +128,7 @@ class Control:
             return self._hold_back(self.held_back - 1, seen, now, f"{words}, under {low:.0%}")
         return None
 
-    def _turn_for_latency(self, seen: Readings, now: float) -> Action | None:
+    def _turn_for_latency(self, seen: ControlReadings, now: float) -> ControlAction | None:
         target = self._limits.latency_target_s
         by_batches = seen.batch_s > _BATCH_SHARE * target
         if self._is_late(seen) and by_batches and seen.busy_ratio < 1.0 - 1e-9:
@@ -143,7 +143,7 @@ class Control:
             return self._cap(self.batch_cap_ratio * 2, now, f"p99 {_ms(seen.p99_s)}")
         return None
 
-    def _turn_precision(self, seen: Readings, now: float) -> Action | None:
+    def _turn_precision(self, seen: ControlReadings, now: float) -> ControlAction | None:
         limits = self._limits
         if not limits.may_degrade or not self._may_turn("precision", now):
             return None
@@ -158,30 +158,30 @@ class Control:
     def _may_turn(self, knob: Knob, now: float) -> bool:
         return now - self._turned_at.get(knob, -inf) >= self._limits.dwell_s
 
-    def _cap(self, ratio: float, now: float, reason: str) -> Action | None:
+    def _cap(self, ratio: float, now: float, reason: str) -> ControlAction | None:
         ratio = min(1.0, max(LEAST_CAP, ratio))
         if ratio == self.batch_cap_ratio or not self._may_turn("batch_cap", now):
             return None
         self.batch_cap_ratio = ratio
         return self._turned("batch_cap", ratio, now, reason)
 
-    def _hold_back(self, count: int, seen: Readings, now: float, reason: str) -> Action | None:
+    def _hold_back(self, count: int, seen: ControlReadings, now: float, reason: str) -> ControlAction | None:
         if not self._may_turn("concurrency", now):
             return None
         self.held_back = count
         return self._turned("concurrency", self.concurrency(seen.workers), now, reason)
 
-    def _degrade(self, degraded: bool, now: float, reason: str) -> Action:
+    def _degrade(self, degraded: bool, now: float, reason: str) -> ControlAction:
         self.degraded = degraded
         return self._turned("precision", 0.0 if degraded else 1.0, now, reason)
 
-    def _turned(self, knob: Knob, value: float, now: float, reason: str) -> Action:
+    def _turned(self, knob: Knob, value: float, now: float, reason: str) -> ControlAction:
         self._turned_at[knob] = now
-        return Action(knob, value, reason)
+        return ControlAction(knob, value, reason)
 
     def __repr__(self) -> str:
         precision = "lesser" if self.degraded else "full"
-        return f"<Control batches x{self.batch_cap_ratio:g}, {self.held_back} held back, {precision} precision>"
+        return f"<AdaptiveControl batches x{self.batch_cap_ratio:g}, {self.held_back} held back, {precision} precision>"
 
 
 def _ms(seconds: float | None) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.grouping import WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
 
 RATIO: Final = 5.0
@@ -27,12 +27,12 @@ FLOOR_S: Final = 2.0
 LONGEST: Final = 5.0  # of the patience, however long it was kept from running
 
 
-def patience_s(service: LatencyModel, batch: Shape) -> float:
+def patience_s(service: LatencyModel, batch: WorkShape) -> float:
     """Seconds after which a batch of this shape is not slow but stuck."""
     p95_s = service.predict_s(batch.units, batch.length) * max(1.0, service.quantile(0.95))
     return max(FLOOR_S, RATIO * p95_s)
 
 
-def left_s(patience_s: float, *, elapsed_s: float, starved_s: float) -> float:
+def remaining_patience_s(patience_s: float, *, elapsed_s: float, starved_s: float) -> float:
     """Seconds that a worker still gets which could not run for `starved_s` of those that have passed."""
     return max(0.0, patience_s + min(starved_s, (LONGEST - 1.0) * patience_s) - elapsed_s)

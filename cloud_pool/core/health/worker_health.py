@@ -86,7 +86,7 @@ class Vitals:
 
 
 @dataclass(slots=True)
-class Drift:
+class DriftDetector:
     """A CUSUM that learns what is normal from its own first samples. Mutable: `record`."""
 
     level: float
@@ -120,7 +120,7 @@ class Drift:
             self._squares += (value - before) * (value - self._mean)
 
 
-class Strikes:
+class StrikeCounter:
     """Whether a sign showed often enough lately. Mutable: `record`."""
 
     def __init__(self, window: int, failures: int) -> None:
@@ -132,7 +132,7 @@ class Strikes:
         return sum(self._shown) >= self._failures
 
     def __repr__(self) -> str:
-        return f"<Strikes {sum(self._shown)} of {self._failures}>"
+        return f"<StrikeCounter {sum(self._shown)} of {self._failures}>"
 
 
 class WorkerHealth:
@@ -140,12 +140,12 @@ class WorkerHealth:
 
     def __init__(self, limits: HealthLimits, *, warm_rss_bytes: float) -> None:
         self.complaint: str | None = None
-        self.drift = Drift(limits.drift_level)
+        self.drift = DriftDetector(limits.drift_level)
         self._limits = limits
         self._warm_rss_bytes = warm_rss_bytes
         self._leak = Leak()
         self._took_s: deque[float] = deque(maxlen=_RECENT)
-        self._strikes = {sign: Strikes(limits.window, limits.failures) for sign in _SIGNS}
+        self._strikes = {sign: StrikeCounter(limits.window, limits.failures) for sign in _SIGNS}
 
     @property
     def p99_s(self) -> float:

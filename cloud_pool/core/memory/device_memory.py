@@ -117,8 +117,8 @@ class DeviceMemory:
         self._reserved.get(worker, {}).pop(batch, None)
 
     def __repr__(self) -> str:
-        taken = f"{in_words(self.held_bytes)} held, {in_words(self.reserved_bytes())} reserved"
-        return f"<DeviceMemory {taken} of {in_words(self.limit_bytes)}>"
+        taken = f"{human_size(self.held_bytes)} held, {human_size(self.reserved_bytes())} reserved"
+        return f"<DeviceMemory {taken} of {human_size(self.limit_bytes)}>"
 
 
 class LaneMemory:
@@ -147,7 +147,7 @@ class LaneMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """What one model will need on a device, once for each worker."""
 
     model: str
@@ -156,7 +156,7 @@ class Need:
     least_batch_bytes: float  # of a single row of the least length
 
 
-def needed_bytes(needs: Sequence[Need], workers: int) -> float:
+def needed_bytes(needs: Sequence[MemoryNeed], workers: int) -> float:
     """What the workers hold, and each the largest of the least batches at once."""
     return workers * (
         sum(need.weights_bytes for need in needs)
@@ -165,24 +165,24 @@ def needed_bytes(needs: Sequence[Need], workers: int) -> float:
     )
 
 
-def shortfall(needs: Sequence[Need], *, workers: int, limit_bytes: float, device: str) -> str | None:
+def shortfall(needs: Sequence[MemoryNeed], *, workers: int, limit_bytes: float, device: str) -> str | None:
     """Why these models cannot be served here, as a sum with names; None when they can."""
     needed = needed_bytes(needs, workers)
     if needed <= limit_bytes:
         return None
-    parts = [f"runtime {in_words(_runtimes_bytes(needs))}"]
-    parts += [f"{need.model} {in_words(need.weights_bytes)}" for need in sorted(needs, key=_heaviest_first)]
-    parts += [f"the smallest batch {in_words(max(need.least_batch_bytes for need in needs))}"]
+    parts = [f"runtime {human_size(_runtimes_bytes(needs))}"]
+    parts += [f"{need.model} {human_size(need.weights_bytes)}" for need in sorted(needs, key=_heaviest_first)]
+    parts += [f"the smallest batch {human_size(max(need.least_batch_bytes for need in needs))}"]
     each = "" if workers == 1 else f", for each of {workers} workers"
     fewer = "" if workers == 1 else ", fewer workers (key 'workers')"
     way_out = f"serve fewer models (key 'models') or smaller variants (key 'precision'){fewer}"
     return (
-        f"what is to be served needs {in_words(needed)} of memory on {device} ({' + '.join(parts)}{each}), "
-        f"but {in_words(limit_bytes)} may be used: {way_out}, or allow more (key 'memory_limit_bytes')"
+        f"what is to be served needs {human_size(needed)} of memory on {device} ({' + '.join(parts)}{each}), "
+        f"but {human_size(limit_bytes)} may be used: {way_out}, or allow more (key 'memory_limit_bytes')"
     )
 
 
-def in_words(size_bytes: float) -> str:
+def human_size(size_bytes: float) -> str:
     """A size as a person reads it."""
     if size_bytes == inf:
         return "unlimited"
@@ -192,7 +192,7 @@ def in_words(size_bytes: float) -> str:
     return f"{size_bytes:.0f} bytes"
 
 
-def _runtimes_bytes(needs: Sequence[Need]) -> float:
+def _runtimes_bytes(needs: Sequence[MemoryNeed]) -> float:
     return sum(RUNTIME_BYTES.get(kind, _ANY_RUNTIME_BYTES) for kind in _runtimes({need.engine for need in needs}))
 
 
@@ -201,5 +201,5 @@ def _runtimes(engines: set[str]) -> set[str]:
     return {"torch-export" if engine == "torchscript" else engine for engine in engines}
 
 
-def _heaviest_first(need: Need) -> float:
+def _heaviest_first(need: MemoryNeed) -> float:
     return -need.weights_bytes

@@ -38,7 +38,7 @@ from math import inf
 from typing import NamedTuple
 
 
-class Group(NamedTuple):
+class BatchCandidate(NamedTuple):
     """Requests that could run as one batch, by their places in a list of the caller's."""
 
     members: tuple[int, ...]
@@ -58,7 +58,7 @@ class Group(NamedTuple):
         return self.weight / len(self.members)
 
 
-def whose_turn(groups: Sequence[Group], now: float, stretch: float = 1.0) -> Group:
+def next_candidate(groups: Sequence[BatchCandidate], now: float, stretch: float = 1.0) -> BatchCandidate:
     """The group to run now.
 
     Args:
@@ -66,15 +66,15 @@ def whose_turn(groups: Sequence[Group], now: float, stretch: float = 1.0) -> Gro
         stretch: how many times longer the work of those groups will take, with what will come meanwhile, and with as
             many workers as there are: at least 1 for one of them.
     """
-    kept = _kept(groups, now, stretch)
+    kept = _feasible(groups, now, stretch)
     if not kept:
         return max(groups, key=lambda group: group.density)
     return _worthiest_with_room(kept, now, stretch) if len(kept) == len(groups) else kept[0]
 
 
-def _kept(groups: Sequence[Group], now: float, stretch: float) -> list[Group]:
+def _feasible(groups: Sequence[BatchCandidate], now: float, stretch: float) -> list[BatchCandidate]:
     """Those who can be in time together, in the order of their deadlines."""
-    kept: list[Group] = []
+    kept: list[BatchCandidate] = []
     before_s = 0.0
     for group in sorted(groups, key=lambda one: one.due_at):
         kept.append(group)
@@ -89,7 +89,7 @@ def _kept(groups: Sequence[Group], now: float, stretch: float) -> list[Group]:
     return kept
 
 
-def _worthiest_with_room(kept: Sequence[Group], now: float, stretch: float) -> Group:
+def _worthiest_with_room(kept: Sequence[BatchCandidate], now: float, stretch: float) -> BatchCandidate:
     best, room_s, starts_at = kept[0], inf, now
     patience_s: dict[float, float] = {}  # of those before, by their worth
     for group in kept:

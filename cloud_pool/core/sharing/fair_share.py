@@ -40,7 +40,7 @@ from tidegate.models.manifest import Manifest
 WINDOW_S: Final = 0.25
 
 
-class Shares:
+class FairShare:
     """Mutable: `order` says who may go, `charge` what it took.
 
     Args:
@@ -124,4 +124,4 @@ class Shares:
 
     def __repr__(self) -> str:
         owed = ", ".join(f"{group} {owed_s * 1e3:+.0f} ms" for group, owed_s in sorted(self._owed_s.items()))
-        return f"<Shares owed: {owed or 'nothing'}>"
+        return f"<FairShare owed: {owed or 'nothing'}>"

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where one worker computes. `threads` 0 takes all cores; `cores` empty means all that this process may use."""
 
     name: str
@@ -25,9 +25,9 @@ class Place:
     cores: frozenset[int] = frozenset()
 
 
-def places_of(
+def worker_places(
     devices: Sequence[str], *, workers: int, threads: int, cores: Sequence[int], pinned: bool = False, standby: int = 0
-) -> list[Place]:
+) -> list[WorkerPlace]:
     """One place for each worker, those in reserve last.
 
     Args:
@@ -41,7 +41,7 @@ def places_of(
     own = _divided(cores, count) if pinned else [frozenset[int]()] * count
     if threads == 0 and (count > 1 or pinned):
         threads = max(1, len(cores) // count)
-    places = [Place(str(n), devices[n // workers], threads, own[n]) for n in range(count)]
+    places = [WorkerPlace(str(n), devices[n // workers], threads, own[n]) for n in range(count)]
     reserve = [places[n * workers % count] for n in range(standby)]
     return places + [replace(place, name=str(count + n)) for n, place in enumerate(reserve)]
 

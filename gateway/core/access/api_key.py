@@ -63,17 +63,17 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return f"<KeyRecord {self.id} of {self.grant.tenant}>"
 
 
-class Shown(NamedTuple):
+class PresentedKey(NamedTuple):
     """A key that was shown, in its two parts."""
 
     id: str
     secret: bytes
 
     def __repr__(self) -> str:
-        return f"<Shown {self.id}>"
+        return f"<PresentedKey {self.id}>"
 
 
-class Lock:
+class KeyVerifier:
     """A record made ready to be tried."""
 
     __slots__ = ("_digests", "_salt", "identity", "record")
@@ -88,26 +88,26 @@ class Lock:
 
     def opens(self, secret: bytes, utc_s: float) -> bool:
         """Whether it is one of this record's secrets, and still good as such."""
-        digest, found = digest_of(secret, self._salt), False
+        digest, found = secret_digest(secret, self._salt), False
         for kept, until in self._digests:
             found |= compare_digest(kept, digest) and (until is None or utc_s < until)
         return found
 
     def __repr__(self) -> str:
-        return f"<Lock {self.record.id}>"
+        return f"<KeyVerifier {self.record.id}>"
 
 
-def shown(text: str) -> Shown | None:
+def parse_key(text: str) -> PresentedKey | None:
     """The two parts of a key; None: it is none."""
     found = _KEY.fullmatch(text)
-    return Shown(found[1], bytes.fromhex(found[2])) if found else None
+    return PresentedKey(found[1], bytes.fromhex(found[2])) if found else None
 
 
-def digest_of(secret: bytes, salt: bytes) -> bytes:
+def secret_digest(secret: bytes, salt: bytes) -> bytes:
     return blake2b(secret, key=salt, digest_size=32).digest()
 
 
-def made(
+def new_key(
     grant: Grant, chance: bytes, *, utc_s: float, expires_at: float | None = None, note: str = ""
 ) -> tuple[KeyRecord, str]:
     """A new key: what to keep, and what to hand out once.
@@ -115,19 +115,19 @@ def made(
     Args: chance: ID_BYTES + SALT_BYTES + SECRET_BYTES of good randomness.
     """
     id, salt, secret = chance[:ID_BYTES].hex(), chance[ID_BYTES : ID_BYTES + SALT_BYTES], chance[-SECRET_BYTES:]
-    kept = KeySecret(digest_of(secret, salt).hex())
+    kept = KeySecret(secret_digest(secret, salt).hex())
     return KeyRecord(id, salt.hex(), (kept,), grant, utc_s, expires_at, None, note), f"{PREFIX}{id}_{secret.hex()}"
 
 
-def rotated(record: KeyRecord, chance: bytes, *, utc_s: float, overlap_s: float) -> tuple[KeyRecord, str]:
+def with_new_secret(record: KeyRecord, chance: bytes, *, utc_s: float, overlap_s: float) -> tuple[KeyRecord, str]:
     """The key with another secret; the newest of the old ones stays good for `overlap_s`.
 
     Args: chance: SECRET_BYTES of good randomness.
     """
-    new = KeySecret(digest_of(chance, bytes.fromhex(record.salt)).hex())
+    new = KeySecret(secret_digest(chance, bytes.fromhex(record.salt)).hex())
     old = replace(record.secrets[0], until=utc_s + overlap_s)
     return replace(record, secrets=(new, old)), f"{PREFIX}{record.id}_{chance.hex()}"
 
 
 # What nothing opens: the digest of no secret that anybody holds, tried in the place of a record that is not there.
-NOBODY: Final = Lock(KeyRecord("", "00" * SALT_BYTES, (KeySecret("00" * 32),), Grant("nobody"), 0.0))
+UNMATCHABLE_KEY: Final = KeyVerifier(KeyRecord("", "00" * SALT_BYTES, (KeySecret("00" * 32),), Grant("nobody"), 0.0))

@@ -26,7 +26,7 @@ WITHIN_S: Final = 10.0
 _MOST_NAMES: Final = 4096  # whose greetings are counted
 
 
-class Reception:
+class DialInAdmission:
     """Mutable: `why_not` counts a greeting; `enter` and `leave` keep who is in."""
 
     def __init__(self, max_streams: int) -> None:
@@ -74,4 +74,4 @@ class Reception:
         return False
 
     def __repr__(self) -> str:
-        return f"<Reception {len(self._epochs)} of {self._max_streams} streams>"
+        return f"<DialInAdmission {len(self._epochs)} of {self._max_streams} streams>"

@@ -16,12 +16,12 @@ from tidegate.priority import level_of
 from tidegate.types import Call
 
 
-def entitled(call: Call, identity: Identity, payer: str) -> Call:
+def authorized_call(call: Call, identity: Identity, payer: str) -> Call:
     """The call as this identity may make it, on the budget of `payer`. Raises Forbidden."""
     grant = identity.grant
     check_may_infer(identity)
     check_model(identity, call.request.model_name)
-    tenant = acted_for(call, identity)
+    tenant = delegated_tenant(call, identity)
     level = level_of(call.priority)
     priority = call.priority if level >= grant.highest_priority else grant.highest_priority
     return replace(
@@ -29,7 +29,7 @@ def entitled(call: Call, identity: Identity, payer: str) -> Call:
     )
 
 
-def acted_for(call: Call, identity: Identity) -> str:
+def delegated_tenant(call: Call, identity: Identity) -> str:
     """The other tenant that the call names; "" is none. Raises Forbidden: it may not act for that one."""
     if call.tenant in ("", identity.tenant):
         return ""

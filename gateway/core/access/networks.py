@@ -26,7 +26,7 @@ PRIVATE: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/1
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 
 
-class Networks:
+class AllowedNetworks:
     """The allowed networks; immutable."""
 
     def __init__(self, networks: Iterable[str]) -> None:
@@ -57,7 +57,7 @@ class Networks:
         return found[0]
 
     def __repr__(self) -> str:
-        return f"<Networks {', '.join(map(str, self._networks)) or 'none'}>"
+        return f"<AllowedNetworks {', '.join(map(str, self._networks)) or 'none'}>"
 
 
 def is_address(host: str) -> bool:

@@ -32,17 +32,17 @@ from tidegate.types import Call
 MOST_CHARACTERS: Final = MAX_ID_CHARACTERS
 
 
-def owned(call: Call) -> Call:
+def scope_sequence(call: Call) -> Call:
     """The call as targets may see it: a step of its own tenant's sequence."""
     parameters = call.request.parameters
     id = parameters.get(ID_KEY)
     if not id or isinstance(id, bool) or not isinstance(id, int | str):
         return call
-    name = name_of(call.tenant, id)
+    name = scoped_sequence_id(call.tenant, id)
     return call if name == id else replace(call, request=replace(call.request, parameters={**parameters, ID_KEY: name}))
 
 
-def name_of(tenant: str, id: int | str) -> int | str:
+def scoped_sequence_id(tenant: str, id: int | str) -> int | str:
     """What a sequence of this tenant is called at targets. `id` is neither 0 nor empty."""
     owner = tenant.partition("#")[0]
     if isinstance(id, int):

@@ -33,8 +33,8 @@ from typing import Final, Literal, NamedTuple
 from gateway.core.admission.concurrency import AdaptiveLimit
 from gateway.core.admission.cut_level import CutLevel, level
 from gateway.core.admission.overload import Overload
-from gateway.core.admission.rejection import TICK_S, Rejection
-from gateway.core.admission.tenants import Purse, Tenants
+from gateway.core.admission.rejection import TICK_S, RejectionRate
+from gateway.core.admission.tenants import TenantQuota, TenantQuotas
 from tidegate.outcome import Overloaded
 from tidegate.priority import level_of
 
@@ -47,7 +47,7 @@ _SHEDDING: Final = 0.02  # a rate below this keeps nothing from coming back
 _MOST_TICKS: Final = 200  # to catch up on after a pause: by then everything is forgotten
 
 
-class Applicant(NamedTuple):
+class AdmissionRequest(NamedTuple):
     """Who asks to be let in. `asked` is a fingerprint of what is asked, worked out only when it matters."""
 
     tenant: str
@@ -61,7 +61,7 @@ class Admission:
     def __init__(
         self,
         limit: AdaptiveLimit,
-        tenants: Tenants,
+        tenants: TenantQuotas,
         *,
         draw: Callable[[], float],
         shed: bool = True,
@@ -76,7 +76,7 @@ class Admission:
         self.limit = limit
         self.tenants = tenants
         self.overload = Overload()
-        self.rejection = Rejection()
+        self.rejection = RejectionRate()
         self.cut = CutLevel()
         self.refused: Counter[Reason] = Counter()
         self._draw = draw
@@ -95,17 +95,17 @@ class Admission:
     def overloaded(self) -> bool:
         return self.overload.on
 
-    def enter(self, who: Applicant, now: float) -> Overloaded | None:
+    def enter(self, who: AdmissionRequest, now: float) -> Overloaded | None:
         """Let the request in, or say why not."""
         self._tick(now)
-        purse, priority_level = self.tenants.of(who.tenant), level_of(who.priority)
-        refusal = self._over_budget(purse, now)
+        quota, priority_level = self.tenants.of(who.tenant), level_of(who.priority)
+        refusal = self._over_budget(quota, now)
         if refusal is None and self.overload.on and self.sheds:
-            refusal = self._shed(purse, priority_level, who.asked(), now)
+            refusal = self._shed(quota, priority_level, who.asked(), now)
         if refusal is None and not self.limit.try_acquire(urgent=priority_level == 1):
             refusal = self._refuse("full", f"{self.limit.in_flight} requests are in flight", self._drain_s)
         if refusal is None:
-            purse.enter()
+            quota.enter()
         return refusal
 
     def leave(self, tenant: str, stayed_s: float) -> None:
@@ -115,32 +115,32 @@ class Admission:
         self._mean_stay_s += _STAY_WEIGHT * (stayed_s - self._mean_stay_s)
 
     def placed(self, wait_s: float, strain: float, loss: float) -> None:
-        """A request was placed for the first time, see `Gate`."""
+        """A request was placed for the first time, see `AdmissionGuard`."""
         self.overload.placed(strain)
         self.rejection.placed(loss)
         self._mean_wait_s += _STAY_WEIGHT * (wait_s - self._mean_wait_s)
 
-    def hopeless(self, why: str) -> Overloaded:
+    def refuse_not_worth_it(self, why: str) -> Overloaded:
         """The refusal of a request that was placed and is not worth its place."""
         return self._refuse("hopeless", why, self._drain_s)
 
-    def unpaid(self, purse: Purse, wait_s: float) -> Overloaded:
+    def refuse_over_budget(self, quota: TenantQuota, wait_s: float) -> Overloaded:
         """The refusal of a request whose tenant can pay for it in `wait_s`."""
-        return self._refuse("over-budget", f"tenant {purse.name!r} has used up its compute", wait_s)
+        return self._refuse("over-budget", f"tenant {quota.name!r} has used up its compute", wait_s)
 
-    def too_often(self, purse: Purse, wait_s: float) -> Overloaded:
+    def refuse_over_rate(self, quota: TenantQuota, wait_s: float) -> Overloaded:
         """The refusal of a request before it is read: its tenant asks, or sends, more than it may."""
-        return self._refuse("over-budget", f"tenant {purse.name!r} has used up its requests or bytes", wait_s)
+        return self._refuse("over-budget", f"tenant {quota.name!r} has used up its requests or bytes", wait_s)
 
-    def _over_budget(self, purse: Purse, now: float) -> Overloaded | None:
-        if not purse.has_place():
-            why = f"tenant {purse.name!r} has {purse.in_flight} requests in flight, its limit"
+    def _over_budget(self, quota: TenantQuota, now: float) -> Overloaded | None:
+        if not quota.has_place():
+            why = f"tenant {quota.name!r} has {quota.in_flight} requests in flight, its limit"
             return self._refuse("over-budget", why, self._drain_s)
-        wait_s = min(purse.wait_s(tier, 0.0, now) for tier in purse.buckets)
-        return self.unpaid(purse, wait_s) if wait_s > 0.0 else None
+        wait_s = min(quota.wait_s(tier, 0.0, now) for tier in quota.buckets)
+        return self.refuse_over_budget(quota, wait_s) if wait_s > 0.0 else None
 
-    def _shed(self, purse: Purse, priority_level: int, asked: int, now: float) -> Overloaded | None:
-        place = level(priority_level, purse.name, asked, now, purse.spec.weight)
+    def _shed(self, quota: TenantQuota, priority_level: int, asked: int, now: float) -> Overloaded | None:
+        place = level(priority_level, quota.name, asked, now, quota.spec.weight)
         self.cut.record(place)
         if not self.cut.refuses(place):
             return None

@@ -27,12 +27,12 @@ from math import inf
 from typing import Final
 
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.tenants import Purse
-from gateway.core.estimate.calibration import calibrated
+from gateway.core.admission.tenants import TenantQuota
+from gateway.core.estimate.calibration import apply_curve
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.interval import implied_chance
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer, work_of
-from gateway.core.placement.utility import timing_of
+from gateway.core.placement.interval import chance_from_margin
+from gateway.core.placement.placer import Ask, Candidate, Decision, Placer, added_work_s
+from gateway.core.placement.utility import candidate_completion
 from tidegate.outcome import ServeError
 
 LEAST_CHANCE: Final = 0.05
@@ -41,7 +41,7 @@ _STRAIN_OF_LOST: Final = 0.25
 _EARLY_S: Final = 0.001
 
 
-class Gate:
+class AdmissionGuard:
     """Places asks by `placer` under what `admission` knows."""
 
     def __init__(self, placer: Placer, admission: Admission) -> None:
@@ -54,69 +54,73 @@ class Gate:
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """As the placer decides, but refused where it cannot be paid or is not worth it."""
-        purse = self.admission.tenants.of(ask.tenant)
-        decision = self._affordable(self.placer.decide(ask, now, exclude), purse, now, exclude)
+        quota = self.admission.tenants.of(ask.tenant)
+        decision = self._affordable(self.placer.decide(ask, now, exclude), quota, now, exclude)
         chosen = decision.chosen
         if chosen is None:
             return decision
         if not exclude:
-            refusal = self._judge(decision, chosen, strain_of(chosen, ask.deadline - now), now)
+            refusal = self._judge(decision, chosen, queue_pressure(chosen, ask.deadline - now), now)
             if refusal is not None:
                 return _refused(decision, refusal)
-        if chosen.target.refusals and chosen.target.says_no(now):
-            decision, chosen = self._elsewhere(decision, chosen, purse, now, exclude)
-        strain = strain_of(chosen, ask.deadline - now)
-        toll = Charge(self.admission, purse, chosen, ask.deadline, strain)
-        return decision._replace(chosen=chosen._replace(toll=toll))
+        if chosen.target.refusals and chosen.target.expects_refusal(now):
+            decision, chosen = self._elsewhere(decision, chosen, quota, now, exclude)
+        strain = queue_pressure(chosen, ask.deadline - now)
+        observer = TenantCharge(self.admission, quota, chosen, ask.deadline, strain)
+        return decision._replace(chosen=chosen._replace(observer=observer))
 
     def _elsewhere(
-        self, decision: Decision, chosen: Candidate, purse: Purse, now: float, exclude: Collection[str]
+        self, decision: Decision, chosen: Candidate, quota: TenantQuota, now: float, exclude: Collection[str]
     ) -> tuple[Decision, Candidate]:
         """The next best for one who would be refused where he was placed, which would cost him a round trip."""
         other = self.placer.decide(decision.ask, now, {*exclude, chosen.target.id})
-        if other.chosen is not None and _pays(purse, other.chosen, now):
+        if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other, other.chosen
         return decision, chosen
 
-    def _affordable(self, decision: Decision, purse: Purse, now: float, exclude: Collection[str]) -> Decision:
+    def _affordable(self, decision: Decision, quota: TenantQuota, now: float, exclude: Collection[str]) -> Decision:
         chosen = decision.chosen
-        if chosen is None or _pays(purse, chosen, now):
+        if chosen is None or _can_pay(quota, chosen, now):
             return decision
         tier = chosen.target.spec.tier
         beyond = {*exclude, *(one.id for one in self.fleet.targets.values() if one.spec.tier == tier)}
         other = self.placer.decide(decision.ask, now, beyond)
-        if other.chosen is not None and _pays(purse, other.chosen, now):
+        if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other
-        wait_s = purse.wait_s(tier, cost_of(chosen), now)
-        return _refused(decision, self.admission.unpaid(purse, wait_s))
+        wait_s = quota.wait_s(tier, charged_cost_s(chosen), now)
+        return _refused(decision, self.admission.refuse_over_budget(quota, wait_s))
 
     def _judge(self, decision: Decision, chosen: Candidate, strain: float, now: float) -> ServeError | None:
         ask = decision.ask
-        chance = claimed(chosen, ask.deadline - now)
-        self.admission.placed(chosen.wait_s, strain, loss_of(chosen, chance, ask.deadline - now, now))
+        chance = claimed_chance(chosen, ask.deadline - now)
+        self.admission.placed(chosen.wait_s, strain, queue_loss(chosen, chance, ask.deadline - now, now))
         if not (self.admission.overloaded() and self.admission.sheds):
             return None
         if chance < LEAST_CHANCE:
-            return self.admission.hopeless(f"its chance to be in time is {chance:.0%}")
+            return self.admission.refuse_not_worth_it(f"its chance to be in time is {chance:.0%}")
         worth = max((one.worth for one in decision.judged if one is not None), default=0.0)
-        return self.admission.hopeless("it would take more from others than it is worth") if worth < 0.0 else None
+        return (
+            self.admission.refuse_not_worth_it("it would take more from others than it is worth")
+            if worth < 0.0
+            else None
+        )
 
     def __repr__(self) -> str:
-        return f"<Gate {self.placer!r} {self.admission!r}>"
+        return f"<AdmissionGuard {self.placer!r} {self.admission!r}>"
 
 
-class Charge:
-    """The toll of one attempt: its tenant pays, admission learns. See `toll.Toll`."""
+class TenantCharge:
+    """The toll of one attempt: its tenant pays, admission learns. See `toll.AttemptObserver`."""
 
     __slots__ = ("_admission", "_charged_s", "_deadline", "_purse", "_share", "_strain", "_tier")
 
     def __init__(
-        self, admission: Admission, purse: Purse, candidate: Candidate, deadline: float, strain: float
+        self, admission: Admission, quota: TenantQuota, candidate: Candidate, deadline: float, strain: float
     ) -> None:
         self._admission = admission
-        self._purse = purse
+        self._purse = quota
         self._tier = candidate.target.spec.tier
-        self._charged_s = cost_of(candidate)
+        self._charged_s = charged_cost_s(candidate)
         self._share = self._charged_s / candidate.compute_s
         self._deadline = deadline
         self._strain = strain
@@ -147,10 +151,10 @@ class Charge:
             self._admission.overload.attempt_ended(lost=self._strain > _STRAIN_OF_LOST)
 
     def __repr__(self) -> str:
-        return f"<Charge {self._purse.name} {self._charged_s:.4f} s on {self._tier}>"
+        return f"<TenantCharge {self._purse.name} {self._charged_s:.4f} s on {self._tier}>"
 
 
-def strain_of(candidate: Candidate, budget_s: float) -> float:
+def queue_pressure(candidate: Candidate, budget_s: float) -> float:
     """The share of the time to spare that the queue eats; infinite where there is a queue and no time to spare."""
     slack_s = budget_s - candidate.link_s - candidate.compute_s
     if candidate.wait_s <= 0.0:
@@ -158,30 +162,30 @@ def strain_of(candidate: Candidate, budget_s: float) -> float:
     return candidate.wait_s / slack_s if slack_s > 0.0 else inf
 
 
-def claimed(candidate: Candidate, budget_s: float) -> float:
+def claimed_chance(candidate: Candidate, budget_s: float) -> float:
     """The chance that was claimed for it, or what its margin implies."""
-    return implied_chance(candidate, budget_s) if candidate.stake is None else candidate.stake.prediction.claimed
+    return chance_from_margin(candidate, budget_s) if candidate.claim is None else candidate.claim.prediction.claimed
 
 
-def loss_of(candidate: Candidate, chance: float, budget_s: float, now: float) -> float:
+def queue_loss(candidate: Candidate, chance: float, budget_s: float, now: float) -> float:
     """How much of its chance the queue takes."""
     if candidate.wait_s <= 0.0:
         return 0.0
-    if candidate.stake is None:
-        alone = implied_chance(candidate._replace(finish_s=candidate.finish_s - candidate.wait_s), budget_s)
+    if candidate.claim is None:
+        alone = chance_from_margin(candidate._replace(finish_s=candidate.finish_s - candidate.wait_s), budget_s)
     else:
-        raw = timing_of(candidate, 0.0, now).by(budget_s)
-        alone = calibrated(raw, candidate.stake.prediction.calibration.curve)
+        raw = candidate_completion(candidate, 0.0, now).by(budget_s)
+        alone = apply_curve(raw, candidate.claim.prediction.calibration.curve)
     return max(0.0, alone - chance)
 
 
-def cost_of(candidate: Candidate) -> float:
+def charged_cost_s(candidate: Candidate) -> float:
     """Seconds of its tier's compute that a tenant is charged for it."""
-    return work_of(candidate)
+    return added_work_s(candidate)
 
 
-def _pays(purse: Purse, candidate: Candidate, now: float) -> bool:
-    return purse.affords(candidate.target.spec.tier, cost_of(candidate), now)
+def _can_pay(quota: TenantQuota, candidate: Candidate, now: float) -> bool:
+    return quota.affords(candidate.target.spec.tier, charged_cost_s(candidate), now)
 
 
 def _refused(decision: Decision, refusal: ServeError) -> Decision:

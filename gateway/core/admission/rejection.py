@@ -31,7 +31,7 @@ _KEEP: Final = 0.8  # of what was seen of losses, per tick: a memory of a quarte
 _LEAST: Final = 1e-3
 
 
-class Rejection:
+class RejectionRate:
     """Mutable: `placed` with each request that was let in, `tick` every TICK_S; `rate` is the share to refuse."""
 
     __slots__ = ("_lost", "_seen", "rate")
@@ -75,4 +75,4 @@ class Rejection:
         self.rate = 0.0
 
     def __repr__(self) -> str:
-        return f"<Rejection {self.rate:.1%} for a loss of {self.loss:.1%}>"
+        return f"<RejectionRate {self.rate:.1%} for a loss of {self.loss:.1%}>"

@@ -32,10 +32,10 @@ from math import inf
 from typing import Final
 
 from gateway.core.fleet.pricing import Tier
-from tidegate.caller import NO_LIMITS, Identity, Limits
+from tidegate.caller import NO_LIMITS, Identity, UsageLimits
 
 DEFAULT: Final = "default"
-MOST_PURSES: Final = 10_000  # beyond, whoever is new shares what is there
+MAX_QUOTAS: Final = 10_000  # beyond, whoever is new shares what is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TenantSpec:
     bytes_per_s: float = inf
 
 
-class Bucket:
+class TokenBucket:
     """Mutable: seconds of compute, requests or bytes that may be spent now; refilled at `rate` up to `burst`."""
 
     __slots__ = ("_at", "_balance", "burst", "rate")
@@ -93,15 +93,15 @@ class Bucket:
             self._at = now
 
     def __repr__(self) -> str:
-        return f"<Bucket {self._balance:.3f} of {self.burst:g}, {self.rate:g} a second>"
+        return f"<TokenBucket {self._balance:.3f} of {self.burst:g}, {self.rate:g} a second>"
 
 
-class Purse:
+class TenantQuota:
     """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the purse that pays with it."""
 
     __slots__ = ("_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "within")
 
-    def __init__(self, name: str, spec: TenantSpec, within: Purse | None = None) -> None:
+    def __init__(self, name: str, spec: TenantSpec, within: TenantQuota | None = None) -> None:
         self.name = name
         self.in_flight = 0
         self.spent_s: dict[Tier, float] = {"edge": 0.0, "pool": 0.0}
@@ -112,12 +112,12 @@ class Purse:
     def change(self, spec: TenantSpec) -> None:
         """Other limits from now on, with full buckets. Who is inside stays inside."""
         self.spec = spec
-        self.buckets: dict[Tier, Bucket] = {
-            "edge": Bucket(spec.edge_s_per_s, spec.burst_s),
-            "pool": Bucket(spec.pool_s_per_s, spec.burst_s),
+        self.buckets: dict[Tier, TokenBucket] = {
+            "edge": TokenBucket(spec.edge_s_per_s, spec.burst_s),
+            "pool": TokenBucket(spec.pool_s_per_s, spec.burst_s),
         }
-        self.requests = Bucket(spec.requests_per_s, max(1.0, spec.requests_per_s))
-        self.bytes = Bucket(spec.bytes_per_s, spec.bytes_per_s)
+        self.requests = TokenBucket(spec.requests_per_s, max(1.0, spec.requests_per_s))
+        self.bytes = TokenBucket(spec.bytes_per_s, spec.bytes_per_s)
 
     def has_place(self) -> bool:
         return all(one.spec.max_in_flight is None or one.in_flight < one.spec.max_in_flight for one in self._all)
@@ -155,52 +155,52 @@ class Purse:
             one.bytes.spend(size_bytes, now)
 
     def __repr__(self) -> str:
-        return f"<Purse {self.name} {self.in_flight} in flight, {self.buckets}>"
+        return f"<TenantQuota {self.name} {self.in_flight} in flight, {self.buckets}>"
 
 
-class Tenants:
+class TenantQuotas:
     """The purses, by name."""
 
     def __init__(self, specs: Mapping[str, TenantSpec] = {}) -> None:  # never changed
-        self.purses = {name: Purse(name, spec) for name, spec in {DEFAULT: TenantSpec(), **specs}.items()}
-        self._default = self.purses[DEFAULT]
+        self.quotas = {name: TenantQuota(name, spec) for name, spec in {DEFAULT: TenantSpec(), **specs}.items()}
+        self._default = self.quotas[DEFAULT]
 
-    def of(self, name: str) -> Purse:
+    def of(self, name: str) -> TenantQuota:
         """The tenant's purse; that of `default` for a name that nobody configured."""
-        return self.purses.get(name, self._default)
+        return self.quotas.get(name, self._default)
 
     def weight_of(self, name: str) -> float:
         return self.of(name).spec.weight
 
-    def known(self, tenant: str) -> Purse:
+    def known(self, tenant: str) -> TenantQuota:
         """The purse of an authenticated tenant, made where it is new."""
-        found = self.purses.get(tenant)
+        found = self.quotas.get(tenant)
         if found is not None:
             return found
-        if len(self.purses) >= MOST_PURSES:
+        if len(self.quotas) >= MAX_QUOTAS:
             return self._default
-        return self.purses.setdefault(tenant, Purse(tenant, self._default.spec))
+        return self.quotas.setdefault(tenant, TenantQuota(tenant, self._default.spec))
 
-    def of_identity(self, identity: Identity) -> Purse:
+    def of_identity(self, identity: Identity) -> TenantQuota:
         """The purse that pays for somebody: the tenant's, or one within it where the credential has limits."""
         limits, tenant = identity.grant.limits, identity.grant.tenant
         if limits == NO_LIMITS:
             return self.known(tenant)
         within = self.known(tenant)
         spec = _spec_of(limits, within.spec.weight)
-        found = self.purses.get(identity.payer)
+        found = self.quotas.get(identity.payer)
         if found is None:
-            full = len(self.purses) >= MOST_PURSES
-            return within if full else self.purses.setdefault(identity.payer, Purse(identity.payer, spec, within))
+            full = len(self.quotas) >= MAX_QUOTAS
+            return within if full else self.quotas.setdefault(identity.payer, TenantQuota(identity.payer, spec, within))
         if found.spec != spec:
             found.change(spec)
         return found
 
     def __repr__(self) -> str:
-        return f"<Tenants {', '.join(self.purses)}>"
+        return f"<TenantQuotas {', '.join(self.quotas)}>"
 
 
-def _spec_of(limits: Limits, weight: float) -> TenantSpec:
+def _spec_of(limits: UsageLimits, weight: float) -> TenantSpec:
     rates = (limits.pool_s_per_s, limits.edge_s_per_s, limits.requests_per_s, limits.bytes_per_s)
     pool, edge, requests, octets = (inf if rate is None else rate for rate in rates)
     return TenantSpec(weight, pool, edge, 1.0, limits.max_in_flight, requests, octets)

@@ -11,7 +11,7 @@ interpolated between the bins' centres after they were made monotone (pool adjac
 quarter of its evidence to its neighbours: errors do not end at a bin's edge, interpolation does. Shifting instead of
 replacing keeps the order within a bin: 0.999 stays above 0.96, and placement lives off such differences.
 
-`Reliability` measures: its `ece` is the mean gap between said and came, weighted by how often it was said.
+`ReliabilityBins` measures: its `ece` is the mean gap between said and came, weighted by how often it was said.
 `Calibration` corrects: one for the raw chances, and one measured on what it said itself, which is the figure to show.
 `Prediction` is one claim under way; it is settled once, by whoever sees the end.
 
@@ -38,7 +38,7 @@ Curve = tuple[float, ...]  # the calibrated chance at each bin's centre
 CENTRES: Final[Curve] = tuple((index + 0.5) / BINS for index in range(BINS))
 
 
-class Reliability:
+class ReliabilityBins:
     """Mutable: `record` what was said and whether it came; read per bin, or as one figure."""
 
     __slots__ = ("_came", "_said", "_weight")
@@ -68,8 +68,8 @@ class Reliability:
     def curve(self) -> Curve:
         """What to say at each bin's centre, monotone and within [0, 1]."""
         blocks: list[tuple[float, float, int]] = []  # (value, weight, bins), rising
-        gaps = _lent([came - said for said, came in zip(self._said, self._came, strict=True)])
-        for centre, gap, weight in zip(CENTRES, gaps, _lent(self._weight), strict=True):
+        gaps = _shared_with_neighbours([came - said for said, came in zip(self._said, self._came, strict=True)])
+        for centre, gap, weight in zip(CENTRES, gaps, _shared_with_neighbours(self._weight), strict=True):
             value, heft, width = centre + gap / (weight + _PRIOR_WEIGHT), weight + 1.0, 1
             while blocks and blocks[-1][0] >= value:
                 other, other_heft, other_width = blocks.pop()
@@ -79,16 +79,16 @@ class Reliability:
         return tuple([min(1.0, max(0.0, value)) for value, _, width in blocks for _ in range(width)])
 
     def __repr__(self) -> str:
-        return f"<Reliability ece {self.ece:.3f} over {sum(self._weight):.0f}>"
+        return f"<ReliabilityBins ece {self.ece:.3f} over {sum(self._weight):.0f}>"
 
 
-def _lent(values: list[float]) -> list[float]:
+def _shared_with_neighbours(values: list[float]) -> list[float]:
     """Each bin's value with a share of its neighbours'."""
     padded = [0.0, *values, 0.0]
     return [one + _LENT * (before + after) for before, one, after in zip(padded, values, padded[2:], strict=False)]
 
 
-def calibrated(chance: float, curve: Curve) -> float:
+def apply_curve(chance: float, curve: Curve) -> float:
     """`chance`, shifted by the curve."""
     place = chance * BINS - 0.5
     if place <= 0.0:
@@ -105,8 +105,8 @@ class Calibration:
     __slots__ = ("_since", "claimed", "curve", "raw")
 
     def __init__(self) -> None:
-        self.raw = Reliability()
-        self.claimed = Reliability()
+        self.raw = ReliabilityBins()
+        self.claimed = ReliabilityBins()
         self.curve: Curve = CENTRES
         self._since = 0
 

@@ -26,7 +26,7 @@ _ALARM: Final = 5.0  # h: some five round trips of 4.5 × the calm one
 _TIMER_S: Final = 0.001
 
 
-class Regime:
+class RttRegime:
     """Mutable: `record` each round trip; `foul` is the verdict."""
 
     __slots__ = ("_cusum",)
@@ -35,7 +35,7 @@ class Regime:
         self._cusum = Cusum(slack=_USUAL, level=_ALARM)
 
     @property
-    def foul(self) -> bool:
+    def is_degraded(self) -> bool:
         return self._cusum.on
 
     def record(self, rtt_s: float, calm_s: float) -> bool:
@@ -43,4 +43,4 @@ class Regime:
         return self._cusum.record(log((rtt_s + _TIMER_S) / (calm_s + _TIMER_S)))
 
     def __repr__(self) -> str:
-        return f"<Regime {'foul' if self.foul else 'fair'} {self._cusum.sum:.1f} of {_ALARM:.1f}>"
+        return f"<RttRegime {'foul' if self.is_degraded else 'fair'} {self._cusum.sum:.1f} of {_ALARM:.1f}>"

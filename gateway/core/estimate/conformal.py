@@ -45,7 +45,7 @@ _FIRST: Final = 2.33  # before anything is known: what would be 99 %, as few ans
 _STEP: Final = 0.1  # standard deviations: some 200 answers unlearn one
 
 
-class Coverage:
+class IntervalWidth:
     """Mutable: `record` how a prediction ended; `widths` by crowding, in standard deviations, for the next ones."""
 
     __slots__ = ("widths",)
@@ -59,10 +59,10 @@ class Coverage:
         self.widths[crowding] = min(MOST, max(LEAST, width))
 
     def __repr__(self) -> str:
-        return f"<Coverage {' '.join(f'{width:.2f}' for width in self.widths)}>"
+        return f"<IntervalWidth {' '.join(f'{width:.2f}' for width in self.widths)}>"
 
 
-def crowding_of(wait_s: float, compute_s: float) -> int:
+def crowding_class(wait_s: float, compute_s: float) -> int:
     """In which third the share of its time lies that an attempt would wait. `compute_s` is above 0."""
     if 2.0 * wait_s < compute_s:
         return 0

@@ -16,8 +16,8 @@ The first round trips are often measured while one of the processes is still sta
 seen, which an idle link would need half a minute to unlearn. So, among the first 8, one that is four times as short as
 the estimate says that those before it were not the path's, and everything but the bandwidth begins anew with it.
 
-`path` knows the weather (`Regime`): while it is foul only round trips of the last 2 s count, since the calm ones speak
-of another link. Time on the wire is taken out of a round trip before it is kept (`s_per_byte`, learned from large
+`path` knows the weather (`RttRegime`): while it is foul only round trips of the last 2 s count, since the calm ones
+speak of another link. Time on the wire is taken out of a round trip before it is kept (`s_per_byte`, learned from large
 bodies, both directions as one), so that a large body is not taken for jitter.
 
 Trust is Bayes' rule on silence: an attempt waits for its ack, and nothing else came over this path either. A path that
@@ -42,7 +42,7 @@ from itertools import accumulate
 from math import exp, inf
 from typing import Final, NamedTuple
 
-from gateway.core.estimate.change_point import Regime
+from gateway.core.estimate.change_point import RttRegime
 from gateway.core.estimate.windowed_min import WindowedMin
 
 _MEAN_WEIGHT: Final = 1 / 8  # RFC 6298's alpha
@@ -67,7 +67,7 @@ SLACK_S: Final = 0.020  # a busy process at either end is silent for so long wit
 BROKEN: Final = 0.02  # the chance, before any silence, that a path breaks while an attempt is on it
 
 
-class Path(NamedTuple):
+class RttDistribution(NamedTuple):
     """A weighted sample of round trips, sorted. `below[i]` is the weight of all before `values_s[i]`."""
 
     values_s: tuple[float, ...]
@@ -107,8 +107,8 @@ class LinkEstimate:
         self._sampled_at = 0.0
         self._ring: deque[tuple[float, float]] = deque(maxlen=_RING)  # (instant, round trip)
         self._calm = WindowedMin(_MEMORY_S, prior_rtt_s)
-        self._regime = Regime()
-        self._path: Path | None = None
+        self._regime = RttRegime()
+        self._path: RttDistribution | None = None
         self._path_until = 0.0  # when the kept path begins to say what is void
         self._unaccepted: dict[int, tuple[float, int]] = {}  # attempt → (sent at, bytes), oldest first
         self._seems_mute_since: float | None = None  # the first look that found it so
@@ -120,9 +120,9 @@ class LinkEstimate:
         return self._calm.value
 
     @property
-    def foul(self) -> bool:
+    def is_degraded(self) -> bool:
         """Whether round trips have lately been far above the calm ones."""
-        return self._regime.foul
+        return self._regime.is_degraded
 
     def record(self, rtt_s: float, now: float, body_bytes: int = 0) -> None:
         """Learn from one round trip without queue and compute. Negative ones (rounding) count as zero.
@@ -161,16 +161,16 @@ class LinkEstimate:
 
     # the sample
 
-    def path(self, now: float) -> Path:
+    def path(self, now: float) -> RttDistribution:
         """The round trips that count now. The same object until something changes: keep it to explain later."""
         if self._path is None or now >= self._path_until:
             self._path = self._sampled(now)
         return self._path
 
-    def _sampled(self, now: float) -> Path:
+    def _sampled(self, now: float) -> RttDistribution:
         ring = list(self._ring)
         self._path_until = inf
-        if self._regime.foul:
+        if self._regime.is_degraded:
             # The newest always counts: of nothing at all even a stale word is more.
             ring = [one for one in ring[:-1] if one[0] > now - _FOUL_S] + ring[-1:]
             self._path_until = max(now, ring[0][0] + _FOUL_S) if len(ring) > 1 else inf
@@ -182,7 +182,7 @@ class LinkEstimate:
         weights = tuple([weight / total for _, weight in points])
         below = (0.0, *accumulate(weights))
         median = bisect_left(below, 0.5 - 1e-9) - 1
-        return Path(tuple([value_s for value_s, _ in points]), weights, below, points[median][0])
+        return RttDistribution(tuple([value_s for value_s, _ in points]), weights, below, points[median][0])
 
     # acknowledgements
 
@@ -258,5 +258,5 @@ class LinkEstimate:
         return 1.0 if slower >= _NOT_UNUSUAL else slower / (slower + BROKEN)
 
     def __repr__(self) -> str:
-        weather = " foul" if self.foul else ""
+        weather = " foul" if self.is_degraded else ""
         return f"<LinkEstimate {self.rtt_s * 1e3:.2f} ms ± {self.jitter_s * 1e3:.2f} ms of {self.samples}{weather}>"

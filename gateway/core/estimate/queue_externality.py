@@ -30,7 +30,7 @@ _TIMER_SPREAD_S: Final = 0.001
 _SQRT_2: Final = sqrt(2.0)
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """A request's place in a queue: `key` orders, smallest first; `weight` is what its answer in time is worth."""
 
     key: float
@@ -38,14 +38,14 @@ class Place(NamedTuple):
     weight: float = 1.0
 
 
-class Insertion(NamedTuple):
+class InsertionCost(NamedTuple):
     wait_s: float
     harm: float
 
 
-def insertion(
-    queue: Iterable[tuple[float, Place | None]], place: Place, work_s: float, wait_s: float, now: float
-) -> Insertion:
+def insertion_cost(
+    queue: Iterable[tuple[float, QueuePosition | None]], place: QueuePosition, work_s: float, wait_s: float, now: float
+) -> InsertionCost:
     """How long `place` would wait, and the value it would take from others.
 
     Args:
@@ -55,13 +55,13 @@ def insertion(
     """
     passed = [(other, own_s) for own_s, other in islice(queue, 1, 1 + MOST_PASSED) if other and other.key > place.key]
     if not passed:
-        return Insertion(wait_s, 0.0)
+        return InsertionCost(wait_s, 0.0)
     passed.sort()
     ahead_s = max(0.0, wait_s - sum([own_s for _, own_s in passed]))
-    return Insertion(ahead_s, _harm(passed, ahead_s, work_s, now))
+    return InsertionCost(ahead_s, _harm(passed, ahead_s, work_s, now))
 
 
-def _harm(passed: list[tuple[Place, float]], ahead_s: float, work_s: float, now: float) -> float:
+def _harm(passed: list[tuple[QueuePosition, float]], ahead_s: float, work_s: float, now: float) -> float:
     harm, finish_s = 0.0, ahead_s
     for other, own_s in passed:
         finish_s += own_s

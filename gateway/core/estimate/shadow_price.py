@@ -29,7 +29,7 @@ _FULL: Final = 0.1
 _MOST: Final = 10.0  # times a target's capacity: more says nothing new
 
 
-class Congestion:
+class ShadowPrice:
     """Mutable: `sent` with each launch; `rent` is the price of a second now."""
 
     __slots__ = ("_at", "_rate")
@@ -47,11 +47,11 @@ class Congestion:
         """Seconds of work a second, lately."""
         return self._rate * exp((self._at - now) / MEMORY_S)
 
-    def rent(self, now: float) -> float:
+    def per_second(self, now: float) -> float:
         """What a second there takes from those who are still to come, in ordinary answers in time."""
         rate = self.rate(now) if self._rate else 0.0
         room = 1.0 - rate
         return rate / (room if room > _FULL else _FULL)
 
     def __repr__(self) -> str:
-        return f"<Congestion {self._rate:.2f} at {self._at:.3f}>"
+        return f"<ShadowPrice {self._rate:.2f} at {self._at:.3f}>"

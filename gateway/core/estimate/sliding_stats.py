@@ -37,7 +37,7 @@ Ending = Literal["in_time", "late", "failed"]
 K = TypeVar("K", bound=Hashable)
 
 
-class Recent(NamedTuple):
+class WindowSummary(NamedTuple):
     """One key's last minute. Rates are a second's; a key that nobody asked for lately has zeros."""
 
     in_time: int
@@ -63,7 +63,7 @@ class _Slot:
         self.buckets: dict[int, int] = {}
 
 
-class Lately(Generic[K]):
+class SlidingStats(Generic[K]):
     """Mutable: `record` each request's end, `read` a key, `items` for all that were lately asked for."""
 
     def __init__(self, *, slot_s: float = SLOT_S) -> None:
@@ -94,7 +94,7 @@ class Lately(Generic[K]):
             slot.late += times
         slot.buckets[bucket] = slot.buckets.get(bucket, 0) + times
 
-    def read(self, key: K, now: float) -> Recent:
+    def read(self, key: K, now: float) -> WindowSummary:
         return self._sum([self._kept.get(key, ())], now)
 
     def rates(self, now: float) -> dict[K, float]:
@@ -111,11 +111,11 @@ class Lately(Generic[K]):
                 found[key] = asked / window_s
         return found
 
-    def total(self, now: float) -> Recent:
+    def total(self, now: float) -> WindowSummary:
         """All keys together."""
         return self._sum(self._kept.values(), now)
 
-    def items(self, now: float) -> Iterator[tuple[K, Recent]]:
+    def items(self, now: float) -> Iterator[tuple[K, WindowSummary]]:
         """Every key of the last minute; keys that nobody asked for since are forgotten here."""
         self.forget(now)
         for key, slots in self._kept.items():
@@ -137,7 +137,7 @@ class Lately(Generic[K]):
             key = cast(K, OTHERS)
         return self._kept.setdefault(key, deque(maxlen=SLOTS))
 
-    def _sum(self, kept: Iterable[Iterable[_Slot]], now: float) -> Recent:
+    def _sum(self, kept: Iterable[Iterable[_Slot]], now: float) -> WindowSummary:
         current = int(now / self._slot_s)
         whole, rated = _Slot(current), _Slot(current)
         buckets: dict[int, int] = {}
@@ -152,7 +152,7 @@ class Lately(Generic[K]):
                     buckets[bucket] = buckets.get(bucket, 0) + hits
         window_s = self._window_s(now)
         asked = rated.in_time + rated.late + rated.failed
-        return Recent(
+        return WindowSummary(
             whole.in_time,
             whole.late,
             whole.failed,
@@ -170,7 +170,7 @@ class Lately(Generic[K]):
         return max(1.0, min(window_s, since_s))
 
     def __repr__(self) -> str:
-        return f"<Lately {len(self._kept)} keys>"
+        return f"<SlidingStats {len(self._kept)} keys>"
 
 
 def quantiles(buckets: Mapping[int, int], shares: tuple[float, ...] = QUANTILES) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ class Attestation:
     key_id: str = ""
     expires_at: float = 0.0  # UTC seconds: `until`, for people
 
-    def misses(self, deadline: float) -> str:
+    def why_not_valid_at(self, deadline: float) -> str:
         """Why it does not count at that instant; "" when it does."""
         if self.until >= deadline:
             return ""
@@ -37,8 +37,8 @@ class Attestation:
         return self.why_not or f"{self.kind}; key={self.key_id}; expires={_utc(self.expires_at)}"
 
 
-UNASKED = Attestation()
-GONE = Attestation("its evidence ended with the connection")
+ATTESTATION_OFF = Attestation()
+CONNECTION_ENDED = Attestation("its evidence ended with the connection")
 
 
 def _utc(instant_s: float) -> str:

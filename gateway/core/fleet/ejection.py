@@ -35,7 +35,7 @@ SLOW_START_S: Final = 10.0
 _LEAST_SHARE: Final = 0.1
 
 
-class Balance:
+class EjectionPolicy:
     """Mutable: `count` each target as it is now, `forget` those that are gone. `edges_spared` and `panic` follow."""
 
     __slots__ = ("_ejected", "_usable", "began_at", "edges_spared", "panic")
@@ -44,8 +44,8 @@ class Balance:
         self.began_at: float | None = None  # when the fleet's first target was added
         self.edges_spared = False  # ejected edges are used all the same
         self.panic = False  # all that are ejected are
-        self._usable = _Census()  # whoever could be used
-        self._ejected = _Census()  # those of them that are ejected
+        self._usable = _TargetCounts()  # whoever could be used
+        self._ejected = _TargetCounts()  # those of them that are ejected
 
     @property
     def ejected(self) -> tuple[str, ...]:
@@ -68,10 +68,10 @@ class Balance:
 
     def __repr__(self) -> str:
         mood = " PANIC" if self.panic else " edges spared" if self.edges_spared else ""
-        return f"<Balance {len(self._ejected.members)} of {len(self._usable.members)} ejected{mood}>"
+        return f"<EjectionPolicy {len(self._ejected.members)} of {len(self._usable.members)} ejected{mood}>"
 
 
-class _Census:
+class _TargetCounts:
     """Mutable: who belongs, and how many of them are edges."""
 
     __slots__ = ("edges", "members")

@@ -24,21 +24,21 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from gateway.core.estimate.conformal import Coverage
+from gateway.core.estimate.conformal import IntervalWidth
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.estimate.service_cost import CostModel
-from gateway.core.fleet.attestation import GONE
-from gateway.core.fleet.ejection import SLOW_START_S, Balance
+from gateway.core.fleet.attestation import CONNECTION_ENDED
+from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy
 from gateway.core.fleet.link_events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
-from gateway.core.fleet.offer_index import Offered, Offers
+from gateway.core.fleet.offer_index import Offer, OfferIndex
 from gateway.core.fleet.pricing import Tier, byte_price_of, price_of
-from gateway.core.fleet.queue_estimate import Ledger
-from gateway.core.fleet.scaling import Needed, Scaling
+from gateway.core.fleet.queue_estimate import QueueEstimate
+from gateway.core.fleet.scaling import ReplicaNeed, ReplicaScaler
 from gateway.core.fleet.target import TargetSpec, TargetView
 from gateway.core.fleet.variant_rank import quality_of
-from gateway.core.health.breaker import Breaker, State
-from gateway.core.health.degradation import WIDER, Change
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from gateway.core.health.breaker import Breaker, BreakerState
+from gateway.core.health.degradation import WIDER, ConditionChange
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Feature
 from tidegate.types import LoadReport
@@ -51,7 +51,7 @@ _PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
 
 
 OfferKey = tuple[str, str, str]  # model, version, variant
-_NOBODY: Final = Offers()
+_NO_OFFERS: Final = OfferIndex()
 
 
 class Fleet:
@@ -62,18 +62,18 @@ class Fleet:
         draw: chance, uniform in [0, 1), for the breakers of paths.
         """
         self.targets: dict[str, TargetView] = {}
-        self.balance = Balance()
+        self.balance = EjectionPolicy()
         # Told when one is ejected, and when it is back.
         self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
         # Told when something ails one, and when it does no longer.
-        self.on_condition: Callable[[TargetView, Change], None] = lambda _target, _change: None
-        self.scaling: Scaling | None = None  # set before targets are added, where somebody wants to know
+        self.on_condition: Callable[[TargetView, ConditionChange], None] = lambda _target, _change: None
+        self.scaling: ReplicaScaler | None = None  # set before targets are added, where somebody wants to know
         self.unhedged: set[str] = set()  # targets whose conditions keep hedges away
         self._feature_of = feature_of
         self._draw = draw
         self._costs = CostModel()
-        self._coverage: dict[Tier, Coverage] = {"edge": Coverage(), "pool": Coverage()}
-        self._index: dict[tuple[str, str], Offers] = {}
+        self._coverage: dict[Tier, IntervalWidth] = {"edge": IntervalWidth(), "pool": IntervalWidth()}
+        self._index: dict[tuple[str, str], OfferIndex] = {}
         self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
         self._redialled_by = 0.0  # until then a link that was lost just now may be back
         self.scarcity = 1.0  # how many times its plain price the cloud costs
@@ -87,8 +87,8 @@ class Fleet:
         self.remove(spec.id)
         tier = spec.tier
         link = LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier])
-        target = TargetView(spec, Ledger(batches=tier == "pool"), link, self.balance, self._draw, since=now)
-        target.coverage = self._coverage[tier]
+        target = TargetView(spec, QueueEstimate(batches=tier == "pool"), link, self.balance, self._draw, since=now)
+        target.interval_width = self._coverage[tier]
         target.scaling = self.scaling if tier == "pool" else None
         self._renew(target, breaker=True)
         self.targets[spec.id] = target
@@ -130,7 +130,7 @@ class Fleet:
             return
         match event:
             case LinkLoad():  # first: one comes with every answer
-                target.ledger.report(event.load, "link", now)
+                target.queue_estimate.report(event.load, "link", now)
                 target.link.heard(now)  # it came over the path, also where nobody waits for its answer any more
                 target.path.heard(now)
                 if event.offers is not None:
@@ -159,7 +159,7 @@ class Fleet:
         now: float,
         accepting: bool = True,
         offers: tuple[ModelOffer, ...] | None = None,
-        conditions: Conditions = UNTOLD,
+        conditions: DeviceConditions = UNTOLD,
     ) -> None:
         """What the control plane says of a device: its load, why to doubt it, what it costs, and whether it takes work.
 
@@ -174,7 +174,7 @@ class Fleet:
             target.conditions = conditions
             self._price(target)
         if load is not None:
-            target.ledger.report(load, "mqtt", now)
+            target.queue_estimate.report(load, "mqtt", now)
         if accepting != target.accepting or (offers is not None and offers != target.offers):
             target.accepting = accepting
             self._offer(target, target.offers if offers is None else offers)
@@ -196,11 +196,11 @@ class Fleet:
         for target in self.targets.values():
             self._list(target)
 
-    def offers(self, model: str, version: str) -> Offers:
+    def offers(self, model: str, version: str) -> OfferIndex:
         """Every variant of the model on a usable target. Breakers are not asked here: they change with time."""
-        return self._index.get((model, version), _NOBODY)
+        return self._index.get((model, version), _NO_OFFERS)
 
-    def offered(self, model: str, version: str) -> Sequence[Offered]:
+    def offered(self, model: str, version: str) -> Sequence[Offer]:
         """The same, to be walked at once: it changes when somebody comes or goes."""
         return self.offers(model, version).all.items
 
@@ -226,7 +226,7 @@ class Fleet:
 
     def _came_up(self, target: TargetView, event: LinkUp, now: float) -> None:
         epoch, new_process = event.epoch, event.epoch != target.epoch
-        if new_process or not target.up or event.road != target.road:
+        if new_process or not target.up or event.path_kind != target.path_kind:
             self._renew(target, breaker=new_process)  # what failed before was another process, or another connection
         if new_process and target.epoch:
             target.degradation.new_process(now)
@@ -236,7 +236,7 @@ class Fleet:
         target.link.heard(now)
         self._unattest(target)
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
-        target.road = event.road
+        target.path_kind = event.path_kind
         self._offer(target, event.offers)
 
     def _is_settled(self, now: float) -> bool:
@@ -254,7 +254,7 @@ class Fleet:
     def _unattest(self, target: TargetView) -> None:
         """Evidence is of one connection: what was before says nothing of who is there now."""
         if not target.attestation.why_not:
-            target.attestation = GONE
+            target.attestation = CONNECTION_ENDED
 
     def _price(self, target: TargetView) -> None:
         scarcity = self.scarcity if target.id in self._cloud else 1.0
@@ -270,24 +270,24 @@ class Fleet:
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
         self._list(target)
 
-    def replicas_needed(self, now: float) -> Needed | None:
+    def replicas_needed(self, now: float) -> ReplicaNeed | None:
         """How many replicas of the pool are needed; None where nobody wanted to know."""
         if self.scaling is None:
             return None
         pools = [one for one in self.targets.values() if one.spec.tier == "pool" and one.up and one.accepting]
-        backlog_s = sum(one.ledger.wait_s(now) for one in pools)
+        backlog_s = sum(one.queue_estimate.wait_s(now) for one in pools)
         return self.scaling.decide(now, replicas=len(pools), backlog_s=backlog_s)
 
     # degradation
 
-    def but_unhedged(self, others: set[str]) -> set[str]:
+    def without_hedging(self, others: set[str]) -> set[str]:
         """`others`, and those that hedges should not go to, unless nobody else would be left."""
         avoided = others | self.unhedged
         return avoided if len(avoided) < len(self.targets) else others
 
     def _look(self, target: TargetView, rtt_s: float, now: float) -> None:
         """With every heartbeat: what ails the target now."""
-        load = target.ledger.load
+        load = target.queue_estimate.load
         wait_s = load.queue_delay_s if load is not None else 0.0
         target.degradation.look(now, rtt_s=rtt_s, wait_s=wait_s, conditions=target.conditions)
         if target.degradation.changes:
@@ -318,16 +318,16 @@ class Fleet:
         if breaker:
             target.breaker.retire()
             target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
-        target.ejected = target.breaker.state is not State.CLOSED
+        target.ejected = target.breaker.state is not BreakerState.CLOSED
 
     def _breaker_moved(self, target: TargetView, now: float) -> None:
-        if target.breaker.state is State.CLOSED:
+        if target.breaker.state is BreakerState.CLOSED:
             target.warm_up(now)
         self._moved(target, now)
 
     def _moved(self, target: TargetView, now: float) -> None:
         """A breaker of the target has moved."""
-        ejected = target.breaker.state is not State.CLOSED or target.path.state is not State.CLOSED
+        ejected = target.breaker.state is not BreakerState.CLOSED or target.path.state is not BreakerState.CLOSED
         if ejected == target.ejected:
             return
         target.ejected = ejected
@@ -349,7 +349,7 @@ class Fleet:
             if key not in ready:
                 self._drop(target.id, key)
         for (model, version, variant), one in ready.items():
-            self._index.setdefault((model, version), Offers()).put((target.id, variant), one)
+            self._index.setdefault((model, version), OfferIndex()).put((target.id, variant), one)
         self._indexed[target.id] = list(ready)
 
     def _unlist(self, target_id: str) -> None:
@@ -363,13 +363,13 @@ class Fleet:
         if not offers.all:
             del self._index[model, version]
 
-    def _ready_offers(self, target: TargetView) -> Iterator[Offered]:
+    def _ready_offers(self, target: TargetView) -> Iterator[Offer]:
         zone = target.spec.lies_in
         for model in target.offers if target.up and target.accepting else ():
             feature = self._feature_of(model.name, model.version)
             for variant in model.variants if model.state in SERVING else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
-                yield Offered(target, model.name, model.version, variant, cost, quality_of(variant), zone)
+                yield Offer(target, model.name, model.version, variant, cost, quality_of(variant), zone)
 
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())

@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class Roster(Generic[Key, Item]):
+class IndexedSet(Generic[Key, Item]):
     """Mutable: `put` and `drop` by key. Read `items`, and `keys` in the same order; never change them."""
 
     __slots__ = ("_places", "items", "keys")
@@ -51,4 +51,4 @@ class Roster(Generic[Key, Item]):
         return len(self.items)
 
     def __repr__(self) -> str:
-        return f"<Roster of {len(self.items)}>"
+        return f"<IndexedSet of {len(self.items)}>"

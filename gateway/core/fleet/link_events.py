@@ -18,7 +18,7 @@ from gateway.core.fleet.attestation import Attestation
 from tidegate.fleet.offers import ModelOffer
 from tidegate.types import LoadReport
 
-Road = Literal["direct", "dialled out"]  # who dialled: this gateway, or the device
+PathKind = Literal["direct", "dialled out"]  # who dialled: this gateway, or the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LinkUp:
     name: str  # what it calls itself: "edge/kiosk-1"; the target's own id for a foreign server, which has no hello
     epoch: int
     offers: tuple[ModelOffer, ...]
-    road: Road = "direct"
+    path_kind: PathKind = "direct"
 
 
 @dataclass(frozen=True, slots=True)

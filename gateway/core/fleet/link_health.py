@@ -6,7 +6,7 @@ within seconds, the same on every screen:
     down     nothing can be sent there now
     suspect  it is used with doubt: its breaker or its path's is not closed, or its device's word is old
     silent   an answer is due and the link has said nothing for longer than it usually takes
-    slow     its round trips have turned foul (`Regime`), or are several times what they were over the last minutes
+    slow     its round trips have turned foul (`RttRegime`), or are several times what they were over the last minutes
     well
 
 `LinkEstimate` forgets what a link was like within ten seconds, as it should for predictions: after those a link that
@@ -24,7 +24,7 @@ from math import isnan, nan
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.breaker import State
+from gateway.core.health.breaker import BreakerState
 
 Health = Literal["down", "suspect", "silent", "slow", "well"]
 WORST_FIRST: Final[tuple[Health, ...]] = ("down", "suspect", "silent", "slow", "well")
@@ -43,7 +43,7 @@ class LinkState(NamedTuple):
     reason: str
 
 
-class Timeline:
+class RttTimeline:
     """Mutable: one link's round trips, a sample every two seconds; NaN where there was no link."""
 
     __slots__ = ("_rtts_s", "_taken", "usual_s")
@@ -71,10 +71,10 @@ class Timeline:
         return [None if isnan(rtt_s) else rtt_s for rtt_s in self._rtts_s[-most:]]
 
     def __repr__(self) -> str:
-        return f"<Timeline {len(self._rtts_s)} samples, usually {self.usual_s * 1e3:.2f} ms>"
+        return f"<RttTimeline {len(self._rtts_s)} samples, usually {self.usual_s * 1e3:.2f} ms>"
 
 
-def link_state(target: TargetView, timeline: Timeline | None, now: float) -> LinkState:
+def link_state(target: TargetView, timeline: RttTimeline | None, now: float) -> LinkState:
     """How the link to the target is, and why it is said to be so."""
     state, reason = target.state(now)
     if state == "down":
@@ -82,14 +82,14 @@ def link_state(target: TargetView, timeline: Timeline | None, now: float) -> Lin
     if state == "suspect":
         return LinkState("suspect", reason or "it is in doubt")
     link = target.link
-    if target.path.state is not State.CLOSED:
+    if target.path.state is not BreakerState.CLOSED:
         return LinkState("suspect", f"the way to it kept failing ({target.path.reason})")
     if link.silent_since is not None and link.trust(now) < _DOUBT:
         return LinkState("silent", f"nothing heard for {_ms(now - link.silent_since)}, though an answer is due")
     usual_s = nan if timeline is None else timeline.usual_s
     if not isnan(usual_s) and link.rtt_s > _TIMES * usual_s + _SLACK_S:
         return LinkState("slow", f"round trips take {_ms(link.rtt_s)}, usually {_ms(usual_s)}")
-    if link.foul and link.rtt_s > link.calm_s + _SLACK_S:
+    if link.is_degraded and link.rtt_s > link.calm_s + _SLACK_S:
         return LinkState("slow", f"round trips take {_ms(link.rtt_s)}, lately {_ms(link.calm_s)} when calm")
     return LinkState("well", "")
 

@@ -1,7 +1,7 @@
 """What is on offer: a variant of a model on a target, with its cost; and all of those for one model.
 
-Placement walks `Offers.all` for every request, so they are kept as it reads them (`indexed_set.py`), and changed one by
-one.
+Placement walks `OfferIndex.all` for every request, so they are kept as it reads them (`indexed_set.py`), and changed
+one by one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.estimate.service_cost import VariantCost
-from gateway.core.fleet.indexed_set import Roster
+from gateway.core.fleet.indexed_set import IndexedSet
 from gateway.core.fleet.target import TargetView
 from tidegate.fleet.offers import VariantOffer
 from tidegate.placement_pin import Zone
 
 
-class Offered(NamedTuple):
+class Offer(NamedTuple):
     """One way to answer one model: a variant on a usable target, with its cost."""
 
     target: TargetView
@@ -31,16 +31,16 @@ class Offered(NamedTuple):
         return self.target.price
 
 
-class Offers:
+class OfferIndex:
     """All offers of one model by (target, variant), and those of pools once more. Mutable: the fleet keeps it up."""
 
     __slots__ = ("all", "pools")
 
     def __init__(self) -> None:
-        self.all: Roster[tuple[str, str], Offered] = Roster()
-        self.pools: Roster[tuple[str, str], Offered] = Roster()
+        self.all: IndexedSet[tuple[str, str], Offer] = IndexedSet()
+        self.pools: IndexedSet[tuple[str, str], Offer] = IndexedSet()
 
-    def put(self, key: tuple[str, str], one: Offered) -> None:
+    def put(self, key: tuple[str, str], one: Offer) -> None:
         self.all.put(key, one)
         if one.target.spec.tier == "pool":
             self.pools.put(key, one)
@@ -51,4 +51,4 @@ class Offers:
             self.pools.drop(key)
 
     def __repr__(self) -> str:
-        return f"<Offers {len(self.all)}, {len(self.pools)} of pools>"
+        return f"<OfferIndex {len(self.all)}, {len(self.pools)} of pools>"

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
 Tier = Literal["edge", "pool"]
 
@@ -43,7 +43,7 @@ _HOT_C: Final = 85.0  # where small boards begin to throttle
 
 
 def price_of(
-    tier: Tier, conditions: Conditions = UNTOLD, scarcity: float = 1.0, *, hot: bool = False, ailing: float = 1.0
+    tier: Tier, conditions: DeviceConditions = UNTOLD, scarcity: float = 1.0, *, hot: bool = False, ailing: float = 1.0
 ) -> float:
     """What a second of compute costs on a target of this tier, in this state.
 
@@ -54,12 +54,12 @@ def price_of(
     return TIER[tier] * battery_factor(conditions) * heat_factor(conditions, hot=hot) * scarcity * ailing
 
 
-def byte_price_of(conditions: Conditions) -> float:
+def byte_price_of(conditions: DeviceConditions) -> float:
     """What a byte costs on the way to the target or back."""
     return METERED_BYTE if conditions.metered else 0.0
 
 
-def battery_factor(conditions: Conditions) -> float:
+def battery_factor(conditions: DeviceConditions) -> float:
     share = conditions.battery
     if share is None or not conditions.on_battery:
         return 1.0
@@ -67,7 +67,7 @@ def battery_factor(conditions: Conditions) -> float:
     return 1.0 + _BATTERY_TIMES * missing * missing
 
 
-def heat_factor(conditions: Conditions, *, hot: bool = False) -> float:
+def heat_factor(conditions: DeviceConditions, *, hot: bool = False) -> float:
     """`hot`: it has been called too hot, and not yet cool again: as good as throttled until then."""
     warmth = 1.0 if conditions.throttled or hot else 0.0
     if conditions.temperature_c is not None:

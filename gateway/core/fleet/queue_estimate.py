@@ -31,8 +31,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.estimate.queue_externality import Place
-from gateway.core.estimate.shadow_price import Congestion
+from gateway.core.estimate.queue_externality import QueuePosition
+from gateway.core.estimate.shadow_price import ShadowPrice
 from gateway.core.estimate.wait_error import WaitError
 from tidegate.types import LoadReport
 
@@ -45,24 +45,37 @@ _LONGEST_S: Final = 60.0  # what a promise may say at most: it comes from the ne
 class _Entry:
     work_s: float
     launched_at: float
-    place: Place | None  # None: its deadline is not known here
+    place: QueuePosition | None  # None: its deadline is not known here
     accepted: bool = False  # the target said that it has it
     reported: bool = False  # a report came after that: it is in there
 
 
-class Ledger:
+class QueueEstimate:
     """Mutable: one target's own in-flight attempts and its latest load report."""
 
     __slots__ = (
-        "_accepted", "_call_s", "_entries", "_head_s", "_head_since", "_heard", "_own_s", "_since_s", "_word_at",
-        "_word_s", "batches", "congestion", "error", "load", "reported_at",
+        "_accepted",
+        "_call_s",
+        "_entries",
+        "_head_s",
+        "_head_since",
+        "_heard",
+        "_own_s",
+        "_reported_at",
+        "_reported_delay_s",
+        "_since_s",
+        "batches",
+        "congestion",
+        "error",
+        "load",
+        "reported_at",
     )  # fmt: skip
 
     def __init__(self, *, batches: bool = False) -> None:
         self.load: LoadReport | None = None
         self.batches = batches
         self.error = WaitError()
-        self.congestion = Congestion()
+        self.congestion = ShadowPrice()
         self._call_s = 0.0  # the fixed part of the latest call, where there are batches
         self._accepted: dict[int, _Entry] = {}  # those that the next report speaks of
         self._entries: dict[int, _Entry] = {}  # by attempt, in order of launch
@@ -71,8 +84,8 @@ class Ledger:
         self._head_s = 0.0  # work of the oldest entry, which is taken to be the one that is computed
         self._head_since = 0.0  # when its compute began: it was sent, or one before it came back
         self.reported_at = 0.0
-        self._word_s = 0.0  # the wait by the target's latest word, of a report or of an ack ...
-        self._word_at = 0.0  # ... and when that came
+        self._reported_delay_s = 0.0  # the wait by the target's latest word, of a report or of an ack ...
+        self._reported_at = 0.0  # ... and when that came
         self._heard: dict[str, tuple[int, int]] = {}  # road → (epoch, sequence)
 
     @property
@@ -80,7 +93,7 @@ class Ledger:
         return len(self._entries)
 
     def launch(
-        self, attempt: int, work_s: float, now: float, place: Place | None = None, *, call_s: float = 0.0
+        self, attempt: int, work_s: float, now: float, place: QueuePosition | None = None, *, call_s: float = 0.0
     ) -> None:
         """Note an attempt that was just sent, with its place in the queue there.
 
@@ -115,7 +128,7 @@ class Ledger:
         left_s = entry.work_s - (now - self._head_since) if is_first and entry.accepted else 0.0
         self.finish(attempt, now)
         if left_s > 0.0:
-            self.corrected(left_s, now)
+            self.apply_ack(left_s, now)
 
     def accepted(self, attempt: int) -> None:
         """The target has the attempt in its queue: its next report speaks of it."""
@@ -131,20 +144,20 @@ class Ledger:
             return False
         self._heard[road] = (load.epoch, load.sequence)
         self.load = load
-        self.reported_at = self._word_at = now
-        self._word_s = max(0.0, load.queue_delay_s)
+        self.reported_at = self._reported_at = now
+        self._reported_delay_s = max(0.0, load.queue_delay_s)
         for entry in self._accepted.values():
             entry.reported = True
             self._since_s -= entry.work_s
         self._accepted.clear()
         return True
 
-    def corrected(self, by_s: float, now: float) -> None:
+    def apply_ack(self, by_s: float, now: float) -> None:
         """The target's word on one attempt differs from what was thought: so much more is ahead there, or less."""
         wait_s = max(0.0, min(_LONGEST_S, self._queued_s(now) + by_s))
-        self._word_s, self._word_at = max(0.0, wait_s - self._since_s), now
+        self._reported_delay_s, self._reported_at = max(0.0, wait_s - self._since_s), now
 
-    def queue(self) -> Iterator[tuple[float, Place | None]]:
+    def queue(self) -> Iterator[tuple[float, QueuePosition | None]]:
         """(work, place) of what we have under way there, in order of launch."""
         return ((entry.work_s, entry.place) for entry in self._entries.values())
 
@@ -163,12 +176,14 @@ class Ledger:
             left_s = self._own_s - (done_s if done_s < self._head_s else self._head_s)
             if left_s > 0.0:
                 queued_s = left_s
-        age_s = now - self._word_at
-        if age_s < self._word_s and age_s < _STALE_S:
-            told_s = (self._word_s - age_s) * (1.0 - age_s / _STALE_S) + self._since_s
+        age_s = now - self._reported_at
+        if age_s < self._reported_delay_s and age_s < _STALE_S:
+            told_s = (self._reported_delay_s - age_s) * (1.0 - age_s / _STALE_S) + self._since_s
             if told_s > queued_s:
                 queued_s = told_s
         return queued_s
 
     def __repr__(self) -> str:
-        return f"<Ledger {len(self._entries)} in flight, {self._own_s * 1e3:.1f} ms of own work, last {self.load}>"
+        return (
+            f"<QueueEstimate {len(self._entries)} in flight, {self._own_s * 1e3:.1f} ms of own work, last {self.load}>"
+        )

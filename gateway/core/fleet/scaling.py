@@ -72,7 +72,7 @@ class ScalingSpec:
     workers_per_replica: int = 1
 
 
-class Needed(NamedTuple):
+class ReplicaNeed(NamedTuple):
     """The answer, and what it was made of. Loads are in pool-seconds a second."""
 
     replicas: int
@@ -83,12 +83,12 @@ class Needed(NamedTuple):
     backlog_s: float = 0.0
 
 
-class Scaling:
+class ReplicaScaler:
     """Mutable: `arrived` and `ended` for each attempt at the pool, `decide` every few seconds."""
 
     def __init__(self, spec: ScalingSpec) -> None:
         self.spec = spec
-        self.needed = Needed(spec.min_replicas)
+        self.needed = ReplicaNeed(spec.min_replicas)
         self._z = NormalDist().inv_cdf(spec.target_attainment)
         self._slack_s = 1.0  # means of the latest requests: how long they may wait, ...
         self._row_s = 0.0  # ... what each adds to a batch, ...
@@ -148,7 +148,7 @@ class Scaling:
         reason to take a pool down."""
         return len(self._seconds) >= KNOWN_S
 
-    def decide(self, now: float, *, replicas: int, backlog_s: float) -> Needed:
+    def decide(self, now: float, *, replicas: int, backlog_s: float) -> ReplicaNeed:
         """How many are needed, `replicas` being there with `backlog_s` of work waiting, all together."""
         self._roll(now)
         spec = self.spec
@@ -166,7 +166,7 @@ class Scaling:
         self._wishes.append((now, wish))
         while self._wishes[0][0] < now - spec.scale_down_s:
             self._wishes.popleft()
-        self.needed = Needed(self._wishes[0][1], load, forecast, spread, self.strain, backlog_s)
+        self.needed = ReplicaNeed(self._wishes[0][1], load, forecast, spread, self.strain, backlog_s)
         return self.needed
 
     def _learn(self, now: float) -> None:
@@ -216,7 +216,7 @@ class Scaling:
         self._stretch_ends_at = now + self._stretch_s
 
     def __repr__(self) -> str:
-        return f"<Scaling {self.needed.replicas} for {self._line[0]:.2f} pool-s/s, strain {self.strain:.2f}>"
+        return f"<ReplicaScaler {self.needed.replicas} for {self._line[0]:.2f} pool-s/s, strain {self.strain:.2f}>"
 
 
 def _line(values: deque[float]) -> tuple[float, float]:

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.core.estimate.conformal import Coverage
+from gateway.core.estimate.conformal import IntervalWidth
 from gateway.core.estimate.link_estimate import LinkEstimate
-from gateway.core.fleet.attestation import UNASKED, Attestation
-from gateway.core.fleet.ejection import SLOW_START_S, Balance, slow_start_share
-from gateway.core.fleet.link_events import Road
+from gateway.core.fleet.attestation import ATTESTATION_OFF, Attestation
+from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy, slow_start_share
+from gateway.core.fleet.link_events import PathKind
 from gateway.core.fleet.pricing import Tier
-from gateway.core.fleet.queue_estimate import Ledger
-from gateway.core.fleet.scaling import Scaling
-from gateway.core.health.breaker import Breaker, State
+from gateway.core.fleet.queue_estimate import QueueEstimate
+from gateway.core.fleet.scaling import ReplicaScaler
+from gateway.core.health.breaker import Breaker, BreakerState
 from gateway.core.health.degradation import Degradation
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.placement_pin import Zone
 
@@ -61,19 +61,19 @@ class TargetView:
     """Mutable: what is known of one target."""
 
     spec: TargetSpec
-    ledger: Ledger
+    queue_estimate: QueueEstimate
     link: LinkEstimate
-    balance: Balance
+    balance: EjectionPolicy
     draw: Callable[[], float]
     breaker: Breaker = field(default_factory=Breaker)
     path: Breaker = field(default_factory=Breaker)
-    coverage: Coverage = field(default_factory=Coverage)  # its tier's
+    interval_width: IntervalWidth = field(default_factory=IntervalWidth)  # its tier's
     up: bool = False
     tried: bool = False  # has it been up or down at least once
     reason: str = "not connected yet"
     since: float = 0.0  # when `up` last changed
     epoch: int = 0
-    road: Road = "direct"  # by which it was last up
+    path_kind: PathKind = "direct"  # by which it was last up
     offers: tuple[ModelOffer, ...] = ()  # the last known ones, also while it is down
     doubt: str = ""  # why the control plane distrusts it; "" when it does not
     accepting: bool = True  # False while a device says that it takes no new work
@@ -83,12 +83,12 @@ class TargetView:
     refused_until: float = 0.0
     refusals: int = 0  # in a row, with nobody taken between
     asked_at: float = 0.0  # when it was last sent a request
-    conditions: Conditions = UNTOLD  # what a device said of its battery, its heat and its link
+    conditions: DeviceConditions = UNTOLD  # what a device said of its battery, its heat and its link
     price: float = 1.0  # of a second of compute there, now
     byte_price: float = 0.0
-    attestation: Attestation = UNASKED  # what its evidence has shown
+    attestation: Attestation = ATTESTATION_OFF  # what its evidence has shown
     degradation: Degradation = field(default_factory=Degradation)  # what ails it
-    scaling: Scaling | None = None  # its tier's, where somebody asks how many replicas are needed
+    scaling: ReplicaScaler | None = None  # its tier's, where somebody asks how many replicas are needed
 
     @property
     def id(self) -> str:
@@ -108,10 +108,10 @@ class TargetView:
         """How far to believe that an attempt is answered at all: the path's silence, and an ejected one's record."""
         if self.link.silent_since is None and not self.ejected and self.refusals < _IN_A_ROW:
             return 1.0
-        trust = self.link.trust(now) * (_FULL_TRUST if self.says_no(now) else 1.0)
+        trust = self.link.trust(now) * (_FULL_TRUST if self.expects_refusal(now) else 1.0)
         return trust * min(self.breaker.chance(now), self.path.chance(now)) if self.ejected else trust
 
-    def says_no(self, now: float) -> bool:
+    def expects_refusal(self, now: float) -> bool:
         """Whether it has refused whoever came, and does not expect room yet, or somebody is out to see.
 
         A wait alone does not say this: where others queue for longer, a pause of 200 ms looks like the shorter queue,
@@ -124,14 +124,14 @@ class TargetView:
 
     def wait_s(self, now: float) -> float:
         """How long a request that arrives there now would wait; longer in its slow start, and after a refusal."""
-        wait_s = self.ledger.wait_s(now)
+        wait_s = self.queue_estimate.wait_s(now)
         if now >= self.plain_from:
             return wait_s
         return max(self.refused_until - now, wait_s / slow_start_share(now - self.warm_since))
 
-    def expects_s(self, ahead_s: float, now: float) -> float:
+    def expected_wait_s(self, ahead_s: float, now: float) -> float:
         """The wait with so much ahead, by how far such predictions have been off here."""
-        factor = self.ledger.error.factor
+        factor = self.queue_estimate.error.factor
         # What was learned of the usual wait must not shorten a pause that the target asked for.
         return ahead_s * (factor if now >= self.plain_from else max(1.0, factor))
 
@@ -162,10 +162,12 @@ class TargetView:
         return "ready", "" if share == 1.0 else f"warming up: counts for {share:.0%} of its capacity"
 
     def _ejected_state(self, now: float) -> tuple[TargetState, str]:
-        what, breaker = ("it", self.breaker) if self.breaker.state is not State.CLOSED else ("the way to it", self.path)
+        what, breaker = (
+            ("it", self.breaker) if self.breaker.state is not BreakerState.CLOSED else ("the way to it", self.path)
+        )
         if self.balance.spares(edge=self.spec.tier == "edge"):
             return "suspect", f"{what} kept failing ({breaker.reason}), as most do: used all the same"
-        if breaker.state is State.HALF_OPEN:
+        if breaker.state is BreakerState.HALF_OPEN:
             return "suspect", f"{what} kept failing ({breaker.reason}) and is being probed"
         left_s = max(0.0, breaker.retry_at - now)
         return "down", f"{what} kept failing ({breaker.reason}); next probe in {left_s:.1f} s"
@@ -173,4 +175,4 @@ class TargetView:
     def __repr__(self) -> str:
         state = "up" if self.up else f"down ({self.reason})"
         breakers = f"{self.breaker.state.name}/{self.path.state.name}"
-        return f"<TargetView {self.id} {state} {breakers} {self.ledger.in_flight} in flight>"
+        return f"<TargetView {self.id} {state} {breakers} {self.queue_estimate.in_flight} in flight>"

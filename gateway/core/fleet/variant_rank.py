@@ -3,9 +3,9 @@
 A fallback to a lesser variant is a degraded answer and must be declared. Precisions that are not known here compare as
 equal: a claim of degradation needs a ground.
 
-A target may lessen its precision for a while (`Standing`). Then its lesser variant answers whoever demands nothing, as
-a degraded answer, and its full one those who demand it or a floor of quality; before and after, the lesser one keeps
-out of the way.
+A target may lessen its precision for a while (`VersionTargets`). Then its lesser variant answers whoever demands
+nothing, as a degraded answer, and its full one those who demand it or a floor of quality; before and after, the lesser
+one keeps out of the way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def quality_of(variant: VariantOffer) -> float:
     return max(variant.quality, 1e-3)
 
 
-def stands_aside(variant: VariantOffer, demanded: str, min_quality: float) -> bool:
+def deferred_to(variant: VariantOffer, demanded: str, min_quality: float) -> bool:
     """Whether the variant is not meant for a request just now that demands this variant ("": any) or quality (0: any).
 
     That is no misfit: where no other variant takes the request, this one does.
@@ -38,7 +38,7 @@ def stands_aside(variant: VariantOffer, demanded: str, min_quality: float) -> bo
     return variant.standing == "spare" or not min_quality
 
 
-def is_relief(variant: VariantOffer, *, demanded: bool) -> bool:
+def is_degraded_answer(variant: VariantOffer, *, demanded: bool) -> bool:
     """Whether an answer by it is degraded, by itself: a fuller one would have given it but for the target's trouble."""
     return not demanded and variant.standing in ("relief", "spare")
 

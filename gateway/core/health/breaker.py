@@ -34,7 +34,7 @@ from gateway.core.health.success_window import SuccessWindow
 from tidegate.outcome import BadAnswer, InternalError, ServeError, Unreachable
 
 
-class State(IntEnum):
+class BreakerState(IntEnum):
     """The values are those of the metric `tidegate_breaker_state`."""
 
     CLOSED = 0
@@ -42,7 +42,7 @@ class State(IntEnum):
     HALF_OPEN = 2
 
 
-class Verdict(StrEnum):
+class AttemptVerdict(StrEnum):
     SUCCESS = "success"
     FAILURE = "failure"
     IGNORED = "ignored"
@@ -51,11 +51,11 @@ class Verdict(StrEnum):
 class Blame(NamedTuple):
     """What an attempt's end says about the process that was asked, and about the way there."""
 
-    target: Verdict
-    path: Verdict
+    target: AttemptVerdict
+    path: AttemptVerdict
 
 
-class _Event(StrEnum):
+class _BreakerEvent(StrEnum):
     SUCCESS = "success"
     ENOUGH = "enough"  # the success that makes a half-open breaker trust again
     FAILURE = "failure"
@@ -64,15 +64,15 @@ class _Event(StrEnum):
     HEARD = "heard"  # a sign of life that nobody had to ask for
 
 
-_NEXT: Final[dict[tuple[State, _Event], State]] = {
-    (State.CLOSED, _Event.SUCCESS): State.CLOSED,
-    (State.CLOSED, _Event.FAILURE): State.CLOSED,
-    (State.CLOSED, _Event.LAST_STRAW): State.OPEN,
-    (State.OPEN, _Event.COOLED): State.HALF_OPEN,
-    (State.OPEN, _Event.HEARD): State.HALF_OPEN,
-    (State.HALF_OPEN, _Event.SUCCESS): State.HALF_OPEN,
-    (State.HALF_OPEN, _Event.ENOUGH): State.CLOSED,
-    (State.HALF_OPEN, _Event.FAILURE): State.OPEN,
+_NEXT: Final[dict[tuple[BreakerState, _BreakerEvent], BreakerState]] = {
+    (BreakerState.CLOSED, _BreakerEvent.SUCCESS): BreakerState.CLOSED,
+    (BreakerState.CLOSED, _BreakerEvent.FAILURE): BreakerState.CLOSED,
+    (BreakerState.CLOSED, _BreakerEvent.LAST_STRAW): BreakerState.OPEN,
+    (BreakerState.OPEN, _BreakerEvent.COOLED): BreakerState.HALF_OPEN,
+    (BreakerState.OPEN, _BreakerEvent.HEARD): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, _BreakerEvent.SUCCESS): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, _BreakerEvent.ENOUGH): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, _BreakerEvent.FAILURE): BreakerState.OPEN,
 }
 _PROBES_TO_CLOSE: Final = 2
 _LEAST_CALLS: Final = 10  # before a share of successes means anything
@@ -82,12 +82,12 @@ _LEAST_SHARE: Final = 0.5
 def blame(error: ServeError | None) -> Blame:
     """Whose fault an attempt's end is; None is an answer."""
     if error is None:
-        return Blame(Verdict.SUCCESS, Verdict.SUCCESS)
+        return Blame(AttemptVerdict.SUCCESS, AttemptVerdict.SUCCESS)
     if isinstance(error, Unreachable):
-        return Blame(Verdict.IGNORED, Verdict.FAILURE)
+        return Blame(AttemptVerdict.IGNORED, AttemptVerdict.FAILURE)
     return Blame(
-        Verdict.FAILURE if isinstance(error, BadAnswer | InternalError) else Verdict.IGNORED,
-        Verdict.IGNORED,  # an error may be our own word for it: frames that came say `heard` themselves
+        AttemptVerdict.FAILURE if isinstance(error, BadAnswer | InternalError) else AttemptVerdict.IGNORED,
+        AttemptVerdict.IGNORED,  # an error may be our own word for it: frames that came say `heard` themselves
     )
 
 
@@ -108,7 +108,7 @@ class Breaker:
         on_move: Callable[[float], None] = lambda _now: None,
     ) -> None:
         """Args: on_move: told the instant after the state has changed."""
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.retry_at = 0.0  # when an open breaker lets a probe through
         self.reason = ""  # why it is not closed, in words
         self._threshold = threshold
@@ -123,44 +123,44 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether an attempt may be launched now: any while closed, else one probe when it is due."""
-        if self.state is State.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return True
-        return not self._probing and (self.state is State.HALF_OPEN or now >= self.retry_at)
+        return not self._probing and (self.state is BreakerState.HALF_OPEN or now >= self.retry_at)
 
     def launched(self, now: float) -> bool:
         """Note an attempt; returns whether it is a probe. One that `allows` did not let through is none."""
-        if self.state is State.CLOSED or not self.allows(now):
+        if self.state is BreakerState.CLOSED or not self.allows(now):
             return False
-        if self.state is State.OPEN:
-            self._half_open(_Event.COOLED, now)
+        if self.state is BreakerState.OPEN:
+            self._half_open(_BreakerEvent.COOLED, now)
         self._probing = True
         return True
 
-    def record(self, outcome: Verdict, now: float, draw: float, *, probe: bool = False) -> None:
+    def record(self, outcome: AttemptVerdict, now: float, draw: float, *, probe: bool = False) -> None:
         """The end of an attempt. `draw` in [0, 1) spreads the open time, so that gateways do not probe as one."""
-        if outcome is not Verdict.IGNORED:
-            self._recent.add(now, success=outcome is Verdict.SUCCESS)
+        if outcome is not AttemptVerdict.IGNORED:
+            self._recent.add(now, success=outcome is AttemptVerdict.SUCCESS)
         if probe:
             self._probing = False
-        if self.state is State.OPEN or (self.state is State.HALF_OPEN and not probe):
+        if self.state is BreakerState.OPEN or (self.state is BreakerState.HALF_OPEN and not probe):
             return  # an attempt from before it opened: its news is old
-        if outcome is Verdict.SUCCESS:
+        if outcome is AttemptVerdict.SUCCESS:
             self._succeeded(now)
-        elif outcome is Verdict.FAILURE:
+        elif outcome is AttemptVerdict.FAILURE:
             self._failed(now, draw)
 
     def heard(self, now: float) -> None:
         """A sign of life came unasked: it counts as a good probe, and an open breaker need not cool to believe it."""
-        if self.state is State.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return
-        if self.state is State.OPEN:
-            self._half_open(_Event.HEARD, now)
+        if self.state is BreakerState.OPEN:
+            self._half_open(_BreakerEvent.HEARD, now)
         self._succeeded(now)
 
     def trip(self, reason: str, now: float, draw: float) -> None:
         """Open a closed one on other evidence than calls that ended. Nothing if it is not closed."""
-        if self.state is State.CLOSED:
-            self._open(_Event.LAST_STRAW, reason, now, draw)
+        if self.state is BreakerState.CLOSED:
+            self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
 
     def retire(self) -> None:
         """It stands for nobody any more: attempts from its time may still end on it, and nobody is told."""
@@ -171,30 +171,34 @@ class Breaker:
         good, bad = self._recent.counts(now)
         return (good + 1.0) / (good + bad + 2.0)
 
-    def _half_open(self, event: _Event, now: float) -> None:
+    def _half_open(self, event: _BreakerEvent, now: float) -> None:
         self._successes = 0
         self._move(event, now)
 
     def _succeeded(self, now: float) -> None:
         self._failures = 0
-        if self.state is not State.HALF_OPEN:
-            return self._move(_Event.SUCCESS, now)
+        if self.state is not BreakerState.HALF_OPEN:
+            return self._move(_BreakerEvent.SUCCESS, now)
         self._successes += 1
         if self._successes < _PROBES_TO_CLOSE:
-            return self._move(_Event.SUCCESS, now)
+            return self._move(_BreakerEvent.SUCCESS, now)
         self._openings = 0
         self.reason = ""
         self._recent.clear()  # what it did before it was mended is held against it no more
-        return self._move(_Event.ENOUGH, now)
+        return self._move(_BreakerEvent.ENOUGH, now)
 
     def _failed(self, now: float, draw: float) -> None:
         self._failures += 1
-        if self.state is State.HALF_OPEN:
-            return self._open(_Event.FAILURE, "its probe failed", now, draw)
-        reason = self._last_straw(now)
-        return self._open(_Event.LAST_STRAW, reason, now, draw) if reason else self._move(_Event.FAILURE, now)
+        if self.state is BreakerState.HALF_OPEN:
+            return self._open(_BreakerEvent.FAILURE, "its probe failed", now, draw)
+        reason = self._should_open(now)
+        return (
+            self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
+            if reason
+            else self._move(_BreakerEvent.FAILURE, now)
+        )
 
-    def _last_straw(self, now: float) -> str:
+    def _should_open(self, now: float) -> str:
         if self._failures >= self._threshold:
             return f"{self._failures} calls in a row failed"
         good, bad = self._recent.counts(now)
@@ -202,18 +206,18 @@ class Breaker:
             return f"{bad} of {good + bad} calls failed within 10 s"
         return ""
 
-    def _open(self, event: _Event, reason: str, now: float, draw: float) -> None:
+    def _open(self, event: _BreakerEvent, reason: str, now: float, draw: float) -> None:
         open_s = min(self._cap_s, self._base_s * 2.0**self._openings)
         self.retry_at = now + open_s * (0.8 + 0.4 * draw)
         self.reason = reason
         self._openings = min(self._openings + 1, 30)  # 2^30 is past any cap; keeps the power finite
         self._move(event, now)
 
-    def _move(self, event: _Event, now: float) -> None:
+    def _move(self, event: _BreakerEvent, now: float) -> None:
         before, self.state = self.state, _NEXT[self.state, event]
         if self.state is not before:
             self._on_move(now)
 
     def __repr__(self) -> str:
-        detail = f" retry_at={self.retry_at:.3f}" if self.state is State.OPEN else ""
+        detail = f" retry_at={self.retry_at:.3f}" if self.state is BreakerState.OPEN else ""
         return f"<Breaker {self.state.name} {self._failures}/{self._threshold} failures{detail}>"

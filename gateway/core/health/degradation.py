@@ -29,8 +29,15 @@ from __future__ import annotations
 from math import exp, inf, log
 from typing import Final, Literal, NamedTuple, get_args
 
-from gateway.core.health.detectors import Errors, Memory, Queue, VariantSpeed, Way, heat
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from gateway.core.health.detectors import (
+    ErrorDetector,
+    MemoryDetector,
+    PathDetector,
+    QueueDetector,
+    SpeedDetector,
+    overheating_reason,
+)
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
 Name = Literal["slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst"]
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
@@ -55,7 +62,7 @@ class Condition(NamedTuple):
     variant: Variant | None = None  # where it is about one
 
 
-class Change(NamedTuple):
+class ConditionChange(NamedTuple):
     """A condition has begun, or ended."""
 
     condition: Condition
@@ -70,14 +77,14 @@ class Degradation:
 
     def __init__(self) -> None:
         self.active: dict[Name, Condition] = {}
-        self.changes: list[Change] = []  # that nobody took yet
+        self.changes: list[ConditionChange] = []  # that nobody took yet
         self._look_at = -inf
         self._gone_since: dict[Name, float] = {}  # of active ones: when their sign was gone
-        self._speeds: dict[Variant, VariantSpeed] = {}
-        self._errors = Errors()
-        self._queue = Queue()
-        self._way = Way()
-        self._memory = Memory()
+        self._speeds: dict[Variant, SpeedDetector] = {}
+        self._errors = ErrorDetector()
+        self._queue = QueueDetector()
+        self._way = PathDetector()
+        self._memory = MemoryDetector()
 
     # what is seen
 
@@ -85,7 +92,7 @@ class Degradation:
         """An answer that was computed by itself took so long, where its table says `table_s`."""
         speed = self._speeds.get(variant)
         if speed is None:
-            speed = self._speeds[variant] = VariantSpeed()
+            speed = self._speeds[variant] = SpeedDetector()
         if speed.answered(log((took_s or _INSTANT_S) / table_s), now):
             self._judge_speed(variant, now)
 
@@ -94,7 +101,7 @@ class Degradation:
         if self._errors.ended(failed=failed):
             self._judge("error_burst", self._errors.look(), now)
 
-    def look(self, now: float, *, rtt_s: float, wait_s: float, conditions: Conditions = UNTOLD) -> None:
+    def look(self, now: float, *, rtt_s: float, wait_s: float, conditions: DeviceConditions = UNTOLD) -> None:
         """The regular look, about once a second: at the path, the queue and what the device says of itself."""
         if now < self._look_at:
             return  # heartbeats that come in a heap are one
@@ -104,7 +111,7 @@ class Degradation:
         self._judge("queue_buildup", self._queue.look(wait_s, now, raised="queue_buildup" in active), now)
         if conditions is not UNTOLD or active:
             self._judge("memory_leak", self._memory.look(conditions, now), now)
-            self._judge("thermal", heat(conditions, raised="thermal" in active), now)
+            self._judge("thermal", overheating_reason(conditions, raised="thermal" in active), now)
         if active:
             self._look_again(now)
 
@@ -112,11 +119,11 @@ class Degradation:
         """Another process answers there now: what ailed the old one is over, and its caches are cold."""
         for name in [name for name in self.active if name not in _OF_THE_PATH]:
             self._end(name, now)
-        self._errors, self._queue, self._memory = Errors(), Queue(), Memory()
+        self._errors, self._queue, self._memory = ErrorDetector(), QueueDetector(), MemoryDetector()
         for speed in self._speeds.values():
             speed.cool_down()
 
-    def take_changes(self) -> list[Change]:
+    def take_changes(self) -> list[ConditionChange]:
         """The changes since this was last called."""
         changes, self.changes = self.changes, []
         return changes
@@ -174,11 +181,11 @@ class Degradation:
 
     def _begin(self, condition: Condition) -> None:
         self.active[condition.name] = condition
-        self.changes.append(Change(condition, True, condition.since))
+        self.changes.append(ConditionChange(condition, True, condition.since))
 
     def _end(self, name: Name, now: float) -> None:
         self._gone_since.pop(name, None)
-        self.changes.append(Change(self.active.pop(name), False, now))
+        self.changes.append(ConditionChange(self.active.pop(name), False, now))
 
     def __repr__(self) -> str:
         return f"<Degradation {', '.join(self.active) or 'none'}>"

@@ -40,7 +40,7 @@ from typing import Final
 from gateway.core.estimate.cusum import Cusum
 from gateway.core.estimate.shift import Shift
 from tidegate.estimate.trend import Leak, grows, sen_slope
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 
 SLOW_SLACK: Final = 0.17
 SLOW_LEVEL: Final = 4.4  # nineteen seconds at the least, and four alarms in sixteen well weeks
@@ -76,7 +76,7 @@ _LEAK_SIGMAS: Final = 4.5
 _HOT_C, _COOL_C = 85.0, 75.0
 
 
-class VariantSpeed:
+class SpeedDetector:
     """Mutable: the compute times of one variant on one target. `answered`; `slow` and `cold` are what it says."""
 
     __slots__ = ("_asked_at", "_cold", "_minute", "_minute_ends_at", "_minutes", "_sample",
@@ -168,10 +168,10 @@ class VariantSpeed:
         return self.tail.record(ordered[int(0.95 * len(ordered))] - ordered[len(ordered) // 2])
 
     def __repr__(self) -> str:
-        return f"<VariantSpeed {self.slow() or self.cold(raised=True) or 'as usual'} {self.shift!r}>"
+        return f"<SpeedDetector {self.slow() or self.cold(raised=True) or 'as usual'} {self.shift!r}>"
 
 
-class Errors:
+class ErrorDetector:
     """Mutable: `ended` with each attempt whose end says something of the target."""
 
     __slots__ = ("_cusum", "_failed", "_last")
@@ -188,14 +188,14 @@ class Errors:
         return f"{sum(self._last)} of the last {len(self._last)} attempts failed" if self._cusum.on else ""
 
     def __repr__(self) -> str:
-        return f"<Errors {self._cusum!r}>"
+        return f"<ErrorDetector {self._cusum!r}>"
 
 
 _FAILURE: Final = log(_BAD_FAILURES / _USUAL_FAILURES)
 _SUCCESS: Final = log((1.0 - _BAD_FAILURES) / (1.0 - _USUAL_FAILURES))
 
 
-class Queue:
+class QueueDetector:
     """Mutable: the wait that a target reports, once a look."""
 
     __slots__ = ("_waits",)
@@ -215,10 +215,10 @@ class Queue:
         return f"{wait_s:.2f} s of work wait, {slope * 1e3:.0f} ms more each second"
 
     def __repr__(self) -> str:
-        return f"<Queue of {len(self._waits)} looks>"
+        return f"<QueueDetector of {len(self._waits)} looks>"
 
 
-class Way:
+class PathDetector:
     """Mutable: the round trips of one path's heartbeats."""
 
     __slots__ = ("_shift",)
@@ -235,10 +235,10 @@ class Way:
         return f"round trips take {now_ms:.1f} ms, usually {usual_ms:.1f} ms"
 
     def __repr__(self) -> str:
-        return f"<Way {self._shift!r}>"
+        return f"<PathDetector {self._shift!r}>"
 
 
-class Memory:
+class MemoryDetector:
     """Mutable: the resident memory that a device tells of, in one life of its process."""
 
     __slots__ = ("_leak", "_seen_at", "_words")
@@ -248,7 +248,7 @@ class Memory:
         self._seen_at: float | None = None
         self._words = ""
 
-    def look(self, conditions: Conditions, now: float) -> str:
+    def look(self, conditions: DeviceConditions, now: float) -> str:
         rss, limit = conditions.memory_bytes, conditions.memory_limit_bytes
         if rss is None or limit is None:
             return ""
@@ -262,10 +262,10 @@ class Memory:
         return self._words
 
     def __repr__(self) -> str:
-        return f"<Memory {self._words or 'as usual'}>"
+        return f"<MemoryDetector {self._words or 'as usual'}>"
 
 
-def heat(conditions: Conditions, *, raised: bool) -> str:
+def overheating_reason(conditions: DeviceConditions, *, raised: bool) -> str:
     """Why a device is thought to be too hot; "" when it is not, or does not know."""
     degrees = conditions.temperature_c
     told = "" if degrees is None else f"{degrees:.0f} °C"

@@ -28,8 +28,8 @@ from math import inf
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.history.decision_record import Weighed, Weighing
-from gateway.core.history.recorder import Flown, Given, Note
+from gateway.core.history.decision_record import CandidateRecord, DecisionRecord
+from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 
 _WITHIN_S: Final = 5.0
 _HALF_S: Final = 0.5
@@ -57,7 +57,7 @@ class Alternative(NamedTuple):
     says: Chance
 
 
-class Hindsight(NamedTuple):
+class Counterfactual(NamedTuple):
     """
     best      none that is known of would have been in time for less
     better    `better` would have been
@@ -71,7 +71,7 @@ class Hindsight(NamedTuple):
     alternatives: tuple[Alternative, ...]
 
 
-class _Sample(NamedTuple):
+class _NearbySample(NamedTuple):
     after_s: float  # launched so long after the decision; negative: before it
     wait_s: float  # queue and link together; inf: no answer came
     ratio: float | None  # of compute to what was predicted
@@ -79,32 +79,32 @@ class _Sample(NamedTuple):
     at_least_s: float | None = None  # it was given up after so long, and not answered by then
 
 
-def hindsight(flown: Flown, others: Iterable[Flown]) -> Hindsight:
+def counterfactual_of(record: RequestRecord, others: Iterable[RequestRecord]) -> Counterfactual:
     """Args: others: whoever was served at about the time, this one among them or not."""
-    decision = flown.decision
+    decision = record.decision
     if decision is None or not decision.rows:
-        return Hindsight("unplaced", None, ())
-    tried = set(flown.tried())
-    near = _near(flown.number, decision.at, others)
+        return Counterfactual("unplaced", None, ())
+    tried = set(record.tried())
+    near = _experiences_near(record.number, decision.at, others)
     alternatives = tuple([_alternative(one, near, decision) for one in decision.candidates if one.target not in tried])
-    in_time = isinstance(flown.end, Given) and not flown.late
-    below = _CHEAPER * _paid(flown, decision) if in_time else inf
+    in_time = isinstance(record.end, AnswerRecord) and not record.late
+    below = _CHEAPER * _paid(record, decision) if in_time else inf
     known = [one for one in alternatives if one.says == "in time" and one.cost < below]
     if known:
-        return Hindsight("better", min(known, key=lambda one: (one.cost, -(one.chance or 0.0))), alternatives)
+        return Counterfactual("better", min(known, key=lambda one: (one.cost, -(one.chance or 0.0))), alternatives)
     if in_time:
-        return Hindsight("best", None, alternatives)
+        return Counterfactual("best", None, alternatives)
     told = any(one.says != "unknown" for one in alternatives)
-    return Hindsight("none" if told or not alternatives else "unknown", None, alternatives)
+    return Counterfactual("none" if told or not alternatives else "unknown", None, alternatives)
 
 
-def _paid(flown: Flown, decision: Weighing) -> float:
+def _paid(record: RequestRecord, decision: DecisionRecord) -> float:
     """What all of its attempts cost, as far as they were candidates at the decision."""
     costs = {(one.target, one.variant): one.cost for one in decision.candidates}
-    return sum([costs.get((note.target, note.variant), 0.0) for note in flown.notes if note.what == "launched"])
+    return sum([costs.get((note.target, note.variant), 0.0) for note in record.notes if note.what == "launched"])
 
 
-def _alternative(one: Weighed, near: dict[str, list[_Sample]], decision: Weighing) -> Alternative:
+def _alternative(one: CandidateRecord, near: dict[str, list[_NearbySample]], decision: DecisionRecord) -> Alternative:
     samples = near.get(one.target, [])
     if one.trust < _TRUSTED:
         samples = [sample for sample in samples if sample.after_s >= 0.0]
@@ -125,18 +125,18 @@ def _alternative(one: Weighed, near: dict[str, list[_Sample]], decision: Weighin
     return Alternative(one.target, one.variant, one.cost, one.claimed, chance, middle_s, weight, len(takes), says)
 
 
-def _near(own: int, at: float, others: Iterable[Flown]) -> dict[str, list[_Sample]]:
+def _experiences_near(own: int, at: float, others: Iterable[RequestRecord]) -> dict[str, list[_NearbySample]]:
     """By target: what others met there."""
-    found: dict[str, list[_Sample]] = {}
+    found: dict[str, list[_NearbySample]] = {}
     for other in others:
         if other.number == own or not at - _WITHIN_S <= other.ended_at or other.arrived_at > at + _WITHIN_S:
             continue
-        for target, sample in _met(other, at):
+        for target, sample in _experience_at(other, at):
             found.setdefault(target, []).append(sample)
     return found
 
 
-def _met(other: Flown, at: float) -> Iterator[tuple[str, _Sample]]:
+def _experience_at(other: RequestRecord, at: float) -> Iterator[tuple[str, _NearbySample]]:
     for launched in other.notes:
         after_s = launched.at - at
         if launched.what == "launched" and abs(after_s) <= _WITHIN_S:
@@ -145,25 +145,25 @@ def _met(other: Flown, at: float) -> Iterator[tuple[str, _Sample]]:
                 yield launched.target, sample
 
 
-def _sample(other: Flown, launched: Note, after_s: float, weight: float) -> _Sample | None:
+def _sample(other: RequestRecord, launched: RequestEvent, after_s: float, weight: float) -> _NearbySample | None:
     end = next((note for note in other.notes if note.attempt == launched.attempt and note.what in _ENDS), None)
     if end is None:
         return None
     if end.what == "failed" and not end.words.startswith("deadline_exceeded"):
-        return None if end.words.startswith(_OWN_FAULTS) else _Sample(after_s, inf, None, weight)
+        return None if end.words.startswith(_OWN_FAULTS) else _NearbySample(after_s, inf, None, weight)
     if end.what != "answered":  # given up, by us or for want of time: longer than that it would have taken
-        return _Sample(after_s, inf, None, weight, at_least_s=end.at - launched.at)
+        return _NearbySample(after_s, inf, None, weight, at_least_s=end.at - launched.at)
     stages = end.stages or {}
     compute_s = stages.get("compute")
     if compute_s is None:
         return None  # of a total alone nobody knows how much of it was the other's own work
-    return _Sample(after_s, end.seconds + stages.get("queue", 0.0), _ratio(other, launched, compute_s), weight)
+    return _NearbySample(after_s, end.seconds + stages.get("queue", 0.0), _ratio(other, launched, compute_s), weight)
 
 
 _ENDS: Final = ("answered", "failed", "cancelled")
 _OWN_FAULTS: Final = ("invalid_request", "too_large", "not_supported", "model_not_found")  # nothing of the target
 
 
-def _ratio(other: Flown, launched: Note, compute_s: float) -> float | None:
+def _ratio(other: RequestRecord, launched: RequestEvent, compute_s: float) -> float | None:
     predicted_s = other.decision.compute_s_of(launched.target, launched.variant) if other.decision else None
     return compute_s / predicted_s if predicted_s else None

@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.core.estimate.conformal import NORMAL, crowding_of
-from gateway.core.fleet.offer_index import Offered
-from gateway.core.fleet.variant_rank import stands_aside
-from gateway.core.placement.interval import chance_of
-from gateway.core.placement.placer import Ask, Candidate, Decision, Judged, misfit
+from gateway.core.estimate.conformal import NORMAL, crowding_class
+from gateway.core.fleet.offer_index import Offer
+from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.placement.interval import chance_within
+from gateway.core.placement.placer import Ask, Candidate, CandidateScore, Decision, variant_misfit
 from gateway.core.placement.shortlist import MOST
 from tidegate.placement_pin import INSIDE
 
@@ -31,7 +31,7 @@ MOST_PASSED: Final = 8  # of those passed over; the others are counted
 _UNJUDGED: Final = (NORMAL, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class Weighed(NamedTuple):
+class CandidateRecord(NamedTuple):
     """One candidate: where, and what was predicted of it. Times in seconds."""
 
     target: str
@@ -54,7 +54,7 @@ class Weighed(NamedTuple):
     rent: float
 
 
-class Passed(NamedTuple):
+class PassedOffer(NamedTuple):
     """An offer that was no candidate."""
 
     target: str
@@ -68,14 +68,14 @@ Row = tuple[str, str, float, float, float, float, float, float, float, float, fl
 Verdict = tuple[float, float, float, float, float, float, float]
 
 
-class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
     ask: Ask
     reason: str
     chosen: int  # its place among the candidates; -1: nobody was
     rows: Sequence[Row]
     verdicts: Mapping[int, Verdict]  # by place
-    passed_over: tuple[Passed, ...]
+    passed_over: tuple[PassedOffer, ...]
     more_passed_over: int
     scarcity: float
 
@@ -84,11 +84,11 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.ask.deadline - self.at
 
     @property
-    def candidates(self) -> tuple[Weighed, ...]:
+    def candidates(self) -> tuple[CandidateRecord, ...]:
         return tuple([self._candidate(place) for place in range(len(self.rows))])
 
     @property
-    def choice(self) -> Weighed | None:
+    def choice(self) -> CandidateRecord | None:
         return None if self.chosen < 0 else self._candidate(self.chosen)
 
     @property
@@ -104,27 +104,27 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 return row[2]
         return None
 
-    def _candidate(self, place: int) -> Weighed:
+    def _candidate(self, place: int) -> CandidateRecord:
         row = self.rows[place]
         target, variant, compute_s, wait_s, link_s, margin_s, finish_s, cost, trust, quality, byte_price = row
         width, chance, claimed, harm, value, rent, judged = self.verdicts.get(place, _UNJUDGED)
         if not judged:  # the chance is the one that its margin stands for
-            chance = claimed = chance_of(finish_s, margin_s, self.budget_s)
+            chance = claimed = chance_within(finish_s, margin_s, self.budget_s)
         # The price as it was then, worked back from the costs that were compared.
         bytes_cost = byte_price * (self.ask.body_bytes + self.ask.answer_bytes)
         price = (cost - bytes_cost) / compute_s if compute_s > 0.0 else 0.0
         within_s = finish_s + width * margin_s / NORMAL
-        return Weighed(
+        return CandidateRecord(
             target, variant, quality, compute_s, wait_s, link_s, margin_s, finish_s, within_s, cost, price, trust,
             chance, claimed, judged, harm, value, rent,
         )  # fmt: skip
 
 
-def weighed(decision: Decision | None) -> Weighing | None:
+def pack_decision(decision: Decision | None) -> DecisionRecord | None:
     """The decision as it may be kept."""
     if decision is None:
         return None
-    candidates, judged = _kept(decision)
+    candidates, judged = _kept_candidates(decision)
     chosen, place = decision.chosen, -1
     own = None if chosen is None else chosen.offered
     rows: list[Row] = []
@@ -139,10 +139,10 @@ def weighed(decision: Decision | None) -> Weighing | None:
         # For every candidate of every request, so a slice.
         rows.append((target.spec.id, offered.variant.name, *one[1:8], offered.quality, target.byte_price))
         if verdict is not None or offered is own:
-            width = target.coverage.widths[crowding_of(one.ahead_s, one.compute_s)]
+            width = target.interval_width.widths[crowding_class(one.ahead_s, one.compute_s)]
             verdicts[index] = (width, *(_UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)))
     passed, more = _passed_over(decision)
-    return Weighing(
+    return DecisionRecord(
         decision.at,
         decision.ask,
         decision.reason,
@@ -155,7 +155,7 @@ def weighed(decision: Decision | None) -> Weighing | None:
     )
 
 
-def _kept(decision: Decision) -> tuple[Sequence[Candidate], Sequence[Judged | None]]:
+def _kept_candidates(decision: Decision) -> tuple[Sequence[Candidate], Sequence[CandidateScore | None]]:
     """At most so many of the candidates, with what was found of each; the judged first, the chosen one always."""
     candidates, judged = decision.candidates, decision.judged
     if len(candidates) <= MOST_CANDIDATES:
@@ -169,23 +169,23 @@ def _kept(decision: Decision) -> tuple[Sequence[Candidate], Sequence[Judged | No
     return [candidates[place] for place in places], [judged[place] for place in places] if judged else ()
 
 
-def _passed_over(decision: Decision) -> tuple[tuple[Passed, ...], int]:
+def _passed_over(decision: Decision) -> tuple[tuple[PassedOffer, ...], int]:
     """Offers that were no candidates, each with its reason; what no demand and no size explains were its failures."""
     if not decision.considered:
         return (), 0
     ask, candidates = decision.ask, {id(one.offered) for one in decision.candidates}
     others = [one for one in decision.considered if id(one) not in candidates]
-    told = [Passed(one.target.id, one.variant.name, _why_not(one, ask)) for one in others[:MOST_PASSED]]
+    told = [PassedOffer(one.target.id, one.variant.name, _why_not(one, ask)) for one in others[:MOST_PASSED]]
     return tuple(told), len(others) - len(told)
 
 
-def _why_not(one: Offered, ask: Ask) -> str:
+def _why_not(one: Offer, ask: Ask) -> str:
     if one.zone not in INSIDE[ask.pin]:
         return f"outside of the pin {ask.pin}, in zone {one.zone}"
-    if ask.attested and (missing := one.target.attestation.misses(ask.deadline)):
+    if ask.attested and (missing := one.target.attestation.why_not_valid_at(ask.deadline)):
         return f"not attested: {missing}"
-    if why := misfit(one.variant, ask):
+    if why := variant_misfit(one.variant, ask):
         return why
-    if stands_aside(one.variant, ask.variant, ask.min_quality):
+    if deferred_to(one.variant, ask.variant, ask.min_quality):
         return f"{one.variant.name} stands aside there just now ({one.variant.standing})"
     return "it kept failing, or was left out of the draw"

@@ -10,10 +10,10 @@ from heapq import nlargest
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.core.history.recorder import Flown
+from gateway.core.history.recorder import RequestRecord
 
 
-class Sought(NamedTuple):
+class RecordFilter(NamedTuple):
     late: bool = False  # no answer in time: late, expired, or refused
     failed: bool = False  # no answer at all
     hedged: bool = False
@@ -22,7 +22,7 @@ class Sought(NamedTuple):
     tenant: str = ""
     slowest: bool = False
 
-    def fits(self, one: Flown) -> bool:
+    def fits(self, one: RequestRecord) -> bool:
         return (
             (not self.late or one.missed)
             and (not self.failed or isinstance(one.end, str))
@@ -33,7 +33,9 @@ class Sought(NamedTuple):
         )
 
 
-def found(newest_first: Iterable[Flown], sought: Sought, most: int, skip: int = 0) -> list[Flown]:
+def select_records(
+    newest_first: Iterable[RequestRecord], sought: RecordFilter, most: int, skip: int = 0
+) -> list[RequestRecord]:
     """Args: skip: so many of the first that fit are left out: they were in the answers before."""
     fitting = (one for one in newest_first if sought.fits(one))
     if sought.slowest:

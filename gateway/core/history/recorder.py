@@ -1,9 +1,9 @@
 """What is remembered of a finished request, so that it can be explained when somebody asks: words and numbers only.
 
-Whoever performs a request notes what happens as it happens (`Note`): one small record an event, no text. At its end all
-of it becomes one `Flown` in the `Memory`, which is always on, and the request's decision is packed
-(`decision_record.py`). Packing may be put off for a moment, to do many in one go; until then a few decisions are held
-as they are. Formatting belongs to `gateway/operate/explanation.py`, which runs when an operator looks.
+Whoever performs a request notes what happens as it happens (`RequestEvent`): one small record an event, no text. At its
+end all of it becomes one `RequestRecord` in the `FlightRecorder`, which is always on, and the request's decision is
+packed (`decision_record.py`). Packing may be put off for a moment, to do many in one go; until then a few decisions are
+held as they are. Formatting belongs to `gateway/operate/explanation.py`, which runs when an operator looks.
 
 Each is kept as one piece of bytes. As the objects that it is made of, some fifty, every new one is written where the
 processor's caches hold nothing and every old one read back to be given up: with 4096 of them kept that took an eighth
@@ -30,12 +30,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.core.history.decision_record import Weighing, weighed
+from gateway.core.history.decision_record import DecisionRecord, pack_decision
 from gateway.core.placement.placer import Decision
 from tidegate.types import Call
 
-MOST_NOTES: Final = 64
-MOST_RAW: Final = 64  # whose decisions are still to be packed
+MAX_EVENTS_PER_REQUEST: Final = 64
+MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
 MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
 What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"]
@@ -43,7 +43,7 @@ What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"
 _PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Something that happened to a request. What goes with it depends on `what`:
 
     look        `at` is when a hedge will be thought of, if there is no answer by then
@@ -67,7 +67,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True, gc=False):
     batch: int = 0
 
 
-class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class AnswerRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The answer that the caller got."""
 
     attempt: int
@@ -81,7 +81,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     provisional: bool = False
 
 
-class Flown(msgspec.Struct, array_like=True, gc=False):
+class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     """One finished request. Instants are of this process' monotonic clock. Mutable only until it is kept: its decision
     is set when that is packed.
     """
@@ -96,10 +96,10 @@ class Flown(msgspec.Struct, array_like=True, gc=False):
     taken_at: float  # it was read, let in, and handed on to be placed
     asked_at: float  # its work was known
     placed_at: float  # where to go was decided
-    decision: Weighing | None  # the first one; None: it was never placed
+    decision: DecisionRecord | None  # the first one; None: it was never placed
     reasons: tuple[str, ...]  # by attempt: why it was launched
-    notes: tuple[Note, ...]
-    end: Given | str  # or the error, "code: words"
+    notes: tuple[RequestEvent, ...]
+    end: AnswerRecord | str  # or the error, "code: words"
     elapsed_s: float
     deadline: float | None
 
@@ -110,7 +110,7 @@ class Flown(msgspec.Struct, array_like=True, gc=False):
     @property
     def late(self) -> bool:
         """Whether its answer came, and after the deadline."""
-        return isinstance(self.end, Given) and self.deadline is not None and self.ended_at > self.deadline
+        return isinstance(self.end, AnswerRecord) and self.deadline is not None and self.ended_at > self.deadline
 
     @property
     def missed(self) -> bool:
@@ -127,7 +127,7 @@ class Flown(msgspec.Struct, array_like=True, gc=False):
     @property
     def served_by(self) -> str:
         """ "" where nobody answered."""
-        return self.end.served_by if isinstance(self.end, Given) else ""
+        return self.end.served_by if isinstance(self.end, AnswerRecord) else ""
 
     @property
     def hedged(self) -> bool:
@@ -139,7 +139,7 @@ class Flown(msgspec.Struct, array_like=True, gc=False):
         return tuple([note.target for note in self.notes if note.what == "launched"])
 
 
-class Memory:
+class FlightRecorder:
     """Mutable: `add` each request at its end; oldest first when iterated.
 
     `watchers` are told of each at once, without its decision, and `taps` when it is kept.
@@ -158,11 +158,11 @@ class Memory:
         defer: has decisions packed a moment later, many in one go, for a third of the cost each.
         """
         self.run = run
-        self.watchers: list[Callable[[Flown], None]] = []
-        self.taps: list[Callable[[Flown], None]] = []
+        self.watchers: list[Callable[[RequestRecord], None]] = []
+        self.taps: list[Callable[[RequestRecord], None]] = []
         self.recording = False  # whether also the work of those who are turned away is worth reading
         self._defer = defer
-        self._raw: list[tuple[Flown, Decision]] = []  # to be packed
+        self._raw: list[tuple[RequestRecord, Decision]] = []  # to be packed
         self._held_bytes = 0
         self._most = most
         self._most_bytes = most_bytes
@@ -170,7 +170,7 @@ class Memory:
         self._numbers = count(1)
 
     def next_number(self) -> int:
-        """For the next request's `Flown`."""
+        """For the next request's `RequestRecord`."""
         return next(self._numbers)
 
     def name_of(self, number: int) -> str:
@@ -182,33 +182,33 @@ class Memory:
         self.pack()
         return self._held_bytes
 
-    def add(self, flown: Flown, decision: Decision | None = None) -> None:
+    def add(self, record: RequestRecord, decision: Decision | None = None) -> None:
         """Args: decision: its first one, where `flown` does not have it packed yet."""
         for watch in self.watchers:
-            watch(flown)
+            watch(record)
         if decision is None:
             self.pack()  # numbers rise
-            self._keep(flown)
+            self._keep(record)
             return
-        self._raw.append((flown, decision))
+        self._raw.append((record, decision))
         if len(self._raw) == 1:
             self._defer(self.pack)
-        elif len(self._raw) >= MOST_RAW:
+        elif len(self._raw) >= MAX_PACKED_BYTES:
             self.pack()
 
     def pack(self) -> None:
         """Keep what was added meanwhile."""
         raw, self._raw = self._raw, []
-        for flown, decision in raw:
-            flown.decision = weighed(decision)
-            self._keep(flown)
+        for record, decision in raw:
+            record.decision = pack_decision(decision)
+            self._keep(record)
 
-    def _keep(self, flown: Flown) -> None:
+    def _keep(self, record: RequestRecord) -> None:
         for tap in self.taps:
-            tap(flown)
+            tap(record)
         if self._most <= 0:
             return
-        raw = stored(flown)
+        raw = pack_record(record)
         size = len(raw) + _PIECE_BYTES
         if size > self._most_bytes:
             return
@@ -219,43 +219,43 @@ class Memory:
             held -= len(kept.popleft()) + _PIECE_BYTES
         self._held_bytes = held
 
-    def __iter__(self) -> Iterator[Flown]:
+    def __iter__(self) -> Iterator[RequestRecord]:
         self.pack()
-        return map(restored, list(self._kept))
+        return map(unpack_record, list(self._kept))
 
-    def __reversed__(self) -> Iterator[Flown]:
+    def __reversed__(self) -> Iterator[RequestRecord]:
         self.pack()
-        return map(restored, list(reversed(self._kept)))
+        return map(unpack_record, list(reversed(self._kept)))
 
     def __len__(self) -> int:
         self.pack()
         return len(self._kept)
 
     def __repr__(self) -> str:
-        return f"<Memory of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
+        return f"<FlightRecorder of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=float)  # numpy's numbers
-_DECODER: Final = msgspec.msgpack.Decoder(Flown)
+_DECODER: Final = msgspec.msgpack.Decoder(RequestRecord)
 
 
-def stored(flown: Flown) -> bytes:
+def pack_record(record: RequestRecord) -> bytes:
     """All of it in one piece: some 900 bytes, which a garbage collector need not look at."""
     buffer = bytearray(1024)  # of its own: what `encode` returns keeps the room that it was written in
     try:
-        _ENCODER.encode_into(flown, buffer)
+        _ENCODER.encode_into(record, buffer)
     except UnicodeEncodeError:  # a stranger's half of a surrogate pair
-        _ENCODER.encode_into(_readable(msgspec.to_builtins(flown, enc_hook=float)), buffer)
+        _ENCODER.encode_into(_readable(msgspec.to_builtins(record, enc_hook=float)), buffer)
     return bytes(buffer)
 
 
-def restored(raw: bytes) -> Flown:
+def unpack_record(raw: bytes) -> RequestRecord:
     return _DECODER.decode(raw)
 
 
-def size_of(flown: Flown) -> int:
+def record_bytes(record: RequestRecord) -> int:
     """Bytes that it holds when it is kept."""
-    return len(stored(flown)) + _PIECE_BYTES
+    return len(pack_record(record)) + _PIECE_BYTES
 
 
 def _readable(value: Any) -> Any:
@@ -269,6 +269,6 @@ def trace_id_of(call: Call) -> str:
     return call.headers.get("traceparent", "")[3:35] if call.trace is None else call.trace.hex_id
 
 
-def shortened(words: str) -> str:
+def truncated_words(words: str) -> str:
     """As much of a stranger's words as is remembered."""
     return words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"

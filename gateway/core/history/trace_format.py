@@ -24,8 +24,8 @@ import msgspec
 from gateway.core.estimate.service_cost import VariantCost
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
-from gateway.core.history.recorder import Flown
-from gateway.core.history.waterfall import Bar, waterfall
+from gateway.core.history.recorder import RequestRecord
+from gateway.core.history.waterfall import AttemptBar, waterfall
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Feature
 
@@ -33,11 +33,11 @@ FORMAT: Final = "tidegate-recording"
 VERSION: Final = 1
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"):
+class RecordedLine(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"):
     """What every line is."""
 
 
-class Header(Line, frozen=True, tag="header"):
+class RecordedHeader(RecordedLine, frozen=True, tag="header"):
     format: str
     version: int
     made_by: str  # Tidegate's version
@@ -47,7 +47,7 @@ class Header(Line, frozen=True, tag="header"):
     for_s: float
 
 
-class VariantCosts(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedVariant(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     precision: str
     cost: tuple[tuple[float, float], ...]  # (work units, seconds) as measured at its warm-up
@@ -58,23 +58,23 @@ class VariantCosts(msgspec.Struct, frozen=True, omit_defaults=True):
     quality: float | None = None
 
 
-class ModelCosts(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     version: str
-    variants: tuple[VariantCosts, ...]
+    variants: tuple[RecordedVariant, ...]
     feature: Feature = "tokens"  # what a work unit is
 
 
-class Target(Line, frozen=True, tag="target"):
+class RecordedTarget(RecordedLine, frozen=True, tag="target"):
     at_s: float
     id: str
     tier: str
-    models: tuple[ModelCosts, ...] = ()
+    models: tuple[RecordedModel, ...] = ()
     price: float = 0.0
     standby: bool = False
 
 
-class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds; `at_s` is from the request's arrival. What is not known is left out."""
 
     target: str
@@ -90,7 +90,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     batch: int = 0
 
 
-class Request(Line, frozen=True, tag="request"):
+class RecordedRequest(RecordedLine, frozen=True, tag="request"):
     at_s: float
     model: str
     protocol: str
@@ -111,14 +111,14 @@ class Request(Line, frozen=True, tag="request"):
     pin: str = "any"
     min_quality: float = 0.0
     attested: bool = False
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[RecordedAttempt, ...] = ()
 
     @property
     def in_time(self) -> bool:
         return self.outcome in ("ok", "degraded") and not self.late
 
 
-class Link(Line, frozen=True, tag="link"):
+class RecordedLink(RecordedLine, frozen=True, tag="link"):
     at_s: float
     target: str
     up: bool
@@ -133,33 +133,33 @@ class Link(Line, frozen=True, tag="link"):
     queued: int = 0
 
 
-class End(Line, frozen=True, tag="end"):
+class RecordedEnd(RecordedLine, frozen=True, tag="end"):
     requests: int
     lost: int  # lines that were not written because the reader was too slow
     seconds: float
 
 
-AnyLine = Header | Target | Request | Link | End
+AnyRecordedLine = RecordedHeader | RecordedTarget | RecordedRequest | RecordedLink | RecordedEnd
 
 
-def request_line(flown: Flown, began_at: float, alias: Callable[[str], str]) -> Request:
+def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], str]) -> RecordedRequest:
     """Args: alias: another name for a tenant."""
-    line = Request(
-        _s(flown.arrived_at - began_at),
-        flown.model,
-        flown.protocol,
-        flown.outcome,
-        _s(flown.elapsed_s),
-        None if flown.deadline is None else _s(flown.deadline - flown.arrived_at),
-        _s(flown.placed_at - flown.arrived_at),
-        flown.late,
-        flown.served_by,
-        tenant=alias(flown.tenant) if flown.tenant else "",
-        attempts=tuple([_attempt(bar, flown) for bar in waterfall(flown).bars]),
+    line = RecordedRequest(
+        _s(record.arrived_at - began_at),
+        record.model,
+        record.protocol,
+        record.outcome,
+        _s(record.elapsed_s),
+        None if record.deadline is None else _s(record.deadline - record.arrived_at),
+        _s(record.placed_at - record.arrived_at),
+        record.late,
+        record.served_by,
+        tenant=alias(record.tenant) if record.tenant else "",
+        attempts=tuple([_attempt(bar, record) for bar in waterfall(record).bars]),
     )
-    if flown.decision is None:
+    if record.decision is None:
         return line
-    ask = flown.decision.ask
+    ask = record.decision.ask
     return msgspec.structs.replace(
         line,
         version=ask.version,
@@ -175,13 +175,13 @@ def request_line(flown: Flown, began_at: float, alias: Callable[[str], str]) -> 
     )
 
 
-def _attempt(bar: Bar, flown: Flown) -> Attempt:
-    own = [note for note in flown.notes if note.attempt == bar.attempt]
+def _attempt(bar: AttemptBar, record: RequestRecord) -> RecordedAttempt:
+    own = [note for note in record.notes if note.attempt == bar.attempt]
     acked_at = next((note.at for note in own if note.what == "accepted"), None)
     answer = next((note for note in own if note.what == "answered"), None)
     stages = (answer.stages or {}) if answer else {}
-    launched_at = flown.arrived_at + bar.start_s
-    return Attempt(
+    launched_at = record.arrived_at + bar.start_s
+    return RecordedAttempt(
         bar.target,
         bar.variant,
         bar.why,
@@ -196,7 +196,7 @@ def _attempt(bar: Bar, flown: Flown) -> Attempt:
     )
 
 
-def target_line(target: TargetView, fleet: Fleet, at_s: float) -> Target:
+def target_line(target: TargetView, fleet: Fleet, at_s: float) -> RecordedTarget:
     costs = {
         (one.model, one.version, one.variant.name): one.cost
         for offer in target.offers
@@ -204,7 +204,7 @@ def target_line(target: TargetView, fleet: Fleet, at_s: float) -> Target:
         if one.target is target
     }
     models = [
-        ModelCosts(
+        RecordedModel(
             offer.name,
             offer.version,
             tuple([_variant(one, costs.get((offer.name, offer.version, one.name))) for one in offer.variants]),
@@ -215,15 +215,15 @@ def target_line(target: TargetView, fleet: Fleet, at_s: float) -> Target:
         for offer in target.offers
     ]
     spec = target.spec
-    return Target(_s(at_s), target.id, spec.tier, tuple(models), round(target.price, 6), spec.standby)
+    return RecordedTarget(_s(at_s), target.id, spec.tier, tuple(models), round(target.price, 6), spec.standby)
 
 
 def _key(offer: ModelOffer) -> tuple[str, str]:
     return offer.name, offer.version
 
 
-def _variant(one: VariantOffer, cost: VariantCost | None) -> VariantCosts:
-    return VariantCosts(
+def _variant(one: VariantOffer, cost: VariantCost | None) -> RecordedVariant:
+    return RecordedVariant(
         one.name,
         one.precision,
         tuple([(float(units), float(seconds)) for units, seconds in one.cost]),
@@ -235,9 +235,9 @@ def _variant(one: VariantOffer, cost: VariantCost | None) -> VariantCosts:
     )
 
 
-def link_line(target: TargetView, at_s: float, lost: int, sent: int) -> Link:
-    link, load = target.link, target.ledger.load
-    return Link(
+def link_line(target: TargetView, at_s: float, lost: int, sent: int) -> RecordedLink:
+    link, load = target.link, target.queue_estimate.load
+    return RecordedLink(
         _s(at_s),
         target.id,
         target.up,
@@ -248,7 +248,7 @@ def link_line(target: TargetView, at_s: float, lost: int, sent: int) -> Link:
         link.s_per_byte,
         lost,
         sent,
-        target.ledger.in_flight,
+        target.queue_estimate.in_flight,
         load.queued if load else 0,
     )
 

@@ -22,19 +22,19 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.core.history.recorder import Flown, Given, Note
+from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 
 _ROUNDING_S: Final = 1e-9
 
 
-class Stage(NamedTuple):
+class WaterfallStage(NamedTuple):
     name: str
     start_s: float  # from the request's arrival
     took_s: float
     words: str = ""
 
 
-class Bar(NamedTuple):
+class AttemptBar(NamedTuple):
     """One attempt, from its launch to its end."""
 
     attempt: int
@@ -46,72 +46,72 @@ class Bar(NamedTuple):
     end: str  # answered, failed, cancelled, or "" where the request ended first
     words: str = ""
     predicted_s: float = 0.0
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[WaterfallStage, ...] = ()
 
 
 class Waterfall(NamedTuple):
-    path: tuple[Stage, ...]
-    bars: tuple[Bar, ...]
+    path: tuple[WaterfallStage, ...]
+    bars: tuple[AttemptBar, ...]
     elapsed_s: float
     unaccounted_s: float
 
 
-def waterfall(flown: Flown) -> Waterfall:
-    bars = tuple([_bar(flown, note) for note in flown.notes if note.what == "launched"])
-    path = [stage for stage in _path(flown, bars) if stage.took_s > _ROUNDING_S or stage.took_s < -_ROUNDING_S]
+def waterfall(record: RequestRecord) -> Waterfall:
+    bars = tuple([_bar(record, note) for note in record.notes if note.what == "launched"])
+    path = [stage for stage in _path(record, bars) if stage.took_s > _ROUNDING_S or stage.took_s < -_ROUNDING_S]
     accounted_s = sum([stage.took_s for stage in path])
-    return Waterfall(tuple(path), bars, flown.elapsed_s, flown.elapsed_s - accounted_s)
+    return Waterfall(tuple(path), bars, record.elapsed_s, record.elapsed_s - accounted_s)
 
 
-def _path(flown: Flown, bars: tuple[Bar, ...]) -> list[Stage]:
-    arrived_at = flown.arrived_at
-    taken_s, asked_s = flown.taken_at - arrived_at, flown.asked_at - arrived_at
-    placed_s = flown.placed_at - arrived_at
+def _path(record: RequestRecord, bars: tuple[AttemptBar, ...]) -> list[WaterfallStage]:
+    arrived_at = record.arrived_at
+    taken_s, asked_s = record.taken_at - arrived_at, record.asked_at - arrived_at
+    placed_s = record.placed_at - arrived_at
     path = [
-        Stage("admit", 0.0, taken_s),
-        Stage("classify", taken_s, asked_s - taken_s),
-        Stage("place", asked_s, placed_s - asked_s),
+        WaterfallStage("admit", 0.0, taken_s),
+        WaterfallStage("classify", taken_s, asked_s - taken_s),
+        WaterfallStage("place", asked_s, placed_s - asked_s),
     ]
-    counts = _counting(flown, bars)
+    counts = _counting(record, bars)
     if counts is None:
-        path.append(Stage("held", placed_s, flown.elapsed_s - placed_s, "nobody was there to ask"))
+        path.append(WaterfallStage("held", placed_s, record.elapsed_s - placed_s, "nobody was there to ask"))
         return path
-    path.append(Stage("before", placed_s, counts.start_s - placed_s, _before(counts, bars)))
+    path.append(WaterfallStage("before", placed_s, counts.start_s - placed_s, _before(counts, bars)))
     path += counts.stages
     end_s = counts.start_s + counts.took_s
-    words = "held back for a better one" if isinstance(flown.end, Given) and flown.end.provisional else ""
-    path.append(Stage("finish", end_s, flown.elapsed_s - end_s, words))
+    words = "held back for a better one" if isinstance(record.end, AnswerRecord) and record.end.provisional else ""
+    path.append(WaterfallStage("finish", end_s, record.elapsed_s - end_s, words))
     return path
 
 
-def _counting(flown: Flown, bars: tuple[Bar, ...]) -> Bar | None:
+def _counting(record: RequestRecord, bars: tuple[AttemptBar, ...]) -> AttemptBar | None:
     """The attempt that the caller's time went by: whose answer was given, else the last one."""
-    if isinstance(flown.end, Given):
-        return next((bar for bar in bars if bar.attempt == flown.end.attempt), None)
+    if isinstance(record.end, AnswerRecord):
+        return next((bar for bar in bars if bar.attempt == record.end.attempt), None)
     return bars[-1] if bars else None
 
 
-def _before(counts: Bar, bars: tuple[Bar, ...]) -> str:
+def _before(counts: AttemptBar, bars: tuple[AttemptBar, ...]) -> str:
     earlier = [bar for bar in bars if bar.attempt < counts.attempt]
     return ", ".join(f"attempt {bar.attempt + 1} at {bar.target} {bar.end or 'was under way'}" for bar in earlier)
 
 
-def _bar(flown: Flown, launched: Note) -> Bar:
+def _bar(record: RequestRecord, launched: RequestEvent) -> AttemptBar:
     number = launched.attempt
-    own = [note for note in flown.notes if note.attempt == number and note.at >= launched.at]
+    own = [note for note in record.notes if note.attempt == number and note.at >= launched.at]
     acked_at = next((note.at for note in own if note.what == "accepted"), None)
     end = next((note for note in own if note.what in ("answered", "failed", "cancelled")), None)
-    start_s = launched.at - flown.arrived_at
-    took_s = (end.at if end else flown.ended_at) - launched.at
+    start_s = launched.at - record.arrived_at
+    took_s = (end.at if end else record.ended_at) - launched.at
     way_s = None if acked_at is None else 0.5 * (acked_at - launched.at)
     stages = (
         _answered(end, start_s, took_s, way_s) if end and end.what == "answered" else _silent(start_s, took_s, way_s)
     )
-    return Bar(
+    return AttemptBar(
         number,
         launched.target,
         launched.variant,
-        flown.reasons[number] if number < len(flown.reasons) else "",
+        record.reasons[number] if number < len(record.reasons) else "",
         start_s,
         took_s,
         end.what if end else "",
@@ -121,7 +121,7 @@ def _bar(flown: Flown, launched: Note) -> Bar:
     )
 
 
-def _answered(note: Note, start_s: float, took_s: float, way_s: float | None) -> list[Stage]:
+def _answered(note: RequestEvent, start_s: float, took_s: float, way_s: float | None) -> list[WaterfallStage]:
     told, link_s = note.stages or {}, note.seconds
     out_s = min(0.5 * link_s if way_s is None else way_s, link_s)
     out_words = "half of the link's share" if way_s is None else "half of the accept-ack's round trip"
@@ -135,7 +135,7 @@ def _answered(note: Note, start_s: float, took_s: float, way_s: float | None) ->
     return _one_after_another(parts, start_s)
 
 
-def _silent(start_s: float, took_s: float, way_s: float | None) -> list[Stage]:
+def _silent(start_s: float, took_s: float, way_s: float | None) -> list[WaterfallStage]:
     if way_s is None:
         return _one_after_another([("unanswered", took_s, "not even an accept-ack came")], start_s)
     parts = [
@@ -145,9 +145,9 @@ def _silent(start_s: float, took_s: float, way_s: float | None) -> list[Stage]:
     return _one_after_another(parts, start_s)
 
 
-def _one_after_another(parts: list[tuple[str, float, str]], start_s: float) -> list[Stage]:
+def _one_after_another(parts: list[tuple[str, float, str]], start_s: float) -> list[WaterfallStage]:
     stages = []
     for name, took_s, words in parts:
-        stages.append(Stage(name, start_s, took_s, words))
+        stages.append(WaterfallStage(name, start_s, took_s, words))
         start_s += took_s
     return stages

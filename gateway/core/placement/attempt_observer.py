@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Toll(Protocol):
+class AttemptObserver(Protocol):
     """Told `launched` once, and then one of the others, once."""
 
     def launched(self, now: float) -> None: ...

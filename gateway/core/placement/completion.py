@@ -27,7 +27,7 @@ from bisect import bisect_left, bisect_right
 from math import erf, exp, sqrt
 from typing import Final, NamedTuple
 
-from gateway.core.estimate.link_estimate import Path
+from gateway.core.estimate.link_estimate import RttDistribution
 
 _REACH: Final = 4.0  # spreads beyond which Φ is 0 or 1
 _SQRT_2: Final = sqrt(2.0)
@@ -35,10 +35,10 @@ _ROUNDING: Final = 1e-9  # what a sum over a sample may be off
 _NEVER: Final = 1e-9  # less than this share of the outcomes left: nothing is known of them
 
 
-class Timing(NamedTuple):
+class CompletionTime(NamedTuple):
     """How long one attempt takes, as a distribution. Immutable: a decision keeps it to explain itself later."""
 
-    path: Path
+    path: RttDistribution
     busy_s: float  # mean of wait + compute, with the bodies' time on the wire
     spread_s: float  # its standard deviation
     trust: float = 1.0
@@ -90,8 +90,8 @@ def _normal(sigmas: float) -> float:
     return 0.0 if sigmas <= -_REACH else 0.5 + 0.5 * erf(sigmas / _SQRT_2)
 
 
-def timing(
-    path: Path,
+def completion_time(
+    path: RttDistribution,
     wait_s: float,
     wait_variance: float,
     compute_s: float,
@@ -99,7 +99,7 @@ def timing(
     *,
     wire_s: float = 0.0,
     trust: float = 1.0,
-) -> Timing:
+) -> CompletionTime:
     """The distribution of an attempt's time.
 
     Args:
@@ -110,10 +110,10 @@ def timing(
     skew = exp(sigma * sigma)
     mean_s = compute_s * sqrt(skew)
     spread_s = sqrt(mean_s * mean_s * (skew - 1.0) + wait_variance)
-    return Timing(path, wire_s + wait_s + mean_s, spread_s, trust)
+    return CompletionTime(path, wire_s + wait_s + mean_s, spread_s, trust)
 
 
-def if_silent(by_now: float, by_deadline: float, claimed: float) -> float:
+def chance_after_silence(by_now: float, by_deadline: float, claimed: float) -> float:
     """The chance of an answer by the deadline, given that none is here yet.
 
     Args:

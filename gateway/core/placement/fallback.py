@@ -26,10 +26,10 @@ from math import isfinite
 from typing import Final
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.offer_index import Offered
-from gateway.core.fleet.variant_rank import stands_aside
+from gateway.core.fleet.offer_index import Offer
+from gateway.core.fleet.variant_rank import deferred_to
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Candidate, Decision, misfit, why_nobody
+from gateway.core.placement.placer import Ask, Candidate, Decision, no_candidate_reason, variant_misfit
 from tidegate.outcome import NothingAlive
 from tidegate.placement_pin import INSIDE
 
@@ -41,22 +41,22 @@ class PredictionFailed(ArithmeticError):
     """A decision rests on a number that is none."""
 
 
-class Guarded:
+class FallbackPlacer:
     """Decides as `places` does, and by least request where that raises.
 
     Args:
         on_change: told the error with which placement began to fail, and None when it has healed.
     """
 
-    def __init__(self, places: Placement, fleet: Fleet, *, on_change: Callable[[Exception | None], None]) -> None:
-        self._places = places
+    def __init__(self, placement: Placement, fleet: Fleet, *, on_change: Callable[[Exception | None], None]) -> None:
+        self._placement = placement
         self._fleet = fleet
         self._on_change = on_change
         self._unsound = 0  # sound decisions that are still wanted until it counts as healed
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         try:
-            decision = self._places.decide(ask, now, exclude)
+            decision = self._placement.decide(ask, now, exclude)
             if decision.chosen is not None and not isfinite(decision.chosen.finish_s):
                 raise PredictionFailed(f"{decision.chosen.target.id} would answer in {decision.chosen.finish_s} s")
         except Exception as error:
@@ -77,7 +77,7 @@ class Guarded:
             self._on_change(None)
 
     def __repr__(self) -> str:
-        return f"<Guarded {'failing: by least request' if self._unsound else 'sound'} {self._places!r}>"
+        return f"<FallbackPlacer {'failing: by least request' if self._unsound else 'sound'} {self._placement!r}>"
 
 
 def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
@@ -88,29 +88,29 @@ def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] =
         for offered in fleet.offered(ask.model, ask.version)
         if offered.zone in inside
         and not (ask.attested and offered.target.attestation.until < ask.deadline)
-        and not misfit(offered.variant, ask)
+        and not variant_misfit(offered.variant, ask)
         and _is_allowed(offered, now)
         and offered.target.id not in exclude
     ]
     if not candidates:
-        return Decision(now, ask, (), None, "", NothingAlive(why_nobody(fleet, ask, now, exclude)))
-    usual = [one for one in candidates if not stands_aside(one.variant, ask.variant, ask.min_quality)]
+        return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(fleet, ask, now, exclude)))
+    usual = [one for one in candidates if not deferred_to(one.variant, ask.variant, ask.min_quality)]
     chosen = min(usual or candidates, key=_load)
     return Decision(now, ask, (chosen,), chosen, "least-request", None)
 
 
-def _is_allowed(offered: Offered, now: float) -> bool:
+def _is_allowed(offered: Offer, now: float) -> bool:
     """By the breakers alone; `takes` asks the link's estimates too, which may be what fails."""
     target = offered.target
     return not target.ejected or (target.breaker.allows(now) and target.path.allows(now))
 
 
-def _plain(offered: Offered, units: float) -> Candidate:
+def _plain(offered: Offer, units: float) -> Candidate:
     """A candidate of which only its table is known."""
     compute_s = next((seconds for work, seconds in offered.variant.cost if work >= units), None)
     if compute_s is None:
         compute_s = offered.variant.cost[-1][1] if offered.variant.cost else _UNMEASURED_S
-    wait_s = offered.target.ledger.in_flight * compute_s
+    wait_s = offered.target.queue_estimate.in_flight * compute_s
     return Candidate(offered, compute_s, wait_s, 0.0, compute_s, wait_s + compute_s, compute_s)
 
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from math import erf, sqrt
 
-from gateway.core.estimate.conformal import NORMAL, crowding_of
+from gateway.core.estimate.conformal import NORMAL, crowding_class
 from gateway.core.placement.placer import Candidate
 
 
-def within_s(candidate: Candidate) -> float:
+def p95_s(candidate: Candidate) -> float:
     """The 95 % prediction: in how many seconds ninety-five of a hundred such attempts are answered, as learned."""
-    widths = candidate.offered.target.coverage.widths
-    width = widths[crowding_of(candidate.ahead_s, candidate.compute_s)]
+    widths = candidate.offered.target.interval_width.widths
+    width = widths[crowding_class(candidate.ahead_s, candidate.compute_s)]
     return candidate.finish_s + width * candidate.margin_s / NORMAL
 
 
-def implied_chance(candidate: Candidate, budget_s: float) -> float:
+def chance_from_margin(candidate: Candidate, budget_s: float) -> float:
     """The chance of being in time that finish and margin stand for."""
-    return chance_of(candidate.finish_s, candidate.margin_s, budget_s)
+    return chance_within(candidate.finish_s, candidate.margin_s, budget_s)
 
 
-def chance_of(finish_s: float, margin_s: float, budget_s: float) -> float:
+def chance_within(finish_s: float, margin_s: float, budget_s: float) -> float:
     """The same of plain numbers."""
     spread_s = margin_s / NORMAL
     if spread_s <= 0.0:

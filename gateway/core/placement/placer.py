@@ -33,12 +33,12 @@ from typing import Final, NamedTuple
 
 from gateway.core.estimate.calibration import Prediction
 from gateway.core.estimate.conformal import NORMAL
-from gateway.core.estimate.queue_externality import Place
+from gateway.core.estimate.queue_externality import QueuePosition
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.offer_index import Offered
+from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetView
-from gateway.core.fleet.variant_rank import stands_aside
-from gateway.core.placement.attempt_observer import Toll
+from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.placement.attempt_observer import AttemptObserver
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.shortlist import Shortlist
 from tidegate.fleet.offers import VariantOffer
@@ -73,18 +73,18 @@ class Ask(NamedTuple):
     attested: bool = False  # targets without evidence that counts until the deadline are no candidates
 
 
-class Stake(NamedTuple):
+class PlacementClaim(NamedTuple):
     """What a policy with chances has at stake in its choice: the claim it made, and the place in the queue it took."""
 
     prediction: Prediction
-    place: Place
-    burden: float = 0.0  # on others, in ordinary answers in time
+    place: QueuePosition
+    externality: float = 0.0  # on others, in ordinary answers in time
 
 
 class Candidate(NamedTuple):
     """One possible place with its predictions, in seconds."""
 
-    offered: Offered
+    offered: Offer
     compute_s: float
     wait_s: float
     link_s: float
@@ -93,8 +93,10 @@ class Candidate(NamedTuple):
     cost: float  # price × compute, and what the bytes cost: `prices`
     trust: float = 1.0  # that the path works now; below 1 while an attempt waits for its ack too long
     ahead_s: float = 0.0  # the wait as the ledger has it, before its error is taken out
-    stake: Stake | None = None  # set on the chosen one, by policies that have one
-    toll: Toll | None = None  # set on the chosen one where somebody wants to hear of its launch and its end
+    claim: PlacementClaim | None = None  # set on the chosen one, by policies that have one
+    observer: AttemptObserver | None = (
+        None  # set on the chosen one where somebody wants to hear of its launch and its end
+    )
 
     @property
     def target(self) -> TargetView:
@@ -105,7 +107,7 @@ class Candidate(NamedTuple):
         return self.offered.variant
 
 
-class Judged(NamedTuple):
+class CandidateScore(NamedTuple):
     """What a policy that deals in chances found of one candidate."""
 
     chance: float  # raw
@@ -128,7 +130,7 @@ class Choice(NamedTuple):
 
     candidate: Candidate
     reason: str
-    judged: Sequence[Judged | None] = ()
+    judged: Sequence[CandidateScore | None] = ()
 
 
 class Decision(NamedTuple):
@@ -140,8 +142,8 @@ class Decision(NamedTuple):
     chosen: Candidate | None
     reason: str
     refusal: ServeError | None
-    judged: Sequence[Judged | None] = ()
-    considered: Sequence[Offered] = ()  # what was on offer, where not all of it were candidates; for explanations
+    judged: Sequence[CandidateScore | None] = ()
+    considered: Sequence[Offer] = ()  # what was on offer, where not all of it were candidates; for explanations
     scarcity: float = 1.0  # how many times its plain price the cloud cost
 
     def best_other(self) -> Candidate | None:
@@ -176,12 +178,12 @@ def cheapest(candidates: Sequence[Candidate], budget_s: float) -> tuple[Candidat
         return fastest, "faster"
     chosen = cheap
     for one in candidates:
-        if one.finish_s < chosen.finish_s and _is_twin(one, cheap) and _is_sure(one, budget_s):
+        if one.finish_s < chosen.finish_s and _is_about_as_cheap(one, cheap) and _is_sure(one, budget_s):
             chosen = one
-    return chosen, "cheapest" if _is_twin(cheap, bargain) else "faster"
+    return chosen, "cheapest" if _is_about_as_cheap(cheap, bargain) else "faster"
 
 
-def _is_twin(one: Candidate, of: Candidate) -> bool:
+def _is_about_as_cheap(one: Candidate, of: Candidate) -> bool:
     """Whether `one` is about as cheap: devices whose batteries differ by a few percent still share the work."""
     target, other = one.offered.target, of.offered.target
     return target.price <= _TWIN * other.price and target.byte_price <= other.byte_price
@@ -222,7 +224,7 @@ class Placer:
             self.fleet.price_cloud(self.cloud_budget.factor(now))
         candidates = self._candidates(ask, now, exclude)
         if not candidates:
-            return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
+            return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(self.fleet, ask, now, exclude)))
         chosen, reason, judged = self.choose(candidates, ask, now)
         # Only where the prediction is too late can the proof be: a floor is below its prediction.
         if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask.units)) > budget_s:
@@ -240,7 +242,7 @@ class Placer:
         considered, scarcity = self._considered(ask, len(candidates)), self.fleet.scarcity
         return Decision(now, ask, candidates, chosen, reason, None, judged, considered, scarcity)
 
-    def _considered(self, ask: Ask, candidates: int) -> Sequence[Offered]:
+    def _considered(self, ask: Ask, candidates: int) -> Sequence[Offer]:
         offered = self.fleet.offered(ask.model, ask.version)
         return () if len(offered) == candidates else tuple(offered[:MOST_CONSIDERED])
 
@@ -258,7 +260,7 @@ class Placer:
         return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
 
     def _fitting(
-        self, offers: Sequence[Offered], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
+        self, offers: Sequence[Offer], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
     ) -> tuple[Candidate, ...]:
         inside, attested, deadline = INSIDE[ask.pin], ask.attested, ask.deadline
         demanded, floor = ask.variant, ask.min_quality
@@ -268,8 +270,8 @@ class Placer:
                 for offered in offers
                 if offered.zone in inside
                 and not (attested and offered.target.attestation.until < deadline)
-                and not misfit(offered.variant, ask)
-                and (aside or not offered.variant.standing or not stands_aside(offered.variant, demanded, floor))
+                and not variant_misfit(offered.variant, ask)
+                and (aside or not offered.variant.standing or not deferred_to(offered.variant, demanded, floor))
                 and offered.target.takes(now)
                 and not (exclude and offered.target.id in exclude)
             ]
@@ -282,19 +284,19 @@ def _without_reserve(candidates: tuple[Candidate, ...], budget_s: float) -> tupl
     return tuple(others) if any(_is_sure(one, budget_s) for one in others) else candidates
 
 
-def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0, answer_bytes: int = 0) -> Candidate:
+def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answer_bytes: int = 0) -> Candidate:
     """The predictions for `units` of work in bodies of these sizes on one offered variant."""
     # For every target in every decision, so the usual case (nobody is silent, starts slowly or has refused) is spelled
     # out: with a call for each part a decision over 32 targets took half as long again.
     target, cost = offered.target, offered.cost
-    ledger, link = target.ledger, target.link
+    queue_estimate, link = target.queue_estimate, target.link
     compute_s = cost.predict_s(units)
     if now >= target.plain_from:
-        ahead_s = ledger.wait_s(now)
-        wait_s = ahead_s * ledger.error.factor
+        ahead_s = queue_estimate.wait_s(now)
+        wait_s = ahead_s * queue_estimate.error.factor
     else:
         ahead_s = target.wait_s(now)
-        wait_s = target.expects_s(ahead_s, now)
+        wait_s = target.expected_wait_s(ahead_s, now)
     link_s = link.path(now).median_s + body_bytes * link.s_per_byte
     sigma_s, jitter_s = compute_s * cost.sigma, link.jitter_s
     return Candidate(
@@ -303,7 +305,7 @@ def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0, an
         wait_s,
         link_s,
         # `margin_s`
-        NORMAL * sqrt(sigma_s * sigma_s + ledger.error.variance(ahead_s) + jitter_s * jitter_s),
+        NORMAL * sqrt(sigma_s * sigma_s + queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s),
         link_s + wait_s + compute_s,
         target.price * compute_s + target.byte_price * (body_bytes + answer_bytes),
         1.0 if link.silent_since is None and not target.ejected and not target.refusals else target.trust(now),
@@ -311,21 +313,21 @@ def estimate(offered: Offered, units: float, now: float, body_bytes: int = 0, an
     )
 
 
-def work_of(candidate: Candidate) -> float:
+def added_work_s(candidate: Candidate) -> float:
     """What the attempt adds to the wait of those behind it: all its compute, or what it adds to a call."""
-    if not candidate.offered.target.ledger.batches:
+    if not candidate.offered.target.queue_estimate.batches:
         return candidate.compute_s
     return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
 
 
-def margin_s(offered: Offered, compute_s: float, ahead_s: float) -> float:
+def margin_s(offered: Offer, compute_s: float, ahead_s: float) -> float:
     """How much later than predicted the answer may come, with 95 % confidence if errors were normal."""
     target, sigma_s = offered.target, compute_s * offered.cost.sigma
     jitter_s = target.link.jitter_s
-    return NORMAL * sqrt(sigma_s * sigma_s + target.ledger.error.variance(ahead_s) + jitter_s * jitter_s)
+    return NORMAL * sqrt(sigma_s * sigma_s + target.queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s)
 
 
-def misfit(variant: VariantOffer, ask: Ask) -> str:
+def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
     """Why the variant does not take the work; "" when it does."""
     if variant.max_batch is not None and ask.rows > variant.max_batch:
         return f"takes at most {variant.max_batch} rows"
@@ -340,7 +342,7 @@ def misfit(variant: VariantOffer, ask: Ask) -> str:
     return ""
 
 
-def why_nobody(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
+def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
     """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
     wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
     if ask.min_quality:
@@ -370,9 +372,9 @@ def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str])
         return f"{target.id} does not offer it"
     if model.state != "ready":
         return f"{target.id} has it in state {model.state}"
-    if ask.attested and (missing := target.attestation.misses(ask.deadline)):
+    if ask.attested and (missing := target.attestation.why_not_valid_at(ask.deadline)):
         return f"{target.id} is not attested: {missing}"
-    misfits = [why for variant in model.variants if (why := misfit(variant, ask))]
+    misfits = [why for variant in model.variants if (why := variant_misfit(variant, ask))]
     return f"{target.id} {', '.join(misfits)}" if misfits else f"{target.id} is {state}: {reason}"
 
 
@@ -380,7 +382,7 @@ def _floor_s(candidates: Sequence[Candidate], units: float) -> float:
     return min(one.offered.cost.floor_s(units) for one in candidates)
 
 
-def _is_not_worth_it(chosen: Candidate, judged: Sequence[Judged | None]) -> bool:
+def _is_not_worth_it(chosen: Candidate, judged: Sequence[CandidateScore | None]) -> bool:
     """Whether the cloud would cost more than the best answer from there is worth."""
     return chosen.offered.zone == "cloud" and max([one.worth for one in judged if one is not None], default=0.0) < 0.0
 

@@ -24,8 +24,8 @@ from typing import Final
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
-from gateway.core.fleet.variant_rank import stands_aside
-from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, misfit
+from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, variant_misfit
 from tidegate.outcome import NothingAlive
 from tidegate.placement_pin import INSIDE
 from tidegate.priority import level_of
@@ -38,7 +38,7 @@ PATIENCE_S: Final = 1.0  # how long a trial that is due waits for a request of l
 _WELL_IN_TIME: Final = 0.5  # of the budget
 
 
-class Probing:
+class ProbePlacer:
     """What `Placer.probes` is in life. Immutable: what is due stands in the fleet's view."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Probing:
             for offer in target.offers
             if (offer.name, offer.version) == (ask.model, ask.version)
             for variant in offer.variants
-            if not misfit(variant, ask) and not stands_aside(variant, ask.variant, ask.min_quality)
+            if not variant_misfit(variant, ask) and not deferred_to(variant, ask.variant, ask.min_quality)
             if (one := self._fleet.offers(ask.model, ask.version).all.get((target_id, variant.name)))
             if one.zone in INSIDE[ask.pin]
         ]
@@ -104,7 +104,7 @@ class Probing:
         return min(silent, key=lambda one: one.target.asked_at, default=None)
 
     def __repr__(self) -> str:
-        return f"<Probing {self._fleet.balance!r}>"
+        return f"<ProbePlacer {self._fleet.balance!r}>"
 
 
 def _is_due(target: TargetView, now: float, may_wait: bool, anybody: bool) -> bool:

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from math import gcd, log
 from typing import Final
 
-from gateway.core.fleet.offer_index import Offered, Offers
+from gateway.core.fleet.offer_index import Offer, OfferIndex
 
 LOOK_AT_ALL: Final = 32
 SAMPLE: Final = 16
@@ -83,7 +83,7 @@ class Rotation:
         return f"<Rotation at {self._place} of {self._size}, by {self._step}>"
 
 
-class _Known:
+class _ModelShortlist:
     """Mutable: what is remembered of the offers of one model, by their keys: what goes and comes back is the same."""
 
     __slots__ = ("_classes", "_fastest", "_idle", "_rotation", "_rotation_of_pools", "_usual_units")
@@ -99,12 +99,12 @@ class _Known:
         self._idle: set[Key] = set()  # those in `_classes`
         self._fastest: list[tuple[float, Key]] = []  # (unloaded seconds, key)
 
-    def shortlist(self, offers: Offers, units: float) -> list[Offered]:
+    def shortlist(self, offers: OfferIndex, units: float) -> list[Offer]:
         self._usual_units += (_USUAL_WEIGHT if self._usual_units else 1.0) * (units - self._usual_units)
         keys, items, pools = offers.all.keys, offers.all.items, offers.pools
         if len(self._idle) > 2 * len(keys):
             self._forget()  # most are of targets that are gone for good
-        chosen: dict[Key, Offered] = {}
+        chosen: dict[Key, Offer] = {}
         for turn, place in enumerate(self._rotation.next(SAMPLE, len(items))):
             key, one = keys[place], items[place]
             chosen[key] = one
@@ -117,7 +117,7 @@ class _Known:
         self._add_idle(chosen, offers)
         return list(chosen.values())
 
-    def _learn(self, key: Key, one: Offered, *, is_idle: bool) -> None:
+    def _learn(self, key: Key, one: Offer, *, is_idle: bool) -> None:
         unloaded_s = one.target.link.rtt_s + one.cost.predict_s(self._usual_units)
         fastest = self._fastest
         if len(fastest) < FASTEST or unloaded_s < fastest[-1][0]:
@@ -127,7 +127,7 @@ class _Known:
             self._idle.add(key)
             self._classes[_class_of(unloaded_s)].append(key)
 
-    def _add_fastest(self, chosen: dict[Key, Offered], offers: Offers) -> None:
+    def _add_fastest(self, chosen: dict[Key, Offer], offers: OfferIndex) -> None:
         for entry in tuple(self._fastest):
             one = offers.all.get(entry[1])
             if one is None:
@@ -135,7 +135,7 @@ class _Known:
             else:
                 chosen[entry[1]] = one
 
-    def _add_idle(self, chosen: dict[Key, Offered], offers: Offers) -> None:
+    def _add_idle(self, chosen: dict[Key, Offer], offers: OfferIndex) -> None:
         """Add the next of the fastest idle ones, looking at no more than twice as many as may be added."""
         looks, left = 2 * IDLE, IDLE
         for members in self._classes:
@@ -155,33 +155,33 @@ class _Known:
                 return
 
     def __repr__(self) -> str:
-        return f"<_Known {len(self._idle)} idle, {self._rotation!r}>"
+        return f"<_ModelShortlist {len(self._idle)} idle, {self._rotation!r}>"
 
 
 class Shortlist:
     """Mutable: one for each placer."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[tuple[str, str], _ModelShortlist] = {}
 
-    def of(self, model: str, version: str, offers: Offers, units: float) -> Sequence[Offered]:
+    def of(self, model: str, version: str, offers: OfferIndex, units: float) -> Sequence[Offer]:
         """Whom to look at, for a request of this size."""
         if len(offers.all.items) <= LOOK_AT_ALL:
             return offers.all.items
         known = self._known.get((model, version))
         if known is None:  # the keys are bounded by the models that are offered over thirty times
-            known = self._known[model, version] = _Known()
+            known = self._known[model, version] = _ModelShortlist()
         return known.shortlist(offers, units)
 
     def __repr__(self) -> str:
         return f"<Shortlist {self._known}>"
 
 
-def _is_idle(one: Offered) -> bool:
-    ledger = one.target.ledger
-    if ledger.in_flight:
+def _is_idle(one: Offer) -> bool:
+    queue_estimate = one.target.queue_estimate
+    if queue_estimate.in_flight:
         return False
-    load = ledger.load
+    load = queue_estimate.load
     return load is None or not (load.queued or load.in_flight)
 
 

@@ -21,7 +21,7 @@ TEMPERATURE: Final = 0.05  # of an ordinary answer in time
 _REACH: Final = 40.0  # temperatures: e^-40 never happens
 
 
-def prefers_second(best: float, second: float, draw: float) -> bool:
+def samples_runner_up(best: float, second: float, draw: float) -> bool:
     """Whether to take the second best of two values, the first being no less. `draw` is uniform in [0, 1)."""
     loss = (best - second) / TEMPERATURE
     return loss < _REACH and draw * (1.0 + exp(loss)) < 1.0

@@ -37,17 +37,26 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from gateway.core.estimate.calibration import Calibration, Prediction, calibrated
-from gateway.core.estimate.queue_externality import Insertion, Place, insertion
+from gateway.core.estimate.calibration import Calibration, Prediction, apply_curve
+from gateway.core.estimate.queue_externality import InsertionCost, QueuePosition, insertion_cost
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.cloud_budget import CloudBudget
-from gateway.core.placement.completion import Timing, timing
-from gateway.core.placement.placer import Ask, Candidate, Choice, Judged, Placer, Stake, margin_s, work_of
-from gateway.core.placement.tie_breaking import prefers_second
+from gateway.core.placement.completion import CompletionTime, completion_time
+from gateway.core.placement.placer import (
+    Ask,
+    Candidate,
+    CandidateScore,
+    Choice,
+    PlacementClaim,
+    Placer,
+    added_work_s,
+    margin_s,
+)
+from gateway.core.placement.tie_breaking import samples_runner_up
 from tidegate.priority import WEIGHTS, level_of, order_key
 
 
-class Prices(NamedTuple):
+class UtilityWeights(NamedTuple):
     """How much the parts of a value weigh against an ordinary answer in time."""
 
     cost: float = 3.0  # LAMBDA, per unit of cost: a second of the pool
@@ -55,31 +64,33 @@ class Prices(NamedTuple):
     earliness: float = 0.06  # EPSILON
 
 
-class ValuePlacer(Placer):
+class UtilityPlacer(Placer):
     """Places asks where the answer is worth most. Its calibrations learn from the stakes that attempts settle."""
 
     def __init__(
         self,
         fleet: Fleet,
-        prices: Prices = Prices(),  # noqa: B008  # a NamedTuple is immutable
+        prices: UtilityWeights = UtilityWeights(),  # noqa: B008  # a NamedTuple is immutable
         cloud_budget: CloudBudget | None = None,
     ) -> None:
         super().__init__(fleet, cloud_budget=cloud_budget)
         self.prices = prices
-        self.herd_draw: Callable[[], float] | None = None  # chance, where other gateways share the targets (`herd`)
+        self.tie_breaking_draw: Callable[[], float] | None = (
+            None  # chance, where other gateways share the targets (`herd`)
+        )
         self.calibration = Calibration()
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
-        place, budget_s = place_of(ask), ask.deadline - now
+        place, budget_s = queue_position(ask), ask.deadline - now
         # Where unsure answers are escalated, those that stand are as good as the best variant's.
         qualities = [1.0 if ask.escalates else one.offered.quality for one in candidates]
         best_quality = max(qualities)
-        rents = [_rent(one, now) for one in candidates]
+        rents = [_shadow_cost(one, now) for one in candidates]
         bounds = self._bounds(candidates, qualities, rents, place.weight, budget_s)
-        judged: list[Judged | None] = [None] * len(candidates)
+        judged: list[CandidateScore | None] = [None] * len(candidates)
         best, best_value, second, second_value = 0, -inf, 0, -inf
         for index in sorted(range(len(candidates)), key=bounds.__getitem__, reverse=True):
-            at_least = best_value if self.herd_draw is None else second_value
+            at_least = best_value if self.tie_breaking_draw is None else second_value
             if bounds[index] <= at_least:
                 break  # nor can any that follow be better
             one = candidates[index]
@@ -91,7 +102,7 @@ class ValuePlacer(Placer):
                 best, best_value, second, second_value = index, verdict.value, best, best_value
             elif verdict.value > second_value:
                 second, second_value = index, verdict.value
-        if self.herd_draw is not None and prefers_second(best_value, second_value, self.herd_draw()):
+        if self.tie_breaking_draw is not None and samples_runner_up(best_value, second_value, self.tie_breaking_draw()):
             best = second
         reason = self._why(candidates, qualities, judged, best, budget_s)
         return Choice(self._staked(candidates[best], judged[best], place, now), reason, judged)
@@ -104,7 +115,7 @@ class ValuePlacer(Placer):
         weight: float,
         budget_s: float,
     ) -> list[float]:
-        sure = calibrated(1.0, self.calibration.curve)
+        sure = apply_curve(1.0, self.calibration.curve)
         dearness, earliness = self.prices.cost, weight * self.prices.earliness / max(budget_s, 1e-6)
         # `_worth`, spelled out
         full, rho = weight * sure * (1.0 - self.prices.quality), weight * sure * self.prices.quality / max(qualities)
@@ -118,25 +129,35 @@ class ValuePlacer(Placer):
         return 1.0 - self.prices.quality * (1.0 - quality / best_quality)
 
     def _judge(
-        self, candidate: Candidate, bound: float, rent: float, worth: float, place: Place, now: float, at_least: float
-    ) -> Judged | None:
+        self,
+        candidate: Candidate,
+        bound: float,
+        rent: float,
+        worth: float,
+        place: QueuePosition,
+        now: float,
+        at_least: float,
+    ) -> CandidateScore | None:
         """The verdict; None where it is clear before the chance is known that the value is no more than `at_least`."""
         curve, budget_s = self.calibration.curve, place.deadline - now
-        ahead_s, harm = _inserted(candidate, place, now)
-        takes, sure_value = timing_of(candidate, ahead_s, now), bound - worth * calibrated(1.0, curve) - harm
-        if sure_value + worth * calibrated(takes.at_most(budget_s), curve) <= at_least:
+        ahead_s, harm = _insertion_cost_at(candidate, place, now)
+        takes, sure_value = (
+            candidate_completion(candidate, ahead_s, now),
+            bound - worth * apply_curve(1.0, curve) - harm,
+        )
+        if sure_value + worth * apply_curve(takes.at_most(budget_s), curve) <= at_least:
             return None
         chance = takes.by(budget_s)
-        claimed = calibrated(chance, curve)
-        return Judged(chance, claimed, harm, sure_value + worth * claimed, rent, ahead_s)
+        claimed = apply_curve(chance, curve)
+        return CandidateScore(chance, claimed, harm, sure_value + worth * claimed, rent, ahead_s)
 
-    def _staked(self, chosen: Candidate, verdict: Judged | None, place: Place, now: float) -> Candidate:
+    def _staked(self, chosen: Candidate, verdict: CandidateScore | None, place: QueuePosition, now: float) -> Candidate:
         """The chosen one with its claim, and its times at its place in the queue instead of at the end."""
         assert verdict is not None  # the best was judged: any value is more than minus infinity
         prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration)
-        wait_s = chosen.target.expects_s(verdict.ahead_s, now)
+        wait_s = chosen.target.expected_wait_s(verdict.ahead_s, now)
         return chosen._replace(
-            stake=Stake(prediction, place, verdict.harm + verdict.rent),
+            claim=PlacementClaim(prediction, place, verdict.harm + verdict.rent),
             ahead_s=verdict.ahead_s,
             wait_s=wait_s,
             finish_s=chosen.finish_s + wait_s - chosen.wait_s,
@@ -147,7 +168,7 @@ class ValuePlacer(Placer):
         self,
         candidates: Sequence[Candidate],
         qualities: Sequence[float],
-        judged: Sequence[Judged | None],
+        judged: Sequence[CandidateScore | None],
         best: int,
         budget_s: float,
     ) -> str:
@@ -165,29 +186,31 @@ class ValuePlacer(Placer):
             return "better"
         return "faster" if by_earliness > 0.0 else "surer"
 
-    def _claimed(self, candidates: Sequence[Candidate], judged: Sequence[Judged | None], index: int) -> float:
+    def _claimed(self, candidates: Sequence[Candidate], judged: Sequence[CandidateScore | None], index: int) -> float:
         """The claim for one of them; of one that was not judged, the most that could have been claimed."""
         verdict = judged[index]
         if verdict is not None:
             return verdict.claimed
-        return calibrated(1.0, self.calibration.curve)
+        return apply_curve(1.0, self.calibration.curve)
 
     def __repr__(self) -> str:
-        return f"<ValuePlacer {self.fleet!r} {self.calibration!r}>"
+        return f"<UtilityPlacer {self.fleet!r} {self.calibration!r}>"
 
 
-def place_of(ask: Ask) -> Place:
+def queue_position(ask: Ask) -> QueuePosition:
     """The request's place in any queue of ours."""
-    return Place(order_key(ask.deadline, ask.priority), ask.deadline, ask.weight * WEIGHTS[level_of(ask.priority)])
+    return QueuePosition(
+        order_key(ask.deadline, ask.priority), ask.deadline, ask.weight * WEIGHTS[level_of(ask.priority)]
+    )
 
 
-def timing_of(candidate: Candidate, ahead_s: float, now: float) -> Timing:
+def candidate_completion(candidate: Candidate, ahead_s: float, now: float) -> CompletionTime:
     """The distribution of an attempt's time at the candidate, with so much ahead of it in the queue."""
     offered = candidate.offered
-    link, error = offered.target.link, offered.target.ledger.error
-    return timing(
+    link, error = offered.target.link, offered.target.queue_estimate.error
+    return completion_time(
         link.path(now),
-        offered.target.expects_s(ahead_s, now),
+        offered.target.expected_wait_s(ahead_s, now),
         error.variance(ahead_s),
         candidate.compute_s,
         offered.cost.sigma,
@@ -196,17 +219,19 @@ def timing_of(candidate: Candidate, ahead_s: float, now: float) -> Timing:
     )
 
 
-def _rent(candidate: Candidate, now: float) -> float:
+def _shadow_cost(candidate: Candidate, now: float) -> float:
     """What is taken from those who are still to come."""
-    ledger = candidate.offered.target.ledger
-    return ledger.congestion.rent(now) * (work_of(candidate) if ledger.batches else candidate.compute_s)
+    queue_estimate = candidate.offered.target.queue_estimate
+    return queue_estimate.congestion.per_second(now) * (
+        added_work_s(candidate) if queue_estimate.batches else candidate.compute_s
+    )
 
 
-def _inserted(candidate: Candidate, place: Place, now: float) -> Insertion:
+def _insertion_cost_at(candidate: Candidate, place: QueuePosition, now: float) -> InsertionCost:
     target = candidate.offered.target
-    ledger = target.ledger
+    queue_estimate = target.queue_estimate
     # A foreign server's order is its own: it is taken as first come, first served. So is one that has just refused: its
     # pause is nobody's place in a queue, and urgency does not shorten it.
-    if ledger.in_flight < 2 or target.spec.foreign or now < target.refused_until:
-        return Insertion(candidate.ahead_s, 0.0)
-    return insertion(ledger.queue(), place, work_of(candidate), candidate.ahead_s, now)
+    if queue_estimate.in_flight < 2 or target.spec.foreign or now < target.refused_until:
+        return InsertionCost(candidate.ahead_s, 0.0)
+    return insertion_cost(queue_estimate.queue(), place, added_work_s(candidate), candidate.ahead_s, now)

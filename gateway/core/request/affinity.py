@@ -21,13 +21,13 @@ from gateway.core.placement.placer import Ask, Decision
 from tidegate.oip.sequence import SequenceStep
 from tidegate.outcome import NothingAlive, Unreachable
 
-MOST = 100_000
+MAX_SEQUENCES = 100_000
 
 
 class Affinity:
     """Who remembers which sequence."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_SEQUENCES) -> None:
         self._most = most
         self._homes: OrderedDict[tuple[str, int | str], tuple[str, float]] = OrderedDict()  # target, and until when
 
@@ -44,9 +44,9 @@ class Affinity:
             while len(self._homes) > self._most:
                 self._homes.popitem(last=False)
 
-    def places(self, model: str, step: SequenceStep, places: Placement, now: float) -> Placement:
+    def placement(self, model: str, step: SequenceStep, placement: Placement, now: float) -> Placement:
         """Who decides where this step goes."""
-        return Homeward(places, None if step.start else self.home(model, step.id, now), start=step.start)
+        return StickyPlacer(placement, None if step.start else self.home(model, step.id, now), start=step.start)
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -55,11 +55,11 @@ class Affinity:
         return f"<Affinity of {len(self)} sequences>"
 
 
-class Homeward:
+class StickyPlacer:
     """Decides for one step. `home`: the only target that will do; None where any may."""
 
-    def __init__(self, places: Placement, home: str | None, *, start: bool) -> None:
-        self._places = places
+    def __init__(self, placement: Placement, home: str | None, *, start: bool) -> None:
+        self._placement = placement
         self._home = home
         self._start = start
         self._asked = False
@@ -68,7 +68,7 @@ class Homeward:
         if self._asked and not self._start:
             words = "a step of a sequence is asked once: whether the lost one counted is not known"
             return Decision(now, ask, (), None, "", Unreachable(words))
-        decision = self._places.decide(ask, now, exclude)
+        decision = self._placement.decide(ask, now, exclude)
         if self._home is not None:
             decision = self._to_home(decision, ask, now, self._home)
         self._asked = True

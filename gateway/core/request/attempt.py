@@ -25,10 +25,10 @@ from collections.abc import Mapping
 from math import exp
 from typing import Final
 
-from gateway.core.estimate.conformal import crowding_of
-from gateway.core.health.breaker import Blame, Verdict, blame
-from gateway.core.placement.interval import within_s
-from gateway.core.placement.placer import Candidate, work_of
+from gateway.core.estimate.conformal import crowding_class
+from gateway.core.health.breaker import AttemptVerdict, Blame, blame
+from gateway.core.placement.interval import p95_s
+from gateway.core.placement.placer import Candidate, added_work_s
 from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalError, Overloaded, ServeError
 from tidegate.types import Accepted, LoadReport
 
@@ -38,7 +38,7 @@ _P99_SIGMAS: Final = 2.326
 _NO_WORD_ON_TIME: Final = (CallerError, Overloaded, BadAnswer, InternalError)
 
 
-class Attempt:
+class AttemptTelemetry:
     """One attempt under way. Mutable only by `answered`, `failed` and `cancelled`, of which one is called, once."""
 
     __slots__ = (
@@ -65,24 +65,29 @@ class Attempt:
         target = candidate.offered.target
         self.candidate = candidate
         self.launched_at = now
-        self.within_s = within_s(candidate)  # the promise that is held against what comes
+        self.within_s = p95_s(candidate)  # the promise that is held against what comes
         self._key = key
         self._units = units
         self._body_bytes = body_bytes
-        self._ledger, self._link, self._breaker, self._path = target.ledger, target.link, target.breaker, target.path
+        self._ledger, self._link, self._breaker, self._path = (
+            target.queue_estimate,
+            target.link,
+            target.breaker,
+            target.path,
+        )
         self._probe, self._path_probe = self._breaker.launched(now), self._path.launched(now)
         target.asked_at = now
         self._plain = now >= target.plain_from
-        self._stake = candidate.stake
+        self._stake = candidate.claim
         place = self._stake and self._stake.place
-        self._ledger.launch(key, work_of(candidate), now, place, call_s=candidate.offered.cost.call_s())
+        self._ledger.launch(key, added_work_s(candidate), now, place, call_s=candidate.offered.cost.call_s())
         if not self._link.acknowledges:
             self._ledger.accepted(key)
         self._link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
             self._demand(now)
-        self._toll = candidate.toll
+        self._toll = candidate.observer
         if self._toll is not None:
             self._toll.launched(now)
 
@@ -97,7 +102,7 @@ class Attempt:
         candidate = self.candidate
         expected_s = max(0.0, candidate.ahead_s - (now - self.launched_at - candidate.link_s))
         promised_s = max(0.0, word.finish_in_s - candidate.compute_s)
-        self._ledger.corrected(promised_s - expected_s, now)
+        self._ledger.apply_ack(promised_s - expected_s, now)
 
     def answered(self, stages: Mapping[str, float], load: LoadReport | None, now: float, body_bytes: int = 0) -> float:
         """Note an answer with its stage times and size; returns the link's share of its time, in seconds."""
@@ -146,7 +151,7 @@ class Attempt:
         if self._scaling is not None and isinstance(error, Overloaded | DeadlineExceeded):
             self._scaling.ended(in_time=False)
         blamed = blame(error)
-        if blamed.target is Verdict.FAILURE:
+        if blamed.target is AttemptVerdict.FAILURE:
             cost, total_s = self.candidate.offered.cost, now - self.launched_at
             cost.record(self._units, max(total_s, cost.predict_s(self._units) * exp(_P99_SIGMAS * cost.sigma)))
         self._end(blamed, now, draw)
@@ -175,7 +180,7 @@ class Attempt:
                 self._stake.prediction.given_up(now)
         if self._is_overdue(now):
             self._told(late=True)
-        self._end(Blame(Verdict.IGNORED, Verdict.IGNORED), now, 0.0)
+        self._end(Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED), now, 0.0)
         if self._toll is not None and hopeless:
             self._toll.refused(now, full=False)
         elif self._toll is not None:
@@ -184,9 +189,9 @@ class Attempt:
     def _demand(self, now: float) -> None:
         """Tell what this asks of the pool: more replicas shorten the wait, and nothing else of an attempt's time."""
         assert self._scaling is not None
-        candidate, stake = self.candidate, self._stake
+        candidate, claim = self.candidate, self._stake
         cost = candidate.offered.cost
-        left_s = stake.place.deadline - now if stake is not None else candidate.finish_s + candidate.margin_s
+        left_s = claim.place.deadline - now if claim is not None else candidate.finish_s + candidate.margin_s
         slack_s = left_s - candidate.link_s - candidate.compute_s
         self._scaling.arrived(cost.table_s(self._units), cost.table_s(0.0), slack_s, now)
 
@@ -203,18 +208,18 @@ class Attempt:
 
     def _told(self, *, late: bool) -> None:
         """It is known whether the answer came within its prediction."""
-        crowding = crowding_of(self.candidate.ahead_s, self.candidate.compute_s)
-        self.candidate.offered.target.coverage.record(crowding, late=late)
+        crowding = crowding_class(self.candidate.ahead_s, self.candidate.compute_s)
+        self.candidate.offered.target.interval_width.record(crowding, late=late)
 
     def _end(self, blamed: Blame, now: float, draw: float) -> None:
         self._breaker.record(blamed.target, now, draw, probe=self._probe)
         self._path.record(blamed.path, now, draw, probe=self._path_probe)
-        if Verdict.FAILURE in blamed:
+        if AttemptVerdict.FAILURE in blamed:
             self.candidate.offered.target.degradation.ended(failed=True, now=now)
-        elif blamed.target is Verdict.SUCCESS:
+        elif blamed.target is AttemptVerdict.SUCCESS:
             self.candidate.offered.target.degradation.ended(failed=False, now=now)
-        if blamed.path is Verdict.SUCCESS and not self._path_probe:
+        if blamed.path is AttemptVerdict.SUCCESS and not self._path_probe:
             self._path.heard(now)  # an answer is a sign of life, whenever its request was sent
 
     def __repr__(self) -> str:
-        return f"<Attempt {self._key} at {self.candidate.target.id} since {self.launched_at:.3f}>"
+        return f"<AttemptTelemetry {self._key} at {self.candidate.target.id} since {self.launched_at:.3f}>"

@@ -80,7 +80,7 @@ class Escalations:
         return f"<Escalations below {self.threshold:g}, {self._purse!r}>"
 
 
-def due_at(arrived_at: float, deadline: float) -> float:
+def provisional_due_at(arrived_at: float, deadline: float) -> float:
     """The last instant at which to give a provisional answer, so that it is in time for its caller."""
     budget_s = deadline - arrived_at
     reserve_s = min(max(_RESERVE * budget_s, _LEAST_RESERVE_S), _MOST_RESERVE_S, budget_s / 2)

@@ -36,13 +36,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from gateway.core.estimate.calibration import calibrated
+from gateway.core.estimate.calibration import apply_curve
 from gateway.core.estimate.link_estimate import BROKEN, SLACK_S
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.completion import Timing, if_silent
+from gateway.core.placement.completion import CompletionTime, chance_after_silence
 from gateway.core.placement.placer import Ask, Candidate, Decision
-from gateway.core.placement.utility import ValuePlacer, place_of, timing_of
-from gateway.core.request.hedging import Hedge, Watched
+from gateway.core.placement.utility import UtilityPlacer, candidate_completion, queue_position
+from gateway.core.request.hedging import Hedge, PendingAttempt
 from gateway.core.request.token_budget import TokenBudget
 
 MIN_GAIN: Final = 0.05  # with a full purse, ...
@@ -55,12 +55,12 @@ _HOPELESS: Final = 0.3  # a promise that leaves less than this is taken for a re
 _LOOKS: Final = 8  # instants at which the crossing is sought in the time that is left
 
 
-class Crossing:
+class ChanceHedging:
     """Mutable: the purse. The rest is read from the placer's own estimates."""
 
     def __init__(
         self,
-        placer: ValuePlacer,
+        placer: UtilityPlacer,
         *,
         overloaded: Callable[[], bool] = lambda: False,
         tokens: TokenBudget | None = None,
@@ -79,16 +79,16 @@ class Crossing:
         return self.tokens.overdraw()
 
     def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
-        domains = {domain_of(one.offered.target.spec) for one in tried}
+        domains = {failure_domain(one.offered.target.spec) for one in tried}
         fleet = self._placer.fleet
-        same = {target.id for target in fleet.targets.values() if domain_of(target.spec) in domains}
+        same = {target.id for target in fleet.targets.values() if failure_domain(target.spec) in domains}
         # A target may have gone and come back elsewhere under its old name: it had its chance all the same.
         same.update(one.offered.target.id for one in tried)
-        return fleet.but_unhedged(same) if fleet.unhedged else same
+        return fleet.without_hedging(same) if fleet.unhedged else same
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         link = chosen.offered.target.link
-        if chosen.stake is not None and chosen.stake.prediction.claimed < _DOUBTFUL:
+        if chosen.claim is not None and chosen.claim.prediction.claimed < _DOUBTFUL:
             after_s = SOONEST_S
         else:
             after_s = chosen.finish_s + chosen.margin_s
@@ -99,30 +99,30 @@ class Crossing:
         at = max(now + SOONEST_S, min(at, ask.deadline - other.finish_s - other.margin_s))
         return at if at + other.finish_s < ask.deadline else None
 
-    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+    def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         """When to look after an attempt that was acknowledged just now."""
         assert watched.promised_at is not None
-        if self._left(watched, _timing_of_watched(watched, now), ask.deadline, now) < _DOUBTFUL:
+        if self._left(watched, _completion_of_pending(watched, now), ask.deadline, now) < _DOUBTFUL:
             return now
         return watched.promised_at + watched.candidate.margin_s
 
-    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+    def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         second = decision.chosen
         if second is None:
             return None
         last = ask.deadline - second.finish_s
         if now > last:
             return None
-        first_takes = _timing_of_watched(watched, now)
-        second_takes = timing_of(second, second.ahead_s, now)
-        weight, burden = place_of(ask).weight, second.stake.burden if second.stake is not None else 0.0
+        first_takes = _completion_of_pending(watched, now)
+        second_takes = candidate_completion(second, second.ahead_s, now)
+        weight, externality = queue_position(ask).weight, second.claim.externality if second.claim is not None else 0.0
         step_s = max((last - now) / _LOOKS, 1e-9)
         token_worth = MIN_GAIN * (MOST_GAIN / MIN_GAIN) ** self.tokens.spent
         for look in range(0 if self._overloaded() else _LOOKS + 1):
             at = now + look * step_s
             left = self._left(watched, first_takes, ask.deadline, at)
             fresh = self._claimed(second_takes.by(ask.deadline - at))
-            gain = weight * (1.0 - left) * fresh - self._placer.prices.cost * second.cost - burden
+            gain = weight * (1.0 - left) * fresh - self._placer.prices.cost * second.cost - externality
             if fresh <= left or gain < MIN_GAIN:
                 continue
             if look == 0 and self._is_hopeless(watched, first_takes, ask.deadline):
@@ -135,14 +135,14 @@ class Crossing:
         left = self._left(watched, first_takes, ask.deadline, at)
         return Hedge(at, "last-resort") if left < _DOUBTFUL else None
 
-    def _is_hopeless(self, watched: Watched, takes: Timing, deadline: float) -> bool:
+    def _is_hopeless(self, watched: PendingAttempt, takes: CompletionTime, deadline: float) -> bool:
         """Whether it was the promise that left it no chance. Who promised well and is late may still be on its way."""
         if watched.promised_at is None:
             return False
         promised = takes._replace(trust=1.0).by(deadline - watched.launched_at)
         return self._claimed(promised) < _HOPELESS
 
-    def _left(self, watched: Watched, takes: Timing, deadline: float, at: float) -> float:
+    def _left(self, watched: PendingAttempt, takes: CompletionTime, deadline: float, at: float) -> float:
         """The first attempt's chance, if nothing has come from it by `at`."""
         silence_s = at - watched.launched_at
         if watched.promised_at is None and watched.candidate.offered.target.link.acknowledges:
@@ -150,25 +150,25 @@ class Crossing:
             return takes._replace(trust=1.0).unacknowledged(unheard_s, deadline - watched.launched_at, BROKEN)
         by_deadline = takes.by(deadline - watched.launched_at)
         claimed = min(_SUREST, self._claimed(by_deadline))
-        return if_silent(takes.by(silence_s), by_deadline, claimed)
+        return chance_after_silence(takes.by(silence_s), by_deadline, claimed)
 
     def _claimed(self, chance: float) -> float:
-        return calibrated(chance, self._placer.calibration.curve)
+        return apply_curve(chance, self._placer.calibration.curve)
 
     def __repr__(self) -> str:
-        return f"<Crossing {self.tokens!r}>"
+        return f"<ChanceHedging {self.tokens!r}>"
 
 
-def domain_of(spec: TargetSpec) -> str:
+def failure_domain(spec: TargetSpec) -> str:
     """What fails together: targets on one machine. On loopback, or without a port, each is its own."""
     host = spec.address.rpartition(":")[0].strip("[]")
     return spec.id if host in ("", "localhost", "::1") or host.startswith("127.") else host
 
 
-def _timing_of_watched(watched: Watched, now: float) -> Timing:
+def _completion_of_pending(watched: PendingAttempt, now: float) -> CompletionTime:
     """The distribution of the attempt's whole time, by its target's promise where it gave one."""
     candidate = watched.candidate
-    takes = timing_of(candidate, candidate.ahead_s, now)
+    takes = candidate_completion(candidate, candidate.ahead_s, now)
     if watched.promised_at is None:
         return takes
     # The promise is of the mean; what is uncertain of compute and wait stays as it was.

@@ -8,8 +8,9 @@ long as the alternative's median answer would then still be in time; where not e
 An accepted attempt with a promise is not silent: while its promised finish is ahead and within the deadline, the
 promise is better evidence than the clock.
 
-`Hedges` is what the request machine asks; `LatestUseful` is this rule, with margins and without a limit of its own.
-Where placement deals in chances `hedge_by_chance.py` takes its place: the rule is then the crossing of the two chances.
+`HedgePolicy` is what the request machine asks; `DeadlineHedging` is this rule, with margins and without a limit of its
+own. Where placement deals in chances `hedge_by_chance.py` takes its place: the rule is then the crossing of the two
+chances.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts a
 AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for anybody
 
 
-class Watched(NamedTuple):
+class PendingAttempt(NamedTuple):
     """An attempt that has not answered. `promised_at`: when its target said that the answer would be here."""
 
     candidate: Candidate
@@ -39,7 +40,7 @@ class Hedge(NamedTuple):
     instead: bool = False  # the first attempt waits in a queue in which it will not be in time: it is taken out
 
 
-class Hedges(Protocol):
+class HedgePolicy(Protocol):
     """When a second attempt is due, and whether it may be paid. One for all requests."""
 
     def arrived(self) -> None:
@@ -48,13 +49,13 @@ class Hedges(Protocol):
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         """When to look after the attempt that is launched now, `other` being whom to ask instead; None: never."""
 
-    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+    def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         """When to look after an attempt that was acknowledged now, and made its promise; None: as it was."""
 
     def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
         """The targets that are no help beside those that were tried."""
 
-    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+    def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         """The hedge beside a silent attempt, if there is to be one, where `decision` says. Nothing is spent yet."""
 
     def may_hedge(self) -> bool:
@@ -64,7 +65,7 @@ class Hedges(Protocol):
         """Spend a fallback after a failure; False: too many were spent lately."""
 
 
-class LatestUseful:
+class DeadlineHedging:
     """Hedges at the last instant at which they can still help, as many as requests want. Immutable."""
 
     def arrived(self) -> None:
@@ -73,13 +74,13 @@ class LatestUseful:
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         return fallback_at(now, ask.deadline, chosen, other)
 
-    def second_look(self, ask: Ask, watched: Watched, now: float) -> float | None:
+    def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         return None
 
     def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
         return [one.offered.target.id for one in tried]
 
-    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+    def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         # Beside an attempt that may still answer, only one that is expected in time is worth its cost.
         if not is_silent(watched.promised_at, now + EARLY_S, ask.deadline):
             assert watched.promised_at is not None
@@ -95,7 +96,7 @@ class LatestUseful:
         return True
 
     def __repr__(self) -> str:
-        return "<LatestUseful>"
+        return "<DeadlineHedging>"
 
 
 def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Candidate) -> float | None:
@@ -107,7 +108,7 @@ def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Ca
     return overdue if overdue + alternative.finish_s <= deadline else None
 
 
-def again_at(now: float, deadline: float) -> float | None:
+def next_look_at(now: float, deadline: float) -> float | None:
     """When to look again after a look that found no help: after half of the time that is left; None near the deadline.
 
     Too much went on, nobody else was there, or nothing was left to spend: any of these may pass.

@@ -45,11 +45,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gateway.core.fleet.variant_rank import is_lesser, is_relief
+from gateway.core.fleet.variant_rank import is_degraded_answer, is_lesser
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Ask, Candidate, Decision
-from gateway.core.request.escalation import Escalations, due_at
-from gateway.core.request.hedging import EARLY_S, Hedges, LatestUseful, Watched, again_at
+from gateway.core.request.escalation import Escalations, provisional_due_at
+from gateway.core.request.hedging import EARLY_S, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from tidegate.outcome import (
     DeadlineExceeded,
     Disconnected,
@@ -67,7 +67,7 @@ from tidegate.types import Accepted
 
 MAX_ATTEMPTS: Final = 3
 HOLD_S: Final = 0.02  # beyond, a caller is better told than kept
-_LATEST_USEFUL: Final = LatestUseful()
+_LATEST_USEFUL: Final = DeadlineHedging()
 
 
 class Launch(NamedTuple):
@@ -117,24 +117,24 @@ class RequestMachine:
 
     __slots__ = (
         "_ask", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held", "_launched",
-        "_max_attempts", "_may_hedge", "_pending", "_places", "_provisional", "_reasons", "_tried", "_watched",
+        "_max_attempts", "_may_hedge", "_pending", "_placement", "_provisional", "_reasons", "_tried", "_watched",
         "decision", "done",
     )  # fmt: skip
 
     def __init__(
         self,
         ask: Ask,
-        places: Placement,
+        placement: Placement,
         *,
         max_attempts: int = MAX_ATTEMPTS,
-        hedges: Hedges = _LATEST_USEFUL,
+        hedges: HedgePolicy = _LATEST_USEFUL,
         escalations: Escalations | None = None,
     ) -> None:
         """Args: escalations: None: every answer will do."""
         self.done = False
         self.decision: Decision | None = None  # the first one, for explanations
         self._ask = ask
-        self._places = places
+        self._placement = placement
         self._hedges = hedges
         self._escalations = escalations
         self._max_attempts = max_attempts
@@ -146,7 +146,7 @@ class RequestMachine:
         self._hedge_at: float | None = None
         self._may_hedge = False
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
-        self._watched: Watched | None = None  # the latest attempt, with its target's promise
+        self._watched: PendingAttempt | None = None  # the latest attempt, with its target's promise
         self._held = False  # nobody is there, somebody may be at the next timer
         self._provisional: int | None = None  # the attempt whose unsure answer is in hand
         self._due_at = ask.deadline  # when that answer has to be given
@@ -160,12 +160,12 @@ class RequestMachine:
         """The request is here: place it."""
         if now >= self._ask.deadline:
             return [self._refuse(_too_late(self._ask, self._errors))]
-        self.decision = decision = self._places.decide(self._ask, now)
+        self.decision = decision = self._placement.decide(self._ask, now)
         if decision.refusal is not None:
             return self._hold(decision.refusal, now) or [self._refuse(decision.refusal)]
         self._hedges.arrived()
         if self._escalations is not None:
-            self._due_at = due_at(now, self._ask.deadline)
+            self._due_at = provisional_due_at(now, self._ask.deadline)
         return self._launch(decision, now, decision.reason)
 
     def accepted(self, attempt: int, accepted: Accepted, now: float) -> list[Action]:
@@ -233,7 +233,7 @@ class RequestMachine:
 
     def _fall_back(self, error: ServeError, now: float) -> list[Action]:
         """Another attempt after the last one failed with `error`, if there is somebody and it may be paid."""
-        decision = self._places.decide(self._ask, now, self._tried)
+        decision = self._placement.decide(self._ask, now, self._tried)
         if decision.refusal is not None:
             last_word = _last_word(self._ask, self._errors, decision.refusal)
             return self._hold(decision.refusal, now) or [self._refuse(last_word)]
@@ -260,7 +260,7 @@ class RequestMachine:
         self._tried.append(chosen.target.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
-        self._watched = Watched(chosen, now)
+        self._watched = PendingAttempt(chosen, now)
         # One hedge a request: more than that is load, not insurance. A provisional answer is insurance enough.
         self._may_hedge = may_hedge = (
             self._hedging is None and self._provisional is None and len(self._launched) < self._max_attempts
@@ -271,7 +271,7 @@ class RequestMachine:
     def _hedge(self, now: float) -> list[Action]:
         watched = self._watched
         assert watched is not None  # only a launch sets the timer that leads here
-        decision = self._places.decide(self._ask, now, self._hedges.avoid(self._launched))
+        decision = self._placement.decide(self._ask, now, self._hedges.avoid(self._launched))
         hedge = self._hedges.plan(self._ask, watched, decision, now)
         if hedge is not None and hedge.at > now + EARLY_S:
             self._hedge_at = hedge.at
@@ -279,7 +279,7 @@ class RequestMachine:
         if hedge is not None and hedge.instead:
             return self._move(decision, now)
         if hedge is None or not self._hedges.may_hedge():
-            self._hedge_at = again_at(now, self._ask.deadline)
+            self._hedge_at = next_look_at(now, self._ask.deadline)
             return [self._wake()]
         self._hedging = len(self._launched)
         return self._launch(decision, now, hedge.reason)
@@ -309,7 +309,7 @@ class RequestMachine:
         raised = escalations.raised(self._ask, self._launched[provisional].variant)
         if raised is None or not self._may_launch(now):
             return self._give(provisional)
-        decision = self._places.decide(raised, now, self._tried)
+        decision = self._placement.decide(raised, now, self._tried)
         if not escalations.is_promising(decision, self._due_at) or not escalations.may_escalate():
             return self._give(provisional)
         return self._launch(decision, now, "escalated")
@@ -324,7 +324,7 @@ class RequestMachine:
             attempts=len(self._launched),
             hedged=self._hedging is not None,
             fallback=reason == "fallback",
-            degraded=is_relief(candidate.variant, demanded=bool(self._ask.variant))
+            degraded=is_degraded_answer(candidate.variant, demanded=bool(self._ask.variant))
             or (attempt > 0 and is_lesser(candidate.variant, than=self._launched[0].variant)),
             provisional=attempt == self._provisional,
         )

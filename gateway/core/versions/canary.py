@@ -45,7 +45,7 @@ DeviceName = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Revision = Annotated[int, Meta(ge=1, le=2**53 - 1)]
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
@@ -54,10 +54,10 @@ class Phase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.RETURNED)
+        return self in (RolloutPhase.SUCCEEDED, RolloutPhase.RETURNED)
 
 
-class Step(StrEnum):
+class DeviceStep(StrEnum):
     WAITING = "waiting"
     ASKED = "asked"
     WORKING = "working"
@@ -69,11 +69,11 @@ class Step(StrEnum):
     STUCK = "stuck"
 
 
-_ERRORS: Final = (Step.FAILED, Step.OVERDUE)
-_FORWARD: Final = (Step.ASKED, Step.WORKING, Step.SUCCEEDED, Step.FAILED, Step.OVERDUE)
+_ERRORS: Final = (DeviceStep.FAILED, DeviceStep.OVERDUE)
+_FORWARD: Final = (DeviceStep.ASKED, DeviceStep.WORKING, DeviceStep.SUCCEEDED, DeviceStep.FAILED, DeviceStep.OVERDUE)
 
 
-class Revisions(msgspec.Struct, frozen=True):
+class DocumentRevisions(msgspec.Struct, frozen=True):
     """Of one device's two documents."""
 
     forward: Revision
@@ -84,7 +84,7 @@ class Revisions(msgspec.Struct, frozen=True):
             raise ValueError("the document for the way back must have a greater revision than the one forward")
 
 
-class Spec(msgspec.Struct, frozen=True):
+class RolloutSpec(msgspec.Struct, frozen=True):
     """What was ordered.
 
     Args:
@@ -100,7 +100,7 @@ class Spec(msgspec.Struct, frozen=True):
     model: Annotated[str, Meta(min_length=1, max_length=128)]
     version: Annotated[str, Meta(min_length=1, max_length=64)]
     devices: Annotated[tuple[DeviceName, ...], Meta(min_length=1, max_length=MAX_DEVICES)]
-    revisions: dict[DeviceName, Revisions]
+    revisions: dict[DeviceName, DocumentRevisions]
     waves: Annotated[tuple[Share, ...], Meta(min_length=1, max_length=100)] = (1.0,)
     success_ratio: Share = 0.95
     max_errors: Annotated[int, Meta(ge=0)] = 0
@@ -124,10 +124,10 @@ class Spec(msgspec.Struct, frozen=True):
         return tuple(sizes)
 
 
-class Part(msgspec.Struct):
+class DeviceProgress(msgspec.Struct):
     """One device's way. `state` and what follows are the device's own words."""
 
-    step: Step = Step.WAITING
+    step: DeviceStep = DeviceStep.WAITING
     wave: int = 0
     asked_at_s: float = 0.0
     reason: str = ""
@@ -137,32 +137,32 @@ class Part(msgspec.Struct):
     total_bytes: int = 0
 
 
-class Note(msgspec.Struct, frozen=True):
+class RolloutNote(msgspec.Struct, frozen=True):
     """What happened, in words."""
 
     at_s: float
     words: str
 
 
-class State(msgspec.Struct):
+class CanaryState(msgspec.Struct):
     """Everything that must outlive the gateway."""
 
-    parts: dict[str, Part]
-    phase: Phase = Phase.RUNNING
+    parts: dict[str, DeviceProgress]
+    phase: RolloutPhase = RolloutPhase.RUNNING
     wave: int = -1  # the newest that was asked
     elapsed_s: float = 0.0
     passed_at_s: float | None = None
     reason: str = ""
     back_since_s: float = 0.0
-    notes: list[Note] = []
+    notes: list[RolloutNote] = []
 
 
-class Waves:
+class CanaryRollout:
     """One rollout. Mutable: `hear` reports, `advance` time, then read `asks`."""
 
-    def __init__(self, spec: Spec, state: State | None = None) -> None:
+    def __init__(self, spec: RolloutSpec, state: CanaryState | None = None) -> None:
         self.spec = spec
-        self.state = state or State({device: Part() for device in spec.devices}, notes=[])
+        self.state = state or CanaryState({device: DeviceProgress() for device in spec.devices}, notes=[])
 
     # what comes in
 
@@ -171,7 +171,7 @@ class Waves:
         changed = False
         for device, part in self.state.parts.items():
             reported = reports.get(device)
-            if reported is not None and part.step is not Step.WAITING:
+            if reported is not None and part.step is not DeviceStep.WAITING:
                 changed |= self._hear(device, part, reported)
         return changed
 
@@ -179,35 +179,35 @@ class Waves:
         """So much time has passed in which devices could be heard; decide. Whether anything changed but the time."""
         self.state.elapsed_s += passed_s
         match self.state.phase:
-            case Phase.RUNNING | Phase.PAUSED:
+            case RolloutPhase.RUNNING | RolloutPhase.PAUSED:
                 return self._go_on()
-            case Phase.RETURNING:
+            case RolloutPhase.RETURNING:
                 return self._come_back()
         return False
 
     def pause(self, reason: str) -> None:
-        if self.state.phase is Phase.RUNNING:
-            self._turn(Phase.PAUSED, reason)
+        if self.state.phase is RolloutPhase.RUNNING:
+            self._turn(RolloutPhase.PAUSED, reason)
 
     def resume(self) -> None:
         """Go on. One that has stalled goes on with the next wave, or after the last is taken as it is."""
-        if self.state.phase is not Phase.PAUSED:
+        if self.state.phase is not RolloutPhase.PAUSED:
             return
-        self._turn(Phase.RUNNING, "resumed")
-        if self.state.wave < 0 or self.count(Step.ASKED, Step.WORKING) or self._is_enough:
+        self._turn(RolloutPhase.RUNNING, "resumed")
+        if self.state.wave < 0 or self.count(DeviceStep.ASKED, DeviceStep.WORKING) or self._is_enough:
             return
         if self._is_last:
-            self._turn(Phase.SUCCEEDED, f"taken as it is: {self._score}")
+            self._turn(RolloutPhase.SUCCEEDED, f"taken as it is: {self._score}")
         else:
             self._ask_next()
 
     def abort(self, reason: str) -> None:
         """Call back every device that was asked, also after all have succeeded."""
-        if self.state.phase not in (Phase.RETURNING, Phase.RETURNED):
+        if self.state.phase not in (RolloutPhase.RETURNING, RolloutPhase.RETURNED):
             for part in self._of(*_FORWARD):
-                part.step, part.state = Step.RECALLED, ""
+                part.step, part.state = DeviceStep.RECALLED, ""
             self.state.back_since_s = self.state.elapsed_s
-            self._turn(Phase.RETURNING, reason)
+            self._turn(RolloutPhase.RETURNING, reason)
 
     # what goes out
 
@@ -215,14 +215,14 @@ class Waves:
     def asks(self) -> dict[str, bool]:
         """By device that was asked for anything: whether for the way back."""
         parts = self.state.parts.items()
-        return {device: part.step not in _FORWARD for device, part in parts if part.step is not Step.WAITING}
+        return {device: part.step not in _FORWARD for device, part in parts if part.step is not DeviceStep.WAITING}
 
-    def count(self, *steps: Step) -> int:
+    def count(self, *steps: DeviceStep) -> int:
         return sum(1 for _ in self._of(*steps))
 
     # one device
 
-    def _hear(self, device: str, part: Part, reported: Reported) -> bool:
+    def _hear(self, device: str, part: DeviceProgress, reported: Reported) -> bool:
         before = msgspec.structs.astuple(part)
         forward = part.step in _FORWARD
         revisions = self.spec.revisions[device]
@@ -230,16 +230,19 @@ class Waves:
         refusal = next((one for one in reported.refused if (one.scope, one.revision) == (scope, wanted)), None)
         report = next((one for one in reported.models if one.name == self.spec.model), None)
         if refusal is not None:
-            part.step, part.reason = Step.FAILED if forward else Step.STUCK, f"refused_{refusal.reason}"[:300]
+            part.step, part.reason = (
+                DeviceStep.FAILED if forward else DeviceStep.STUCK,
+                f"refused_{refusal.reason}"[:300],
+            )
         elif report is not None and (report.scope, report.revision) == (scope, wanted):
             part.state, part.running = str(report.state), report.running
             part.done_bytes, part.total_bytes = report.done_bytes, report.total_bytes
             part.step, part.reason = _forward(part, report) if forward else _back(report)
         elif forward and reported.accepted.get(scope, 0) > revisions.back:
-            part.step, part.reason = Step.FAILED, "superseded: another document has been accepted since"
+            part.step, part.reason = DeviceStep.FAILED, "superseded: another document has been accepted since"
         elif not forward and (report is None or not report.running) and reported.accepted.get(scope, 0) >= wanted:
-            part.step = Step.BACK  # the way back was to have no such model
-        if part.step in (Step.FAILED, Step.STUCK) and before[0] is not part.step:
+            part.step = DeviceStep.BACK  # the way back was to have no such model
+        if part.step in (DeviceStep.FAILED, DeviceStep.STUCK) and before[0] is not part.step:
             self._note(f"{device} {part.step}: {part.reason}")
         return msgspec.structs.astuple(part) != before
 
@@ -251,18 +254,18 @@ class Waves:
         if self.count(*_ERRORS) > spec.max_errors:
             self.abort(self._too_many())
             return True
-        if state.phase is Phase.PAUSED:
+        if state.phase is RolloutPhase.PAUSED:
             return changed
         if state.wave < 0:
             return self._ask_next()
-        settled = not self.count(Step.ASKED, Step.WORKING)
+        settled = not self.count(DeviceStep.ASKED, DeviceStep.WORKING)
         if self._is_enough and not self._is_last:
             return self._pass(changed)
         state.passed_at_s = None
         if not settled:
             return changed
         if self._is_enough:
-            self._turn(Phase.SUCCEEDED, self._score)
+            self._turn(RolloutPhase.SUCCEEDED, self._score)
         else:
             self.pause(f"stalled: {self._score}, {spec.success_ratio:.0%} are wanted; resume or abort")
         return True
@@ -274,11 +277,11 @@ class Waves:
     @property
     def _is_enough(self) -> bool:
         """Whether so many of those asked have committed that it may go on."""
-        return self.count(Step.SUCCEEDED) >= ceil(self.spec.success_ratio * self.count(*_FORWARD) - 1e-9)
+        return self.count(DeviceStep.SUCCEEDED) >= ceil(self.spec.success_ratio * self.count(*_FORWARD) - 1e-9)
 
     @property
     def _score(self) -> str:
-        return f"{self.count(Step.SUCCEEDED)} of {self.count(*_FORWARD)} devices have committed"
+        return f"{self.count(DeviceStep.SUCCEEDED)} of {self.count(*_FORWARD)} devices have committed"
 
     def _pass(self, changed: bool) -> bool:
         state = self.state
@@ -295,7 +298,7 @@ class Waves:
         begin, end = (0, *sizes)[state.wave], sizes[state.wave]
         chosen = self.spec.devices[begin:end]
         for device in chosen:
-            state.parts[device] = Part(Step.ASKED, state.wave, state.elapsed_s)
+            state.parts[device] = DeviceProgress(DeviceStep.ASKED, state.wave, state.elapsed_s)
         self._note(f"wave {state.wave + 1} of {len(sizes)} begins: {_some(chosen)}")
         return True
 
@@ -303,26 +306,27 @@ class Waves:
         late = [
             (device, part)
             for device, part in self.state.parts.items()
-            if part.step in (Step.ASKED, Step.WORKING) and self.state.elapsed_s - part.asked_at_s > self.spec.deadline_s
+            if part.step in (DeviceStep.ASKED, DeviceStep.WORKING)
+            and self.state.elapsed_s - part.asked_at_s > self.spec.deadline_s
         ]
         for device, part in late:
             why = f" ({part.reason})" if part.reason else ""
             last = f"its last word: {part.state}{why}" if part.state else "it has not said a word about it"
-            part.step, part.reason = Step.OVERDUE, f"deadline: {self.spec.deadline_s:g} s; {last}"
+            part.step, part.reason = DeviceStep.OVERDUE, f"deadline: {self.spec.deadline_s:g} s; {last}"
             self._note(f"{device} overdue: {part.reason}")
         return bool(late)
 
     def _come_back(self) -> bool:
-        missing = self.count(Step.RECALLED)
+        missing = self.count(DeviceStep.RECALLED)
         over = self.state.elapsed_s - self.state.back_since_s > self.spec.deadline_s
         if missing and not over:
             return False
-        stuck = self.count(Step.STUCK)
-        words = f"{self.count(Step.BACK)} devices are back"
+        stuck = self.count(DeviceStep.STUCK)
+        words = f"{self.count(DeviceStep.BACK)} devices are back"
         words += f", {stuck} could not go back" if stuck else ""
         words += f", {missing} have not said so" if missing else ""
         self._note(words)
-        self.state.phase = Phase.RETURNED  # and keeps the reason of its return
+        self.state.phase = RolloutPhase.RETURNED  # and keeps the reason of its return
         return True
 
     def _too_many(self) -> str:
@@ -330,40 +334,41 @@ class Waves:
         device, part = failed[0]
         return f"errors: {len(failed)} of at most {self.spec.max_errors}; {device}: {part.reason}"[:600]
 
-    def _turn(self, phase: Phase, reason: str) -> None:
+    def _turn(self, phase: RolloutPhase, reason: str) -> None:
         self.state.phase, self.state.reason = phase, reason
         self._note(f"{phase}: {reason}")
 
     def _note(self, words: str) -> None:
-        self.state.notes.append(Note(round(self.state.elapsed_s, 3), words))
+        self.state.notes.append(RolloutNote(round(self.state.elapsed_s, 3), words))
         del self.state.notes[:-MAX_NOTES]
 
-    def _of(self, *steps: Step) -> list[Part]:
+    def _of(self, *steps: DeviceStep) -> list[DeviceProgress]:
         return [part for part in self.state.parts.values() if part.step in steps]
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{self.count(step)} {step}" for step in Step if self.count(step))
-        return f"<Waves {self.spec.id} {self.state.phase} wave {self.state.wave + 1}/{len(self.spec.sizes)}: {counts}>"
+        counts = ", ".join(f"{self.count(step)} {step}" for step in DeviceStep if self.count(step))
+        wave = f"wave {self.state.wave + 1}/{len(self.spec.sizes)}"
+        return f"<CanaryRollout {self.spec.id} {self.state.phase} {wave}: {counts}>"
 
 
-def _forward(part: Part, report: ModelReport) -> tuple[Step, str]:
+def _forward(part: DeviceProgress, report: ModelReport) -> tuple[DeviceStep, str]:
     """Where a device is that was asked forward, by its newest report."""
     match report.state:
         case RolloutState.COMMITTED:
-            return Step.SUCCEEDED, ""
+            return DeviceStep.SUCCEEDED, ""
         case RolloutState.ROLLED_BACK | RolloutState.FAILED:
-            return Step.FAILED, report.reason or str(report.state)
+            return DeviceStep.FAILED, report.reason or str(report.state)
     # A deadline that has passed stays so until the device has ended one way or the other.
-    return (Step.OVERDUE, part.reason) if part.step is Step.OVERDUE else (Step.WORKING, report.reason)
+    return (DeviceStep.OVERDUE, part.reason) if part.step is DeviceStep.OVERDUE else (DeviceStep.WORKING, report.reason)
 
 
-def _back(report: ModelReport) -> tuple[Step, str]:
+def _back(report: ModelReport) -> tuple[DeviceStep, str]:
     match report.state:
         case RolloutState.COMMITTED:
-            return Step.BACK, ""
+            return DeviceStep.BACK, ""
         case RolloutState.ROLLED_BACK | RolloutState.FAILED:
-            return Step.STUCK, report.reason or str(report.state)
-    return Step.RECALLED, report.reason
+            return DeviceStep.STUCK, report.reason or str(report.state)
+    return DeviceStep.RECALLED, report.reason
 
 
 def _some(devices: Sequence[str]) -> str:

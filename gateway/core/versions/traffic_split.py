@@ -24,11 +24,11 @@ CANDIDATE, STANDING = "candidate", "standing"
 MAX_TENANTS: Final = 1000
 
 
-class BadSplit(ValueError):
+class InvalidSplit(ValueError):
     """What an operator asks for makes no sense; the message says why."""
 
 
-class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrafficSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two versions of one model side by side.
 
     Args:
@@ -45,18 +45,18 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.standing == self.candidate:
-            raise BadSplit(f"the candidate is the standing version {self.standing!r}: there is nothing to split")
+            raise InvalidSplit(f"the candidate is the standing version {self.standing!r}: there is nothing to split")
         for name, value in (("share", self.share), ("compare", self.compare)):
             if not 0.0 <= value <= 1.0:
-                raise BadSplit(f"{name} must be a number from 0 to 1, got {value:g}")
+                raise InvalidSplit(f"{name} must be a number from 0 to 1, got {value:g}")
         if len(self.tenants) > MAX_TENANTS:
-            raise BadSplit(f"tenants: at most {MAX_TENANTS}, got {len(self.tenants)}")
+            raise InvalidSplit(f"tenants: at most {MAX_TENANTS}, got {len(self.tenants)}")
 
 
-class Splits(msgspec.Struct, frozen=True):
+class TrafficSplits(msgspec.Struct, frozen=True):
     """All that is set: splits by model, and what is meant by a model of which a candidate was promoted."""
 
-    split: Mapping[str, Split] = {}
+    split: Mapping[str, TrafficSplit] = {}
     promoted: Mapping[str, str] = {}
 
     def turn(self, model: str, wish: str, tenant: str, draw: float) -> tuple[str, ...]:
@@ -77,24 +77,24 @@ class Splits(msgspec.Struct, frozen=True):
             return split.candidate, split.standing
         return (split.standing,)
 
-    def begun(self, model: str, split: Split) -> Splits:
+    def begun(self, model: str, split: TrafficSplit) -> TrafficSplits:
         """With this split in the place of any other of the model."""
         return msgspec.structs.replace(self, split={**self.split, model: split})
 
-    def after_promotion(self, model: str) -> Splits:
-        """Raises BadSplit: there is no candidate."""
+    def after_promotion(self, model: str) -> TrafficSplits:
+        """Raises InvalidSplit: there is no candidate."""
         candidate = self._of(model).candidate
-        return Splits(self._without(model), {**self.promoted, model: candidate})
+        return TrafficSplits(self._without(model), {**self.promoted, model: candidate})
 
-    def after_return(self, model: str) -> Splits:
-        """The standing version is meant again, as before the split. Raises BadSplit: there is none."""
+    def after_return(self, model: str) -> TrafficSplits:
+        """The standing version is meant again, as before the split. Raises InvalidSplit: there is none."""
         standing = self._of(model).standing
-        return Splits(self._without(model), {**self.promoted, model: standing})
+        return TrafficSplits(self._without(model), {**self.promoted, model: standing})
 
-    def _of(self, model: str) -> Split:
+    def _of(self, model: str) -> TrafficSplit:
         if model not in self.split:
-            raise BadSplit(f"no candidate of {model!r} is on trial")
+            raise InvalidSplit(f"no candidate of {model!r} is on trial")
         return self.split[model]
 
-    def _without(self, model: str) -> dict[str, Split]:
+    def _without(self, model: str) -> dict[str, TrafficSplit]:
         return {name: split for name, split in self.split.items() if name != model}

@@ -26,13 +26,13 @@ ALIKE: Final = 0.98  # cosine; int8 against fp32 of the same model is above 0.99
 Z: Final = 1.96  # 95 %
 
 
-class Interval(NamedTuple):
+class WilsonInterval(NamedTuple):
     low: float
     high: float
 
 
 @dataclass(slots=True)
-class Figures:
+class VersionFigures:
     """Mutable: one version's, since the split began."""
 
     endings: Counter[Ending] = field(default_factory=Counter)
@@ -59,8 +59,8 @@ class Figures:
         return self.endings["in_time"] / self.asked if self.asked else None
 
     @property
-    def in_time_interval(self) -> Interval | None:
-        return wilson(self.endings["in_time"], self.asked) if self.asked else None
+    def in_time_interval(self) -> WilsonInterval | None:
+        return wilson_interval(self.endings["in_time"], self.asked) if self.asked else None
 
     @property
     def quantiles_s(self) -> tuple[float, ...]:
@@ -94,9 +94,9 @@ class Agreement:
         return self.cosine_sum / self.rows if self.rows else None
 
 
-def wilson(hits: int, of: int) -> Interval:
+def wilson_interval(hits: int, of: int) -> WilsonInterval:
     """Where the true share lies with 95 % confidence."""
     share, spread = hits / of, Z * Z / of
     middle = (share + spread / 2.0) / (1.0 + spread)
     half = Z * sqrt(share * (1.0 - share) / of + spread / (4.0 * of)) / (1.0 + spread)
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    return WilsonInterval(max(0.0, middle - half), min(1.0, middle + half))

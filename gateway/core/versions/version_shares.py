@@ -21,7 +21,7 @@ SOAK_WEIGHT: Final = 0.25
 LEAST: Final = 0.02
 
 
-class Standing(NamedTuple):
+class VersionTargets(NamedTuple):
     """How many targets serve a version now."""
 
     edges: int = 0
@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     pools: int = 0
 
 
-def shares(standing: Mapping[str, Standing]) -> dict[str, float]:
+def shares_by_version(standing: Mapping[str, VersionTargets]) -> dict[str, float]:
     """The share of requests for each version that anybody serves."""
     weights = {version: one.edges + SOAK_WEIGHT * one.soaking for version, one in standing.items()}
     if not any(weights.values()):
@@ -42,7 +42,7 @@ def shares(standing: Mapping[str, Standing]) -> dict[str, float]:
     return {version: weight / whole for version, weight in raised.items()}
 
 
-def in_turn(versions: Sequence[str], shared: Mapping[str, float], draw: float) -> list[str]:
+def sample_order(versions: Sequence[str], shared: Mapping[str, float], draw: float) -> list[str]:
     """Whom to ask, in this order: the first by chance and share, then the others.
 
     Args:

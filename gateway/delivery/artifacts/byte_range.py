@@ -15,7 +15,7 @@ from typing import Final
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.ASCII | re.IGNORECASE)
 
 
-class Unsatisfiable(ValueError):
+class UnsatisfiableRange(ValueError):
     """The range lies outside of the file."""
 
 
@@ -27,17 +27,17 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     if found[1] == "":
         count = min(int(found[2]), size_bytes)
         if count == 0:
-            raise Unsatisfiable(f"there are {size_bytes} bytes")
+            raise UnsatisfiableRange(f"there are {size_bytes} bytes")
         return size_bytes - count, count
     first = int(found[1])
     if found[2] and int(found[2]) < first:
         return None  # RFC 9110: such a range is invalid, and an invalid one is as if it were not there
     if first >= size_bytes:
-        raise Unsatisfiable(f"there are {size_bytes} bytes")
+        raise UnsatisfiableRange(f"there are {size_bytes} bytes")
     last = min(int(found[2]) if found[2] else size_bytes - 1, size_bytes - 1)
     return first, last - first + 1
 
 
-def still_fits(if_range: str, etag: str) -> bool:
+def if_range_matches(if_range: str, etag: str) -> bool:
     """Whether a range may be answered: what the asker has a part of is what is here. A date never is."""
     return if_range in ("", etag)

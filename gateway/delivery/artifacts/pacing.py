@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import inf
 
 
-class Pace:
+class BytePacer:
     """Mutable: `wait_s` books the next piece."""
 
     def __init__(self, bytes_per_s: float = inf) -> None:
@@ -26,4 +26,4 @@ class Pace:
         return begin_at - now
 
     def __repr__(self) -> str:
-        return f"<Pace {self.bytes_per_s:g} bytes/s>"
+        return f"<BytePacer {self.bytes_per_s:g} bytes/s>"

@@ -10,7 +10,7 @@ passes the gateway's `auth`, where there is one, may fetch; without both, everyb
 
 **Not aiohttp's file response.** It hands the file to the kernel, which sends as fast as the line takes it: no rate
 could be kept, and its If-Range knows dates only, where a content has an ETag that never lies. So pieces are read in a
-thread and sent one by one, each when `Pace` says; a device that takes no bytes for half a minute is let go.
+thread and sent one by one, each when `BytePacer` says; a device that takes no bytes for half a minute is let go.
 
 What it serves is immutable, so any cache may keep it. Nothing of the address but 64 hexadecimal digits reaches a path.
 A gap between this process's disk and what a file's name says (rot) is the device's to find: it checks every piece.
@@ -27,8 +27,8 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from gateway.delivery.artifacts.byte_range import Unsatisfiable, byte_range, still_fits
-from gateway.delivery.artifacts.pacing import Pace
+from gateway.delivery.artifacts.byte_range import UnsatisfiableRange, byte_range, if_range_matches
+from gateway.delivery.artifacts.pacing import BytePacer
 from gateway.delivery.artifacts.store import DIGEST, ArtifactStore
 from tidegate import clock
 
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 Admit = Callable[[web.Request], Awaitable[None]]
 
 
-class ArtifactDoor:
+class ArtifactServer:
     """Routes over a store. Mutable: the downloads under way.
 
     Args:
@@ -49,12 +49,17 @@ class ArtifactDoor:
     """
 
     def __init__(
-        self, store: ArtifactStore, *, admit: Admit | None = None, max_concurrent: int = 16, pace: Pace | None = None
+        self,
+        store: ArtifactStore,
+        *,
+        admit: Admit | None = None,
+        max_concurrent: int = 16,
+        pace: BytePacer | None = None,
     ) -> None:
         self._store = store
         self._admit = admit
         self._max_concurrent = max_concurrent
-        self._pace = pace or Pace()
+        self._pace = pace or BytePacer()
         self.under_way = 0
         self.served_bytes = 0
 
@@ -86,10 +91,10 @@ class ArtifactDoor:
         }
         if request.headers.get("If-None-Match", "") in (etag, "*"):
             return web.Response(status=304, headers=headers)
-        asked = request.headers.get("Range", "") if still_fits(request.headers.get("If-Range", ""), etag) else ""
+        asked = request.headers.get("Range", "") if if_range_matches(request.headers.get("If-Range", ""), etag) else ""
         try:
             part = byte_range(asked, size) if request.method == "GET" else None
-        except Unsatisfiable:
+        except UnsatisfiableRange:
             raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{size}"}) from None
         if part is not None:
             headers["Content-Range"] = f"bytes {part[0]}-{part[0] + part[1] - 1}/{size}"
@@ -135,7 +140,7 @@ class ArtifactDoor:
             self.served_bytes += len(piece)
 
     def __repr__(self) -> str:
-        return f"<ArtifactDoor {self._store!r} {self.under_way} of {self._max_concurrent} under way>"
+        return f"<ArtifactServer {self._store!r} {self.under_way} of {self._max_concurrent} under way>"
 
 
 def _hang_up(request: web.Request) -> None:

@@ -29,7 +29,7 @@ class StoreError(Exception):
     """What somebody sends cannot be kept; the message says why."""
 
 
-class NoRoom(StoreError):
+class ArtifactStoreFull(StoreError):
     """The disk is full, or the file may not be so large."""
 
 
@@ -37,7 +37,7 @@ class WrongContent(StoreError):
     """What came is not what its digest says."""
 
 
-class OutOfStep(StoreError):
+class OffsetMismatch(StoreError):
     """A piece does not begin where the last one ended; `offset_bytes` says where to go on."""
 
     def __init__(self, offset_bytes: int) -> None:
@@ -74,14 +74,16 @@ class ArtifactStore:
         """Add a piece of what is coming; how much there is now.
 
         Raises:
-            OutOfStep: `at` is not where the last piece ended.
+            OffsetMismatch: `at` is not where the last piece ended.
             NoRoom: the disk is full, and what has come stays; or it would be larger than files may be.
         """
         partial = self._partial(digest)
         if (offset := self.offset_bytes(digest)) != at:
-            raise OutOfStep(offset)
+            raise OffsetMismatch(offset)
         if at + len(piece) > self.max_artifact_bytes:
-            raise NoRoom(f"an artefact of over {self.max_artifact_bytes} bytes: raise `artifacts.max_artifact_bytes`")
+            raise ArtifactStoreFull(
+                f"an artefact of over {self.max_artifact_bytes} bytes: raise `artifacts.max_artifact_bytes`"
+            )
         try:
             partial.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("ab") as file:
@@ -121,7 +123,7 @@ class ArtifactStore:
 
     def _words(self, error: OSError) -> Exception:
         if error.errno in _NO_ROOM:
-            return NoRoom(f"the gateway's disk is full: make room where {self.root} lies")
+            return ArtifactStoreFull(f"the gateway's disk is full: make room where {self.root} lies")
         return error
 
     def __repr__(self) -> str:

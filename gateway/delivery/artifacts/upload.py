@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from gateway.delivery.artifacts.store import DIGEST, ArtifactStore, NoRoom, OutOfStep, StoreError
+from gateway.delivery.artifacts.store import DIGEST, ArtifactStore, ArtifactStoreFull, OffsetMismatch, StoreError
 
 MAX_PIECE_BYTES: Final = 8 * 2**20
 PIECE_WITHIN_S: Final = 60.0
@@ -68,9 +68,9 @@ async def _take(store: ArtifactStore, digest: str, first: int, piece: bytes, siz
 async def _stored(act: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(act)
-    except OutOfStep as error:
+    except OffsetMismatch as error:
         raise web.HTTPConflict(text=str(error), headers={"Upload-Offset": str(error.offset_bytes)}) from error
-    except NoRoom as error:
+    except ArtifactStoreFull as error:
         raise web.HTTPInsufficientStorage(text=str(error)) from error
     except StoreError as error:
         raise web.HTTPUnprocessableEntity(text=str(error)) from error

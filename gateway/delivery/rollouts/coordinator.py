@@ -27,10 +27,10 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from gateway.core.versions.canary import Waves
+from gateway.core.versions.canary import CanaryRollout
 from gateway.delivery.artifacts.store import ArtifactStore
-from gateway.delivery.rollouts.journal import KEPT, Journal
-from gateway.delivery.rollouts.order import BadOrder, Order, manifest_of, missing, plans_of
+from gateway.delivery.rollouts.journal import KEPT, RolloutJournal
+from gateway.delivery.rollouts.order import InvalidOrder, RolloutOrder, manifest_of, missing_artefacts, plans_of
 from gateway.fleet_sync.freshness import DeviceView
 from tidegate import clock
 from tidegate.fleet.reported import Reported
@@ -47,11 +47,11 @@ SAVE_TIME_S: Final = 15.0  # a kill costs a deadline at most so much
 log = structlog.get_logger(__name__)
 
 
-class Conflict(BadOrder):
+class RolloutConflict(InvalidOrder):
     """It cannot begin, or not be done, as things are now; the message says what is in the way."""
 
 
-class Road(Protocol):
+class DeviceChannel(Protocol):
     """The way to devices: the gateway's session with the broker."""
 
     @property
@@ -65,27 +65,29 @@ class Road(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
-    order: Order
-    waves: Waves
+class _ActiveRollout:
+    order: RolloutOrder
+    waves: CanaryRollout
     dirty: bool = True
     saved_at_s: float = 0.0
     begun_at: float = -inf  # the turn before may have been long before
 
 
-class Rollouts:
+class RolloutController:
     """`async with` goes on with what was under way, until its end.
 
     Args:
         on_versions: told of the manifests of versions that devices may come to have; must not block.
     """
 
-    def __init__(self, store: ArtifactStore, road: Road, on_versions: Callable[[Iterable[Manifest]], None]) -> None:
+    def __init__(
+        self, store: ArtifactStore, channel: DeviceChannel, on_versions: Callable[[Iterable[Manifest]], None]
+    ) -> None:
         self.store = store
-        self._journal = Journal(store.root / "rollouts")
-        self._road = road
+        self._journal = RolloutJournal(store.root / "rollouts")
+        self._channel = channel
         self._on_versions = on_versions
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _ActiveRollout] = {}
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
         self._source: dict[str, str] = {}  # by device: the rollout that it is of
         self._unsaid: dict[str, None] = {}  # devices whose newest document was not published in this session
@@ -97,13 +99,15 @@ class Rollouts:
         self._beginning = asyncio.Lock()
         self._task = OwnedTask(self._run, name="rollouts")
 
-    async def __aenter__(self) -> Rollouts:
+    async def __aenter__(self) -> RolloutController:
         for order, waves in await asyncio.to_thread(self._journal.load):
-            held = self._held[order.spec.id] = _Held(order, waves, dirty=False, saved_at_s=waves.state.elapsed_s)
+            held = self._held[order.spec.id] = _ActiveRollout(
+                order, waves, dirty=False, saved_at_s=waves.state.elapsed_s
+            )
             self._ask(held)
             try:
                 await self._tell_versions(order)
-            except BadOrder as error:  # files were taken away; devices that have them still answer by full name
+            except InvalidOrder as error:  # files were taken away; devices that have them still answer by full name
                 log.error("a rollout's version is unknown here", rollout=order.spec.id, reason=str(error))
         self._task.start()
         return self
@@ -116,13 +120,13 @@ class Rollouts:
 
     def fleet_changed(self) -> None:
         """Devices have said something, or the session with the broker is another."""
-        if self._active or self._road.session != self._session:
+        if self._active or self._channel.session != self._session:
             self._news.set()
 
     # what operators want
 
     @property
-    def all(self) -> Mapping[str, Waves]:
+    def all(self) -> Mapping[str, CanaryRollout]:
         """By id, oldest first."""
         return {id: held.waves for id, held in self._held.items()}
 
@@ -130,31 +134,31 @@ class Rollouts:
         """(revision, message) of a device's newest document from here."""
         return self._asked.get(device)
 
-    async def begin(self, order: Order) -> None:
+    async def begin(self, order: RolloutOrder) -> None:
         """Start a rollout; it is remembered when this returns.
 
         Raises:
             Conflict: a device is in another rollout, has had a newer document, or files are missing.
-            BadOrder: the order contradicts itself.
+            InvalidOrder: the order contradicts itself.
         """
         async with self._beginning:
             plans = await asyncio.to_thread(plans_of, order)
-            lacking = await asyncio.to_thread(missing, plans, self.store)
+            lacking = await asyncio.to_thread(missing_artefacts, plans, self.store)
             if lacking:
                 named = ", ".join(f"{path} ({digest[:12]}…)" for digest, path in list(lacking.items())[:5])
-                raise Conflict(f"{len(lacking)} files are not here: {named}; `tidegate model push` brings them")
+                raise RolloutConflict(f"{len(lacking)} files are not here: {named}; `tidegate model push` brings them")
             self._check_free(order)
             await self._tell_versions(order)
             await asyncio.to_thread(self._journal.begin, order)
-            self._held[order.spec.id] = _Held(order, Waves(order.spec), begun_at=clock.now())
+            self._held[order.spec.id] = _ActiveRollout(order, CanaryRollout(order.spec), begun_at=clock.now())
             await self._forget_old()
         self._news.set()
 
-    def command(self, id: str, verb: str, why: str) -> Waves:
+    def command(self, id: str, verb: str, why: str) -> CanaryRollout:
         """Raises Conflict: there is no such rollout, or it is past that."""
         held = self._held.get(id)
         if held is None:
-            raise Conflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
+            raise RolloutConflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
         phase = held.waves.state.phase
         match verb:
             case "pause":
@@ -165,30 +169,32 @@ class Rollouts:
                 self._check_newest(held)
                 held.waves.abort(why)
         if held.waves.state.phase is phase:
-            raise Conflict(f"rollout {id} is {phase}, so there is nothing to {verb}")
+            raise RolloutConflict(f"rollout {id} is {phase}, so there is nothing to {verb}")
         held.dirty = True
         self._news.set()
         return held.waves
 
-    def _check_free(self, order: Order) -> None:
+    def _check_free(self, order: RolloutOrder) -> None:
         if order.spec.id in self._held:
-            raise Conflict(f"there is a rollout {order.spec.id!r} already")
+            raise RolloutConflict(f"there is a rollout {order.spec.id!r} already")
         for id, held in self._held.items():
             shared = set(held.order.spec.devices) & set(order.spec.devices)
             if shared and not held.waves.state.phase.is_over:
-                raise Conflict(f"{min(shared)} is in rollout {id}, which is {held.waves.state.phase}: wait or abort it")
-        known = {view.name: self.newest_revision(view) for view in self._road.devices(clock.now())}
+                raise RolloutConflict(
+                    f"{min(shared)} is in rollout {id}, which is {held.waves.state.phase}: wait or abort it"
+                )
+        known = {view.name: self.newest_revision(view) for view in self._channel.devices(clock.now())}
         for device, revisions in order.spec.revisions.items():
             if device not in known:
-                raise Conflict(f"no device {device!r} was ever heard of here")
+                raise RolloutConflict(f"no device {device!r} was ever heard of here")
             if revisions.forward <= known[device]:
-                raise Conflict(f"{device} has had revision {known[device]} meanwhile: order again")
+                raise RolloutConflict(f"{device} has had revision {known[device]} meanwhile: order again")
 
-    def _check_newest(self, held: _Held) -> None:
+    def _check_newest(self, held: _ActiveRollout) -> None:
         for device in held.waves.asks:
             revisions, newest = held.order.spec.revisions[device], self._asked.get(device, (0, b""))[0]
             if newest > revisions.back:
-                raise Conflict(
+                raise RolloutConflict(
                     f"{device} has been given a newer document since (revision {newest}): roll the older version out "
                     f"instead, `tidegate model rollout {held.order.spec.model} --version OLDER`"
                 )
@@ -222,7 +228,7 @@ class Rollouts:
     async def _turn(self) -> None:
         now = clock.now()
         passed_s = self._passed_s(now)
-        reports = {view.name: view.reported for view in self._road.devices(now)} if self._session else {}
+        reports = {view.name: view.reported for view in self._channel.devices(now)} if self._session else {}
         newest = set(self._source.values())
         live = [one for id, one in self._held.items() if id in newest or not one.waves.state.phase.is_over]
         for held in live:  # another may begin meanwhile
@@ -234,8 +240,8 @@ class Rollouts:
 
     def _passed_s(self, now: float) -> float:
         """Time since the last turn in which devices could be heard; notices a new session."""
-        if self._session != self._road.session:
-            self._session, self._heard_from, self._turned_at = self._road.session, now + SETTLE_S, None
+        if self._session != self._channel.session:
+            self._session, self._heard_from, self._turned_at = self._channel.session, now + SETTLE_S, None
             self._unsaid = dict.fromkeys(self._asked)
         if not self._session or now < self._heard_from:
             return 0.0
@@ -243,7 +249,7 @@ class Rollouts:
         self._turned_at = now
         return passed_s
 
-    async def _decide(self, held: _Held, reports: Mapping[str, Reported | None], passed_s: float) -> None:
+    async def _decide(self, held: _ActiveRollout, reports: Mapping[str, Reported | None], passed_s: float) -> None:
         phase = held.waves.state.phase
         held.dirty |= held.waves.hear(reports)
         held.dirty |= bool(self._session) and held.waves.advance(passed_s)
@@ -253,7 +259,7 @@ class Rollouts:
         if held.dirty or held.waves.state.elapsed_s - held.saved_at_s > SAVE_TIME_S:
             await self._save(held)
 
-    async def _save(self, held: _Held) -> None:
+    async def _save(self, held: _ActiveRollout) -> None:
         """Remember how far it is, and only then ask for it."""
         id, asks = held.order.spec.id, held.waves.asks
         raw, elapsed_s = msgspec.json.encode(held.waves.state), held.waves.state.elapsed_s
@@ -266,7 +272,7 @@ class Rollouts:
             held.dirty = True
             log.error("a rollout cannot be remembered and stands still", rollout=id, reason=str(error))
 
-    def _ask(self, held: _Held, asks: Mapping[str, bool] | None = None) -> None:
+    def _ask(self, held: _ActiveRollout, asks: Mapping[str, bool] | None = None) -> None:
         """Args: asks: what was remembered; None: all that it asks now was."""
         for device, back in (held.waves.asks if asks is None else asks).items():
             revisions = held.order.spec.revisions[device]
@@ -278,20 +284,20 @@ class Rollouts:
 
     def _publish(self) -> None:
         for device in list(self._unsaid) if self._session else ():
-            if not self._road.publish_desired(device, self._asked[device][1]):
+            if not self._channel.publish_desired(device, self._asked[device][1]):
                 return  # the outbox is full, or the session is over: the next turn goes on here
             del self._unsaid[device]
 
     # what is known and what is forgotten
 
-    async def _tell_versions(self, order: Order) -> None:
+    async def _tell_versions(self, order: RolloutOrder) -> None:
         def read() -> list[Manifest]:
             return [manifest_of(plan, order.spec.model, self.store) for plan in plans_of(order)]
 
         try:
             self._on_versions(await asyncio.to_thread(read))
         except RepositoryError as error:
-            raise BadOrder(str(error)) from error
+            raise InvalidOrder(str(error)) from error
 
     async def _forget_old(self) -> None:
         newest = set(self._source.values())
@@ -301,4 +307,4 @@ class Rollouts:
             await asyncio.to_thread(self._journal.forget, id)
 
     def __repr__(self) -> str:
-        return f"<Rollouts {len(self._held)} known, {len(self._asked)} devices asked, session {self._session}>"
+        return f"<RolloutController {len(self._held)} known, {len(self._asked)} devices asked, session {self._session}>"

@@ -19,21 +19,21 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.core.versions.canary import State, Waves
-from gateway.delivery.rollouts.order import BadOrder, Order, decode_order
+from gateway.core.versions.canary import CanaryRollout, CanaryState
+from gateway.delivery.rollouts.order import InvalidOrder, RolloutOrder, decode_order
 from tidegate.storage.atomic_file import sync_folder, write_durably
 
 KEPT: Final = 200  # finished rollouts; older ones that no device's newest document is from are forgotten
 log = structlog.get_logger(__name__)
 
 
-class Journal:
+class RolloutJournal:
     """The folder; nothing is written before a rollout begins."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, order: Order) -> None:
+    def begin(self, order: RolloutOrder) -> None:
         """Remember a new rollout. Raises OSError."""
         folder = self.folder / order.spec.id
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,20 +47,20 @@ class Journal:
     def forget(self, id: str) -> None:
         shutil.rmtree(self.folder / id, ignore_errors=True)
 
-    def load(self) -> list[tuple[Order, Waves]]:
+    def load(self) -> list[tuple[RolloutOrder, CanaryRollout]]:
         """Every rollout, oldest first. One that cannot be read is left where it is and complained of."""
         found = []
         for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             try:
                 order = decode_order((folder / "order.json").read_bytes())
                 state = folder / "state.json"
-                known = msgspec.json.decode(state.read_bytes(), type=State) if state.exists() else None
+                known = msgspec.json.decode(state.read_bytes(), type=CanaryState) if state.exists() else None
                 if known is not None and set(known.parts) != set(order.spec.devices):
-                    raise BadOrder("its state is of other devices")
-                found.append(((folder / "order.json").stat().st_mtime_ns, order, Waves(order.spec, known)))
-            except (OSError, BadOrder, msgspec.MsgspecError) as error:
+                    raise InvalidOrder("its state is of other devices")
+                found.append(((folder / "order.json").stat().st_mtime_ns, order, CanaryRollout(order.spec, known)))
+            except (OSError, InvalidOrder, msgspec.MsgspecError) as error:
                 log.error("a rollout cannot be read and is left alone", folder=str(folder), reason=str(error))
         return [(order, waves) for _, order, waves in sorted(found, key=lambda one: one[0])]
 
     def __repr__(self) -> str:
-        return f"<Journal {self.folder}>"
+        return f"<RolloutJournal {self.folder}>"

@@ -14,21 +14,21 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gateway.core.versions.canary import Spec
+from gateway.core.versions.canary import RolloutSpec
 from gateway.delivery.artifacts.store import ArtifactStore
 from tidegate.fleet.messages import BadMessage
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import MAX_MANIFEST_BYTES, parse_manifest
-from tidegate.rollout.desired import Desired
+from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.plan import ModelPlan
-from tidegate.rollout.signing import claimed
+from tidegate.rollout.signing import read_unverified
 
 
-class BadOrder(ValueError):
+class InvalidOrder(ValueError):
     """An order that cannot be carried out; the message says why."""
 
 
-class Documents(msgspec.Struct, frozen=True):
+class DeviceDocuments(msgspec.Struct, frozen=True):
     """Of one device, as they travel: signed messages."""
 
     forward: msgspec.Raw
@@ -38,67 +38,69 @@ class Documents(msgspec.Struct, frozen=True):
         return bytes(self.back if back else self.forward)
 
 
-class Order(msgspec.Struct, frozen=True):
-    spec: Spec
-    documents: dict[str, Documents]
+class RolloutOrder(msgspec.Struct, frozen=True):
+    spec: RolloutSpec
+    documents: dict[str, DeviceDocuments]
 
 
-_decoder = msgspec.json.Decoder(Order)
+_decoder = msgspec.json.Decoder(RolloutOrder)
 
 
-def decode_order(raw: bytes) -> Order:
-    """Raises BadOrder."""
+def decode_order(raw: bytes) -> RolloutOrder:
+    """Raises InvalidOrder."""
     try:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise BadOrder(str(error)) from error
+        raise InvalidOrder(str(error)) from error
 
 
-def plans_of(order: Order) -> tuple[ModelPlan, ...]:
-    """Every plan of the model in the order's documents, each once. Raises BadOrder: a document says something else."""
+def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
+    """Every plan of the model in the order's documents, each once. Raises InvalidOrder: a document says something else."""
     spec = order.spec
     plans: dict[str, ModelPlan] = {}
     if set(order.documents) != set(spec.devices):
-        raise BadOrder("there must be documents for exactly the devices of the order")
+        raise InvalidOrder("there must be documents for exactly the devices of the order")
     for device, documents in order.documents.items():
         revisions = spec.revisions[device]
         forward = _read(device, revisions.forward, documents.message(back=False))
         back = _read(device, revisions.back, documents.message(back=True))
         plan, before = forward.models.get(spec.model), back.models.get(spec.model)
         if plan is None or plan.version != spec.version:
-            raise BadOrder(f"the document of {device} does not ask for {spec.model} in version {spec.version}")
+            raise InvalidOrder(f"the document of {device} does not ask for {spec.model} in version {spec.version}")
         if before is None and spec.model not in back.remove:
-            raise BadOrder(f"the document for {device}'s way back says nothing about {spec.model}")
+            raise InvalidOrder(f"the document for {device}'s way back says nothing about {spec.model}")
         plans |= {one.digest: one for one in (plan, before) if one is not None}
     return tuple(plans.values())
 
 
-def missing(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mapping[str, str]:
+def missing_artefacts(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mapping[str, str]:
     """Files that the plans name and the store lacks, or has in another size: path by digest. Blocks on the disk."""
     files = (artefact for plan in plans for artefact in plan.artefacts)
     return {one.sha256: one.path for one in files if store.size_bytes(one.sha256) != one.size_bytes}
 
 
 def manifest_of(plan: ModelPlan, model: str, store: ArtifactStore) -> Manifest:
-    """The manifest of a plan's version. Blocks on the disk. Raises BadOrder, RepositoryError."""
+    """The manifest of a plan's version. Blocks on the disk. Raises InvalidOrder, RepositoryError."""
     path = store.path(plan.manifest)
     try:
         with path.open(encoding="utf-8") as file:
             manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadOrder(f"{path}: cannot read the manifest: {error}") from error
+        raise InvalidOrder(f"{path}: cannot read the manifest: {error}") from error
     if (manifest.name, manifest.version) != (model, plan.version):
-        raise BadOrder(f"{path} is the manifest of {manifest.name} {manifest.version}, not of {model} {plan.version}")
+        raise InvalidOrder(
+            f"{path} is the manifest of {manifest.name} {manifest.version}, not of {model} {plan.version}"
+        )
     return manifest
 
 
-def _read(device: str, revision: int, message: bytes) -> Desired:
+def _read(device: str, revision: int, message: bytes) -> DesiredDocument:
     try:
-        desired = claimed(message)
+        desired = read_unverified(message)
     except BadMessage as error:
-        raise BadOrder(f"a document of {device}: {error}") from error
+        raise InvalidOrder(f"a document of {device}: {error}") from error
     if (desired.device, desired.revision) != (device, revision):
-        raise BadOrder(
+        raise InvalidOrder(
             f"a document for {desired.scope}, revision {desired.revision}, stands where one for {device}, "
             f"revision {revision}, belongs"
         )

@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.core.versions.canary import Part, Step, Waves
-from gateway.delivery.rollouts.coordinator import Conflict, Road, Rollouts
-from gateway.delivery.rollouts.order import BadOrder, decode_order
+from gateway.core.versions.canary import CanaryRollout, DeviceProgress, DeviceStep
+from gateway.delivery.rollouts.coordinator import DeviceChannel, RolloutConflict, RolloutController
+from gateway.delivery.rollouts.order import InvalidOrder, decode_order
 from gateway.fleet_sync.freshness import DeviceView
 from tidegate import clock
 
@@ -24,27 +24,29 @@ VERBS: Final = ("pause", "resume", "abort")
 _MAX_WHY: Final = 300
 
 
-def rollout_routes(rollouts: Rollouts, road: Road, base_urls: tuple[str, ...]) -> list[web.RouteDef]:
+def rollout_routes(
+    rollouts: RolloutController, channel: DeviceChannel, base_urls: tuple[str, ...]
+) -> list[web.RouteDef]:
     """Args: base_urls: where devices fetch artefacts, for the documents."""
 
     async def every(_request: web.Request) -> web.Response:
-        return web.json_response({"rollouts": [summary(waves) for waves in rollouts.all.values()]})
+        return web.json_response({"rollouts": [rollout_summary(waves) for waves in rollouts.all.values()]})
 
     async def one(request: web.Request) -> web.Response:
         waves = rollouts.all.get(request.match_info["id"])
         if waves is None:
             raise web.HTTPNotFound(text=f"there is no rollout {request.match_info['id'][:80]!r}")
-        return web.json_response(whole(waves))
+        return web.json_response(rollout_detail(waves))
 
     async def begin(request: web.Request) -> web.Response:
         try:
             order = decode_order(await request.read())
             await rollouts.begin(order)
-        except Conflict as error:
+        except RolloutConflict as error:
             raise web.HTTPConflict(text=str(error)) from error
-        except BadOrder as error:
+        except InvalidOrder as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from error
-        return web.json_response(whole(rollouts.all[order.spec.id]), status=201)
+        return web.json_response(rollout_detail(rollouts.all[order.spec.id]), status=201)
 
     async def steer(request: web.Request) -> web.Response:
         verb = request.match_info["verb"]
@@ -52,12 +54,12 @@ def rollout_routes(rollouts: Rollouts, road: Road, base_urls: tuple[str, ...]) -
             raise web.HTTPNotFound(text=f"a rollout can {', '.join(VERBS)}")
         try:
             waves = rollouts.command(request.match_info["id"], verb, await _why(request))
-        except Conflict as error:
+        except RolloutConflict as error:
             raise web.HTTPConflict(text=str(error)) from error
-        return web.json_response(whole(waves))
+        return web.json_response(rollout_detail(waves))
 
     async def devices(_request: web.Request) -> web.Response:
-        views = road.devices(clock.now())
+        views = channel.devices(clock.now())
         return web.json_response({"urls": base_urls, "devices": [_device(rollouts, view) for view in views]})
 
     return [
@@ -69,7 +71,7 @@ def rollout_routes(rollouts: Rollouts, road: Road, base_urls: tuple[str, ...]) -
     ]
 
 
-def summary(waves: Waves) -> dict[str, Any]:
+def rollout_summary(waves: CanaryRollout) -> dict[str, Any]:
     spec, state = waves.spec, waves.state
     return {
         "id": spec.id,
@@ -84,26 +86,26 @@ def summary(waves: Waves) -> dict[str, Any]:
         "max_errors": spec.max_errors,
         "deadline_s": spec.deadline_s,
         "elapsed_s": round(state.elapsed_s, 1),
-        "counts": {str(step): waves.count(step) for step in Step},
+        "counts": {str(step): waves.count(step) for step in DeviceStep},
     }
 
 
-def whole(waves: Waves) -> dict[str, Any]:
+def rollout_detail(waves: CanaryRollout) -> dict[str, Any]:
     return {
-        **summary(waves),
+        **rollout_summary(waves),
         "devices": {device: _part(waves, device, part) for device, part in waves.state.parts.items()},
         "notes": [{"at_s": note.at_s, "words": note.words} for note in waves.state.notes],
     }
 
 
-def _part(waves: Waves, device: str, part: Part) -> dict[str, Any]:
+def _part(waves: CanaryRollout, device: str, part: DeviceProgress) -> dict[str, Any]:
     revisions = waves.spec.revisions[device]
     asked = waves.asks.get(device)
     desired = None if asked is None else revisions.back if asked else revisions.forward
     return {**msgspec.to_builtins(part), "desired_revision": desired}
 
 
-def _device(rollouts: Rollouts, view: DeviceView) -> dict[str, Any]:
+def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
     held = rollouts.document(view.name)
     return {
         "name": view.name,

@@ -1,3 +1,3 @@
-"""What a gateway counts, and how Prometheus sees it: `Metrics` is all of it together."""
+"""What a gateway counts, and how Prometheus sees it: `GatewayMetrics` is all of it together."""
 
-from gateway.observe.metrics.registry import Metrics as Metrics
+from gateway.observe.metrics.registry import GatewayMetrics as GatewayMetrics

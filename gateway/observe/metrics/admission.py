@@ -31,15 +31,15 @@ def admission_families(door: Admission, held: Quarantine) -> Iterator[Metric]:
 
 def _tenant_families(door: Admission) -> Iterator[Metric]:
     shown, others = worth_showing(
-        door.tenants.purses.values(), MOST_TENANTS, lambda purse: (purse.in_flight, sum(purse.spent_s.values()))
+        door.tenants.quotas.values(), MOST_TENANTS, lambda quota: (quota.in_flight, sum(quota.spent_s.values()))
     )
-    inside = [((purse.name,), float(purse.in_flight)) for purse in shown]
-    spent = [((purse.name, str(tier)), seconds) for purse in shown for tier, seconds in purse.spent_s.items()]
+    inside = [((quota.name,), float(quota.in_flight)) for quota in shown]
+    spent = [((quota.name, str(tier)), seconds) for quota in shown for tier, seconds in quota.spent_s.items()]
     if others:
-        inside.append(((REST,), float(sum(purse.in_flight for purse in others))))
-        tiers = sorted({str(tier) for purse in others for tier in purse.spent_s})
+        inside.append(((REST,), float(sum(quota.in_flight for quota in others))))
+        tiers = sorted({str(tier) for quota in others for tier in quota.spent_s})
         spent += [
-            ((REST, tier), sum(s for purse in others for name, s in purse.spent_s.items() if name == tier))
+            ((REST, tier), sum(s for quota in others for name, s in quota.spent_s.items() if name == tier))
             for tier in tiers
         ]
     yield gauge("tidegate_tenant_in_flight", "Requests inside, by tenant.", ("tenant",), inside)

@@ -20,8 +20,8 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.core.history.recorder import Flown, Given, Note
-from gateway.observe.metrics.bounded_labels import Names
+from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
+from gateway.observe.metrics.bounded_labels import BoundedNames
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import ERRORS_S, Histogram
 
@@ -38,19 +38,19 @@ class AttemptCounts:
 
     def __init__(self, most_targets: int, suppressed: Callable[[], int] = lambda: 0) -> None:
         self._suppressed = suppressed
-        self._names = Names(most_targets)
+        self._names = BoundedNames(most_targets)
         self._errors: dict[str, Histogram] = {}  # by tier
         self._promises: Counter[tuple[str, str]] = Counter()  # (tier, kept or broken)
         self._hedges: Counter[str] = Counter({"won": 0, "lost": 0, "cancelled": 0})
         self._fallbacks: Counter[tuple[str, str]] = Counter()  # (cause, result)
         self._targets: Counter[tuple[str, str]] = Counter()  # (target, result)
 
-    def landed(self, flown: Flown) -> None:
-        notes = flown.notes
-        if len(flown.reasons) == 1 and notes[-1].what == "answered" and notes[0].what == "launched":
-            self._ended(flown, notes[0], notes[-1], "")  # nearly all: the walk would find these two, and no other
+    def landed(self, record: RequestRecord) -> None:
+        notes = record.notes
+        if len(record.reasons) == 1 and notes[-1].what == "answered" and notes[0].what == "launched":
+            self._ended(record, notes[0], notes[-1], "")  # nearly all: the walk would find these two, and no other
             return
-        launched: dict[int, Note] = {}
+        launched: dict[int, RequestEvent] = {}
         cause = ""
         for note in notes:
             what = note.what
@@ -59,33 +59,35 @@ class AttemptCounts:
             elif what in ("answered", "failed", "cancelled"):
                 begun = launched.pop(note.attempt, None)
                 if begun is not None:
-                    self._ended(flown, begun, note, cause)
+                    self._ended(record, begun, note, cause)
                 if what == "failed":
                     cause = note.words.partition(":")[0]
         for begun in launched.values():  # nobody waited for them any more
-            self._ended(flown, begun, Note(flown.arrived_at + flown.elapsed_s, "cancelled", begun.attempt), cause)
+            self._ended(
+                record, begun, RequestEvent(record.arrived_at + record.elapsed_s, "cancelled", begun.attempt), cause
+            )
 
-    def _ended(self, flown: Flown, begun: Note, end: Note, cause: str) -> None:
+    def _ended(self, record: RequestRecord, begun: RequestEvent, end: RequestEvent, cause: str) -> None:
         what = end.what
         self._targets[self._names.of(begun.target), what] += 1
         if what == "answered":
-            self._predicted(flown, begun, end.at - begun.at)
+            self._predicted(record, begun, end.at - begun.at)
         if begun.attempt == 0:
             return
-        reason = flown.reasons[begun.attempt] if begun.attempt < len(flown.reasons) else ""
+        reason = record.reasons[begun.attempt] if begun.attempt < len(record.reasons) else ""
         if reason in HEDGES:
-            won = isinstance(flown.end, Given) and flown.end.attempt == begun.attempt
+            won = isinstance(record.end, AnswerRecord) and record.end.attempt == begun.attempt
             self._hedges["won" if won else "lost" if what == "failed" else "cancelled"] += 1
         elif reason == "fallback":
             self._fallbacks[cause or "hopeless", what] += 1
 
-    def _predicted(self, flown: Flown, begun: Note, took_s: float) -> None:
+    def _predicted(self, record: RequestRecord, begun: RequestEvent, took_s: float) -> None:
         tier = begun.target.partition("/")[0]
         errors = self._errors.get(tier)
         if errors is None:
             errors = self._errors[tier] = Histogram(ERRORS_S)
         errors.observe(took_s - begun.seconds)
-        decision = flown.decision
+        decision = record.decision
         if begun.attempt == 0 and decision is not None and decision.chosen >= 0:
             self._promises[tier, "kept" if took_s <= decision.promised_s else "broken"] += 1
 

@@ -3,7 +3,7 @@
 A fleet has as many targets as somebody cares to connect, and each label value is a time series that Prometheus keeps
 for hours. So families by target name a bounded number of them:
 
-    counters   the first N names that are counted keep theirs for as long as they are there (`Names`): a counter must
+    counters   the first N names that are counted keep theirs for as long as they are there (`BoundedNames`): a counter must
                never fall, so nobody moves between his own series and the rest's while he is counted
     gauges     whoever is worth looking at now (`worth_showing`): the troubled first, then who was busy last. The rest
                is one series, with the worst value among them, so that an alert on it still fires
@@ -21,7 +21,7 @@ REST: Final = "rest"
 T = TypeVar("T")
 
 
-class Names:
+class BoundedNames:
     """Mutable: `of` gives a name's label. `most` names have their own."""
 
     def __init__(self, most: int) -> None:
@@ -44,7 +44,7 @@ class Names:
         return gone
 
     def __repr__(self) -> str:
-        return f"<Names {len(self._named)} of {self.most}>"
+        return f"<BoundedNames {len(self._named)} of {self.most}>"
 
 
 def worth_showing(items: Iterable[T], most: int, rank: Callable[[T], tuple[float, ...]]) -> tuple[list[T], list[T]]:

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.history.recorder import Flown
+from gateway.core.history.recorder import RequestRecord
 from gateway.observe.metrics.admission import admission_families
 from gateway.observe.metrics.attempts import AttemptCounts
 from gateway.observe.metrics.generative import GenerativeCounts
@@ -33,7 +33,7 @@ from tidegate.types import InferRequest
 MOST_TARGETS = 100
 
 
-class Metrics:
+class GatewayMetrics:
     """An `Observer` of the stack, and what `Exposition` collects.
 
     Args:
@@ -69,9 +69,9 @@ class Metrics:
         self.answered = self.requests.answered
         self.ended = self.requests.ended
 
-    def landed(self, flown: Flown) -> None:
+    def landed(self, record: RequestRecord) -> None:
         """A request has its end, and its record."""
-        self.attempts.landed(flown)
+        self.attempts.landed(record)
 
     def refused(self, protocol: str, model: str, error: ServeError) -> None:
         """A request that a protocol refused before it became a call."""
@@ -99,4 +99,4 @@ class Metrics:
             yield from source()
 
     def __repr__(self) -> str:
-        return f"<Metrics {self.requests.total} requests>"
+        return f"<GatewayMetrics {self.requests.total} requests>"

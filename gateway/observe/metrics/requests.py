@@ -31,7 +31,7 @@ from tidegate import clock
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Exemplar, Histogram
 from tidegate.metrics.triton import failure_reason, triton_families
-from tidegate.oip.host import ModelStatistics, Tally
+from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.outcome import Outcome, ServeError
 from tidegate.trace_context import Trace
 from tidegate.types import Call, InferRequest, Reply, Route
@@ -51,7 +51,7 @@ _MISSED_BY: Final = {
 }  # any other: "failed"
 
 
-class _Answer(msgspec.Struct, frozen=True, gc=False):
+class _AnswerCounts(msgspec.Struct, frozen=True, gc=False):
     """What is counted of an answer."""
 
     model: str
@@ -68,7 +68,7 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
     trace: Trace | None
 
 
-class _Served:
+class _ServedCounts:
     """What is counted of one (model, tier)."""
 
     __slots__ = ("duration", "slack", "stages")
@@ -83,7 +83,7 @@ class _Served:
         if left_s is not None:
             self.slack.exemplify(Exemplar(left_s, trace_id, utc_s))
 
-    def observe_stages(self, answer: _Answer) -> None:
+    def observe_stages(self, answer: _AnswerCounts) -> None:
         stages, own, took = self.stages, answer.stages, answer.stages.get
         for stage in ("classify", "admit", "compute"):
             if stage in own:
@@ -105,7 +105,7 @@ class RequestCounts:
 
     def __init__(self, version_of: Callable[[InferRequest], str]) -> None:
         self._version_of = version_of
-        self._noted: list[_Answer] = []  # to be counted
+        self._noted: list[_AnswerCounts] = []  # to be counted
         self._requests: Counter[tuple[str, str, str, Outcome]] = Counter()
         self._routes: Counter[tuple[str, str]] = Counter()  # (tier, reason)
         self._fallbacks: Counter[str] = Counter()  # by the tier that answered
@@ -116,7 +116,7 @@ class RequestCounts:
         self._pending: Counter[tuple[str, str]] = Counter()  # by model, and version as it was asked for
         # What was asked for → what that was when it was asked for first: a model may leave while it is served.
         self._versions: dict[tuple[str, str], str] = {}
-        self._served: dict[tuple[str, str], _Served] = {}
+        self._served: dict[tuple[str, str], _ServedCounts] = {}
         self._overhead: dict[str, Histogram] = {}  # by protocol
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._failures: Counter[tuple[str, str, str]] = Counter()  # (model, version, Triton's reason)
@@ -137,7 +137,7 @@ class RequestCounts:
         self._left(call)
         request, response = call.request, reply.response
         self._noted.append(
-            _Answer(
+            _AnswerCounts(
                 request.model_name,
                 call.protocol,
                 _rows(request),
@@ -249,7 +249,7 @@ class RequestCounts:
             self._observe_overhead(answer)
             self._count_success(answer)
 
-    def _count_one(self, answer: _Answer) -> None:
+    def _count_one(self, answer: _AnswerCounts) -> None:
         model, route, took_s = answer.model, answer.route, answer.took_s
         tier = route.served_by.partition("/")[0] if route else "none"
         self._requests[model, tier, answer.protocol, _outcome(answer)] += 1
@@ -263,7 +263,7 @@ class RequestCounts:
                 self._provisional[model] += 1
         served = self._served.get((model, tier))
         if served is None:
-            served = self._served[model, tier] = _Served()
+            served = self._served[model, tier] = _ServedCounts()
         served.duration.observe(took_s)
         if (left_s := answer.left_s) is not None:
             served.slack.observe(left_s)
@@ -275,7 +275,7 @@ class RequestCounts:
         if (trace := answer.trace) is not None and trace.kept:
             served.exemplify(trace.hex_id, took_s, left_s, answer.at_utc_s)
 
-    def _observe_overhead(self, answer: _Answer) -> None:
+    def _observe_overhead(self, answer: _AnswerCounts) -> None:
         route, took = answer.route, answer.stages.get
         if route is None or route.attempts != 1 or route.provisional:
             return
@@ -284,7 +284,7 @@ class RequestCounts:
             counted = self._overhead[answer.protocol] = Histogram(STAGES_S)
         counted.observe(max(0.0, answer.took_s - took("queue", 0.0) - took("compute", 0.0) - took("link", 0.0)))
 
-    def _count_success(self, answer: _Answer) -> None:
+    def _count_success(self, answer: _AnswerCounts) -> None:
         one, rows, took = self._statistics_of(*answer.served), answer.rows, answer.stages.get
         one.inference_count += rows
         one.execution_count += 1
@@ -295,20 +295,20 @@ class RequestCounts:
         one.compute_infer.add(compute_s)
         tally = one.batches.get(rows)
         if tally is None:
-            tally = one.batches[rows] = Tally()
+            tally = one.batches[rows] = TimedCount()
         tally.add(compute_s)
 
     def __repr__(self) -> str:
         return f"<RequestCounts {self.total} requests>"
 
 
-def _outcome(answer: _Answer) -> Outcome:
+def _outcome(answer: _AnswerCounts) -> Outcome:
     if answer.left_s is not None and answer.left_s < 0:
         return Outcome.LATE
     return Outcome.DEGRADED if answer.route is not None and answer.route.degraded else Outcome.OK
 
 
-def _cause(answer: _Answer) -> str:
+def _cause(answer: _AnswerCounts) -> str:
     """Where most of a late answer's time went."""
     took = answer.stages.get
     spent = {

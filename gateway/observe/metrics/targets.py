@@ -22,18 +22,18 @@ from typing import Final, get_args
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.link_health import WORST_FIRST, Health, Timeline, link_state
+from gateway.core.fleet.link_health import WORST_FIRST, Health, RttTimeline, link_state
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetState, TargetView
 from gateway.observe.metrics.bounded_labels import REST, worth_showing
 from tidegate.metrics.families import gauge
 
-TimelineOf = Callable[[str], Timeline | None]
+TimelineOf = Callable[[str], RttTimeline | None]
 Read = Callable[[TargetView, float], float]
 SEVERITY: Final[dict[Health, int]] = {health: place for place, health in enumerate(reversed(WORST_FIRST))}
 _TABLE: Final[tuple[tuple[str, str, Read, Callable[..., float]], ...]] = (
     ("tidegate_target_up", "Whether requests can be sent there.", lambda one, _: one.up, min),
-    ("tidegate_target_in_flight", "Attempts under way there.", lambda one, _: one.ledger.in_flight, max),
+    ("tidegate_target_in_flight", "Attempts under way there.", lambda one, _: one.queue_estimate.in_flight, max),
     ("tidegate_target_queued", "Requests that wait there, by its last report.", lambda one, _: _queued(one), max),
     ("tidegate_queue_wait_seconds", "Predicted wait there now.", lambda one, now: one.wait_s(now), max),
     ("tidegate_breaker_state", "0 closed, 1 open, 2 half open.", lambda one, _: one.breaker.state, max),
@@ -64,7 +64,7 @@ def target_families(fleet: Fleet, timeline_of: TimelineOf, most: int, now: float
     yield gauge("tidegate_targets", "Targets that are known, by state.", ("tier", "state"), counts.items())
 
 
-def _severity(target: TargetView, timeline: Timeline | None, now: float) -> int:
+def _severity(target: TargetView, timeline: RttTimeline | None, now: float) -> int:
     return SEVERITY[link_state(target, timeline, now).health]
 
 
@@ -74,16 +74,16 @@ def _rank(target: TargetView, severity: int) -> tuple[float, ...]:
 
 
 def _ages(shown: list[TargetView], others: list[TargetView], now: float) -> list[tuple[tuple[str], float]]:
-    rows = [((one.id,), now - one.ledger.reported_at) for one in shown if _reports(one)]
-    if rest := [now - one.ledger.reported_at for one in others if _reports(one)]:
+    rows = [((one.id,), now - one.queue_estimate.reported_at) for one in shown if _reports(one)]
+    if rest := [now - one.queue_estimate.reported_at for one in others if _reports(one)]:
         rows.append(((REST,), max(rest)))
     return rows
 
 
 def _reports(target: TargetView) -> bool:
-    return target.spec.tier == "edge" and target.ledger.load is not None
+    return target.spec.tier == "edge" and target.queue_estimate.load is not None
 
 
 def _queued(target: TargetView) -> float:
-    load = target.ledger.load
+    load = target.queue_estimate.load
     return load.queued if load is not None else 0

@@ -1,13 +1,14 @@
 """What the console remembers: the last minute of requests by class, target and way, and five minutes of links.
 
 An `Observer` of the stack. A request's end is one count, of all that ended alike: the same class, target and way, and
-nearly the same time taken. These are handed on into what is shown (`Lately`) once a second, or sooner where somebody
-looks: there are far fewer of them than requests. Once a second one point of the whole is kept as well, and every other
-second a sample of each link; with nobody looking a second costs a walk over the targets, some two microseconds each.
+nearly the same time taken. These are handed on into what is shown (`SlidingStats`) once a second, or sooner where
+somebody looks: there are far fewer of them than requests. Once a second one point of the whole is kept as well, and
+every other second a sample of each link; with nobody looking a second costs a walk over the targets, some two
+microseconds each.
 
-Invariants: ends that are counted together lie in one slot of `Lately`, so it cannot tell that they came late; memory is
-bounded by the number of targets and by `Lately`'s keys. Cancelled requests and callers' own mistakes are no one's
-lateness: they are not counted.
+Invariants: ends that are counted together lie in one slot of `SlidingStats`, so it cannot tell that they came late;
+memory is bounded by the number of targets and by `SlidingStats`'s keys. Cancelled requests and callers' own mistakes
+are no one's lateness: they are not counted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from gateway.core.estimate.sliding_stats import SLOT_S, Ending, Lately, bucket_of
+from gateway.core.estimate.sliding_stats import SLOT_S, Ending, SlidingStats, bucket_of
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.link_health import SAMPLE_EVERY_S, Timeline
+from gateway.core.fleet.link_health import SAMPLE_EVERY_S, RttTimeline
 from tidegate import clock
 from tidegate.outcome import CallerError, Outcome
 from tidegate.runtime.owned_task import OwnedTask
@@ -41,7 +42,7 @@ WayKey = tuple[str, str]  # the tier that answered, or REFUSED; and the reason, 
 _Alike = tuple[str, int, str, str, Ending, int]  # model, priority, who answered, why, how it ended, and its bucket
 
 
-class Point(NamedTuple):
+class HistoryPoint(NamedTuple):
     """One second of the whole. Quantiles are of that second's answers, None without one."""
 
     at: float  # UTC seconds
@@ -54,26 +55,26 @@ class Point(NamedTuple):
     in_flight: int
 
 
-class Watch:
+class ConsoleHistory:
     """An `Observer`. `async with` samples once a second until it ends."""
 
     def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
-        self._classes: Lately[ClassKey] = Lately()
-        self._targets: Lately[str] = Lately()
-        self._ways: Lately[WayKey] = Lately()
+        self._classes: SlidingStats[ClassKey] = SlidingStats()
+        self._targets: SlidingStats[str] = SlidingStats()
+        self._ways: SlidingStats[WayKey] = SlidingStats()
         self._ends: dict[_Alike, int] = {}  # since `_ends_since`, all of one slot
         self._ends_since = 0.0
         self._slot = -1
-        self.points: deque[Point] = deque(maxlen=POINTS)
-        self.timelines: dict[str, Timeline] = {}
+        self.points: deque[HistoryPoint] = deque(maxlen=POINTS)
+        self.timelines: dict[str, RttTimeline] = {}
         self.answered_models: set[str] = set()  # since the start; of the repository, so they are few
         self._fleet = fleet
         self._in_flight = in_flight
-        self._second: Lately[None] = Lately()
+        self._second: SlidingStats[None] = SlidingStats()
         self._sampled_at = float("-inf")
         self._task = OwnedTask(self._run, name="console watch")
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> ConsoleHistory:
         self._task.start()
         return self
 
@@ -81,17 +82,17 @@ class Watch:
         await self._task.aclose()
 
     @property
-    def classes(self) -> Lately[ClassKey]:
+    def classes(self) -> SlidingStats[ClassKey]:
         self._hand_on()
         return self._classes
 
     @property
-    def targets(self) -> Lately[str]:
+    def targets(self) -> SlidingStats[str]:
         self._hand_on()
         return self._targets
 
     @property
-    def ways(self) -> Lately[WayKey]:
+    def ways(self) -> SlidingStats[WayKey]:
         self._hand_on()
         return self._ways
 
@@ -147,10 +148,10 @@ class Watch:
     def tick(self, now: float, utc_s: float) -> None:
         """A second is over."""
         self._hand_on()
-        second, self._second = self._second.total(now), Lately()
+        second, self._second = self._second.total(now), SlidingStats()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(
-            Point(utc_s, second.in_time, second.late, second.failed, p50_s, p95_s, p99_s, self._in_flight())
+            HistoryPoint(utc_s, second.in_time, second.late, second.failed, p50_s, p95_s, p99_s, self._in_flight())
         )
         if now - self._sampled_at >= SAMPLE_EVERY_S - TICK_S / 2:
             self._sampled_at = now
@@ -163,8 +164,8 @@ class Watch:
         for target in targets.values():
             timeline = self.timelines.get(target.id)
             if timeline is None:
-                timeline = self.timelines[target.id] = Timeline()
+                timeline = self.timelines[target.id] = RttTimeline()
             timeline.sample(target)
 
     def __repr__(self) -> str:
-        return f"<Watch {len(self.points)} points, {len(self.timelines)} links>"
+        return f"<ConsoleHistory {len(self.points)} points, {len(self.timelines)} links>"

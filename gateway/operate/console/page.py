@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway.operate.console.snapshot import Sight
+from gateway.operate.console.snapshot import ConsoleView
 from tidegate import clock
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -64,8 +64,8 @@ def page_files() -> dict[str, Path]:
 class Console:
     """The console's routes. Mutable: who watches, and the snapshot that they share."""
 
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
+    def __init__(self, console_view: ConsoleView) -> None:
+        self._sight = console_view
         self._watching = 0
         self._made_at = float("-inf")
         self._snapshot = b""

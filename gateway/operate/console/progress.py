@@ -6,31 +6,31 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gateway.core.versions.canary import Phase, Step, Waves
-from gateway.operate.console.verdict import Finding
+from gateway.core.versions.canary import CanaryRollout, DeviceStep, RolloutPhase
+from gateway.operate.console.verdict import ConsoleFinding
 
 SHOWN: Final = 6
-_NOT_GOING: Final = {Phase.PAUSED: "is paused", Phase.RETURNING: "is called back"}
-_THERE: Final = {Phase.RETURNING: Step.BACK, Phase.RETURNED: Step.BACK}
+_NOT_GOING: Final = {RolloutPhase.PAUSED: "is paused", RolloutPhase.RETURNING: "is called back"}
+_THERE: Final = {RolloutPhase.RETURNING: DeviceStep.BACK, RolloutPhase.RETURNED: DeviceStep.BACK}
 
 
-def rollouts_told(rollouts: Iterable[Waves]) -> list[dict[str, Any]]:
+def rollout_rows(rollouts: Iterable[CanaryRollout]) -> list[dict[str, Any]]:
     """Those under way first, then the newest of the others."""
     newest_first = list(rollouts)[::-1]
     newest_first.sort(key=lambda one: one.state.phase.is_over)
-    return [_told(one) for one in newest_first[:SHOWN]]
+    return [_rollout_row(one) for one in newest_first[:SHOWN]]
 
 
-def rollout_findings(rollouts: Iterable[Waves]) -> list[Finding]:
+def rollout_findings(rollouts: Iterable[CanaryRollout]) -> list[ConsoleFinding]:
     """What a person should look at: a rollout that waits for one, or that is on its way back."""
     return [
-        Finding("attention", f"The rollout of {one.spec.model} {one.spec.version} {what}: {one.state.reason}")
+        ConsoleFinding("attention", f"The rollout of {one.spec.model} {one.spec.version} {what}: {one.state.reason}")
         for one in rollouts
         if (what := _NOT_GOING.get(one.state.phase))
     ]
 
 
-def _told(waves: Waves) -> dict[str, Any]:
+def _rollout_row(waves: CanaryRollout) -> dict[str, Any]:
     spec, state = waves.spec, waves.state
     steps = Counter(part.step for part in state.parts.values())
     devices = len(spec.devices)
@@ -43,7 +43,7 @@ def _told(waves: Waves) -> dict[str, Any]:
         "wave": state.wave + 1,
         "waves": len(spec.sizes),
         "devices": devices,
-        "steps": {str(step): steps[step] for step in Step if steps[step]},
-        "done_share": round(steps[_THERE.get(state.phase, Step.SUCCEEDED)] / devices, 4),
+        "steps": {str(step): steps[step] for step in DeviceStep if steps[step]},
+        "done_share": round(steps[_THERE.get(state.phase, DeviceStep.SUCCEEDED)] / devices, 4),
         "elapsed_s": round(state.elapsed_s, 1),
     }

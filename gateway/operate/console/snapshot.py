@@ -19,16 +19,16 @@ from typing import Any, Final
 
 from gateway.catalog import Catalog
 from gateway.core.admission.admission import Admission
-from gateway.core.estimate.sliding_stats import Recent
+from gateway.core.estimate.sliding_stats import WindowSummary
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_health import LENGTH, SAMPLE_EVERY_S, WORST_FIRST, LinkState, link_state
 from gateway.core.fleet.target import TargetView
-from gateway.core.versions.canary import Waves
-from gateway.observe.conditions import conditions_of
+from gateway.core.versions.canary import CanaryRollout
+from gateway.observe.conditions import conditions_json
 from gateway.operate.admin import target_of
-from gateway.operate.console.history import Point, Watch
-from gateway.operate.console.progress import rollout_findings, rollouts_told
-from gateway.operate.console.verdict import NAMED, Finding, Ill, Verdict, verdict
+from gateway.operate.console.history import ConsoleHistory, HistoryPoint
+from gateway.operate.console.progress import rollout_findings, rollout_rows
+from gateway.operate.console.verdict import NAMED, ConsoleFinding, ConsoleVerdict, HealthFinding, console_verdict
 from tidegate import clock
 
 ROWS: Final = 25
@@ -45,16 +45,16 @@ States = dict[str, LinkState]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ConsoleView:
     """What can be seen, and of what."""
 
     name: str
-    watch: Watch
+    watch: ConsoleHistory
     fleet: Fleet
     admission: Admission
     catalog: Catalog
     refused: Mapping[str, str]
-    rollouts: Callable[[], Iterable[Waves]] = tuple
+    rollouts: Callable[[], Iterable[CanaryRollout]] = tuple
     trials: Callable[[], list[dict[str, Any]]] = list
 
     def history(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Sight:
         rates, recent = self.watch.targets.rates(now), self.watch.targets
         classes = sorted(self.watch.classes.items(now), key=lambda one: -one[1].per_s)
         total = self.watch.classes.total(now)
-        conditions = conditions_of(self.fleet, now)
+        conditions = conditions_json(self.fleet, now)
         said = self._verdict(states, classes, total, conditions)
         rows = nsmallest(ROWS, here, key=lambda one: _first(one, states[one.id], rates.get(one.id, 0.0)))
         return {
@@ -102,7 +102,7 @@ class Sight:
             ],
             "ways": self._ways(now),
             "conditions": conditions[:CONDITIONS],
-            "rollouts": rollouts_told(self.rollouts()),
+            "rollouts": rollout_rows(self.rollouts()),
             "trials": self.trials(),
         }
 
@@ -148,14 +148,14 @@ class Sight:
     def _verdict(
         self,
         states: Mapping[str, LinkState],
-        classes: Sequence[tuple[tuple[str, int], Recent]],
-        total: Recent,
+        classes: Sequence[tuple[tuple[str, int], WindowSummary]],
+        total: WindowSummary,
         conditions: Sequence[Mapping[str, Any]],
-    ) -> Verdict:
+    ) -> ConsoleVerdict:
         overload = self.admission.overload
-        return verdict(
+        return console_verdict(
             targets=len(states),
-            ill=[Ill(name, *state) for name, state in states.items() if state.health != "well"],
+            ill=[HealthFinding(name, *state) for name, state in states.items() if state.health != "well"],
             total=total,
             by_class=[(model, recent) for (model, _), recent in classes],
             homeless=self._homeless({model for (model, _), _ in classes}),
@@ -164,7 +164,7 @@ class Sight:
             refused_devices=sorted(self.refused),
             others=[
                 *rollout_findings(self.rollouts()),
-                *(Finding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]),
+                *(ConsoleFinding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]),
             ],
         )
 
@@ -185,9 +185,9 @@ class Sight:
         }
 
     def _row(
-        self, target: TargetView, state: LinkState, recent: Recent, now: float, *, timeline: bool
+        self, target: TargetView, state: LinkState, recent: WindowSummary, now: float, *, timeline: bool
     ) -> dict[str, Any]:
-        load, link = target.ledger.load, target.link
+        load, link = target.queue_estimate.load, target.link
         kept = self.watch.timelines.get(target.id)
         row = {
             "id": target.id,
@@ -201,10 +201,10 @@ class Sight:
             "loss_ratio": round(link.loss_ratio, 4) if target.up and link.samples else None,
             "usual_ms": None if kept is None or isnan(kept.usual_s) else _ms(kept.usual_s),
             "queued": load.queued if load else 0,
-            "in_flight": target.ledger.in_flight,
+            "in_flight": target.queue_estimate.in_flight,
             "wait_ms": _ms(target.wait_s(now)),
             "models": _models(target),
-            "heard_s": round(now - target.ledger.reported_at, 1) if load else None,
+            "heard_s": round(now - target.queue_estimate.reported_at, 1) if load else None,
             **_recent(recent),
         }
         if timeline and kept is not None:
@@ -240,7 +240,7 @@ def _models(target: TargetView) -> list[str]:
     return words + ([f"and {len(offers) - _MODELS_NAMED} more"] if len(offers) > _MODELS_NAMED else [])
 
 
-def _recent(recent: Recent) -> dict[str, Any]:
+def _recent(recent: WindowSummary) -> dict[str, Any]:
     p50, p95, p99 = recent.quantiles_s or (None, None, None)
     return {
         "per_s": round(recent.per_s, 2),
@@ -255,7 +255,7 @@ def _recent(recent: Recent) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> list[float | None]:
+def _point(point: HistoryPoint) -> list[float | None]:
     """[at, in time, late, failed, p50, p95, p99 in ms, in flight]: short, since there are three hundred."""
     times = [_ms(one) for one in (point.p50_s, point.p95_s, point.p99_s)]
     return [round(point.at, 1), point.in_time, point.late, point.failed, *times, point.in_flight]

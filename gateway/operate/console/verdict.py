@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.estimate.sliding_stats import Recent
+from gateway.core.estimate.sliding_stats import WindowSummary
 from gateway.core.fleet.link_health import WORST_FIRST, Health
 
 Level = Literal["trouble", "attention"]
@@ -35,19 +35,19 @@ _WHAT: Final[Mapping[Health, str]] = {
 }
 
 
-class Finding(NamedTuple):
+class ConsoleFinding(NamedTuple):
     level: Level
     words: str
     about: str = ""  # a target, where it is about one
 
 
-class Verdict(NamedTuple):
+class ConsoleVerdict(NamedTuple):
     state: State
     sentence: str
-    findings: tuple[Finding, ...]
+    findings: tuple[ConsoleFinding, ...]
 
 
-class Ill(NamedTuple):
+class HealthFinding(NamedTuple):
     """A target whose link is not well."""
 
     target_id: str
@@ -55,18 +55,18 @@ class Ill(NamedTuple):
     reason: str
 
 
-def verdict(
+def console_verdict(
     *,
     targets: int,
-    ill: Sequence[Ill],
-    total: Recent,
-    by_class: Iterable[tuple[str, Recent]],
+    ill: Sequence[HealthFinding],
+    total: WindowSummary,
+    by_class: Iterable[tuple[str, WindowSummary]],
     homeless: Sequence[str],
     overloaded: str,
     panic: bool,
     refused_devices: Sequence[str],
-    others: Iterable[Finding] = (),
-) -> Verdict:
+    others: Iterable[ConsoleFinding] = (),
+) -> ConsoleVerdict:
     """What to say.
 
     Args:
@@ -80,30 +80,30 @@ def verdict(
         *_of_targets(targets, ill),
         *_of_models(homeless),
         *_of_requests(total, by_class),
-        *([Finding("trouble", f"Overloaded, the least important are shed: {overloaded}")] if overloaded else []),
-        *([Finding("trouble", "Most targets fail, so all of them are used")] if panic else []),
+        *([ConsoleFinding("trouble", f"Overloaded, the least important are shed: {overloaded}")] if overloaded else []),
+        *([ConsoleFinding("trouble", "Most targets fail, so all of them are used")] if panic else []),
         *_of_devices(refused_devices),
         *others,
     ]
     found.sort(key=lambda one: one.level != "trouble")
     del found[MOST_FINDINGS:]
-    return Verdict(_state(found), _sentence(found, total), tuple(found))
+    return ConsoleVerdict(_state(found), _sentence(found, total), tuple(found))
 
 
-def _state(found: Sequence[Finding]) -> State:
+def _state(found: Sequence[ConsoleFinding]) -> State:
     return found[0].level if found else "well"
 
 
-def _sentence(found: Sequence[Finding], total: Recent) -> str:
+def _sentence(found: Sequence[ConsoleFinding], total: WindowSummary) -> str:
     if found:
         more = len(found) - 1
         return found[0].words + (f", and {more} more" if more else "")
     return "All is well" if total.asked else "All is well: nobody is asking just now"
 
 
-def _of_targets(targets: int, ill: Sequence[Ill]) -> list[Finding]:
+def _of_targets(targets: int, ill: Sequence[HealthFinding]) -> list[ConsoleFinding]:
     if targets == 0:
-        return [Finding("trouble", "No target is known: nothing can be answered")]
+        return [ConsoleFinding("trouble", "No target is known: nothing can be answered")]
     found = []
     for health in WORST_FIRST:
         those = [one for one in ill if one.health == health]
@@ -112,35 +112,35 @@ def _of_targets(targets: int, ill: Sequence[Ill]) -> list[Finding]:
         level: Level = "trouble" if health == "down" and 2 * len(those) > targets else "attention"
         found.append(_about(level, those, _WHAT[health], targets))
     if all(one.health == "down" for one in ill) and len(ill) == targets:
-        return [Finding("trouble", f"No target can be used: {_names(ill)} {_are(ill)} down")]
+        return [ConsoleFinding("trouble", f"No target can be used: {_names(ill)} {_are(ill)} down")]
     return found
 
 
-def _about(level: Level, those: Sequence[Ill], what: str, targets: int) -> Finding:
+def _about(level: Level, those: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
     if len(those) == 1:
         one = those[0]
-        return Finding(level, f"{one.target_id} is {what}: {one.reason}", one.target_id)
-    return Finding(level, f"{len(those)} of {targets} targets are {what}: {_names(those)}", those[0].target_id)
+        return ConsoleFinding(level, f"{one.target_id} is {what}: {one.reason}", one.target_id)
+    return ConsoleFinding(level, f"{len(those)} of {targets} targets are {what}: {_names(those)}", those[0].target_id)
 
 
-def _names(those: Sequence[Ill]) -> str:
+def _names(those: Sequence[HealthFinding]) -> str:
     named = ", ".join(one.target_id for one in those[:NAMED])
     more = len(those) - NAMED
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _are(those: Sequence[Ill]) -> str:
+def _are(those: Sequence[HealthFinding]) -> str:
     return "is" if len(those) == 1 else "are"
 
 
-def _of_models(homeless: Sequence[str]) -> list[Finding]:
+def _of_models(homeless: Sequence[str]) -> list[ConsoleFinding]:
     if not homeless:
         return []
     named = ", ".join(homeless[:NAMED]) + (f" and {len(homeless) - NAMED} more" if len(homeless) > NAMED else "")
-    return [Finding("trouble", f"Nobody offers {named} just now")]
+    return [ConsoleFinding("trouble", f"Nobody offers {named} just now")]
 
 
-def _of_requests(total: Recent, by_class: Iterable[tuple[str, Recent]]) -> list[Finding]:
+def _of_requests(total: WindowSummary, by_class: Iterable[tuple[str, WindowSummary]]) -> list[ConsoleFinding]:
     if total.rated < ENOUGH or total.late_share < LATE_ATTENTION or total.rated * total.late_share < _MORE_THAN_CHANCE:
         return []
     worst = max(
@@ -150,16 +150,16 @@ def _of_requests(total: Recent, by_class: Iterable[tuple[str, Recent]]) -> list[
     )
     where = f", most of them of {worst[0]} ({worst[1]:.0%})" if worst and worst[1] > total.late_share else ""
     level: Level = "trouble" if total.late_share >= LATE_TROUBLE else "attention"
-    return [Finding(level, f"{_share(total.late_share)} of requests are late or fail{where}")]
+    return [ConsoleFinding(level, f"{_share(total.late_share)} of requests are late or fail{where}")]
 
 
 def _share(share: float) -> str:
     return f"{share:.1%}" if share < LATE_TROUBLE else f"{share:.0%}"
 
 
-def _of_devices(refused: Sequence[str]) -> list[Finding]:
+def _of_devices(refused: Sequence[str]) -> list[ConsoleFinding]:
     if not refused:
         return []
     named = ", ".join(refused[:NAMED]) + (f" and {len(refused) - NAMED} more" if len(refused) > NAMED else "")
     are = "is" if len(refused) == 1 else "are"
-    return [Finding("attention", f"{named} {are} not dialled: the advertised address is not allowed")]
+    return [ConsoleFinding("attention", f"{named} {are} not dialled: the advertised address is not allowed")]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cloud_pool.core.batching.batcher import DOOM_RATIO
+from cloud_pool.core.batching.batcher import EARLY_DROP_RATIO
 from tests.bench.batching.contenders import Server
 from tests.bench.batching.texts import LONG
 
@@ -68,7 +68,7 @@ async def overload(
     slope, fixed = np.polyfit(*bare, 1)
     refused = [one for one in seen if one["refused"]]
     late = [
-        one["done_at"] - max(one["at"], one["at"] + budget_s - DOOM_RATIO * (fixed + slope * one["length"]))
+        one["done_at"] - max(one["at"], one["at"] + budget_s - EARLY_DROP_RATIO * (fixed + slope * one["length"]))
         for one in refused
     ]
     return {

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.sharing.fair_share import Shares
-from cloud_pool.scheduling.device_arbiter import RETRY_AFTER_S, Allotment
-from cloud_pool.scheduling.job import Answer, Ask
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.sharing.fair_share import FairShare
+from cloud_pool.scheduling.device_arbiter import RETRY_AFTER_S, DeviceArbiter
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from tests.cloud_pool.models import manifest_of
 from tests.cloud_pool.workers_support import Arrays, text
 from tests.support.loop import elapsed, on_virtual_time, settle
@@ -34,13 +34,15 @@ MIB = float(1 << 20)
 class Pool:
     """A scheduler with the lanes "minilm" and "digits" over workers "a", "b", … on one device."""
 
-    def __init__(self, scheduler: Scheduler, workers: Mapping[str, FakeWorker], lanes: Mapping[str, Lane]) -> None:
+    def __init__(
+        self, scheduler: PoolScheduler, workers: Mapping[str, FakeWorker], lanes: Mapping[str, ModelInstance]
+    ) -> None:
         self.scheduler, self.workers, self.lanes = scheduler, workers, lanes
 
-    def ask(self, lane: str, arrays: Arrays, *, budget_s: float = 100.0) -> asyncio.Task[Answer]:
+    def ask(self, lane: str, arrays: Arrays, *, budget_s: float = 100.0) -> asyncio.Task[PoolResult]:
         now = clock.now()
         return asyncio.create_task(
-            self.scheduler.submit(lane, Ask(arrays, float(arrays["ids"].size), now, now + budget_s))
+            self.scheduler.submit(lane, PoolRequest(arrays, float(arrays["ids"].size), now, now + budget_s))
         )
 
     def seconds(self, length: int) -> float:
@@ -60,9 +62,9 @@ async def pool(
     limit_bytes: float = inf,
     policy: BatchingPolicy = "deadline",
 ) -> AsyncIterator[Pool]:
-    allotment = Allotment(Shares(weights))
+    allotment = DeviceArbiter(FairShare(weights))
     async with AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(Scheduler(allotment=allotment))
+        scheduler = await stack.enter_async_context(PoolScheduler(allotment=allotment))
         lanes = {name: lane_of(name, policy) for name in ("minilm", "digits")}
         workers = {}
         for lane in lanes.values():
@@ -77,10 +79,10 @@ async def pool(
         yield Pool(scheduler, workers, lanes)
 
 
-def lane_of(name: str, policy: BatchingPolicy) -> Lane:
+def lane_of(name: str, policy: BatchingPolicy) -> ModelInstance:
     batching = Batching(max_batch_size=8, max_queue_size=10_000, pad_axis="sequence", policy=policy)
     manifest = manifest_of(name=name, batching=batching)
-    return Lane(name, manifest, manifest.variants[0], COST)
+    return ModelInstance(name, manifest, manifest.variants[0], COST)
 
 
 async def flood(subject: Pool, lane: str, length: int, *, rate: float, budget_s: float, for_s: float) -> list[float]:
@@ -260,7 +262,7 @@ async def test_a_batch_whose_share_is_overdue_is_waited_for() -> None:
 
 
 def test_a_repr_says_who_holds_what() -> None:
-    allotment = Allotment()
+    allotment = DeviceArbiter()
     allotment.join("a", "cpu", held_bytes=MIB, limit_bytes=8 * MIB)
     assert "1 MiB held, 0 bytes reserved of 8 MiB" in repr(allotment)
     allotment.leave("a")

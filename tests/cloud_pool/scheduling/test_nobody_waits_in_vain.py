@@ -23,10 +23,10 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.core.batching.model_instance import Lane
+from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.health.standby import Standby
-from cloud_pool.scheduling.job import Answer, Ask
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.device_worker import DeviceWorker
 from tests.cloud_pool.models import TEXT, manifest_of
 from tests.cloud_pool.workers_support import text
@@ -48,13 +48,13 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
-        self.lanes: list[Lane] = []
+        self.lanes: list[ModelInstance] = []
         self.lives: dict[str, FakeWorker] = {}
         self.keepers: list[asyncio.Task[None]] = []
-        self.callers: list[tuple[asyncio.Task[Answer], float]] = []
+        self.callers: list[tuple[asyncio.Task[PoolResult], float]] = []
         self.over = False
         standby = Standby(wait_s=0.5, calm_s=1.0) if self.chance.random() < 0.3 else None
-        self.scheduler = Scheduler(standby)
+        self.scheduler = PoolScheduler(standby)
         self.limit_bytes = self.chance.choice([inf, inf, 4e6])
 
     async def play(self) -> None:
@@ -91,7 +91,7 @@ class World:
         chance = self.chance
         for number in range(chance.randint(1, 3)):
             manifest = _manifest(chance, number)
-            lane = Lane(f"{manifest.name}:1/fp32", manifest, manifest.variants[0], COST)
+            lane = ModelInstance(f"{manifest.name}:1/fp32", manifest, manifest.variants[0], COST)
             lane.memory.footprint.record(1.0, 1e4)
             lane.memory.footprint.record(100.0, 2e6)
             self.lanes.append(lane)
@@ -146,7 +146,7 @@ class World:
         arrays = text(length, rows=rows, fill=fill)
         worker = chance.choice(sorted(self.lives)) if self.lives and chance.random() < 0.15 else None
         deadline = now + chance.choice([0.05, 0.5, 2.0, 10.0, 60.0])
-        ask = Ask(arrays, float(arrays["ids"].size), now, deadline, chance.choice([0, 0, 1]), worker=worker)
+        ask = PoolRequest(arrays, float(arrays["ids"].size), now, deadline, chance.choice([0, 0, 1]), worker=worker)
         lane = chance.choice(self.lanes)
         caller = asyncio.create_task(self.scheduler.submit(lane.key, ask), name="caller")
         self.callers.append((caller, float(length * fill)))

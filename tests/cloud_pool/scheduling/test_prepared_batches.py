@@ -8,18 +8,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from cloud_pool.core.health.watchdog import FLOOR_S
-from cloud_pool.scheduling.job import Answer
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.scheduling.job import PoolResult
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from tests.cloud_pool.scheduling.test_several_workers import pool as several
 from tests.cloud_pool.workers_support import Arrays, text
 from tests.support.loop import on_virtual_time, settle
 from tests.support.pool.fake_worker import BAD_ID
 from tests.support.pool.lane_pool import WORKER, by, pool, total
 from tidegate import clock
-from tidegate.workers.process import Computed, WorkerDied
+from tidegate.workers.process import ComputeResult, WorkerDied
 
 
-def has_prepared(scheduler: Scheduler) -> bool:
+def has_prepared(scheduler: PoolScheduler) -> bool:
     return any(seat.prepared is not None for seat in scheduler.seats)
 
 
@@ -109,7 +109,7 @@ async def test_its_patience_begins_when_that_with_the_one_before_is_over() -> No
     async with pool() as subject:
         until: list[float] = []
 
-        async def compute(key: str, inputs: Arrays, patience_s: float) -> Computed:
+        async def compute(key: str, inputs: Arrays, patience_s: float) -> ComputeResult:
             until.append(clock.now() + patience_s)
             return await subject.worker.infer(key, inputs)
 
@@ -139,7 +139,7 @@ async def test_the_end_of_the_worker_is_not_held_against_its_members() -> None:
         assert [entry["members"] for entry in logs] == [1], "only the one that ran is suspect"
         subject.scheduler.attach("b", by(subject.workers["b"]), restart_s=1.0)
         answers = await asyncio.gather(first, *callers)
-        assert all(isinstance(answer, Answer) for answer in answers)
+        assert all(isinstance(answer, PoolResult) for answer in answers)
         assert sorted(subject.batches("b")) == [1, 4, 8]
 
 
@@ -151,7 +151,7 @@ async def test_one_that_fails_while_another_is_prepared_is_searched_all_the_same
         callers = [subject.ask(text(10, fill=BAD_ID if n == 3 else n)) for n in range(16)]
         with capture_logs():
             results = await asyncio.gather(first, *callers, return_exceptions=True)
-        assert sum(isinstance(result, Answer) for result in results) == 16
+        assert sum(isinstance(result, PoolResult) for result in results) == 16
         assert subject.scheduler.queued == subject.scheduler.in_flight == 0
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.scheduling.job import Answer
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.scheduling.job import PoolResult
 from tests.cloud_pool.models import TEXT, manifest_of
 from tests.cloud_pool.workers_support import text
 from tests.support.loop import elapsed, on_virtual_time, settle
@@ -24,7 +24,7 @@ from tidegate import clock
 from tidegate.models.manifest import Batching
 from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded, Unreachable
 from tidegate.types import Accepted
-from tidegate.workers.process import Computed, EngineSpec
+from tidegate.workers.process import ComputeResult, EngineSpec
 
 
 @on_virtual_time
@@ -152,7 +152,7 @@ async def test_the_load_is_what_waits_and_what_runs() -> None:
         await settle()
         assert (subject.scheduler.queued, subject.scheduler.in_flight) == (2, 1)
         assert subject.scheduler.queue_delay_s(clock.now()) == pytest.approx(1.0 + 0.2 + 0.2)
-        assert repr(subject.scheduler) == "<Scheduler <Seats 1 of 1 computing>, 2 waiting, 1 in flight>"
+        assert repr(subject.scheduler) == "<Scheduler <WorkerSlots 1 of 1 computing>, 2 waiting, 1 in flight>"
         await asyncio.gather(*callers)
 
 
@@ -182,7 +182,7 @@ async def test_when_one_part_of_a_request_fails_the_rest_is_not_computed() -> No
 @on_virtual_time
 async def test_lanes_share_the_worker_by_deadline() -> None:
     async with pool() as subject:
-        other = Lane("other", TEXT, TEXT.variants[0], COST)
+        other = ModelInstance("other", TEXT, TEXT.variants[0], COST)
         subject.scheduler.open(other)
         await subject.worker.load(EngineSpec("other", "onnx", Path(__file__), ()))
         first = subject.ask(text(10))
@@ -221,7 +221,7 @@ async def test_draining_waits_for_everyone() -> None:
 async def test_predictions_follow_what_batches_really_take() -> None:
     async with pool() as subject:
 
-        async def throttled(key: str, inputs: Any, patience_s: float) -> Computed:
+        async def throttled(key: str, inputs: Any, patience_s: float) -> ComputeResult:
             await clock.sleep(service_s(inputs))
             return await subject.worker.infer(key, inputs)
 
@@ -271,7 +271,7 @@ async def test_a_thousand_callers_who_come_and_leave_as_they_like_are_each_answe
                 await clock.sleep(float(random.uniform(0.0, 2.0)))
                 task.cancel()
             (result,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(result, Answer):
+            if isinstance(result, PoolResult):
                 assert total(result) == length * (number % 900 + 1)
             outcomes[type(result).__name__] = outcomes.get(type(result).__name__, 0) + 1
 

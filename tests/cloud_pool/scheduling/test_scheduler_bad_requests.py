@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.scheduling.job import Answer
+from cloud_pool.scheduling.job import PoolResult
 from tests.cloud_pool.workers_support import text
 from tests.support.loop import on_virtual_time, settle
 from tests.support.pool.fake_worker import BAD_ID
 from tests.support.pool.lane_pool import RESTART_S, WORKER, pool, total
 from tidegate.outcome import InternalError, Poisonous
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 
 
 @on_virtual_time
@@ -26,7 +26,7 @@ async def test_one_bad_request_does_not_fail_its_batch_mates() -> None:
         with capture_logs() as logs:
             results = await asyncio.gather(first, bad, good, fine, return_exceptions=True)
         assert isinstance(results[1], InternalError)
-        assert [total(result) for result in results if isinstance(result, Answer)] == [10.0, 20.0, 9.0]
+        assert [total(result) for result in results if isinstance(result, PoolResult)] == [10.0, 20.0, 9.0]
         assert subject.batches == [1, 3, 2, 1, 1, 1]
         assert [entry["event"] for entry in logs] == ["a batch failed; its members are tried in smaller ones"]
 
@@ -39,7 +39,7 @@ async def test_a_bad_request_among_many_is_found_by_halving() -> None:
         callers = [subject.ask(text(10, fill=BAD_ID if n == 5 else n)) for n in range(8)]
         with capture_logs() as logs:
             results = await asyncio.gather(first, *callers, return_exceptions=True)
-        assert [type(result) for result in results] == [Answer] * 6 + [Poisonous] + [Answer] * 2
+        assert [type(result) for result in results] == [PoolResult] * 6 + [Poisonous] + [PoolResult] * 2
         assert subject.batches == [1, 8, 4, 4, 2, 2, 1, 1]
         assert len(logs) == 1
 
@@ -55,7 +55,7 @@ async def test_who_comes_during_a_search_takes_no_part_in_it() -> None:
         callers += [subject.ask(text(10, fill=n), budget_s=1000.0) for n in (3, 4)]
         with capture_logs():
             results = await asyncio.gather(*callers, return_exceptions=True)
-        assert [type(result) for result in results] == [Poisonous, Answer, Answer, Answer]
+        assert [type(result) for result in results] == [Poisonous, PoolResult, PoolResult, PoolResult]
         assert subject.batches == [1, 2, 1, 1, 2]
 
 
@@ -71,9 +71,9 @@ async def test_a_bad_request_by_itself_is_not_tried_twice() -> None:
 async def test_a_wrong_number_of_results_answers_nobody_with_anothers() -> None:
     async with pool() as subject:
 
-        async def drop_a_row(key: str, inputs: Any, patience_s: float) -> Computed:
+        async def drop_a_row(key: str, inputs: Any, patience_s: float) -> ComputeResult:
             computed = await subject.worker.infer(key, inputs)
-            return Computed({name: array[1:] for name, array in computed.outputs.items()}, computed.compute_s)
+            return ComputeResult({name: array[1:] for name, array in computed.outputs.items()}, computed.compute_s)
 
         subject.scheduler.detach(WORKER, "gone")
         subject.scheduler.attach("0.2", drop_a_row, restart_s=RESTART_S)

@@ -61,7 +61,7 @@ async def test_only_those_with_time_wait_for_the_next_worker() -> None:
         with pytest.raises(WorkerDied):
             await subject.ask(text(10), budget_s=2.0)
         assert subject.scheduler.queue_delay_s(clock.now()) == pytest.approx(RESTART_S + 0.2)
-        assert "<Seats none: " in repr(subject.scheduler)
+        assert "<WorkerSlots none: " in repr(subject.scheduler)
         assert not patient.done()
         patient.cancel()
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.scheduling.job import Answer, Ask
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from tests.cloud_pool.models import TEXT
 from tests.cloud_pool.workers_support import Arrays, text
 from tests.support.loop import elapsed, on_virtual_time, settle
@@ -29,12 +29,12 @@ from tidegate.workers.process import EngineSpec, WorkerDied
 class Pool:
     """A scheduler with one lane over fake workers "a", "b", …"""
 
-    def __init__(self, scheduler: Scheduler, workers: dict[str, FakeWorker], lane: Lane) -> None:
+    def __init__(self, scheduler: PoolScheduler, workers: dict[str, FakeWorker], lane: ModelInstance) -> None:
         self.scheduler, self.workers, self.lane = scheduler, workers, lane
 
-    def ask(self, arrays: Arrays, *, budget_s: float = 100.0, **more: Any) -> asyncio.Task[Answer]:
+    def ask(self, arrays: Arrays, *, budget_s: float = 100.0, **more: Any) -> asyncio.Task[PoolResult]:
         now = clock.now()
-        ask = Ask(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
+        ask = PoolRequest(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
         return asyncio.create_task(self.scheduler.submit(KEY, ask))
 
     def batches(self, name: str) -> list[int]:
@@ -45,8 +45,8 @@ class Pool:
 async def pool(names: str = "ab", manifest: Manifest = TEXT) -> AsyncIterator[Pool]:
     async with AsyncExitStack() as stack:
         workers = {name: await stack.enter_async_context(FakeWorker(name, service_s=service_s)) for name in names}
-        scheduler = await stack.enter_async_context(Scheduler())
-        lane = Lane(KEY, manifest, manifest.variants[0], COST)
+        scheduler = await stack.enter_async_context(PoolScheduler())
+        lane = ModelInstance(KEY, manifest, manifest.variants[0], COST)
         scheduler.open(lane)
         for name, worker in workers.items():
             await worker.load(EngineSpec(KEY, "onnx", Path(__file__), ()))

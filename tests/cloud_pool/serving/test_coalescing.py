@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloud_pool.scheduling.job import Answer, Ask
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
 from cloud_pool.serving.coalescing import Coalescer
 from tests.cloud_pool.models import manifest_of
 from tests.cloud_pool.workers_support import Arrays, text
@@ -28,9 +28,9 @@ class Twins:
         self.pool = subject
         self.coalescer = Coalescer(subject.scheduler.submit)
 
-    def ask(self, arrays: Arrays, *, budget_s: float = 20.0, **more: Any) -> asyncio.Task[Answer]:
+    def ask(self, arrays: Arrays, *, budget_s: float = 20.0, **more: Any) -> asyncio.Task[PoolResult]:
         now = clock.now()
-        ask = Ask(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
+        ask = PoolRequest(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
         return asyncio.create_task(self.coalescer.submit(KEY, ask))
 
 
@@ -186,7 +186,7 @@ async def test_a_later_request_is_computed_again() -> None:
 async def test_a_thousand_callers_with_few_inputs_who_come_and_leave_as_they_like_are_each_answered_once() -> None:
     draw = Random(5)
     async with busy() as subject:
-        callers = list[asyncio.Task[Answer]]()
+        callers = list[asyncio.Task[PoolResult]]()
         for number in range(1_000):
             callers.append(subject.ask(text(10, fill=2 + number % 7), budget_s=draw.choice([0.3, 2.0, 8.0, 60.0])))
             if draw.random() < 0.3:
@@ -194,7 +194,7 @@ async def test_a_thousand_callers_with_few_inputs_who_come_and_leave_as_they_lik
             if draw.random() < 0.2:
                 await clock.sleep(draw.expovariate(20.0))
         done = await asyncio.gather(*callers, return_exceptions=True)
-        answers = [(number, one) for number, one in enumerate(done) if isinstance(one, Answer)]
+        answers = [(number, one) for number, one in enumerate(done) if isinstance(one, PoolResult)]
         assert all(total(answer) == 10.0 * (2 + number % 7) for number, answer in answers)
         assert len(answers) > 400
         assert {type(one) for one in done if isinstance(one, BaseException)} <= {

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.device_worker import Loadable
-from cloud_pool.workers.supervisor import Supervisor
+from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.supervisor import PoolSupervisor
 from tests.cloud_pool.models import TEXT, manifest_of
 from tests.cloud_pool.workers_support import Arrays, text
 from tests.support.loop import on_virtual_time, settle
@@ -56,9 +56,9 @@ async def pool(manifest: Manifest = MODEL, *, fixed_s: float = 0.0) -> AsyncIter
         processes.append(FakeWorker(service_s=lambda inputs: fixed_s + 0.001 * inputs["ids"].size))
         return processes[-1]
 
-    loadables = [Loadable(manifest, variant, Path(__file__)) for variant in manifest.variants]
-    async with Scheduler() as scheduler:
-        supervisor = Supervisor(
+    loadables = [PoolLoadable(manifest, variant, Path(__file__)) for variant in manifest.variants]
+    async with PoolScheduler() as scheduler:
+        supervisor = PoolSupervisor(
             loadables,
             scheduler,
             start_process=start_process,

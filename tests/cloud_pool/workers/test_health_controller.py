@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.core.health.adaptive_control import Control, ControlLimits
+from cloud_pool.core.health.adaptive_control import AdaptiveControl, ControlLimits
 from cloud_pool.core.health.worker_health import HealthLimits
-from cloud_pool.core.sharing.worker_layout import Place
-from cloud_pool.workers.health_controller import Steward, cost_ratio
+from cloud_pool.core.sharing.worker_layout import WorkerPlace
+from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from tests.cloud_pool.workers.test_supervisor import LOADABLE, Pool, pool, service_s
 from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.workers.recycling import Recycling
-from tidegate.workers.vitals import Process
+from tidegate.workers.vitals import ProcessUsage
 
 GB = 1e9
 
@@ -28,7 +28,7 @@ class Watch:
     """A pool under a steward, with what the kernel would tell."""
 
     pool: Pool
-    steward: Steward
+    steward: HealthController
     rss_bytes: float = 0.2 * GB
     free: tuple[float, float] = (8 * GB, 16 * GB)
     logs: Any = field(default_factory=list)
@@ -45,14 +45,14 @@ class Watch:
 
 @asynccontextmanager
 async def watched(places: int = 1, control: ControlLimits | None = None, **recycling: Any) -> AsyncIterator[Watch]:
-    async with pool(places=[Place(str(n)) for n in range(places)]) as subject:
-        steward = Steward(
+    async with pool(places=[WorkerPlace(str(n)) for n in range(places)]) as subject:
+        steward = HealthController(
             subject.supervisor,
             subject.scheduler,
             limits=HealthLimits(),
             recycling=Recycling(lambda: 0.5, **recycling),
-            control=Control(control or ControlLimits()),
-            read=lambda pid: Process(watch.rss_bytes, 0.0),
+            control=AdaptiveControl(control or ControlLimits()),
+            read=lambda pid: ProcessUsage(watch.rss_bytes, 0.0),
             free=lambda: watch.free,
         )
         watch = Watch(subject, steward)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cloud_pool.core.sharing.worker_layout import Place
-from cloud_pool.scheduling.job import Ask
-from cloud_pool.scheduling.scheduler import Scheduler
-from cloud_pool.workers.device_worker import Loadable
+from cloud_pool.core.sharing.worker_layout import WorkerPlace
+from cloud_pool.scheduling.job import PoolRequest
+from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.replica import CRASH_LOOP, HEALTHY_S
-from cloud_pool.workers.supervisor import Supervisor
+from cloud_pool.workers.supervisor import PoolSupervisor
 from tests.cloud_pool.models import TEXT
 from tests.cloud_pool.workers_support import Arrays, text
 from tests.support.loop import on_virtual_time, settle
@@ -25,7 +25,7 @@ from tidegate import clock
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 
-LOADABLE = Loadable(TEXT, TEXT.variants[0], Path(__file__))
+LOADABLE = PoolLoadable(TEXT, TEXT.variants[0], Path(__file__))
 
 
 def service_s(inputs: Arrays) -> float:
@@ -34,24 +34,24 @@ def service_s(inputs: Arrays) -> float:
 
 @dataclass
 class Pool:
-    scheduler: Scheduler
-    supervisor: Supervisor
+    scheduler: PoolScheduler
+    supervisor: PoolSupervisor
     states: list[str]
     progress: list[str]
     processes: list[FakeWorker] = field(default_factory=list)
 
     async def answer(self, budget_s: float = 60.0) -> float:
         now = clock.now()
-        answer = await self.scheduler.submit(LOADABLE.key, Ask(text(8), 8.0, now, now + budget_s))
+        answer = await self.scheduler.submit(LOADABLE.key, PoolRequest(text(8), 8.0, now, now + budget_s))
         return float(answer.outputs["sum"][0, 0])
 
 
 @asynccontextmanager
 async def pool(
-    loadable: Loadable = LOADABLE,
+    loadable: PoolLoadable = LOADABLE,
     service_s: Callable[[Arrays], float] = service_s,
     hang_timeout_s: float = 30.0,
-    places: Sequence[Place] = (Place("0"),),
+    places: Sequence[WorkerPlace] = (WorkerPlace("0"),),
 ) -> AsyncIterator[Pool]:
     states, progress, processes = list[str](), list[str](), list[FakeWorker]()
 
@@ -59,8 +59,8 @@ async def pool(
         processes.append(FakeWorker(service_s=service_s))
         return processes[-1]
 
-    async with Scheduler() as scheduler:
-        supervisor = Supervisor(
+    async with PoolScheduler() as scheduler:
+        supervisor = PoolSupervisor(
             [loadable],
             scheduler,
             start_process=start_process,
@@ -82,7 +82,7 @@ async def test_it_is_ready_when_everything_is_loaded_and_measured() -> None:
         assert subject.progress == ["loading text:1/fp32", "measuring text:1/fp32"]
         assert dict(subject.supervisor.lanes[LOADABLE.key].cost)[256.0] == pytest.approx(0.256)
         assert await subject.answer() == 8.0
-        assert repr(subject.supervisor) == "<Supervisor ready, 1 variants, <Slot 0 ready, life 1>>"
+        assert repr(subject.supervisor) == "<PoolSupervisor ready, 1 variants, <Replica 0 ready, life 1>>"
 
 
 @on_virtual_time
@@ -150,7 +150,7 @@ async def test_a_stretch_of_health_forgets_earlier_deaths() -> None:
 
 @on_virtual_time
 async def test_an_artefact_that_does_not_load_is_a_reason_not_to_start() -> None:
-    missing = Loadable(TEXT, TEXT.variants[0], Path("/nowhere/text.onnx"))
+    missing = PoolLoadable(TEXT, TEXT.variants[0], Path("/nowhere/text.onnx"))
     with pytest.raises(StartError, match=r"/nowhere/text\.onnx"):
         async with pool(missing):
             raise AssertionError("it started")
@@ -164,7 +164,7 @@ async def test_a_worker_that_never_gets_warm_is_a_reason_not_to_start() -> None:
 
 
 class TestSeveral:
-    TWO = (Place("0"), Place("1"))
+    TWO = (WorkerPlace("0"), WorkerPlace("1"))
 
     @on_virtual_time
     async def test_only_the_first_measures_and_all_are_warm_before_it_is_ready(self) -> None:

@@ -24,20 +24,20 @@ from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
 from gateway.catalog import Catalog
 from gateway.core.fleet.link_events import LinkUp
-from gateway.core.fleet.scaling import Scaling, ScalingSpec
+from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from gateway.core.health.degradation import Condition
-from gateway.core.versions.canary import Revisions, Spec, Waves
-from gateway.core.versions.traffic_split import Split, Splits
-from gateway.delivery.artifacts.server import ArtifactDoor
+from gateway.core.versions.canary import CanaryRollout, DocumentRevisions, RolloutSpec
+from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
+from gateway.delivery.artifacts.server import ArtifactServer
 from gateway.delivery.artifacts.upload import intake_routes
 from gateway.delivery.rollouts.routes import rollout_routes
-from gateway.delivery.trials import Trials, Watched
+from gateway.delivery.trials import TrialFigures, Trials
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from gateway.ingest.routes import ingest_routes
 from gateway.observe.conditions import condition_family
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scaling import ScalingWatch, scaling_families
-from gateway.observe.trace_sampling import Tracing
+from gateway.observe.trace_sampling import TraceSampler
 from gateway.operate.admin import admin_routes
 from gateway.operate.admin_routes import operator_routes
 from gateway.operate.devices import device_routes
@@ -48,7 +48,7 @@ from tests.cloud_pool.workers.test_health_controller import watched
 from tests.support.gateway.app import configured
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, spec, variant
-from tests.support.gateway.flowns import answered, flown, went
+from tests.support.gateway.flowns import answered, request_record, went
 from tests.support.loop import run
 from tests.support.serving.hosts import EchoHost
 from tidegate import clock
@@ -93,14 +93,16 @@ def _families(families: Iterable[Metric]) -> dict[str, str]:
 
 def _of_a_gateway() -> list[Metric]:
     fleet, call = fleet_of(edge_a=variant(), pool_main=variant()), _call()
-    counted = Metrics(fleet, admission_of(4), version_of=lambda _: "1", calibration_error=lambda: 0.1)
-    tracing = Tracing(TracingConfig(endpoint="http://127.0.0.1:4318"), cast(Any, SimpleNamespace(counts={"queued": 1})))
+    counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda _: "1", calibration_error=lambda: 0.1)
+    tracing = TraceSampler(
+        TracingConfig(endpoint="http://127.0.0.1:4318"), cast(Any, SimpleNamespace(counts={"queued": 1}))
+    )
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
     counted.add(tracing.families)
     counted.began(call)
     counted.answered(call, _reply(), NOW + 0.07)
     counted.ended(call, Overloaded("full"), NOW + 0.07)
-    counted.landed(flown())
+    counted.landed(request_record())
     return list(Exposition(counted.collect).own())
 
 
@@ -147,7 +149,7 @@ async def _routes() -> dict[str, Any]:
         oip = OipRoutes(host, max_body_bytes=1)
         openai = openai_routes(host, stand_in, max_body_bytes=1)
         operators = operator_routes(
-            "main", gateway.fleet, gateway.catalog, gateway.conductor, gateway.directory, gateway.admission,
+            "main", gateway.fleet, gateway.catalog, gateway.dispatcher, gateway.directory, gateway.admission,
             gateway.watch, "value", lambda: (), gateway.trials,
         )  # fmt: skip
         admin = [
@@ -161,7 +163,7 @@ async def _routes() -> dict[str, Any]:
             "gateway": _table(gateway.inference_routes()),
             "gateway's metrics": _table(gateway.watching.routes()),
             "gateway's admin": _table(admin),
-            "gateway's artifacts": _table(ArtifactDoor(stand_in).routes()),
+            "gateway's artifacts": _table(ArtifactServer(stand_in).routes()),
             "edge": _table([*edge_routes(None, stand_in), *oip.table(), *openai]),
             "link's control": _of_app(control_app(cast(Any, SimpleNamespace(link=None)))),
             "gateway over gRPC": _methods(gateway.add_services),
@@ -222,7 +224,11 @@ async def _answers() -> dict[str, Any]:
         gateway = Gateway(configured(Path(folder)))
         _furnish(gateway)
         rollouts = SimpleNamespace(
-            all={"ID": Waves(Spec("id", "echo", "4", ("kiosk",), {"kiosk": Revisions(1, 2)}), None)},
+            all={
+                "ID": CanaryRollout(
+                    RolloutSpec("id", "echo", "4", ("kiosk",), {"kiosk": DocumentRevisions(1, 2)}), None
+                )
+            },
             document=lambda _: None,
             newest_revision=lambda _: 0,
         )
@@ -231,7 +237,7 @@ async def _answers() -> dict[str, Any]:
         road = SimpleNamespace(devices=lambda _: (_device(),))
         watch = ScalingWatch(gateway.fleet, gateway.admission, ScalingSpec())
         tables = [
-            *admin_routes(gateway.fleet, gateway.catalog, gateway.conductor, {"kiosk": "its name"}),
+            *admin_routes(gateway.fleet, gateway.catalog, gateway.dispatcher, {"kiosk": "its name"}),
             *device_routes(lambda: (_device(),)),
             *log_level_routes(),
             *trial_routes(gateway.trials, gateway.catalog, gateway.fleet),
@@ -256,13 +262,13 @@ def _furnish(gateway: Gateway) -> None:
     twice = [*failed, *answered(1, "pool/main", 0.02)]
     small = fleet_of(edge_a=variant(), edge_b=variant(max_tokens=1), pool_main=variant())  # edge/b is passed over
     for one in (
-        flown(fleet=small),
-        flown(end="overloaded: full"),
-        flown(notes=twice, reasons=("cheapest", "fallback")),
+        request_record(fleet=small),
+        request_record(end="overloaded: full"),
+        request_record(notes=twice, reasons=("cheapest", "fallback")),
     ):
-        gateway.conductor.flown.add(one)
-    gateway.trials.splits = Splits({"echo": Split("3", "4", share=0.1)})
-    gateway.trials.watched["echo"] = Watched()
+        gateway.dispatcher.recorder.add(one)
+    gateway.trials.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.1)})
+    gateway.trials.watched["echo"] = TrialFigures()
     gateway.trials.watched["echo"].agreement.record([0.99, 0.5], [True, False], classes=False)
 
 
@@ -326,8 +332,8 @@ def _reply() -> Reply:
     return Reply(InferResponse(MODEL, "1", ()), stages=stages, route=route, budget_left_s=1.0)
 
 
-def _busy() -> Scaling:
-    scaling = Scaling(ScalingSpec())
+def _busy() -> ReplicaScaler:
+    scaling = ReplicaScaler(ScalingSpec())
     for second in range(200):
         scaling.arrived(0.030, 0.010, 0.5, NOW + second)
     scaling.decide(NOW + 200.0, replicas=1, backlog_s=0.0)
@@ -336,7 +342,7 @@ def _busy() -> Scaling:
 
 def _on_trial() -> Trials:
     trials = Trials(None, Catalog(()), lambda: 0.5, lambda: False)
-    trials.splits = Splits({MODEL: Split("1", "2", share=0.1)})
-    trials.watched[MODEL] = Watched()
+    trials.splits = TrafficSplits({MODEL: TrafficSplit("1", "2", share=0.1)})
+    trials.watched[MODEL] = TrialFigures()
     trials.watched[MODEL].agreement.record([0.99, 0.5], [True, False], classes=False)
     return trials

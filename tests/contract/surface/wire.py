@@ -65,7 +65,7 @@ import tidegate.tools.delivery.order
 import tidegate.workers.channel
 from simulator.scenarios.scenario_file import SCENARIOS
 from tidegate.fleet.messages import MAX_BYTES, MAX_COMMAND_BYTES
-from tidegate.fleet.topics import QOS, RETAINED, Stored, Topics, Up
+from tidegate.fleet.topics import QOS, RETAINED, DeviceTopic, StoredTopic, Topics
 from tidegate.link import streams
 from tidegate.netsim.links.profile import LinkProfile
 from tidegate.netsim.proxy.scenario import PROFILES
@@ -84,48 +84,48 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "MQTT reported": tidegate.fleet.reported.Reported,
     "MQTT evt and res": tidegate.fleet.stored.Forwarded | tidegate.fleet.stored.Inquiry,
     "MQTT rcpt": tidegate.fleet.stored.Receipt,
-    "MQTT desired": tidegate.rollout.desired.Desired,
+    "MQTT desired": tidegate.rollout.desired.DesiredDocument,
     "link offers": tuple[tidegate.fleet.offers.ModelOffer, ...],
     "attestation proof": tidegate.security.attestation.proof.Proof,
     "attestation evidence": tidegate.security.attestation.software.Evidence,
     "attestation statement": tidegate.security.attestation.software.Statement,
     "attestation measurement": tidegate.security.attestation.measurement.Measurement,
-    "rollout signed document": tidegate.rollout.signing.Signed,
+    "rollout signed document": tidegate.rollout.signing.SignedDocument,
     "rollout plan": tidegate.rollout.plan.ModelPlan,
-    "rollout order": gateway.delivery.rollouts.order.Order,
-    "rollout state": gateway.core.versions.canary.State,
+    "rollout order": gateway.delivery.rollouts.order.RolloutOrder,
+    "rollout state": gateway.core.versions.canary.CanaryState,
     "rollout golden cases": tidegate.rollout.golden.Golden,
-    "rollout device that is listed": tidegate.tools.delivery.order.Device,
-    "device rollout journal": edge_agent.delivery.journal._Content,
+    "rollout device that is listed": tidegate.tools.delivery.order.ListedDevice,
+    "device rollout journal": edge_agent.delivery.journal._JournalContent,
     "device rollout": edge_agent.core.rollout_machine.Rollout,
     "device generation": edge_agent.delivery.model_store.Generation,
     "device trust": edge_agent.delivery.documents._Trust,
-    "device store usage": edge_agent.offline.queue_db.Usage,
-    "recording": gateway.core.history.trace_format.Header
-    | gateway.core.history.trace_format.Target
-    | gateway.core.history.trace_format.Request
-    | gateway.core.history.trace_format.Link
-    | gateway.core.history.trace_format.End,
+    "device store usage": edge_agent.offline.queue_db.StoreUsage,
+    "recording": gateway.core.history.trace_format.RecordedHeader
+    | gateway.core.history.trace_format.RecordedTarget
+    | gateway.core.history.trace_format.RecordedRequest
+    | gateway.core.history.trace_format.RecordedLink
+    | gateway.core.history.trace_format.RecordedEnd,
     "keys file": gateway.identity.key_file.KeyFile,
-    "trials file": gateway.core.versions.traffic_split.Splits,
-    "admin trial": gateway.operate.trial_routes.Wanted,
-    "admin log level": gateway.operate.log_levels.Change,
+    "trials file": gateway.core.versions.traffic_split.TrafficSplits,
+    "admin trial": gateway.operate.trial_routes.SplitRequest,
+    "admin log level": gateway.operate.log_levels.LogLevelChange,
     "manifest": tidegate.models.manifest.Manifest,
-    "paced artefact": tidegate.engines.paced.Pace,
-    "packed artefact": tidegate.engines.torch_packed.Described,
+    "paced artefact": tidegate.engines.paced.PacedModel,
+    "packed artefact": tidegate.engines.torch_packed.PackedMetadata,
     "bert architecture": tidegate.engines.bert.Architecture,
     "metrics file of one gateway": tidegate.metrics.sharing._Snapshot,
     "OIP request": tidegate.oip.http.codec._RequestJson,
     "OIP request's input": tidegate.oip.http.json_data.InputJson,
     "OpenAI embeddings": tidegate.openai.embeddings.EmbeddingsBody,
-    "worker channel": tidegate.workers.channel.Load
-    | tidegate.workers.channel.Infer
-    | tidegate.workers.channel.Cancel
-    | tidegate.workers.channel.Hello
-    | tidegate.workers.channel.Loaded
-    | tidegate.workers.channel.Computed
-    | tidegate.workers.channel.Skipped
-    | tidegate.workers.channel.Failed,
+    "worker channel": tidegate.workers.channel.LoadEngine
+    | tidegate.workers.channel.RunEngine
+    | tidegate.workers.channel.CancelRun
+    | tidegate.workers.channel.WorkerHello
+    | tidegate.workers.channel.EngineLoaded
+    | tidegate.workers.channel.RunCompleted
+    | tidegate.workers.channel.RunSkipped
+    | tidegate.workers.channel.RunFailed,
     "simulated scenario": simulator.scenarios.scenario.Scenario,
     "link profile": LinkProfile,
     "link scenario": tidegate.netsim.proxy.scenario.LinkScenario,
@@ -282,12 +282,12 @@ def databases() -> dict[str, Any]:
 def headers() -> dict[str, Any]:
     """Topics, and what travels with each refusal; other headers are among the literals."""
     topics = Topics("FLEET")
-    up = {str(kind): f"{topics.up('DEVICE', kind)} qos {QOS[kind]} retained {kind in RETAINED}" for kind in Up}
+    up = {str(kind): f"{topics.up('DEVICE', kind)} qos {QOS[kind]} retained {kind in RETAINED}" for kind in DeviceTopic}
     limits = {str(kind): f"at most {limit} bytes" for kind, limit in MAX_BYTES.items()}
     return {
         "topic": {
             **up,
-            **{str(kind): topics.stored("DEVICE", kind, "GATEWAY") for kind in Stored},
+            **{str(kind): topics.stored("DEVICE", kind, "GATEWAY") for kind in StoredTopic},
             "probe": topics.probe("DEVICE"),
             "command": topics.command("DEVICE"),
             "desired": topics.desired("DEVICE"),

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.stack import eventually
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.mqtt.brokers import MOSQUITTO
-from tidegate.tools.build.demo.paced import Costs, add_paced
+from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-COSTS = Costs(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10),), edge_max_units=100)
+COSTS = PacedCosts(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10),), edge_max_units=100)
 ID = "edge/cellar"
 
 

@@ -18,7 +18,7 @@ from tests.support.faults.fleet_stack import FleetStack, Part, PartFailed, stand
 from tests.support.mqtt.brokers import MOSQUITTO
 from tidegate import clock
 from tidegate.outcome import Outcome
-from tidegate.tools.build.demo.paced import Costs, Noise, add_paced
+from tidegate.tools.build.demo.paced import PacedCosts, PacedNoise, add_paced
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-COSTS = Costs(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40)), edge_max_units=100)
+COSTS = PacedCosts(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40)), edge_max_units=100)
 ARRIVALS = """
 summary: a hundred requests, a fifth of them too large for an edge, some with a budget that nobody can make
 duration_s: 2
@@ -46,7 +46,7 @@ classes:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetStack]:
     folder = tmp_path_factory.mktemp("fleet")
-    add_paced("encoder", COSTS, folder / "models", noise=Noise(edge=0.05))
+    add_paced("encoder", COSTS, folder / "models", noise=PacedNoise(edge=0.05))
     edges = {"quick": {"warmup_budget_s": 2.0}, "slow": {"warmup_budget_s": 2.0, "paced_slow": 3.0}}
     with FleetStack(folder / "run", folder / "models", edges=edges, pool={"warmup_budget_s": 2.0}) as running:
         yield running

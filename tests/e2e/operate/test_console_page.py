@@ -16,14 +16,14 @@ import pytest
 from gateway.app import Gateway
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.versions.traffic_split import Split, Splits
-from gateway.delivery.trials import Watched
+from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
+from gateway.delivery.trials import TrialFigures
 from gateway.operate.console.snapshot import ROWS
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target
 from tests.support.gateway.guarded import guarded
 from tests.support.observe.browser import MISSING, PROGRAM, SHOTS, Page, chromium
 from tidegate import clock
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 
 pytestmark = [
@@ -127,14 +127,14 @@ async def test_two_versions_on_trial_stand_side_by_side_and_what_a_device_keeps_
     async with AsyncExitStack() as stack:
         gateway, _, _ = await stack.enter_async_context(system(tmp_path))
         gateway.fleet.add(TargetSpec("edge/ferry", "edge", "127.0.0.1:1", static=False), clock.now())
-        gateway.fleet.targets["edge/ferry"].conditions = Conditions(kept=17)
+        gateway.fleet.targets["edge/ferry"].conditions = DeviceConditions(kept=17)
         browser = await stack.enter_async_context(chromium())
         page = await stack.enter_async_context(browser.page())
         await looked_at(page, gateway)
         assert await page.value("document.querySelector('#trials-card').hidden")
 
-        gateway.trials.splits = Splits({"echo": Split("3", "4", share=0.25, tenants=("acme",))})
-        watched = gateway.trials.watched["echo"] = Watched()
+        gateway.trials.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.25, tenants=("acme",))})
+        watched = gateway.trials.watched["echo"] = TrialFigures()
         for _ in range(8):
             watched.of("3").record("in_time", 0.010)
         watched.of("4").record("failed", 0.010, "unreachable")
@@ -150,7 +150,7 @@ async def test_two_versions_on_trial_stand_side_by_side_and_what_a_device_keeps_
         button = "[...document.querySelectorAll('#targets th button')].find(one => one.textContent === 'edge/ferry')"
         await page.value(f"{button}.click()")
         await page.until("document.querySelector('#detail-facts').textContent.includes('17 to be brought in')")
-        gateway.trials.splits = Splits()
+        gateway.trials.splits = TrafficSplits()
         await page.until("document.querySelector('#trials-card').hidden")
         assert page.errors == []
 

@@ -26,7 +26,7 @@ from tests.support.observe.promql import (
     queries,
     rules,
 )
-from tidegate.tools.build.demo.paced import Costs, add_paced
+from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,7 +50,7 @@ Scraped = dict[str, list[Metric]]
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     """The families of each part, after some requests."""
     folder = tmp_path_factory.mktemp("scraped")
-    costs = Costs(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40)), edge_max_units=100)
+    costs = PacedCosts(edge_ms=((1, 5), (100, 30)), pool_ms=((1, 10), (1000, 40)), edge_max_units=100)
     add_paced("encoder", costs, folder / "models")
     part = {"warmup_budget_s": 1.0, "metrics_port": 0}
     with FleetStack(folder / "run", folder / "models", edges={"a": part}, pool=part) as fleet:

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from edge_agent.app import EdgeApp
 from edge_agent.cli import edge
-from edge_agent.commands.doctor import examined
+from edge_agent.commands.doctor import run_checks
 from edge_agent.config import EdgeConfig
-from edge_agent.core.diagnosis import Finding
+from edge_agent.core.diagnosis import DoctorFinding
 from gateway.app import Gateway
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import configured, until
@@ -54,8 +54,8 @@ def damage(repository: Path) -> None:
     artefact.write_bytes(artefact.read_bytes()[:-1] + b"\x00\x00")
 
 
-async def found(keys: dict[str, Any], **more: Any) -> dict[str, Finding]:
-    return {one.check: one for one in await examined(load(EdgeConfig, **{**keys, **more}))}
+async def found(keys: dict[str, Any], **more: Any) -> dict[str, DoctorFinding]:
+    return {one.check: one for one in await run_checks(load(EdgeConfig, **{**keys, **more}))}
 
 
 async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edge_agent.core.acl_check import AclCheck, Finding
+from edge_agent.core.acl_check import AclCheck, AclFinding
 from tidegate.fleet.topics import Topics
 
 TOPICS = Topics("f1")
 
 
-def found(finding: Finding | None) -> str:
+def found(finding: AclFinding | None) -> str:
     return finding.severity if finding else ""
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.core.device_conditions import Attributes, conditions_of, exhausted, news_of
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from edge_agent.core.device_conditions import Attributes, conditions_of, exhaustion_reason, urgent_conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
 
-def supplies(*folders: Attributes) -> Conditions:
+def supplies(*folders: Attributes) -> DeviceConditions:
     return conditions_of(folders, [], [], metered=False)
 
 
-def heat(zones: list[Attributes], coolers: list[Attributes] | None = None) -> Conditions:
+def heat(zones: list[Attributes], coolers: list[Attributes] | None = None) -> DeviceConditions:
     return conditions_of([], zones, coolers or [], metered=False)
 
 
@@ -77,40 +77,43 @@ def test_a_processor_that_is_cooled_by_slowing_it_is_throttled(cooler: Attribute
 
 @pytest.mark.parametrize(("conditions", "spares_itself"), [
     (UNTOLD, False),
-    (Conditions(battery=0.2), False),
-    (Conditions(battery=0.19), True),
-    (Conditions(battery=0.01, charging=True), False),
+    (DeviceConditions(battery=0.2), False),
+    (DeviceConditions(battery=0.19), True),
+    (DeviceConditions(battery=0.01, charging=True), False),
 ])  # fmt: skip
 def test_below_its_floor_a_device_that_discharges_takes_no_new_work(
-    conditions: Conditions, spares_itself: bool
+    conditions: DeviceConditions, spares_itself: bool
 ) -> None:
-    assert bool(exhausted(conditions, 0.2)) is spares_itself
-    assert exhausted(conditions, 0.0) == ""
+    assert bool(exhaustion_reason(conditions, 0.2)) is spares_itself
+    assert exhaustion_reason(conditions, 0.0) == ""
 
 
 def test_the_reason_names_the_charge_and_the_key() -> None:
-    assert exhausted(Conditions(battery=0.12), 0.2) == "its battery is at 12% and discharging, below min_battery 20%"
+    assert (
+        exhaustion_reason(DeviceConditions(battery=0.12), 0.2)
+        == "its battery is at 12% and discharging, below min_battery 20%"
+    )
 
 
 def test_degrees_and_single_percents_are_no_news_and_the_rest_is() -> None:
-    before = Conditions(battery=0.58, temperature_c=50.0)
-    assert news_of(before) == news_of(Conditions(battery=0.51, temperature_c=60.0))
+    before = DeviceConditions(battery=0.58, temperature_c=50.0)
+    assert urgent_conditions(before) == urgent_conditions(DeviceConditions(battery=0.51, temperature_c=60.0))
     for after in (
-        Conditions(battery=0.49, temperature_c=50.0),
-        Conditions(battery=0.58, charging=True),
-        Conditions(battery=0.58, throttled=True),
-        Conditions(battery=0.58, metered=True),
+        DeviceConditions(battery=0.49, temperature_c=50.0),
+        DeviceConditions(battery=0.58, charging=True),
+        DeviceConditions(battery=0.58, throttled=True),
+        DeviceConditions(battery=0.58, metered=True),
         UNTOLD,
     ):
-        assert news_of(after) != news_of(before)
+        assert urgent_conditions(after) != urgent_conditions(before)
 
 
 def test_conditions_in_words_say_what_is_out_of_the_ordinary() -> None:
     assert UNTOLD.in_words() == ""
-    assert Conditions(battery=0.5, charging=True).in_words() == "battery at 50%, charging"
-    words = Conditions(battery=0.5, temperature_c=91.0, throttled=True, metered=True).in_words()
+    assert DeviceConditions(battery=0.5, charging=True).in_words() == "battery at 50%, charging"
+    words = DeviceConditions(battery=0.5, temperature_c=91.0, throttled=True, metered=True).in_words()
     assert words == "battery at 50%; throttled at 91 °C; metered link"
-    assert Conditions(throttled=True).in_words() == "throttled"
+    assert DeviceConditions(throttled=True).in_words() == "throttled"
 
 
 NAMES = ["type", "scope", "status", "online", "capacity", "energy_now", "energy_full", "temp", "cur_state"]

@@ -6,12 +6,12 @@ import pytest
 
 from edge_agent.core import diagnosis
 from edge_agent.core.device_conditions import Endurance
-from edge_agent.core.diagnosis import DAY_S, Finding
-from tidegate.fleet.conditions import Conditions
+from edge_agent.core.diagnosis import DAY_S, DoctorFinding
+from tidegate.fleet.conditions import DeviceConditions
 
 NOW = 1_800_000_000.0
 MB = 10**6
-Row = tuple[Finding, str, str]
+Row = tuple[DoctorFinding, str, str]
 
 ROWS: list[Row] = [
     (diagnosis.clock(0.0, True, None), "failure", "never set"),
@@ -55,7 +55,7 @@ ROWS: list[Row] = [
 
 @pytest.mark.parametrize(("finding", "verdict", "words"), ROWS, ids=[f"{row[0].check}: {row[2]}" for row in ROWS])
 def test_a_finding_has_a_verdict_and_where_something_is_wrong_what_to_do(
-    finding: Finding, verdict: str, words: str
+    finding: DoctorFinding, verdict: str, words: str
 ) -> None:
     assert finding.verdict == verdict
     assert words in finding.words
@@ -95,11 +95,11 @@ def test_a_hot_device_rests_until_it_has_cooled() -> None:
     endurance = Endurance(min_battery=0.2, max_temperature_c=90.0)
 
     def rests(temperature_c: float | None) -> bool:
-        return bool(endurance.why_not(Conditions(temperature_c=temperature_c)))
+        return bool(endurance.why_not(DeviceConditions(temperature_c=temperature_c)))
 
     assert [rests(one) for one in (60.0, 89.9, 90.0, 88.0, 85.0, 84.9, 88.0, 95.0, None, 88.0)] == [
         False, False, True, True, True, False, False, True, False, False,
     ]  # fmt: skip
-    assert "max_temperature_c is 90" in Endurance(0.2, 90.0).why_not(Conditions(temperature_c=93.0))
-    assert Endurance(0.2, None).why_not(Conditions(temperature_c=149.0)) == ""
-    assert "battery" in Endurance(0.2, 90.0).why_not(Conditions(battery=0.1, charging=False, temperature_c=20.0))
+    assert "max_temperature_c is 90" in Endurance(0.2, 90.0).why_not(DeviceConditions(temperature_c=93.0))
+    assert Endurance(0.2, None).why_not(DeviceConditions(temperature_c=149.0)) == ""
+    assert "battery" in Endurance(0.2, 90.0).why_not(DeviceConditions(battery=0.1, charging=False, temperature_c=20.0))

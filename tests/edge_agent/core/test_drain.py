@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.core.drain import MAX_WINDOW, MIN_WINDOW, RECEIPT_S, Drain
+from edge_agent.core.drain import MAX_WINDOW, MIN_WINDOW, RECEIPT_S, DrainPacer
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def entries(number: int, size: int = 1000, key: str = "") -> list[Entry]:
     return [Entry(f"{index:04}", key, size) for index in range(number)]
 
 
-def send_train(drain: Drain, waiting: list[Entry], now: float, *, live: bool = False) -> list[Entry]:
+def send_train(drain: DrainPacer, waiting: list[Entry], now: float, *, live: bool = False) -> list[Entry]:
     budget = drain.budget(now, live=live)
     if budget is None:
         return []
@@ -35,7 +35,7 @@ def send_train(drain: Drain, waiting: list[Entry], now: float, *, live: bool = F
 
 def drained(waiting: list[Entry], bytes_s: float, *, live: bool = False, share: float = 0.5) -> tuple[float, float]:
     """(when all were taken, how long the link was busy) over a link of that rate."""
-    drain, now, busy_s = Drain(share=share), 0.0, 0.0
+    drain, now, busy_s = DrainPacer(share=share), 0.0, 0.0
     drain.begin(now)
     while waiting:
         train = send_train(drain, waiting, now, live=live)
@@ -53,7 +53,7 @@ def drained(waiting: list[Entry], bytes_s: float, *, live: bool = False, share: 
 
 
 def test_it_begins_with_the_session_and_not_with_a_timer() -> None:
-    drain = Drain()
+    drain = DrainPacer()
     assert drain.budget(0.0, live=False) is None
 
     drain.begin(5.0)
@@ -80,7 +80,7 @@ def test_while_live_requests_are_answered_it_takes_a_tenth() -> None:
 
 
 def test_a_train_on_a_slow_link_is_short_enough_to_let_a_live_message_through() -> None:
-    drain, now = Drain(), 0.0
+    drain, now = DrainPacer(), 0.0
     drain.begin(now)
     waiting = entries(500, 2000)
     for _ in range(12):
@@ -93,7 +93,7 @@ def test_a_train_on_a_slow_link_is_short_enough_to_let_a_live_message_through() 
 
 
 def test_the_window_grows_to_its_bound_on_a_quick_link() -> None:
-    drain, now = Drain(), 0.0
+    drain, now = DrainPacer(), 0.0
     drain.begin(now)
     sizes = []
     for _ in range(20):
@@ -107,7 +107,7 @@ def test_the_window_grows_to_its_bound_on_a_quick_link() -> None:
 
 
 def test_behind_one_that_was_refused_its_key_waits_and_nobody_else() -> None:
-    drain = Drain()
+    drain = DrainPacer()
     drain.begin(0.0)
     waiting = [*entries(3, key="a"), Entry("b1", "b"), Entry("free")]
     assert [one.id for one in send_train(drain, waiting, 0.0)] == ["0000", "0001", "0002", "b1", "free"]
@@ -118,7 +118,7 @@ def test_behind_one_that_was_refused_its_key_waits_and_nobody_else() -> None:
 
 
 def test_without_a_receipt_it_is_sent_again_and_with_care() -> None:
-    drain = Drain()
+    drain = DrainPacer()
     drain.begin(0.0)
     first = send_train(drain, entries(8), 0.0)
     assert drain.next_wake(0.0) == RECEIPT_S
@@ -131,7 +131,7 @@ def test_without_a_receipt_it_is_sent_again_and_with_care() -> None:
 
 
 def test_what_was_refused_waits_longer_each_time_and_holds_nobody_else_up() -> None:
-    drain = Drain()
+    drain = DrainPacer()
     drain.begin(0.0)
     bad, good = Entry("bad", attempts=3), Entry("good")
     send_train(drain, [bad, good], 0.0)
@@ -145,7 +145,7 @@ def test_what_was_refused_waits_longer_each_time_and_holds_nobody_else_up() -> N
 
 
 def test_a_busy_gateway_is_left_alone_and_loses_nothing() -> None:
-    drain = Drain()
+    drain = DrainPacer()
     drain.begin(0.0)
     train = send_train(drain, entries(8), 0.0)
     drain.busy(15.0, 0.2)
@@ -163,7 +163,7 @@ def test_whatever_receipts_do_everything_is_taken_in_order_within_its_key(data: 
     ]
     order = {one.id: number for number, one in enumerate(waiting)}
     keys = {one.id: one.key for one in waiting}
-    drain, now, taken = Drain(), 0.0, list[str]()
+    drain, now, taken = DrainPacer(), 0.0, list[str]()
     drain.begin(now)
     for _ in range(600):
         if not waiting:
@@ -188,7 +188,7 @@ def test_whatever_receipts_do_everything_is_taken_in_order_within_its_key(data: 
 
 
 def test_a_refusal_of_something_that_is_not_under_way_changes_nothing_and_it_says_how_it_is() -> None:
-    drain = Drain()
+    drain = DrainPacer()
     drain.refused("unknown", 0.0)
     assert drain.held_back(0.0) == frozenset()
     assert "no session" in repr(drain)
@@ -197,4 +197,4 @@ def test_a_refusal_of_something_that_is_not_under_way_changes_nothing_and_it_say
     drain.begin(0.0)
     send_train(drain, entries(3), 0.0)
     assert drain.under_way == {"0000", "0001", "0002"}
-    assert repr(drain) == "<Drain 3 under way, window 8, 32768 bytes a train, 0 trains>"
+    assert repr(drain) == "<DrainPacer 3 under way, window 8, 32768 bytes a train, 0 trains>"

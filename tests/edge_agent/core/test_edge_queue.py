@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edge_agent.core.edge_queue import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, Ticket
+from edge_agent.core.edge_queue import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, QueueTicket
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 from tidegate.types import Accepted
@@ -17,11 +17,11 @@ from tidegate.types import Accepted
 _ids = count(1)
 
 
-def ticket(*, deadline: float, cost_s: float = 0.010, priority: int = 0, lane: str = "minilm") -> Ticket:
-    return Ticket(next(_ids), lane, deadline, cost_s, priority)
+def ticket(*, deadline: float, cost_s: float = 0.010, priority: int = 0, lane: str = "minilm") -> QueueTicket:
+    return QueueTicket(next(_ids), lane, deadline, cost_s, priority)
 
 
-def queue_with(*tickets: Ticket, max_size: int = 8, slots: int = 1, now: float = 0.0) -> EdgeQueue:
+def queue_with(*tickets: QueueTicket, max_size: int = 8, slots: int = 1, now: float = 0.0) -> EdgeQueue:
     queue = EdgeQueue(max_size=max_size, slots=slots)
     for one in tickets:
         queue.admit(one, now)
@@ -257,8 +257,8 @@ class WhateverHappens(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.ids = count(1)
-        self.waiting: dict[int, Ticket] = {}
-        self.computing: dict[int, Ticket] = {}
+        self.waiting: dict[int, QueueTicket] = {}
+        self.computing: dict[int, QueueTicket] = {}
         self.left: list[int] = []
 
     @initialize(max_size=st.integers(1, 6), slots=st.integers(1, 3))
@@ -268,7 +268,7 @@ class WhateverHappens(RuleBasedStateMachine):
 
     @rule(budget_s=budgets, cost_s=costs, priority=priorities, lane=lanes)
     def arrive(self, budget_s: float, cost_s: float, priority: int, lane: str) -> None:
-        one = Ticket(next(self.ids), lane, self.now + budget_s, cost_s, priority)
+        one = QueueTicket(next(self.ids), lane, self.now + budget_s, cost_s, priority)
         full = len(self.waiting) >= self.max_size
         try:
             accepted = self.queue.admit(one, self.now)
@@ -333,7 +333,7 @@ class WhateverHappens(RuleBasedStateMachine):
             wake_at = self.queue.next_wake()
             assert (wake_at is None) == (not self.waiting)
 
-    def _leaves(self, one: Ticket) -> None:
+    def _leaves(self, one: QueueTicket) -> None:
         assert self.waiting.pop(one.id) == one
         assert one.id not in self.left
         self.left.append(one.id)

@@ -7,23 +7,32 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge_agent.core.fetch_retry import Patience, is_transient
-from edge_agent.core.reconcile import Begin, Held, Remove, Settle, adopted, is_still_wanted, next_of, refusal
+from edge_agent.core.fetch_retry import DownloadBudget, is_transient
+from edge_agent.core.reconcile import (
+    AcceptedRevision,
+    BeginRollout,
+    RemoveModel,
+    SettleFulfilled,
+    is_still_wanted,
+    next_action,
+    refusal_reason,
+    with_newest_rules,
+)
 from edge_agent.core.rollout_machine import S
-from edge_agent.core.soak import FEW, SoakTrial, Times
-from edge_agent.delivery.preconditions import Device, to_fetch, to_load
+from edge_agent.core.soak import FEW, ComputeTimes, SoakTrial
+from edge_agent.delivery.preconditions import DeviceResources, fetch_hindrance, load_hindrance
 from tests.edge_agent.core.test_rollout_machine import ROLLOUT
 from tests.tidegate.rollout.test_documents import document, plan
-from tidegate.fleet.conditions import Conditions
-from tidegate.rollout.desired import Wish
+from tidegate.fleet.conditions import DeviceConditions
+from tidegate.rollout.desired import DesiredModel
 from tidegate.rollout.plan import Net, Soak
 
 SCOPE = "device/kiosk-1"
 NEW = plan("2")
 
 
-def wish(version: str | None = "2", revision: int = 7, **changes: Any) -> Wish:
-    return Wish(plan(version, **changes) if version else None, SCOPE, revision)
+def wish(version: str | None = "2", revision: int = 7, **changes: Any) -> DesiredModel:
+    return DesiredModel(plan(version, **changes) if version else None, SCOPE, revision)
 
 
 @pytest.mark.parametrize(
@@ -37,43 +46,45 @@ def wish(version: str | None = "2", revision: int = 7, **changes: Any) -> Wish:
     ],
 )
 def test_revisions_only_grow(revision: int, digest: str, scope: str, words: str) -> None:
-    assert refusal(document(revision), digest, Held(7, "same"), scope=scope) == words
-    assert refusal(document(1), "any", None, scope=SCOPE) == ""
+    assert refusal_reason(document(revision), digest, AcceptedRevision(7, "same"), scope=scope) == words
+    assert refusal_reason(document(1), "any", None, scope=SCOPE) == ""
 
 
 def test_what_differs_from_what_is_committed_is_begun_and_what_does_not_is_noted_once() -> None:
     done = replace(ROLLOUT, plan=NEW, state=S.COMMITTED, revision=7)
-    assert next_of({"digits": wish()}, {}, {}, {}) == Begin("digits", wish())
-    assert next_of({"digits": wish()}, {"digits": NEW.content}, {}, {}) == Settle("digits", wish())
-    assert next_of({"digits": wish()}, {"digits": NEW.content}, {"digits": done}, {}) is None
-    assert isinstance(next_of({"digits": wish(revision=8)}, {"digits": NEW.content}, {"digits": done}, {}), Settle)
-    assert next_of({}, {"digits": NEW.content}, {"digits": done}, {}) is None
+    assert next_action({"digits": wish()}, {}, {}, {}) == BeginRollout("digits", wish())
+    assert next_action({"digits": wish()}, {"digits": NEW.content}, {}, {}) == SettleFulfilled("digits", wish())
+    assert next_action({"digits": wish()}, {"digits": NEW.content}, {"digits": done}, {}) is None
+    assert isinstance(
+        next_action({"digits": wish(revision=8)}, {"digits": NEW.content}, {"digits": done}, {}), SettleFulfilled
+    )
+    assert next_action({}, {"digits": NEW.content}, {"digits": done}, {}) is None
 
 
 def test_what_failed_is_not_tried_again_until_the_revision_of_its_scope_changes() -> None:
     blocked = {NEW.content: {SCOPE: 7}}
-    assert next_of({"digits": wish(revision=7)}, {}, {}, blocked) is None
-    assert isinstance(next_of({"digits": wish(revision=8)}, {}, {}, blocked), Begin)
-    assert isinstance(next_of({"digits": wish("3", revision=7)}, {}, {}, blocked), Begin)
+    assert next_action({"digits": wish(revision=7)}, {}, {}, blocked) is None
+    assert isinstance(next_action({"digits": wish(revision=8)}, {}, {}, blocked), BeginRollout)
+    assert isinstance(next_action({"digits": wish("3", revision=7)}, {}, {}, blocked), BeginRollout)
 
 
 def test_a_model_is_removed_when_a_document_says_so_and_never_for_being_left_out() -> None:
-    assert next_of({"digits": wish(None)}, {"digits": NEW.content}, {}, {}) == Remove("digits", wish(None))
-    assert next_of({"digits": wish(None)}, {}, {"digits": ROLLOUT}, {}) == Remove("digits", wish(None))
-    assert next_of({"digits": wish(None)}, {}, {}, {}) is None
+    assert next_action({"digits": wish(None)}, {"digits": NEW.content}, {}, {}) == RemoveModel("digits", wish(None))
+    assert next_action({"digits": wish(None)}, {}, {"digits": ROLLOUT}, {}) == RemoveModel("digits", wish(None))
+    assert next_action({"digits": wish(None)}, {}, {}, {}) is None
 
 
 def test_a_rollout_goes_on_under_new_rules_and_ends_for_other_content() -> None:
     under_way = replace(ROLLOUT, plan=NEW)
     gentle = {"digits": wish(revision=9, soak=Soak(99.0))}
     assert is_still_wanted(under_way, gentle)
-    assert adopted(under_way, gentle).plan.soak.duration_s == 99.0
-    assert adopted(under_way, gentle).revision == 9
+    assert with_newest_rules(under_way, gentle).plan.soak.duration_s == 99.0
+    assert with_newest_rules(under_way, gentle).revision == 9
     assert not is_still_wanted(under_way, {"digits": wish("3")})
     assert not is_still_wanted(under_way, {"digits": wish(None)})
     assert is_still_wanted(under_way, {})
     for others in ({}, {"digits": wish(None)}, {"digits": wish("3")}):
-        assert adopted(under_way, others) is under_way
+        assert with_newest_rules(under_way, others) is under_way
 
 
 # --- soak ------------------------------------------------------------------------------------------------------------
@@ -138,7 +149,7 @@ def test_slower_than_before_is_told_by_the_ratio_and_only_where_before_is_known(
             soak.record(0.020)
     assert slow.failure() == "soak_slow: p95 is 2.00 times that of before, at most 1.5 is allowed"
     assert unknown.failure() == ""
-    assert Times().p95_s is None
+    assert ComputeTimes().p95_s is None
 
 
 # --- fetching --------------------------------------------------------------------------------------------------------
@@ -150,7 +161,7 @@ def test_statuses_are_waited_out_or_final() -> None:
 
 
 def test_a_cut_link_is_nobodys_failure_and_a_busy_server_is_one() -> None:
-    patience = Patience(Net(max_attempts=3), 100, servers=1)
+    patience = DownloadBudget(Net(max_attempts=3), 100, servers=1)
     for _ in range(1000):
         patience.record_cut()
     assert [patience.record_status(503), patience.record_status(503)] == ["", ""]
@@ -159,13 +170,13 @@ def test_a_cut_link_is_nobodys_failure_and_a_busy_server_is_one() -> None:
 
 
 def test_every_server_must_refuse_before_it_is_over() -> None:
-    patience = Patience(Net(), 100, servers=2)
+    patience = DownloadBudget(Net(), 100, servers=2)
     assert patience.record_status(404) == ""
     assert patience.record_status(403) == "http_403: every server refused"
 
 
 def test_bytes_are_counted_over_restarts_and_bad_chunks_in_a_row() -> None:
-    patience = Patience(Net(), 100, servers=1, fetched_bytes=60)
+    patience = DownloadBudget(Net(), 100, servers=1, fetched_bytes=60)
     assert patience.record_bytes(40) == ""
     assert patience.record_bytes(1) == "byte_budget: 101 bytes were fetched, at most 100 may be"
     assert [patience.record_bad_chunk(4), patience.record_bad_chunk(4)] == ["", ""]
@@ -176,15 +187,15 @@ def test_bytes_are_counted_over_restarts_and_bad_chunks_in_a_row() -> None:
 # --- hindrance -------------------------------------------------------------------------------------------------------
 
 NOON = 86_400.0 * 20_000 + 43_200
-FREE = Device(Conditions(), NOON, free_disk_bytes=10_000, free_memory_bytes=10_000)
+FREE = DeviceResources(DeviceConditions(), NOON, free_disk_bytes=10_000, free_memory_bytes=10_000)
 
 
 @pytest.mark.parametrize(
     ("changes", "device", "words"),
     [
         ({}, {}, ""),
-        ({}, {"conditions": Conditions(metered=True)}, "metered"),
-        ({"net": Net("allow")}, {"conditions": Conditions(metered=True)}, ""),
+        ({}, {"conditions": DeviceConditions(metered=True)}, "metered"),
+        ({"net": Net("allow")}, {"conditions": DeviceConditions(metered=True)}, ""),
         ({}, {"free_disk_bytes": 4999}, "disk: 5000 bytes are needed, 4999 are free"),
         ({"window": "02:00-05:00"}, {}, "window: it is 02:00-05:00 UTC"),
         ({"window": "11:00-13:00"}, {}, ""),
@@ -192,10 +203,10 @@ FREE = Device(Conditions(), NOON, free_disk_bytes=10_000, free_memory_bytes=10_0
     ],
 )
 def test_what_stands_against_fetching(changes: dict[str, Any], device: dict[str, Any], words: str) -> None:
-    found = to_fetch(plan(**changes), 5000, _device(**device))
+    found = fetch_hindrance(plan(**changes), 5000, _device(**device))
     assert words in found
     assert bool(words) == bool(found)
-    assert to_fetch(plan(**changes), 0, _device(**device)) == ""
+    assert fetch_hindrance(plan(**changes), 0, _device(**device)) == ""
 
 
 @pytest.mark.parametrize(
@@ -206,16 +217,16 @@ def test_what_stands_against_fetching(changes: dict[str, Any], device: dict[str,
         ({"ram_bytes": 8000}, {}, False, ""),
         ({"ram_bytes": 8000, "activate": "stop_start"}, {}, True, ""),
         ({"ram_bytes": 7000}, {}, True, ""),
-        ({}, {"conditions": Conditions(throttled=True)}, True, "thermal"),
+        ({}, {"conditions": DeviceConditions(throttled=True)}, True, "thermal"),
         ({"window": "02:00-05:00"}, {}, True, "window"),
     ],
 )
 def test_what_stands_against_loading(changes: dict[str, Any], device: dict[str, Any], beside: bool, words: str) -> None:
-    found = to_load(plan(**changes), _device(**device), beside=beside)
+    found = load_hindrance(plan(**changes), _device(**device), beside=beside)
     assert words in found
     assert bool(words) == bool(found)
 
 
-def _device(**changes: Any) -> Device:
-    fields = {name: getattr(FREE, name) for name in Device.__slots__}
-    return Device(**(fields | changes))
+def _device(**changes: Any) -> DeviceResources:
+    fields = {name: getattr(FREE, name) for name in DeviceResources.__slots__}
+    return DeviceResources(**(fields | changes))

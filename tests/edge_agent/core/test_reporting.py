@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.core.reporting import PROGRESS_GAP_S, AgentState, Publication, Reporting, Rollouts
+from edge_agent.core.reporting import PROGRESS_GAP_S, AgentState, Publication, Reporting, RolloutReport
 from gateway.fleet_sync.freshness import Freshness
 from tests.support.mqtt.device_messages import TOPICS, offer, register
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, decode_up, inventory_hash
 from tidegate.fleet.reported import ModelReport, RolloutState
-from tidegate.fleet.topics import Up
+from tidegate.fleet.topics import DeviceTopic
 from tidegate.types import LoadReport
 
 UTC = 1.8e9
@@ -162,7 +162,7 @@ def test_whatever_happens_heartbeats_keep_their_distance_and_gateways_stay_in_st
     current = state()
     publications = machine.connected(7, current, now, UTC)
     for wait_s, queued, swap in [(0.0, 0, False), *steps]:
-        beats += [now for one in publications if one.kind is Up.HEARTBEAT]
+        beats += [now for one in publications if one.kind is DeviceTopic.HEARTBEAT]
         for one in publications:
             assert fleet.fold(TOPICS.up("kiosk-1", one.kind), one.payload, now) == []
         (view,) = fleet.devices(now)
@@ -178,10 +178,13 @@ def test_whatever_happens_heartbeats_keep_their_distance_and_gateways_stay_in_st
 
 def test_a_battery_that_crosses_a_tenth_or_begins_to_charge_is_told_at_once() -> None:
     machine = reporting()
-    machine.connected(7, state(conditions=Conditions(battery=0.52)), 100.0, UTC)
-    assert machine.due(state(conditions=Conditions(battery=0.50)), 100.2, UTC) == []
+    machine.connected(7, state(conditions=DeviceConditions(battery=0.52)), 100.0, UTC)
+    assert machine.due(state(conditions=DeviceConditions(battery=0.50)), 100.2, UTC) == []
 
-    for last, conditions in ((100.0, Conditions(battery=0.49)), (100.2, Conditions(battery=0.49, charging=True))):
+    for last, conditions in (
+        (100.0, DeviceConditions(battery=0.49)),
+        (100.2, DeviceConditions(battery=0.49, charging=True)),
+    ):
         assert machine.next_wake(state(conditions=conditions)) == pytest.approx(last + 0.1)
         (beat,) = map(read, machine.due(state(conditions=conditions), last + 0.2, UTC))
         assert beat.conditions == conditions
@@ -191,7 +194,7 @@ def test_a_battery_that_crosses_a_tenth_or_begins_to_charge_is_told_at_once() ->
 
 
 def rolling(state_is: RolloutState, done_bytes: int = 0) -> AgentState:
-    return state(rollouts=Rollouts(models=(ModelReport("digits", state_is, done_bytes=done_bytes),)))
+    return state(rollouts=RolloutReport(models=(ModelReport("digits", state_is, done_bytes=done_bytes),)))
 
 
 def test_rollouts_are_told_when_a_session_begins_and_their_states_at_once() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge_agent.core.rollout_machine import S
-from edge_agent.delivery.journal import Journal
-from edge_agent.delivery.model_store import Generation, Store
-from edge_agent.delivery.partial_file import BadChunk, Partial
+from edge_agent.delivery.journal import DeploymentJournal
+from edge_agent.delivery.model_store import Generation, ModelStore
+from edge_agent.delivery.partial_file import BadChunk, PartialFile
 from tests.edge_agent.core.test_rollout_machine import ROLLOUT
 from tests.support.edge.rollouts import Made, made
 from tidegate.rollout.plan import Artefact, artefact_of
@@ -22,13 +22,13 @@ ARTEFACT = artefact_of("x", CONTENT, 4096)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path)
+def store(tmp_path: Path) -> ModelStore:
+    store = ModelStore(tmp_path)
     store.prepare()
     return store
 
 
-def bring(store: Store, one: Made, generation: int) -> None:
+def bring(store: ModelStore, one: Made, generation: int) -> None:
     """As a rollout would have it committed."""
     plan = one.plan(keep=2)
     for artefact in plan.artefacts:
@@ -39,7 +39,7 @@ def bring(store: Store, one: Made, generation: int) -> None:
 
 def append(path: Path, content: bytes, artefact: Artefact = ARTEFACT) -> tuple[int, bool]:
     """(bytes held, whole) after appending."""
-    with Partial(path, artefact) as partial:
+    with PartialFile(path, artefact) as partial:
         partial.append(content[partial.held_bytes :])
         return partial.held_bytes, partial.is_whole
 
@@ -56,7 +56,7 @@ def test_a_file_comes_whole_over_any_cuts_and_rot_costs_what_comes_after_it(
     if rot < len(raw):  # a power cut left something else
         raw[rot] ^= 1
         path.write_bytes(raw)
-        with Partial(path, ARTEFACT) as partial:
+        with PartialFile(path, ARTEFACT) as partial:
             assert partial.checked_bytes <= rot
     while True:
         try:
@@ -64,13 +64,13 @@ def test_a_file_comes_whole_over_any_cuts_and_rot_costs_what_comes_after_it(
             break
         except BadChunk as error:  # an unchecked tail that rotted is found when its chunk is whole
             assert error.number == rot // 4096
-    with Partial(path, ARTEFACT) as partial:
+    with PartialFile(path, ARTEFACT) as partial:
         assert partial.is_right()
     assert path.read_bytes() == CONTENT
 
 
 def test_a_bad_chunk_is_cut_off_and_named(tmp_path: Path) -> None:
-    with Partial(tmp_path / "file", ARTEFACT) as partial:
+    with PartialFile(tmp_path / "file", ARTEFACT) as partial:
         with pytest.raises(BadChunk, match="chunk 1 has another digest"):
             partial.append(CONTENT[:4096] + bytes(4096))
         assert partial.held_bytes == partial.checked_bytes == 4096
@@ -78,7 +78,7 @@ def test_a_bad_chunk_is_cut_off_and_named(tmp_path: Path) -> None:
         assert partial.is_whole
 
 
-def test_nothing_is_committed_until_the_link_is_swapped_and_a_broken_link_is_nothing(store: Store) -> None:
+def test_nothing_is_committed_until_the_link_is_swapped_and_a_broken_link_is_nothing(store: ModelStore) -> None:
     assert store.committed() == Generation()
     bring(store, made("2"), 1)
     assert store.committed().models["double"].version == "2"
@@ -87,7 +87,7 @@ def test_nothing_is_committed_until_the_link_is_swapped_and_a_broken_link_is_not
     assert store.next_number() == 2
 
 
-def test_a_version_is_staged_once_and_its_litter_does_not_matter(store: Store) -> None:
+def test_a_version_is_staged_once_and_its_litter_does_not_matter(store: ModelStore) -> None:
     one = made("2")
     bring(store, one, 1)
     root = store.repository(one.plan().content)
@@ -97,7 +97,7 @@ def test_a_version_is_staged_once_and_its_litter_does_not_matter(store: Store) -
     assert sorted(path.name for path in root.rglob("*") if path.is_file()) == ["int8.onnx", "model.yaml"]
 
 
-def test_what_is_kept_is_the_newest_of_each_model_and_what_is_wanted(store: Store) -> None:
+def test_what_is_kept_is_the_newest_of_each_model_and_what_is_wanted(store: ModelStore) -> None:
     versions = [made(str(number), factor=float(number)) for number in (2, 3, 4)]
     for generation, one in enumerate(versions, start=1):
         bring(store, one, generation)
@@ -114,11 +114,11 @@ def test_what_is_kept_is_the_newest_of_each_model_and_what_is_wanted(store: Stor
 
 
 def test_the_journal_comes_back_and_remembers_what_is_not_tried_again(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.json")
+    journal = DeploymentJournal(tmp_path / "journal.json")
     failed = replace(ROLLOUT, state=S.FAILED, reason="onnx: broken", blocked=True)
     journal.write(ROLLOUT)
     journal.write(failed)
-    again = Journal(journal.path)
+    again = DeploymentJournal(journal.path)
     again.open()
     assert again.records == {"digits": failed}
     assert again.blocked == {failed.content: {"device/kiosk-1": 7}}
@@ -129,7 +129,7 @@ def test_the_journal_comes_back_and_remembers_what_is_not_tried_again(tmp_path: 
 def test_a_damaged_journal_is_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "journal.json"
     path.write_bytes(b'{"records": {')
-    journal = Journal(path)
+    journal = DeploymentJournal(path)
     journal.open()
     assert journal.records == {}
     assert path.with_name("journal.json.damaged").exists()

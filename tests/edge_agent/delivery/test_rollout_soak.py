@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from edge_agent.app import EdgeApp
 from edge_agent.delivery import preconditions
-from edge_agent.delivery.model_store import Store
+from edge_agent.delivery.model_store import ModelStore
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.reported import RolloutState
 from tidegate.rollout.plan import Soak
 from tidegate.rollout.signing import public_text
@@ -124,7 +124,7 @@ async def test_another_wish_ends_a_soak_and_the_old_generation_answers_until_the
         ask(app, server, 2, made("3", factor=7.0))
         assert (await settled(app, 2)).state is RolloutState.COMMITTED
         assert await answer(app) == ("3", 21.0)
-        assert {one.models["double"].version for one in Store(folder / "state" / "rollout").kept()} == {"3"}
+        assert {one.models["double"].version for one in ModelStore(folder / "state" / "rollout").kept()} == {"3"}
 
 
 async def test_what_is_removed_falls_back_to_the_static_model_and_leaves_nothing(
@@ -163,13 +163,13 @@ async def test_with_too_little_memory_it_waits_or_stops_the_old_one_first(
 async def test_a_full_disk_and_a_paid_link_are_waited_out_and_the_deadline_ends_it(
     folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Store, "free_bytes", lambda _: 100)
+    monkeypatch.setattr(ModelStore, "free_bytes", lambda _: 100)
     async with edge(folder) as app:
         one = made("2", factor=5.0)
         ask(app, server, 1, one)
         await eventually(in_state(app, RolloutState.DEFERRED, "disk: "), say=lambda: report(app))
         monkeypatch.undo()
-        monkeypatch.setattr(app.deployment, "_conditions", lambda: Conditions(metered=True))
+        monkeypatch.setattr(app.deployment, "_conditions", lambda: DeviceConditions(metered=True))
         await eventually(in_state(app, RolloutState.DEFERRED, "metered: "), say=lambda: report(app))
         assert server.sent_bytes == 0
         ask(app, server, 2, one, net=replace(one.plan().net, deadline_s=0.0))

@@ -12,9 +12,9 @@ from tests.edge_agent.serving.test_runner import Stage
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.tiny_models import double_manifest
 from tidegate import clock
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.outcome import Unreachable
-from tidegate.workers.vitals import Process
+from tidegate.workers.vitals import ProcessUsage
 
 MIB = 2**20
 
@@ -46,9 +46,9 @@ class Device:
             lambda: self.runners, lambda: 0.5, busy=lambda: self.busy, process=self._process, free=self._free
         )
 
-    def _process(self, pid: int | None) -> Process | None:
+    def _process(self, pid: int | None) -> ProcessUsage | None:
         held = self.held_mib.get(pid or 0)
-        return None if held is None else Process(held * MIB, 0.0)
+        return None if held is None else ProcessUsage(held * MIB, 0.0)
 
     def _free(self) -> tuple[float, float]:
         return (1024.0 - sum(self.held_mib.values())) * MIB, 1024.0 * MIB
@@ -108,9 +108,9 @@ def test_two_that_leak_are_replaced_one_after_another_with_time_between() -> Non
 
 def test_what_is_held_and_may_be_held_goes_out_with_the_conditions() -> None:
     device = Device()
-    assert device.watch.told(Conditions(battery=0.5)) == Conditions(battery=0.5)
+    assert device.watch.told(DeviceConditions(battery=0.5)) == DeviceConditions(battery=0.5)
     device.minutes(1)
-    told = device.watch.told(Conditions(battery=0.5))
+    told = device.watch.told(DeviceConditions(battery=0.5))
     assert (told.memory_bytes, told.memory_limit_bytes) == (280 * MIB, 1024 * MIB)
     assert told.battery == 0.5
 
@@ -134,7 +134,7 @@ async def test_a_recycled_worker_fails_what_is_inside_and_is_replaced_by_another
 async def test_a_real_process_is_read() -> None:
     watch = MemoryWatch(tuple, lambda: 0.5)
     watch.survey(0.0)
-    told = watch.told(Conditions())
+    told = watch.told(DeviceConditions())
     assert told.memory_bytes is not None
     assert told.memory_bytes > 5 * MIB
     assert told.memory_limit_bytes is not None

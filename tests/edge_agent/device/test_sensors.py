@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_agent.device import sensors
-from edge_agent.device.sensors import Sensors, read
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from edge_agent.device.sensors import Sensors, read_conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
 
 def sysfs(root: Path, *, capacity: int = 42, status: str = "Discharging") -> Path:
@@ -30,17 +30,17 @@ def sysfs(root: Path, *, capacity: int = 42, status: str = "Discharging") -> Pat
 
 
 def test_the_files_of_sysfs_become_conditions(tmp_path: Path) -> None:
-    assert read(sysfs(tmp_path), metered=True) == Conditions(
+    assert read_conditions(sysfs(tmp_path), metered=True) == DeviceConditions(
         battery=0.42, charging=False, temperature_c=48.0, throttled=True, metered=True
     )
 
 
 def test_what_is_not_there_or_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    assert read(None, metered=False) == read(tmp_path / "nothing", metered=False) == UNTOLD
+    assert read_conditions(None, metered=False) == read_conditions(tmp_path / "nothing", metered=False) == UNTOLD
     (sysfs(tmp_path) / "power_supply/BAT0/capacity").unlink()
     (tmp_path / "power_supply/BAT0/capacity").mkdir()  # whatever a driver may make of it
     (tmp_path / "thermal/thermal_zone0/temp").write_bytes(b"\xff\xfe")
-    assert read(tmp_path, metered=False) == Conditions(throttled=True)
+    assert read_conditions(tmp_path, metered=False) == DeviceConditions(throttled=True)
 
 
 async def test_a_change_is_noticed_and_told_once(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_a_change_is_noticed_and_told_once(tmp_path: Path) -> None:
 
 async def test_without_a_folder_nothing_is_watched() -> None:
     async with Sensors(None, metered=True) as unwatched:
-        assert unwatched.now == Conditions(metered=True)
+        assert unwatched.now == DeviceConditions(metered=True)
         assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"sensors"})
 
 
@@ -71,13 +71,13 @@ async def test_a_defect_while_reading_costs_the_state_and_not_the_watch(
     changed = asyncio.Event()
     async with Sensors(sysfs(tmp_path), metered=True, on_change=changed.set, poll_s=0.01) as watched:
 
-        def broken(*_: object, **__: object) -> Conditions:
+        def broken(*_: object, **__: object) -> DeviceConditions:
             raise RuntimeError("a defect")
 
         monkeypatch.setattr(sensors, "conditions_of", broken)
         async with asyncio.timeout(30.0):
             await changed.wait()
-        assert watched.now == Conditions(metered=True)
+        assert watched.now == DeviceConditions(metered=True)
 
         monkeypatch.undo()
         changed.clear()

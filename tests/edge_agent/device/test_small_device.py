@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from edge_agent.device.worker_priority import worker_starter
-from edge_agent.serving.costs import MOST, Costs
+from edge_agent.serving.costs import MOST, MeasuredCosts
 from tests.support.models.tiny_models import tiny_repository
 from tidegate import clock
 from tidegate.config import load
@@ -80,7 +80,7 @@ async def test_a_damaged_file_of_costs_is_as_good_as_none(content: bytes, tmp_pa
 
     variant = Variant("int8", "x.onnx", "onnx", "int8", ("edge",), "ab" * 32, 1)
     for _ in range(2):
-        points = await Costs(file, settings="").remembered(measure, warm)(None, "", None, variant)  # type: ignore[arg-type]
+        points = await MeasuredCosts(file, settings="").remembered(measure, warm)(None, "", None, variant)  # type: ignore[arg-type]
         assert points == ((1.0, 0.5),)
     assert calls == ["measured", "warmed"]
 
@@ -91,14 +91,14 @@ async def test_costs_are_bounded_and_a_full_disk_only_measures_again(tmp_path: P
 
     async def warm(*_: Any) -> None: ...
 
-    measured = Costs(tmp_path / "costs.json", settings="").remembered(measure, warm)
+    measured = MeasuredCosts(tmp_path / "costs.json", settings="").remembered(measure, warm)
     for number in range(MOST + 5):
         variant = Variant("int8", "x.onnx", "onnx", "int8", ("edge",), f"{number:064x}", 1)
         await measured(None, "", None, variant)  # type: ignore[arg-type]
     assert len(msgspec.json.decode((tmp_path / "costs.json").read_bytes())) == MOST
 
     (tmp_path / "file").write_text("in the way")
-    nowhere = Costs(tmp_path / "file" / "costs.json", settings="").remembered(measure, warm)
+    nowhere = MeasuredCosts(tmp_path / "file" / "costs.json", settings="").remembered(measure, warm)
     assert await nowhere(None, "", None, variant) == ((1.0, 0.5),)  # type: ignore[arg-type]
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from edge_agent.fleet.reachability import MOST, opened
-from tidegate.netsim.proxy.link import Link
+from edge_agent.fleet.reachability import MOST, wait_until_open
+from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.testing.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 async def test_it_returns_once_somebody_listens_who_did_not_before() -> None:
     port = free_port()
-    knocking = asyncio.create_task(opened(f"127.0.0.1:{port}", lambda: 0.0))
+    knocking = asyncio.create_task(wait_until_open(f"127.0.0.1:{port}", lambda: 0.0))
     done, _ = await asyncio.wait((knocking,), timeout=0.6)
     assert not done
 
@@ -43,7 +43,7 @@ async def test_what_is_swallowed_is_tried_again_beside_and_no_more_than_a_few_at
         raise AssertionError
 
     monkeypatch.setattr("asyncio.open_connection", swallowed)
-    knocking = asyncio.create_task(opened("10.0.0.1:8004", lambda: 0.5))
+    knocking = asyncio.create_task(wait_until_open("10.0.0.1:8004", lambda: 0.5))
     async with asyncio.timeout(30.0):
         await waiting.wait()
     await asyncio.wait((knocking,), timeout=0.2)
@@ -56,6 +56,6 @@ async def test_what_is_swallowed_is_tried_again_beside_and_no_more_than_a_few_at
 
 async def test_a_road_that_is_open_costs_one_connection() -> None:
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
-    async with server, Link(("127.0.0.1", server.sockets[0].getsockname()[1])) as link, asyncio.timeout(30.0):
-        await opened(f"127.0.0.1:{link.port}", lambda: 0.5)
+    async with server, LinkProxy(("127.0.0.1", server.sockets[0].getsockname()[1])) as link, asyncio.timeout(30.0):
+        await wait_until_open(f"127.0.0.1:{link.port}", lambda: 0.5)
         assert link.accepted == 1

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from edge_agent.offline.forwarder import Forwarder
-from edge_agent.offline.queue_db import Item
-from edge_agent.offline.store import Store
+from edge_agent.offline.queue_db import StoredItem
+from edge_agent.offline.store import OfflineStore
 from gateway.ingest.receiver import MAX_OF_ONE, Ingest
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
-from tidegate.fleet.stored import Answer, Forwarded, Inquiry, Receipt, Refusal, decode_stored, encode_stored
-from tidegate.fleet.topics import Stored
+from tidegate.fleet.stored import DeferredAnswer, Forwarded, Inquiry, ItemRefusal, Receipt, decode_stored, encode_stored
+from tidegate.fleet.topics import StoredTopic
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +26,8 @@ def id_of(number: int) -> str:
     return f"{number:032x}"
 
 
-def item(number: int, **fields: Any) -> Item:
-    return Item(id_of(number), "request", b"x" * 50, promised=True, **fields)
+def item(number: int, **fields: Any) -> StoredItem:
+    return StoredItem(id_of(number), "request", b"x" * 50, promised=True, **fields)
 
 
 async def eventually(what: Callable[[], Any]) -> Any:
@@ -42,9 +42,9 @@ class Uplink:
 
     def __init__(self) -> None:
         self.up = True
-        self.sent: list[tuple[Stored, str, Forwarded | Inquiry]] = []
+        self.sent: list[tuple[StoredTopic, str, Forwarded | Inquiry]] = []
 
-    def send_stored(self, kind: Stored, gateway: str, payload: bytes) -> bool:
+    def send_stored(self, kind: StoredTopic, gateway: str, payload: bytes) -> bool:
         if self.up:
             self.sent.append((kind, gateway, decode_stored(payload)))
         return self.up
@@ -54,9 +54,9 @@ class Uplink:
 
 
 @asynccontextmanager
-async def device(folder: Path) -> AsyncIterator[tuple[Store, Forwarder, Uplink]]:
+async def device(folder: Path) -> AsyncIterator[tuple[OfflineStore, Forwarder, Uplink]]:
     uplink = Uplink()
-    store = Store(folder, max_bytes=10**6, max_rows=1000)
+    store = OfflineStore(folder, max_bytes=10**6, max_rows=1000)
     async with store, Forwarder(store, "kiosk", live=lambda: False) as forwarder:
         forwarder.uplink = uplink
         yield store, forwarder, uplink
@@ -116,7 +116,7 @@ async def test_a_final_refusal_is_a_dead_letter_and_the_rest_goes_on(tmp_path: P
         there(forwarder, "main")
         await eventually(lambda: len(uplink.ids()) == 2)
 
-        forwarder.receipt(Receipt("main", (id_of(2),), (Refusal(id_of(1), "too old", final=True),)))
+        forwarder.receipt(Receipt("main", (id_of(2),), (ItemRefusal(id_of(1), "too old", final=True),)))
 
         async with asyncio.timeout(30):
             while (found := await store.ticket(id_of(1))) is None or found.state != "failed":
@@ -133,7 +133,7 @@ async def test_what_was_taken_is_asked_for_and_its_answer_ends_the_ticket(tmp_pa
 
         asked = await eventually(lambda: [one for _, _, one in uplink.sent if isinstance(one, Inquiry)])
         assert asked[0].ids == (id_of(1),)
-        forwarder.receipt(Receipt("main", answers=(Answer(id_of(1), b"yes"),)))
+        forwarder.receipt(Receipt("main", answers=(DeferredAnswer(id_of(1), b"yes"),)))
 
         async with asyncio.timeout(30):
             while (found := await store.ticket(id_of(1))) is None or found.state != "done":

@@ -19,27 +19,27 @@ from edge_agent.offline.queue_db import (
     MOST_REFUSALS,
     ROW_BYTES,
     SCHEMA,
-    Item,
-    Ledger,
-    Moment,
-    NoRoom,
+    BothClocks,
+    OfflineLedger,
+    StoredItem,
+    StoreFull,
 )
-from tidegate.fleet.stored import Answer, Refusal
+from tidegate.fleet.stored import DeferredAnswer, ItemRefusal
 from tidegate.storage.database import connect, transact
 
-NOW = Moment(1000.0)
+NOW = BothClocks(1000.0)
 
 
 def id_of(number: int) -> str:
     return f"{number:032x}"
 
 
-def request(number: int, size: int = 100, **fields: object) -> Item:
-    return Item(id_of(number), "request", b"r" * size, promised=True, **fields)  # type: ignore[arg-type]
+def request(number: int, size: int = 100, **fields: object) -> StoredItem:
+    return StoredItem(id_of(number), "request", b"r" * size, promised=True, **fields)  # type: ignore[arg-type]
 
 
-def result(number: int, size: int = 100, **fields: object) -> Item:
-    return Item(id_of(number), "result", b"r" * size, **fields)  # type: ignore[arg-type]
+def result(number: int, size: int = 100, **fields: object) -> StoredItem:
+    return StoredItem(id_of(number), "result", b"r" * size, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -49,15 +49,15 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    return Ledger(max_bytes=10_000, max_rows=1000)
+def ledger() -> OfflineLedger:
+    return OfflineLedger(max_bytes=10_000, max_rows=1000)
 
 
-def waiting(ledger: Ledger, db: sqlite3.Connection, now: Moment = NOW) -> list[str]:
+def waiting(ledger: OfflineLedger, db: sqlite3.Connection, now: BothClocks = NOW) -> list[str]:
     return [one.id for one in ledger.waiting(db, now, 100)]
 
 
-def test_what_is_taken_is_deleted_and_its_ticket_says_so(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_what_is_taken_is_deleted_and_its_ticket_says_so(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
     ledger.put(db, request(1), NOW)
     ledger.put(db, request(1), NOW)  # a second time changes nothing
 
@@ -71,11 +71,13 @@ def test_what_is_taken_is_deleted_and_its_ticket_says_so(ledger: Ledger, db: sql
     assert ledger.unanswered(db, "other", 10) == []
 
 
-def test_an_answer_ends_a_ticket_once_also_one_whose_receipt_was_lost(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_an_answer_ends_a_ticket_once_also_one_whose_receipt_was_lost(
+    ledger: OfflineLedger, db: sqlite3.Connection
+) -> None:
     ledger.put(db, request(1), NOW)
 
-    assert ledger.answered(db, [Answer(id_of(1), b"yes"), Answer(id_of(5), b"nobody asked")], NOW) == 1
-    assert ledger.answered(db, [Answer(id_of(1), code="internal", why="late")], NOW) == 0
+    assert ledger.answered(db, [DeferredAnswer(id_of(1), b"yes"), DeferredAnswer(id_of(5), b"nobody asked")], NOW) == 1
+    assert ledger.answered(db, [DeferredAnswer(id_of(1), code="internal", why="late")], NOW) == 0
 
     ticket = ledger.ticket(db, id_of(1))
     assert ticket is not None
@@ -83,7 +85,9 @@ def test_an_answer_ends_a_ticket_once_also_one_whose_receipt_was_lost(ledger: Le
     assert waiting(ledger, db) == []
 
 
-def test_for_room_the_least_important_goes_first_and_of_it_the_oldest(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_for_room_the_least_important_goes_first_and_of_it_the_oldest(
+    ledger: OfflineLedger, db: sqlite3.Connection
+) -> None:
     for number, priority in enumerate([5, 2, 2, 9]):
         ledger.put(db, result(number, 2000, priority=priority), NOW)
 
@@ -93,28 +97,28 @@ def test_for_room_the_least_important_goes_first_and_of_it_the_oldest(ledger: Le
     assert ledger.usage(db).counters == {"evicted_for_room": 1}
 
 
-def test_nothing_that_is_more_important_gives_way(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_nothing_that_is_more_important_gives_way(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
     for number in range(4):
         ledger.put(db, result(number, 2000, priority=5), NOW)
 
-    with pytest.raises(NoRoom, match="of 10000 bytes"):
+    with pytest.raises(StoreFull, match="of 10000 bytes"):
         transact(db, lambda one: ledger.put(one, result(9, 2000, priority=4), NOW))
 
     assert len(waiting(ledger, db)) == 4
 
 
-def test_a_promise_gives_way_to_nothing(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_a_promise_gives_way_to_nothing(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
     for number in range(4):
         ledger.put(db, request(number, 1500, priority=0), NOW)
 
-    with pytest.raises(NoRoom, match="all promised or more important"):
+    with pytest.raises(StoreFull, match="all promised or more important"):
         transact(db, lambda one: ledger.put(one, request(9, 2000, priority=9), NOW))
 
     assert len(waiting(ledger, db)) == 4
 
 
 def test_rows_are_bounded_however_small(db: sqlite3.Connection) -> None:
-    ledger = Ledger(max_bytes=10**9, max_rows=20)
+    ledger = OfflineLedger(max_bytes=10**9, max_rows=20)
     for number in range(100):
         ledger.put(db, result(number, 1), NOW)
 
@@ -123,44 +127,44 @@ def test_rows_are_bounded_however_small(db: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize("utc_s", [None, 5.0])  # nobody knows the time; it is 1970
-def test_time_is_powered_time(ledger: Ledger, db: sqlite3.Connection, utc_s: float | None) -> None:
-    ledger.put(db, request(1, ttl_s=3600.0), Moment(1000.0, utc_s))
+def test_time_is_powered_time(ledger: OfflineLedger, db: sqlite3.Connection, utc_s: float | None) -> None:
+    ledger.put(db, request(1, ttl_s=3600.0), BothClocks(1000.0, utc_s))
 
-    assert ledger.sweep(db, Moment(1000.0 + 3599.0)) == 0
-    assert ledger.sweep(db, Moment(1000.0 + 3601.0)) == 1
+    assert ledger.sweep(db, BothClocks(1000.0 + 3599.0)) == 0
+    assert ledger.sweep(db, BothClocks(1000.0 + 3601.0)) == 1
     ticket = ledger.ticket(db, id_of(1))
     assert ticket is not None
     assert (ticket.state, ticket.code) == ("failed", "deadline_exceeded")
 
 
 def test_the_wall_clock_adds_the_time_off_only_where_it_is_right_then_and_now(
-    ledger: Ledger, db: sqlite3.Connection
+    ledger: OfflineLedger, db: sqlite3.Connection
 ) -> None:
-    ledger.put(db, request(1, ttl_s=3600.0), Moment(1000.0, 1.8e9))
-    ledger.put(db, request(2, ttl_s=3600.0), Moment(1000.0, None))
+    ledger.put(db, request(1, ttl_s=3600.0), BothClocks(1000.0, 1.8e9))
+    ledger.put(db, request(2, ttl_s=3600.0), BothClocks(1000.0, None))
 
-    week_off = Moment(1010.0, 1.8e9 + 7 * 86_400)
-    assert [one.id for one in ledger.waiting(db, Moment(1010.0, None), 10)] == [id_of(1), id_of(2)]
+    week_off = BothClocks(1010.0, 1.8e9 + 7 * 86_400)
+    assert [one.id for one in ledger.waiting(db, BothClocks(1010.0, None), 10)] == [id_of(1), id_of(2)]
     assert [one.id for one in ledger.waiting(db, week_off, 10)] == [id_of(2)]
     assert ledger.sweep(db, week_off) == 1
 
 
-def test_powered_time_goes_on_from_life_to_life(ledger: Ledger, db: sqlite3.Connection) -> None:
-    ledger.sweep(db, Moment(1234.5))
+def test_powered_time_goes_on_from_life_to_life(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
+    ledger.sweep(db, BothClocks(1234.5))
     assert ledger.powered_s(db) == 1234.5
 
 
 def test_five_refusals_make_a_dead_letter_and_the_next_of_its_key_goes_on(
-    ledger: Ledger, db: sqlite3.Connection
+    ledger: OfflineLedger, db: sqlite3.Connection
 ) -> None:
     ledger.put(db, request(1, key="k"), NOW)
     ledger.put(db, request(2, key="k"), NOW)
     for _ in range(MOST_REFUSALS - 1):
-        assert ledger.refused(db, [Refusal(id_of(1), "I do not like it")], NOW) == []
+        assert ledger.refused(db, [ItemRefusal(id_of(1), "I do not like it")], NOW) == []
     assert waiting(ledger, db) == [id_of(1), id_of(2)]
     assert ledger.waiting(db, NOW, 10, {id_of(1)}) == []
 
-    assert ledger.refused(db, [Refusal(id_of(1), "I do not like it")], NOW) == [id_of(1)]
+    assert ledger.refused(db, [ItemRefusal(id_of(1), "I do not like it")], NOW) == [id_of(1)]
 
     assert waiting(ledger, db) == [id_of(2)]
     ticket = ledger.ticket(db, id_of(1))
@@ -168,9 +172,9 @@ def test_five_refusals_make_a_dead_letter_and_the_next_of_its_key_goes_on(
     assert ticket.why == "no gateway takes it: I do not like it"
 
 
-def test_a_dead_letter_that_is_tried_again_opens_its_ticket(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_a_dead_letter_that_is_tried_again_opens_its_ticket(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
     ledger.put(db, request(1), NOW)
-    ledger.refused(db, [Refusal(id_of(1), "no", final=True)], NOW)
+    ledger.refused(db, [ItemRefusal(id_of(1), "no", final=True)], NOW)
     assert waiting(ledger, db) == []
 
     assert ledger.retry(db) == 1
@@ -181,21 +185,21 @@ def test_a_dead_letter_that_is_tried_again_opens_its_ticket(ledger: Ledger, db: 
     assert waiting(ledger, db) == [id_of(1)]
 
 
-def test_tickets_are_told_for_a_day_and_no_longer(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_tickets_are_told_for_a_day_and_no_longer(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
     ledger.put(db, request(1), NOW)
-    ledger.answered(db, [Answer(id_of(1), b"yes")], NOW)
+    ledger.answered(db, [DeferredAnswer(id_of(1), b"yes")], NOW)
 
-    ledger.sweep(db, Moment(NOW.powered_s + ANSWERS_KEPT_S - 1))
+    ledger.sweep(db, BothClocks(NOW.powered_s + ANSWERS_KEPT_S - 1))
     assert ledger.ticket(db, id_of(1)) is not None
-    ledger.sweep(db, Moment(NOW.powered_s + ANSWERS_KEPT_S + 1))
+    ledger.sweep(db, BothClocks(NOW.powered_s + ANSWERS_KEPT_S + 1))
     assert ledger.ticket(db, id_of(1)) is None
     assert ledger.usage(db).bytes == 0
 
 
-def test_the_command_lists_shows_and_revives_dead_letters(tmp_path: Path, ledger: Ledger) -> None:
+def test_the_command_lists_shows_and_revives_dead_letters(tmp_path: Path, ledger: OfflineLedger) -> None:
     with closing(connect(tmp_path / "store.db", SCHEMA)) as db:
         ledger.put(db, request(1, model="kinds"), NOW)
-        ledger.refused(db, [Refusal(id_of(1), "no such model", final=True)], NOW)
+        ledger.refused(db, [ItemRefusal(id_of(1), "no such model", final=True)], NOW)
     config = tmp_path / "edge.yaml"
     config.write_text(f"state_dir: {tmp_path}\n")
 
@@ -217,7 +221,7 @@ class Stored(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.db = connect(Path(":memory:"), SCHEMA)
-        self.ledger = Ledger(max_bytes=6000, max_rows=14)
+        self.ledger = OfflineLedger(max_bytes=6000, max_rows=14)
         self.number = 0
         self.now = 0.0
         self.promised: set[str] = set()  # not yet ended in a way that may be
@@ -231,36 +235,36 @@ class Stored(RuleBasedStateMachine):
     def put(self, size: int, priority: int, key: str, held: bool) -> None:
         self.number += 1
         kind = "request" if held else "result"
-        item = Item(id_of(self.number), kind, bytes(size), priority, 50.0, key, promised=held)  # type: ignore[arg-type]
+        item = StoredItem(id_of(self.number), kind, bytes(size), priority, 50.0, key, promised=held)  # type: ignore[arg-type]
         try:
-            transact(self.db, lambda db: self.ledger.put(db, item, Moment(self.now)))
-        except NoRoom:
+            transact(self.db, lambda db: self.ledger.put(db, item, BothClocks(self.now)))
+        except StoreFull:
             return
         if held:
             self.promised.add(item.id)
 
     @rule(data=st.data(), fate=st.sampled_from(["took", "refused", "final", "answered"]))
     def settle(self, data: st.DataObject, fate: str) -> None:
-        found = [one.id for one in self.ledger.waiting(self.db, Moment(self.now), 50)]
+        found = [one.id for one in self.ledger.waiting(self.db, BothClocks(self.now), 50)]
         if not found:
             return
-        id, now = data.draw(st.sampled_from(found)), Moment(self.now)
+        id, now = data.draw(st.sampled_from(found)), BothClocks(self.now)
         if fate == "took":
             self.ledger.took(self.db, [id], "main", now)
             self.promised.discard(id)
         elif fate == "answered":
-            self.ledger.answered(self.db, [Answer(id, b"a" * 50)], now)
+            self.ledger.answered(self.db, [DeferredAnswer(id, b"a" * 50)], now)
             ticket = self.ledger.ticket(self.db, id)
             if ticket is not None and ticket.state == "done":
                 self.promised.discard(id)
         else:
-            self.promised -= set(self.ledger.refused(self.db, [Refusal(id, "no", final=fate == "final")], now))
+            self.promised -= set(self.ledger.refused(self.db, [ItemRefusal(id, "no", final=fate == "final")], now))
 
     @precondition(lambda self: self.promised)
     @rule(forward=st.floats(0.0, 60.0))
     def sweep(self, forward: float) -> None:
         self.now += forward
-        self.ledger.sweep(self.db, Moment(self.now))
+        self.ledger.sweep(self.db, BothClocks(self.now))
         rows = self.db.execute("SELECT id FROM tickets WHERE state = 'failed'").fetchall()
         self.promised -= {row["id"] for row in rows}
 
@@ -284,7 +288,7 @@ class Stored(RuleBasedStateMachine):
 
     @invariant()
     def of_each_key_nothing_is_left_out_and_all_is_in_order(self) -> None:
-        found = self.ledger.waiting(self.db, Moment(self.now), 50)
+        found = self.ledger.waiting(self.db, BothClocks(self.now), 50)
         for key in ("a", "b"):
             of_key = [one.id for one in found if one.key == key]
             rows = self.db.execute("SELECT id FROM entries WHERE state = 'waiting' AND key = ? ORDER BY seq", (key,))
@@ -295,6 +299,6 @@ TestStored = Stored.TestCase
 TestStored.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-def test_a_row_costs_what_it_is_counted_for(ledger: Ledger, db: sqlite3.Connection) -> None:
+def test_a_row_costs_what_it_is_counted_for(ledger: OfflineLedger, db: sqlite3.Connection) -> None:
     ledger.put(db, request(1, 1000), NOW)
     assert ledger.usage(db).bytes == 1000 + 2 * ROW_BYTES

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from edge_agent.offline.queue_db import Item
-from edge_agent.offline.store import Store
-from tidegate.storage.database import Database, Full, Unavailable
+from edge_agent.offline.queue_db import StoredItem
+from edge_agent.offline.store import OfflineStore
+from tidegate.storage.database import Database, DatabaseFull, DatabaseUnavailable
 
 pytestmark = pytest.mark.slow
 
@@ -55,12 +55,12 @@ def test_ten_hours_offline_with_kills_then_a_paced_drain(tmp_path: Path) -> None
     assert told["busy_s"] <= 0.6 * told["drain_s"]  # half, and the last train has no pause after it
 
 
-def item(number: int, size: int = 100) -> Item:
-    return Item(f"{number:032x}", "request", bytes(size), promised=True)
+def item(number: int, size: int = 100) -> StoredItem:
+    return StoredItem(f"{number:032x}", "request", bytes(size), promised=True)
 
 
-def store(folder: Path, **lost: Any) -> Store:
-    return Store(folder, max_bytes=10**6, max_rows=1000, **lost)
+def store(folder: Path, **lost: Any) -> OfflineStore:
+    return OfflineStore(folder, max_bytes=10**6, max_rows=1000, **lost)
 
 
 async def test_a_corrupt_file_is_moved_aside_and_said_and_the_store_lives_on(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_file_that_becomes_corrupt_costs_the_work_at_hand_and_nothing_af
         def scribble(db: sqlite3.Connection) -> None:
             raise _corrupt()
 
-        with pytest.raises(Unavailable, match="malformed"):
+        with pytest.raises(DatabaseUnavailable, match="malformed"):
             await one._database.run(scribble)
         await one.put(item(999))
 
@@ -96,11 +96,11 @@ async def test_a_file_that_becomes_corrupt_costs_the_work_at_hand_and_nothing_af
 
 
 async def test_a_full_store_refuses_in_words_and_takes_again_when_there_is_room(tmp_path: Path) -> None:
-    async with Store(tmp_path, max_bytes=65_536, max_rows=1000) as one:
+    async with OfflineStore(tmp_path, max_bytes=65_536, max_rows=1000) as one:
         for number in range(6):
             await one.put(item(number, 10_000))
 
-        with pytest.raises(Full, match="of 65536 bytes"):
+        with pytest.raises(DatabaseFull, match="of 65536 bytes"):
             await one.put(item(7, 10_000))
 
         assert one.refused == {"full": 1}
@@ -117,7 +117,7 @@ async def test_a_disk_without_room_refuses_and_works_again_after_it(tmp_path: Pa
         await one.put(item(1))
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-            with pytest.raises(Unavailable):
+            with pytest.raises(DatabaseUnavailable):
                 for number in range(2, 100):
                     await one.put(item(number, 9000))
         finally:
@@ -132,7 +132,7 @@ async def test_a_disk_without_room_refuses_and_works_again_after_it(tmp_path: Pa
 async def test_a_place_that_is_no_folder_is_said_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with store(tmp_path / "file" / "state") as one:
-        with pytest.raises(Unavailable, match="Not a directory"):
+        with pytest.raises(DatabaseUnavailable, match="Not a directory"):
             await one.put(item(1))
         assert "Not a directory" in one.unavailable
         assert one.refused == {"unavailable": 1}

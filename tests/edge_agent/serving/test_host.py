@@ -15,15 +15,15 @@ from msgspec.structs import replace as with_fields
 
 from edge_agent.core.edge_queue import EdgeQueue
 from edge_agent.serving.host import EdgeHost
-from edge_agent.serving.runner import Loadable, Runner, Worker
-from edge_agent.serving.scheduler import Scheduler
+from edge_agent.serving.runner import EdgeLoadable, EngineWorker, Runner
+from edge_agent.serving.scheduler import EdgeScheduler
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.tiny_models import FOREVER, double_manifest, rounds_manifest
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
-from tidegate.oip.host import ModelHost, Tally
+from tidegate.oip.host import ModelHost, TimedCount
 from tidegate.outcome import (
     DeadlineExceeded,
     InternalError,
@@ -54,15 +54,15 @@ class Edge:
         self.host.refresh(runner)  # the host is made after its runners
 
     def runner(self, manifest: Manifest, costs: dict[str, float]) -> Runner:
-        async def measure(worker: Worker, key: str, manifest: Manifest, variant: Variant) -> tuple[Any, ...]:
+        async def measure(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> tuple[Any, ...]:
             return ((1.0, costs.get(variant.name, COMPUTE_S)),)
 
-        async def warm(worker: Worker, key: str, manifest: Manifest, variant: Variant) -> None:
+        async def warm(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
             await clock.sleep(0)
 
         return Runner(
             manifest,
-            [Loadable(one, Path(f"{manifest.name}.onnx")) for one in manifest.variants],
+            [EdgeLoadable(one, Path(f"{manifest.name}.onnx")) for one in manifest.variants],
             start_worker=self.start_worker,
             measure=measure,
             warm=warm,
@@ -75,7 +75,7 @@ class Edge:
 async def edge(*manifests: Manifest, max_size: int = 8, costs: dict[str, float] | None = None) -> AsyncIterator[Edge]:
     one = Edge()
     async with AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(Scheduler(EdgeQueue(max_size=max_size)))
+        scheduler = await stack.enter_async_context(EdgeScheduler(EdgeQueue(max_size=max_size)))
         runners = [one.runner(manifest, costs or {}) for manifest in manifests or (double_manifest(),)]
         one.host = EdgeHost("kiosk-1", runners, scheduler, epoch=lambda: 7)
         for runner in runners:
@@ -342,7 +342,7 @@ async def test_statistics_count_answers_rows_and_failures() -> None:
 
         assert (double.inference_count, double.execution_count) == (4, 2)
         assert (double.success.count, double.fail.count) == (2, 1)
-        assert double.compute_infer == Tally(2, pytest.approx(2 * COMPUTE_S * 1e9, rel=1e-6))
+        assert double.compute_infer == TimedCount(2, pytest.approx(2 * COMPUTE_S * 1e9, rel=1e-6))
         assert sorted(double.batches) == [1, 3]
         assert double.last_inference_ms > 0
         assert [model.name for model in one.host.statistics()] == ["double", "rounds"]
@@ -356,4 +356,4 @@ async def test_it_is_a_model_host_and_prints_its_state() -> None:
         assert host.server_name == "edge/kiosk-1"
         assert [manifest.name for manifest in host.manifests()] == ["double"]
         assert host.manifest("double").version == "1"
-        assert repr(host) == "<EdgeHost kiosk-1 double:1 ready <Scheduler <EdgeQueue 0/8 waiting, 0/1 computing>>>"
+        assert repr(host) == "<EdgeHost kiosk-1 double:1 ready <EdgeScheduler <EdgeQueue 0/8 waiting, 0/1 computing>>>"

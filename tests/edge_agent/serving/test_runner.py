@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from edge_agent.serving.runner import CRASH_LOOP, HEALTHY_S, WARMUP_TIMEOUT_S, Loadable, Runner, Worker
+from edge_agent.serving.runner import CRASH_LOOP, HEALTHY_S, WARMUP_TIMEOUT_S, EdgeLoadable, EngineWorker, Runner
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.models.tiny_models import FOREVER, double_manifest, rounds_manifest
 from tests.support.pool.fake_worker import FakeWorker
@@ -46,17 +46,17 @@ class Stage:
         self.workers.append(FakeWorker(name))
         return self.workers[-1]
 
-    async def measure(self, worker: Worker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
+    async def measure(self, worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
         self.measured += 1
         if self.hang_warm_ups:
             await asyncio.get_running_loop().create_future()
         return COST
 
-    async def warm(self, worker: Worker, key: str, manifest: Manifest, variant: Variant) -> None:
+    async def warm(self, worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
         self.warmed += 1
 
     def runner(self, manifest: Manifest, artefact: str = "", *, draw: float = 0.5) -> Runner:
-        loadables = [Loadable(one, Path(artefact or f"{manifest.name}.onnx")) for one in manifest.variants]
+        loadables = [EdgeLoadable(one, Path(artefact or f"{manifest.name}.onnx")) for one in manifest.variants]
         return Runner(
             manifest,
             loadables,
@@ -226,7 +226,7 @@ async def test_an_engine_that_raises_is_the_callers_answer_and_no_reason_to_rest
 async def test_a_defect_in_the_supervision_is_raised_to_whoever_watches() -> None:
     stage = Stage()
 
-    async def broken_warm(worker: Worker, key: str, manifest: Manifest, variant: Variant) -> None:
+    async def broken_warm(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
         raise ZeroDivisionError
 
     stage.warm = broken_warm  # type: ignore[method-assign]

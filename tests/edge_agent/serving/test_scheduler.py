@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from edge_agent.core.edge_queue import OPTIMISM, EdgeQueue
-from edge_agent.serving.scheduler import Done, Scheduler
+from edge_agent.serving.scheduler import EdgeScheduler, WorkResult
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded, Unreachable
@@ -35,14 +35,20 @@ class Device:
 
 
 @asynccontextmanager
-async def edge(max_size: int = 8, slots: int = 1) -> AsyncIterator[tuple[Scheduler, Device]]:
-    async with Scheduler(EdgeQueue(max_size=max_size, slots=slots)) as scheduler:
+async def edge(max_size: int = 8, slots: int = 1) -> AsyncIterator[tuple[EdgeScheduler, Device]]:
+    async with EdgeScheduler(EdgeQueue(max_size=max_size, slots=slots)) as scheduler:
         yield scheduler, Device()
 
 
 def submit(
-    scheduler: Scheduler, device: Device, name: str, *, takes_s: float = 1.0, budget_s: float = 100.0, lane: str = "m"
-) -> asyncio.Task[Done[str]]:
+    scheduler: EdgeScheduler,
+    device: Device,
+    name: str,
+    *,
+    takes_s: float = 1.0,
+    budget_s: float = 100.0,
+    lane: str = "m",
+) -> asyncio.Task[WorkResult[str]]:
     """A caller in a task of its own, whose work was priced right."""
     call = scheduler.run(device.work(name, takes_s), lane=lane, deadline=clock.now() + budget_s, cost_s=takes_s)
     return asyncio.create_task(call, name=name)
@@ -53,7 +59,7 @@ async def test_an_idle_edge_computes_at_once_and_tells_how_long_each_part_took()
     async with edge() as (scheduler, device):
         done, took_s = await elapsed(submit(scheduler, device, "a", takes_s=0.5))
 
-        assert done == Done("answer to a", queue_s=0.0, compute_s=pytest.approx(0.5))
+        assert done == WorkResult("answer to a", queue_s=0.0, compute_s=pytest.approx(0.5))
         assert took_s == pytest.approx(0.5)
 
 
@@ -241,7 +247,7 @@ async def test_the_queue_delay_is_what_a_newcomer_would_wait() -> None:
         await clock.sleep(0.5)
 
         assert scheduler.queue_delay_s() == pytest.approx(3.5)
-        assert repr(scheduler) == "<Scheduler <EdgeQueue 1/8 waiting, 1/1 computing>>"
+        assert repr(scheduler) == "<EdgeScheduler <EdgeQueue 1/8 waiting, 1/1 computing>>"
         await asyncio.gather(*calls)
 
 
@@ -263,7 +269,7 @@ async def test_a_defect_that_nobody_waits_for_is_logged_and_not_lost() -> None:
 @on_virtual_time
 async def test_the_fleet_is_told_when_the_queue_moves_by_more_than_a_few() -> None:
     told: list[int] = []
-    scheduler = Scheduler(EdgeQueue(max_size=8), on_moved=lambda: told.append(scheduler.queued))
+    scheduler = EdgeScheduler(EdgeQueue(max_size=8), on_moved=lambda: told.append(scheduler.queued))
     async with scheduler:
         calls = [submit(scheduler, Device(), str(number)) for number in range(6)]
         await asyncio.gather(*calls)

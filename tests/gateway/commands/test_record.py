@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from gateway.app import Gateway
 from gateway.commands.record import record
-from gateway.core.history.recorder import Memory
-from gateway.core.history.trace_format import End, Request, request_line
-from gateway.observe.traffic_recorder import Tape
-from simulator.replay.recording import Recording, read
+from gateway.core.history.recorder import FlightRecorder
+from gateway.core.history.trace_format import RecordedEnd, RecordedRequest, request_line
+from gateway.observe.traffic_recorder import RecordingBuffer
+from simulator.replay.recording import TrafficRecording, read
 from tests.support.gateway.app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
 from tests.support.gateway.fleets import NOW, fleet_of, variant
-from tests.support.gateway.flowns import answered, flown, given, went
+from tests.support.gateway.flowns import answered, given, request_record, went
 from tidegate.outcome import Overloaded
 
 SECRETS = ("photo-7", "4bf92f3577b34da6a3ce929d0e0e4736", "acme-corp")
@@ -33,10 +33,10 @@ async def recorded(gateway: Gateway, path: Path, *words: str) -> Result:
     )
 
 
-async def meanwhile(gateway: Gateway, path: Path, doing: Any, *, most: int) -> tuple[Result, Recording]:
+async def meanwhile(gateway: Gateway, path: Path, doing: Any, *, most: int) -> tuple[Result, TrafficRecording]:
     """A recording in which something is done, until so many requests have ended."""
     recording = asyncio.create_task(recorded(gateway, path, "--for", "10m", "--most", str(most)))
-    await until(lambda: gateway.conductor.flown.recording)
+    await until(lambda: gateway.dispatcher.recorder.recording)
     await doing()
     return await recording, await asyncio.to_thread(read, path)
 
@@ -59,7 +59,7 @@ async def test_what_came_and_what_became_of_it_is_written_down_and_nobody_is_nam
         result, found = await meanwhile(gateway, tmp_path / "t.tgz", doing, most=3)
 
         edge.host.error = None
-        await until(lambda: not gateway.conductor.flown.recording)
+        await until(lambda: not gateway.dispatcher.recorder.recording)
 
     assert result.exit_code == 0, result.output
     first, second, third = found.requests
@@ -85,7 +85,7 @@ async def test_one_recording_at_a_time_and_only_of_a_duration(tmp_path: Path) ->
     async with running(pool), AsyncExitStack() as stack:
         gateway, _ = await stack.enter_async_context(gateway_for(configured(tmp_path, target(pool))))
         first = asyncio.create_task(recorded(gateway, tmp_path / "a.tgz", "--for", "2s"))
-        await until(lambda: gateway.conductor.flown.recording)
+        await until(lambda: gateway.dispatcher.recorder.recording)
         second = await recorded(gateway, tmp_path / "b.tgz", "--for", "2s")
         empty = await first
         endless = await recorded(gateway, tmp_path / "c.tgz", "--for", "9h")
@@ -121,11 +121,11 @@ async def test_who_is_shed_while_recorded_is_recorded_with_the_work_that_nobody_
 
 
 def test_a_tape_that_nobody_reads_loses_lines_and_says_how_many() -> None:
-    tape = Tape(fleet_of(edge_a=variant()), NOW - 1.0, inf, most_bytes=20_000)
-    one = flown()
+    tape = RecordingBuffer(fleet_of(edge_a=variant()), NOW - 1.0, inf, most_bytes=20_000)
+    one = request_record()
     for _ in range(200):
         tape.take(one)
-    tape.write(End(tape.requests, tape.lost, 1.0))
+    tape.write(RecordedEnd(tape.requests, tape.lost, 1.0))
     held = tape.read()
     assert len(held) <= 20_000 + 200
     assert tape.lost > 0 and tape.lost + held.count(b"\n") - 1 == tape.requests
@@ -133,20 +133,20 @@ def test_a_tape_that_nobody_reads_loses_lines_and_says_how_many() -> None:
 
 
 def test_who_arrived_before_or_after_the_time_belongs_to_no_recording() -> None:
-    tape = Tape(fleet_of(edge_a=variant()), NOW, 10.0)
+    tape = RecordingBuffer(fleet_of(edge_a=variant()), NOW, 10.0)
     for shift_s in (-0.001, 10.001):
-        tape.take(flown(shift_s=shift_s))
+        tape.take(request_record(shift_s=shift_s))
     assert tape.requests == 0
-    tape.take(flown(shift_s=9.9))
+    tape.take(request_record(shift_s=9.9))
     assert tape.requests == 1
 
 
 def test_a_hedged_request_is_told_with_both_attempts_and_each_ones_own_times() -> None:
     notes = [*went(0, "edge/a", 0.002, acked_s=None, ends=0.263, what="cancelled"), *answered(1, "pool/main", 0.2)]
     line = request_line(
-        flown(notes=notes, end=given("pool/main", 1, hedged=True), elapsed_s=0.263), NOW - 5.0, str.upper
+        request_record(notes=notes, end=given("pool/main", 1, hedged=True), elapsed_s=0.263), NOW - 5.0, str.upper
     )
-    assert isinstance(line, Request)
+    assert isinstance(line, RecordedRequest)
     silent, answer = line.attempts
     assert (silent.target, silent.end, silent.acked_s, silent.compute_s) == ("edge/a", "cancelled", None, None)
     assert silent.took_s == pytest.approx(0.261)
@@ -155,8 +155,8 @@ def test_a_hedged_request_is_told_with_both_attempts_and_each_ones_own_times() -
 
 
 def test_a_memory_without_taps_tells_nobody() -> None:
-    memory, heard = Memory(2), []
-    memory.add(flown())
+    memory, heard = FlightRecorder(2), []
+    memory.add(request_record())
     memory.taps.append(heard.append)
-    memory.add(flown(number=2))
+    memory.add(request_record(number=2))
     assert [one.number for one in heard] == [2]

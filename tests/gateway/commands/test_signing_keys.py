@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from gateway.commands.keys import keys
 from tidegate.config import ConfigError
-from tidegate.rollout.desired import Desired
-from tidegate.rollout.signing import opened, signed
+from tidegate.rollout.desired import DesiredDocument
+from tidegate.rollout.signing import sign_document, verify_document
 from tidegate.security.attestation.keys import read_allowed, read_key
 
 
@@ -20,8 +20,8 @@ def test_what_a_new_key_signs_is_believed_by_whoever_has_its_line(tmp_path: Path
 
     private = tmp_path / "operator.key"
     assert private.stat().st_mode & 0o777 == 0o600
-    message = signed(Desired(1, 0, device="edge-1"), [read_key(private)])
-    assert opened(message, read_allowed(tmp_path / "operator.pub"))[0].device == "edge-1"
+    message = sign_document(DesiredDocument(1, 0, device="edge-1"), [read_key(private)])
+    assert verify_document(message, read_allowed(tmp_path / "operator.pub"))[0].device == "edge-1"
     shown = CliRunner().invoke(keys, ["signing", "show", str(private)])
     assert shown.output == (tmp_path / "operator.pub").read_text()
     assert "signing-key-created" in (tmp_path / "operator.audit.jsonl").read_text()

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gateway.app import Gateway
 from gateway.commands.top import snapshots_of, top
-from gateway.commands.top_view import SORTS, by, screen, sick_links
+from gateway.commands.top_view import SORTS, render_screen, sick_links, sort_rows
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target, until
 from tidegate import clock
 
@@ -42,7 +42,7 @@ def snapshot(*rows: dict[str, Any], more: int = 0) -> dict[str, Any]:
 
 def drawn(contents: dict[str, Any], sort: str = "health", *, width: int = 80, height: int | None = None) -> list[str]:
     text = StringIO()
-    Console(file=text, width=width, color_system=None).print(screen(contents, sort, width=width, height=height))
+    Console(file=text, width=width, color_system=None).print(render_screen(contents, sort, width=width, height=height))
     return text.getvalue().splitlines()
 
 
@@ -88,7 +88,7 @@ def test_of_many_targets_as_many_are_shown_as_there_is_room_for_and_the_others_c
 )  # fmt: skip
 def test_each_sort_puts_its_highest_first(sort: str, values: dict[str, Any]) -> None:
     rows = [row("edge/a"), row("edge/b", **values), row("edge/c", rtt_ms=None, jitter_ms=None)]
-    assert by(rows, sort)[0]["id"] == "edge/b"
+    assert sort_rows(rows, sort)[0]["id"] == "edge/b"
     assert sort in [word for word, _ in SORTS.values()]
 
 

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.catalog import Catalog
-from gateway.core.versions.traffic_split import BadSplit, Split, Splits
-from gateway.delivery.trials import COMPARED_AT_ONCE, Trials, compared
+from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
+from gateway.delivery.trials import COMPARED_AT_ONCE, Trials, compare_outputs
 from gateway.layers.versions import FIRST_FLIGHT, versions
-from gateway.operate.trial_report import trial_families, trials_shown
+from gateway.operate.trial_report import trial_families, trial_rows
 from tests.support.gateway.fleets import fleet_of
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.tiny_models import double_manifest
@@ -73,25 +73,25 @@ def series(subject: Trials) -> dict[tuple[str, ...], float]:
 async def test_a_scrape_and_a_screen_set_both_versions_beside_each_other_for_as_long_as_the_trial_is_on() -> None:
     subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
     async with subject:
-        assert series(subject) == {} and trials_shown(subject) == []
-        await subject.begin("double", Split("1", "2", share=0.05, tenants=("acme", "umbrella")))
+        assert series(subject) == {} and trial_rows(subject) == []
+        await subject.begin("double", TrafficSplit("1", "2", share=0.05, tenants=("acme", "umbrella")))
         for _ in range(3):
             await served(subject, inner, call())
 
         assert series(subject) == {("double", "2", "candidate", "failed"): 3, ("double", "1", "standing", "in_time"): 3}
-        (shown,) = trials_shown(subject)
+        (shown,) = trial_rows(subject)
         assert (shown["model"], shown["standing"], shown["candidate"], shown["tenants"]) == ("double", "1", "2", 2)
         assert (shown["figures"]["2"]["failed"], shown["figures"]["1"]["in_time"]) == (3, 3)
 
         await subject.call_back("double")
-        assert series(subject) == {} and trials_shown(subject) == []
+        assert series(subject) == {} and trial_rows(subject) == []
 
 
 @on_virtual_time
 async def test_a_share_goes_to_the_candidate_and_what_it_fails_the_standing_version_answers() -> None:
     subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
     async with subject:
-        await subject.begin("double", Split("1", "2", share=0.05))
+        await subject.begin("double", TrafficSplit("1", "2", share=0.05))
         answer = await served(subject, inner, call())
         assert answer.response.model_version == "1"
         first, second = inner.asked
@@ -107,7 +107,7 @@ async def test_a_share_goes_to_the_candidate_and_what_it_fails_the_standing_vers
 async def test_a_demanded_candidate_is_answered_by_itself_or_not_at_all() -> None:
     subject, inner = trials(), Answers(v2=Unreachable("it hung up"))
     async with subject:
-        await subject.begin("double", Split("1", "2"))
+        await subject.begin("double", TrafficSplit("1", "2"))
         with pytest.raises(Unreachable):
             await served(subject, inner, call(headers={"tidegate-version": "candidate"}))
         by_parameter = InferRequest("double", (), parameters={"tidegate-version": "standing"})
@@ -120,7 +120,7 @@ async def test_a_demanded_candidate_is_answered_by_itself_or_not_at_all() -> Non
 async def test_a_tenants_requests_go_to_the_candidate_and_a_named_version_goes_nowhere_else() -> None:
     subject, inner = trials(), Answers()
     async with subject:
-        await subject.begin("double", Split("1", "2", tenants=("acme",)))
+        await subject.begin("double", TrafficSplit("1", "2", tenants=("acme",)))
         assert (await served(subject, inner, call(tenant="acme"))).response.model_version == "2"
         assert (await served(subject, inner, call())).response.model_version == "1"
         named = call(tenant="acme", request=InferRequest("double", (), "1"))
@@ -133,7 +133,7 @@ async def test_both_are_asked_the_same_for_comparison_and_nobody_waits_for_it() 
     subject, inner = trials(), Answers()
     subject.ask = inner
     async with subject:
-        await subject.begin("double", Split("1", "2", compare=1.0))
+        await subject.begin("double", TrafficSplit("1", "2", compare=1.0))
         began_at = clock.now()
         await served(subject, inner, call(tenant="acme", pin="edge"))
         assert clock.now() - began_at == pytest.approx(0.010)
@@ -151,7 +151,7 @@ async def test_comparisons_are_few_at_a_time_none_in_a_crowd_and_gone_at_the_end
     subject, inner = trials(crowded=lambda: crowded), Answers(v2=Unreachable("it hung up"))
     subject.ask = inner
     async with subject:
-        await subject.begin("double", Split("1", "2", compare=1.0))
+        await subject.begin("double", TrafficSplit("1", "2", compare=1.0))
         for _ in range(3 * COMPARED_AT_ONCE):
             subject.answered(call(), "1", reply("1"), 0.01)
         await settle()
@@ -171,17 +171,17 @@ async def test_comparisons_are_few_at_a_time_none_in_a_crowd_and_gone_at_the_end
 async def test_what_is_set_outlives_the_gateway_and_promotion_is_what_is_meant_then(tmp_path: Path) -> None:
     file = tmp_path / "state" / "trials.json"
     async with trials(file) as first:
-        await first.begin("double", Split("1", "2", share=0.5))
+        await first.begin("double", TrafficSplit("1", "2", share=0.5))
     async with trials(file) as second:
-        assert second.splits == Splits({"double": Split("1", "2", share=0.5)})
+        assert second.splits == TrafficSplits({"double": TrafficSplit("1", "2", share=0.5)})
         await second.promote("double")
         assert (await served(second, Answers(), call())).response.model_version == "2"
     async with trials(file) as third:
-        assert third.splits == Splits({}, {"double": "2"})
+        assert third.splits == TrafficSplits({}, {"double": "2"})
         assert (await served(third, Answers(), call())).response.model_version == "2"
-        with pytest.raises(BadSplit):
+        with pytest.raises(InvalidSplit):
             await third.call_back("double")
-        await third.begin("double", Split("2", "1", share=1.0))
+        await third.begin("double", TrafficSplit("2", "1", share=1.0))
         await third.call_back("double")
         assert third.splits.promoted == {"double": "2"}
 
@@ -189,11 +189,11 @@ async def test_what_is_set_outlives_the_gateway_and_promotion_is_what_is_meant_t
 @on_virtual_time
 async def test_versions_that_take_or_give_something_else_are_no_trial() -> None:
     async with trials() as subject:
-        with pytest.raises(BadSplit, match="differ in "):
-            await subject.begin("double", Split("1", "3"))
-        with pytest.raises(BadSplit, match="no version '9'"):
-            await subject.begin("double", Split("1", "9"))
-        assert subject.splits == Splits()
+        with pytest.raises(InvalidSplit, match="differ in "):
+            await subject.begin("double", TrafficSplit("1", "3"))
+        with pytest.raises(InvalidSplit, match="no version '9'"):
+            await subject.begin("double", TrafficSplit("1", "9"))
+        assert subject.splits == TrafficSplits()
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"split": {"m": {"standing": "1", "candidate": "1"}}}', b"[]"])
@@ -207,9 +207,9 @@ async def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Pa
 
 def test_only_outputs_that_both_have_and_that_are_vectors_are_compared() -> None:
     one, other = reply("1").response, reply("2", turned=np.pi / 2).response
-    cosines, same = compared(one, other)
+    cosines, same = compare_outputs(one, other)
     assert cosines == pytest.approx([1.0, 0.0], abs=1e-6)
     assert same == [True, False]
-    assert compared(one, InferResponse("double", "2", ())) == ([], [])
+    assert compare_outputs(one, InferResponse("double", "2", ())) == ([], [])
     ids = array_to_tensor("y", np.array([[1, 2]]), Datatype.INT64)
-    assert compared(one, InferResponse("double", "2", (ids,))) == ([], [])
+    assert compare_outputs(one, InferResponse("double", "2", (ids,))) == ([], [])

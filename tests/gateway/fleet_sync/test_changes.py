@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fleet_sync.changes import Changes
+from gateway.fleet_sync.changes import PendingChanges
 from gateway.fleet_sync.freshness import JUST_AFTER_S, DeviceView, Freshness
 from gateway.fleet_sync.registry import FleetRegister
 from tests.support.mqtt.device_messages import Device, offer, register
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.types import LoadReport
 
 NAMES = ("a", "b", "c")
@@ -64,7 +64,7 @@ def say(fleet: FleetRegister, device: Device, word: str, now: float, number: int
         case "closed":
             fleet.fold(*device.heartbeat(now, admission="closed"), now)
         case "conditions":
-            fleet.fold(*device.heartbeat(now, conditions=Conditions(battery=number % 10 / 10)), now)
+            fleet.fold(*device.heartbeat(now, conditions=DeviceConditions(battery=number % 10 / 10)), now)
         case "inventory":
             fleet.fold(*device.inventory(now, offer(version=str(number))), now)
         case "goodbye":
@@ -195,7 +195,7 @@ def test_a_fleet_that_only_beats_costs_no_look_at_the_whole() -> None:
 
 @pytest.mark.parametrize("step_s", [-0.001, 0.001])
 def test_instants_that_move_do_not_pile_up(step_s: float) -> None:
-    changes = Changes()
+    changes = PendingChanges()
     for number in range(10_000):
         changes.sooner("a", 1e6 + number * step_s)
     assert len(changes._heap) < 200

@@ -10,7 +10,7 @@ import pytest
 from gateway.fleet_sync.registry import Resync
 from tests.support.mqtt.device_messages import TOPICS, Device, register
 from tests.support.mqtt.views import alive
-from tidegate.fleet.topics import Up
+from tidegate.fleet.topics import DeviceTopic
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_a_full_register_takes_a_new_name_only_in_a_dead_ones_place() -> None:
 
 def test_an_empty_retained_birth_deletes_a_device_and_a_live_one_is_asked_back() -> None:
     fleet, device = alive()
-    fleet.fold(TOPICS.up("kiosk-1", Up.BIRTH), b"", 11.0)
-    fleet.fold(TOPICS.up("kiosk-1", Up.INVENTORY), b"", 11.0)
+    fleet.fold(TOPICS.up("kiosk-1", DeviceTopic.BIRTH), b"", 11.0)
+    fleet.fold(TOPICS.up("kiosk-1", DeviceTopic.INVENTORY), b"", 11.0)
     assert fleet.devices(11.0) == () and fleet.counts["forgotten"] == 1
     assert not fleet.is_wanted(Resync("kiosk-1", 11.0, ""))
     assert len(fleet.fold(*device.heartbeat(12.0), 12.0)) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from tests.support.mqtt.device_messages import Device, Spoken, offer, register
 from tests.support.mqtt.views import DEAD, FRESH, STALE, SUSPECT, alive, freshness, only
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.reported import ModelReport, RolloutState
 from tidegate.types import LoadReport
 
@@ -45,11 +45,11 @@ def test_a_device_that_closed_its_admission_is_seen_not_accepting() -> None:
 def test_the_newest_word_on_a_devices_conditions_counts_in_whatever_order_it_comes() -> None:
     fleet, device = alive()
     assert only(fleet, 10.0).conditions == UNTOLD
-    older = device.heartbeat(10.5, conditions=Conditions(battery=0.5))
-    newer = device.heartbeat(10.6, conditions=Conditions(battery=0.4, metered=True))
+    older = device.heartbeat(10.5, conditions=DeviceConditions(battery=0.5))
+    newer = device.heartbeat(10.6, conditions=DeviceConditions(battery=0.4, metered=True))
     fleet.fold(*newer, 10.7)
     fleet.fold(*older, 10.8)
-    assert only(fleet, 10.8).conditions == Conditions(battery=0.4, metered=True)
+    assert only(fleet, 10.8).conditions == DeviceConditions(battery=0.4, metered=True)
 
 
 def test_without_a_birth_nothing_is_seen() -> None:

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from gateway.app import Gateway
 from gateway.config.auth import MtlsConfig
 from gateway.identity.certificates import Certificates
-from gateway.identity.credential import Unproved
+from gateway.identity.credential import UnprovedCredential
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import configured
 from tests.support.gateway.guarded import keys_in
@@ -118,12 +118,12 @@ def test_a_certificate_belongs_to_the_tenant_of_the_first_entry_that_fits(
 )
 def test_names_of_another_kind_count_for_nothing(tmp_path: Path, names: list[x509.GeneralName], cn: str) -> None:
     certificate, _ = Ca(tmp_path).issue(*names, cn=cn)
-    with pytest.raises(Unproved, match="names nobody who is known here"):
+    with pytest.raises(UnprovedCredential, match="names nobody who is known here"):
         KNOWN.identify(der(certificate), 0.0)
 
 
 def test_bytes_that_are_no_certificate_belong_to_nobody() -> None:
-    with pytest.raises(Unproved):
+    with pytest.raises(UnprovedCredential):
         KNOWN.identify(b"\x30\x03nope", 0.0)
 
 
@@ -131,7 +131,7 @@ def test_a_connection_that_outlives_its_certificate_is_nobodys(tmp_path: Path) -
     certificate, _ = Ca(tmp_path).issue(cn="ops")
     ends = certificate.not_valid_after_utc.timestamp()
     assert KNOWN.identify(der(certificate), ends - 1).id == "cert:cn:ops"
-    with pytest.raises(Unproved, match="has expired"):
+    with pytest.raises(UnprovedCredential, match="has expired"):
         KNOWN.identify(der(certificate), ends)
     assert repr(KNOWN).startswith("<Certificates 4 entries")
 
@@ -182,7 +182,7 @@ async def test_over_http_a_certificate_is_as_good_as_a_key(tmp_path: Path) -> No
         assert await over_http(gateway, context(pki, clinic), "other") == 403
         assert await over_http(gateway, context(pki, callers.files(cn="stranger"))) == 401
         assert await over_http(gateway, context(pki, None)) == 401
-        assert "clinic" in gateway.admission.tenants.purses
+        assert "clinic" in gateway.admission.tenants.quotas
 
         forged = Ca(tmp_path, "impostor").files(x509.UniformResourceIdentifier("spiffe://fleet/clinic/7"))
         with pytest.raises((aiohttp.ClientError, ssl.SSLError, OSError)):

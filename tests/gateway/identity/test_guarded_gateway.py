@@ -25,7 +25,7 @@ from gateway.config.gateway import GatewayConfig
 from tests.support.gateway.app import BODY, INFER
 from tests.support.gateway.guarded import guarded
 from tests.support.serving.hosts import echo_request
-from tidegate.caller import Grant, Limits
+from tidegate.caller import Grant, UsageLimits
 from tidegate.oip.grpc.codec import message_from_request
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ async def test_anonymous_callers_have_a_tenant_where_there_is_one_but_a_wrong_ke
 ) -> None:
     async with guarded(tmp_path, auth={"anonymous": "guests"}) as (gateway, session, keys, _):
         assert (await infer(gateway, session, {}))[0] == 200
-        assert "guests" in gateway.admission.tenants.purses
+        assert "guests" in gateway.admission.tenants.quotas
         assert (await infer(gateway, session, keys.headers("wrong")))[0] == 401
         assert (await infer(gateway, session, {"tidegate-tenant": "acme"}))[0] == 403
 
@@ -128,14 +128,14 @@ async def test_what_is_granted_reaches_the_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "tenants"),
     [
-        (Limits(requests_per_s=2.0), {}),
-        (Limits(), {"busy": {"requests_per_s": 2.0}}),
-        (Limits(bytes_per_s=9.0), {}),
-        (Limits(), {"busy": {"bytes_per_s": 9.0}}),
+        (UsageLimits(requests_per_s=2.0), {}),
+        (UsageLimits(), {"busy": {"requests_per_s": 2.0}}),
+        (UsageLimits(bytes_per_s=9.0), {}),
+        (UsageLimits(), {"busy": {"bytes_per_s": 9.0}}),
     ],
 )
 async def test_over_a_limit_the_answer_is_429_with_the_time_to_wait_and_others_are_served(
-    tmp_path: Path, limits: Limits, tenants: dict[str, Any]
+    tmp_path: Path, limits: UsageLimits, tenants: dict[str, Any]
 ) -> None:
     async with guarded(tmp_path, tenants=tenants) as (gateway, session, keys, far):
         keys.add("busy", Grant("busy", limits=limits))
@@ -309,7 +309,7 @@ async def test_a_call_that_is_on_its_way_carries_no_secret(tmp_path: Path) -> No
         far.host.gate.clear()
         asking = asyncio.ensure_future(infer(gateway, session, keys.headers("good")))
         await far.host.begun.acquire()
-        inside = repr(far.host.calls) + repr(list(gateway.conductor.flown))
+        inside = repr(far.host.calls) + repr(list(gateway.dispatcher.recorder))
         far.host.gate.set()
         assert (await asking)[0] == 200
     assert keys.texts["good"][-64:] not in inside

@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 
 from gateway.config.auth import JwtConfig
 from gateway.identity import jwks
-from gateway.identity.credential import Unproved
+from gateway.identity.credential import UnprovedCredential
 from gateway.identity.jwks import JwksError, KeySet, keys_of
-from gateway.identity.jwt_tokens import Tokens
+from gateway.identity.jwt_tokens import TokenVerifier
 from tidegate.config import ConfigError
 
 NOW = 1_900_000_000.0
@@ -61,22 +61,22 @@ def config(folder: Path, **more: Any) -> JwtConfig:
     return JwtConfig(issuer="https://idp", audience="tidegate", **{"jwks_file": file, **more})
 
 
-async def refusal(tokens: Tokens, text: str, now: float = NOW) -> str:
-    with pytest.raises(Unproved) as refused:
+async def refusal(tokens: TokenVerifier, text: str, now: float = NOW) -> str:
+    with pytest.raises(UnprovedCredential) as refused:
         await tokens.identify(text, now)
     assert text not in repr(refused.value)
     return refused.value.reason
 
 
 @pytest.fixture
-async def tokens(tmp_path: Path) -> AsyncIterator[Tokens]:
-    found = Tokens(config(tmp_path, rights=("infer", "metrics"), highest_priority=2, pin="site"))
+async def tokens(tmp_path: Path) -> AsyncIterator[TokenVerifier]:
+    found = TokenVerifier(config(tmp_path, rights=("infer", "metrics"), highest_priority=2, pin="site"))
     async with found.keys:
         yield found
 
 
 @pytest.mark.parametrize("alg", SIGNERS)
-async def test_a_token_that_the_issuer_signed_for_us_says_who_comes(tokens: Tokens, alg: str) -> None:
+async def test_a_token_that_the_issuer_signed_for_us_says_who_comes(tokens: TokenVerifier, alg: str) -> None:
     who = await tokens.identify(token(alg, models=["mini*"]), NOW)
     assert (who.id, who.tenant, who.expires_at) == ("token:ann", "acme", NOW + 600)
     assert (who.grant.models, who.grant.rights, who.grant.highest_priority, who.grant.pin) == (
@@ -136,27 +136,27 @@ def _with_header(**header: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", FORGED)
-async def test_any_other_token_is_refused(tokens: Tokens, kind: str) -> None:
+async def test_any_other_token_is_refused(tokens: TokenVerifier, kind: str) -> None:
     make, reason = FORGED[kind]
     assert await refusal(tokens, make()) in reason.split("|")
 
 
-async def test_clocks_may_differ_by_the_leeway(tokens: Tokens) -> None:
+async def test_clocks_may_differ_by_the_leeway(tokens: TokenVerifier) -> None:
     assert (await tokens.identify(token(exp=NOW - 29, iat=NOW - 60), NOW)).tenant == "acme"
     assert (await tokens.identify(token(nbf=NOW + 29), NOW)).tenant == "acme"
 
 
-async def test_a_token_that_was_good_is_remembered_until_it_expires(tokens: Tokens) -> None:
+async def test_a_token_that_was_good_is_remembered_until_it_expires(tokens: TokenVerifier) -> None:
     text = token(exp=NOW + 60)
     first = await tokens.identify(text, NOW)
     assert await tokens.identify(text, NOW + 89) is first
     assert await refusal(tokens, text, NOW + 90) == "expired"
     tokens.forget()
-    assert repr(tokens).startswith("<Tokens of https://idp 0 remembered")
+    assert repr(tokens).startswith("<TokenVerifier of https://idp 0 remembered")
 
 
 async def test_no_more_tokens_are_remembered_than_there_is_room_for(
-    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    tokens: TokenVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.identity.jwt_tokens.REMEMBERED", 2)
     for sub in "abc":
@@ -255,7 +255,7 @@ async def test_a_token_of_a_key_that_the_issuer_withdrew_is_forgotten(
     issuer: tuple[Issuer, str], minutes: dict[str, float], tmp_path: Path
 ) -> None:
     one, url = issuer
-    tokens = Tokens(config(tmp_path, jwks_file=None, jwks_url=url))
+    tokens = TokenVerifier(config(tmp_path, jwks_file=None, jwks_url=url))
     async with tokens.keys:
         text = token()
         await tokens.identify(text, NOW)
@@ -266,7 +266,7 @@ async def test_a_token_of_a_key_that_the_issuer_withdrew_is_forgotten(
 
 
 async def test_a_file_of_keys_is_followed_and_a_broken_one_leaves_them(tmp_path: Path) -> None:
-    tokens = Tokens(config(tmp_path))
+    tokens = TokenVerifier(config(tmp_path))
     file = tmp_path / "jwks.json"
     async with tokens.keys as keys:
         text = token()
@@ -295,7 +295,7 @@ def test_of_a_key_set_only_strong_public_keys_for_signatures_are_taken() -> None
 async def test_a_token_without_a_key_id_is_tried_with_the_only_key_there_is(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
     file.write_text(json.dumps({"keys": PUBLIC[:1]}))
-    found = Tokens(config(tmp_path, jwks_file=file))
+    found = TokenVerifier(config(tmp_path, jwks_file=file))
     async with found.keys:
         assert (await found.identify(token(headers={"kid": None}), NOW)).tenant == "acme"
 

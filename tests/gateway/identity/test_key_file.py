@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
 from gateway.commands.keys import keys
-from gateway.identity.credential import Unproved
-from gateway.identity.key_file import changing, read_keys
+from gateway.identity.credential import UnprovedCredential
+from gateway.identity.key_file import edit_keys, read_keys
 from gateway.identity.keyring import Changes, KeyRing
 from tests.support.gateway.guarded import Keys
 from tidegate import clock
-from tidegate.caller import Grant, Limits
+from tidegate.caller import Grant, UsageLimits
 from tidegate.config import ConfigError
 
 
@@ -39,7 +39,7 @@ async def standing(path: Path, text: str) -> str:
     async with KeyRing(path) as ring:
         try:
             return ring.identify(text, clock.utc_s()).id
-        except Unproved as error:
+        except UnprovedCredential as error:
             return error.reason
 
 
@@ -52,7 +52,7 @@ async def test_a_key_that_is_made_is_good_and_says_all_that_was_granted(tmp_path
 
     assert await standing(path, text) == f"key:{id}"
     (record,) = read_keys(path)
-    limits = Limits(requests_per_s=5.0, max_in_flight=3)
+    limits = UsageLimits(requests_per_s=5.0, max_in_flight=3)
     assert record.grant == Grant("acme", ("a*", "b"), 2, "site", ("infer", "metrics"), limits)
     assert record.expires_at == pytest.approx(record.created_at + 3600)
     assert text.split("_")[2] not in path.read_text()
@@ -142,7 +142,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     made(path, "--tenant", "acme")
     before = path.read_bytes()
-    with pytest.raises(RuntimeError), changing(path) as records:
+    with pytest.raises(RuntimeError), edit_keys(path) as records:
         records.clear()
         raise RuntimeError
     assert path.read_bytes() == before
@@ -163,7 +163,7 @@ async def test_a_ring_tells_what_changed_and_keeps_the_identities_of_what_did_no
         before = ring.identify(some.texts["stays"], 0.0)
         some.revoke("ends")
         some.add("new", Grant("acme"))
-        with changing(some.path) as records:
+        with edit_keys(some.path) as records:
             del records[some.records["goes"].id]
 
         ring.look()
@@ -175,7 +175,7 @@ async def test_a_ring_tells_what_changed_and_keeps_the_identities_of_what_did_no
             {"created": [ids["new"]], "changed": [], "revoked": [ids["ends"]], "removed": [ids["goes"]]}
         ]  # fmt: skip
         for name, reason in (("ends", "revoked"), ("goes", "wrong")):
-            with pytest.raises(Unproved) as refused:
+            with pytest.raises(UnprovedCredential) as refused:
                 ring.identify(some.texts[name], 0.0)
             assert (refused.value.reason, refused.value.who) == (reason, f"key:{ids[name]}")
         assert repr(ring) == f"<KeyRing {some.path} 3 keys>"

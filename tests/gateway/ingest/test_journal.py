@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.ingest.dedup import MARGIN_S, WINDOW_S, judge, reach_s
-from gateway.ingest.journal import JOB_S, SCHEMA, Journal
+from gateway.ingest.dedup import MARGIN_S, WINDOW_S, classify_duplicate, dedup_horizon_s
+from gateway.ingest.journal import JOB_S, SCHEMA, IngestJournal
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.stored import (
     MAX_BODY_BYTES,
     MAX_MESSAGE_BYTES,
-    Answer,
+    DeferredAnswer,
     Forwarded,
+    ItemRefusal,
     Kind,
     Receipt,
-    Refusal,
     decode_receipt,
     decode_stored,
     encode_stored,
 )
-from tidegate.storage.database import Full, connect
+from tidegate.storage.database import DatabaseFull, connect
 
 NOW_S = 1.8e9
 
@@ -42,11 +42,11 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def journal() -> Journal:
-    return Journal(max_bytes=20_000, max_seen=10)
+def journal() -> IngestJournal:
+    return IngestJournal(max_bytes=20_000, max_seen=10)
 
 
-def taken(db: sqlite3.Connection, journal: Journal) -> list[str]:
+def taken(db: sqlite3.Connection, journal: IngestJournal) -> list[str]:
     return [row["id"] for row in journal.records(db, 0, 1000)]
 
 
@@ -59,17 +59,17 @@ def taken(db: sqlite3.Connection, journal: Journal) -> list[str]:
     ],
 )
 def test_unknown_means_new_only_within_reach(known: bool, age_s: float, reach: float, verdict: str) -> None:
-    assert judge(known=known, age_s=age_s, reach_s=reach) == verdict
+    assert classify_duplicate(known=known, age_s=age_s, reach_s=reach) == verdict
 
 
 def test_the_memory_reaches_back_seven_days_or_to_what_was_forgotten_last() -> None:
-    assert reach_s(NOW_S, None) == WINDOW_S
-    assert reach_s(NOW_S, NOW_S - 100) == 100
-    assert reach_s(NOW_S, NOW_S - 30 * 86_400) == WINDOW_S
-    assert reach_s(NOW_S, NOW_S + 5) == 0.0  # the clock was set back: nothing unknown is new
+    assert dedup_horizon_s(NOW_S, None) == WINDOW_S
+    assert dedup_horizon_s(NOW_S, NOW_S - 100) == 100
+    assert dedup_horizon_s(NOW_S, NOW_S - 30 * 86_400) == WINDOW_S
+    assert dedup_horizon_s(NOW_S, NOW_S + 5) == 0.0  # the clock was set back: nothing unknown is new
 
 
-def test_the_second_time_is_acknowledged_and_changes_nothing(db: sqlite3.Connection, journal: Journal) -> None:
+def test_the_second_time_is_acknowledged_and_changes_nothing(db: sqlite3.Connection, journal: IngestJournal) -> None:
     assert journal.take(db, thing(1), NOW_S) is None
     assert journal.take(db, thing(1), NOW_S + 5) is None
     assert journal.take(db, thing(1, device="b"), NOW_S) is None  # another's
@@ -78,7 +78,7 @@ def test_the_second_time_is_acknowledged_and_changes_nothing(db: sqlite3.Connect
     assert journal.usage(db)["counters"] == {"duplicates": 1, "taken_result": 2}
 
 
-def test_what_is_older_than_the_memory_is_refused_for_good(db: sqlite3.Connection, journal: Journal) -> None:
+def test_what_is_older_than_the_memory_is_refused_for_good(db: sqlite3.Connection, journal: IngestJournal) -> None:
     refusal = journal.take(db, thing(1, age_s=WINDOW_S + 1), NOW_S)
 
     assert refusal is not None
@@ -91,7 +91,7 @@ def test_what_is_older_than_the_memory_is_refused_for_good(db: sqlite3.Connectio
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 3600), st.floats(0, 600)), max_size=80))
 def test_however_small_the_memory_nothing_is_taken_twice(sendings: list[tuple[int, float, float]]) -> None:
     """Things are born, and sent again and again at growing ages; each is taken at most once."""
-    journal, now, born = Journal(max_bytes=10**6, max_seen=5), NOW_S, dict[int, float]()
+    journal, now, born = IngestJournal(max_bytes=10**6, max_seen=5), NOW_S, dict[int, float]()
     with closing(connect(Path(":memory:"), SCHEMA)) as db:
         for number, age_s, gap_s in sendings:
             now += gap_s
@@ -101,28 +101,28 @@ def test_however_small_the_memory_nothing_is_taken_twice(sendings: list[tuple[in
     assert len(ids) == len(set(ids))
 
 
-def test_records_give_way_to_new_ones_and_promises_to_nothing(db: sqlite3.Connection, journal: Journal) -> None:
-    journal = Journal(max_bytes=20_000, max_seen=1000)
+def test_records_give_way_to_new_ones_and_promises_to_nothing(db: sqlite3.Connection, journal: IngestJournal) -> None:
+    journal = IngestJournal(max_bytes=20_000, max_seen=1000)
     for number in range(5):
         journal.take(db, thing(number, size=3000), NOW_S)
     for number in range(10, 16):
         journal.take(db, thing(number, size=3000, kind="request", device=f"d{number}"), NOW_S)
 
     assert taken(db, journal) == []
-    with pytest.raises(Full, match="deferred requests and their answers"):
+    with pytest.raises(DatabaseFull, match="deferred requests and their answers"):
         journal.take(db, thing(20, size=3000), NOW_S)
 
 
-def test_one_device_cannot_keep_the_others_out(db: sqlite3.Connection, journal: Journal) -> None:
+def test_one_device_cannot_keep_the_others_out(db: sqlite3.Connection, journal: IngestJournal) -> None:
     journal.take(db, thing(1, size=3000, kind="request"), NOW_S)
 
-    with pytest.raises(Full, match="deferred requests of a alone"):
+    with pytest.raises(DatabaseFull, match="deferred requests of a alone"):
         journal.take(db, thing(2, size=3000, kind="request"), NOW_S)
     assert journal.take(db, thing(2, size=3000, kind="request", device="b"), NOW_S) is None
 
 
 def test_a_deferred_request_is_work_until_it_is_answered_and_then_a_record(
-    db: sqlite3.Connection, journal: Journal
+    db: sqlite3.Connection, journal: IngestJournal
 ) -> None:
     journal.take(db, thing(1, kind="request"), NOW_S)
     (job,) = journal.jobs(db, NOW_S, 5, frozenset())
@@ -133,16 +133,16 @@ def test_a_deferred_request_is_work_until_it_is_answered_and_then_a_record(
     assert journal.jobs(db, NOW_S + 7, 5, frozenset()) == []
     assert journal.next_due_s(db) == NOW_S + 8
     for _ in range(2):  # computed twice, since a disk was slow to say so
-        journal.answer(db, job, Answer(job.id, b"yes"), "fp32", b"yes", NOW_S + 9)
+        journal.answer(db, job, DeferredAnswer(job.id, b"yes"), "fp32", b"yes", NOW_S + 9)
 
-    assert journal.asked(db, "a", (job.id, f"{7:032x}")) == ([Answer(job.id, b"yes")], [f"{7:032x}"])
+    assert journal.asked(db, "a", (job.id, f"{7:032x}")) == ([DeferredAnswer(job.id, b"yes")], [f"{7:032x}"])
     assert journal.asked(db, "b", (job.id,)) == ([], [job.id])  # another device's ticket
     (record,) = journal.records(db, 0, 10)
     assert (record["kind"], record["variant"], record["happened_s"]) == ("answer", "fp32", NOW_S - 10)
 
 
 def test_work_that_nobody_can_do_for_a_day_has_failed_and_all_is_forgotten_after_seven(
-    db: sqlite3.Connection, journal: Journal
+    db: sqlite3.Connection, journal: IngestJournal
 ) -> None:
     journal.take(db, thing(1, kind="request"), NOW_S)
 
@@ -168,7 +168,7 @@ def test_the_largest_thing_fits_a_message_that_mosquitto_is_told_to_take() -> No
 
 def test_a_receipt_crosses_as_it_is() -> None:
     receipt = Receipt(
-        "main", ("ab" * 8,), (Refusal("cd" * 8, "no", final=True),), (Answer("ef" * 8, b"\x00"),), busy_s=2
+        "main", ("ab" * 8,), (ItemRefusal("cd" * 8, "no", final=True),), (DeferredAnswer("ef" * 8, b"\x00"),), busy_s=2
     )
     assert decode_receipt(encode_stored(receipt)) == receipt
 

@@ -14,7 +14,7 @@ from gateway.layers.expire import expire
 from gateway.layers.observe import observe
 from gateway.layers.stack import Layer, Service, stack
 from gateway.observe.access_log import AccessLog
-from gateway.serving.work_estimate import Description
+from gateway.serving.work_estimate import WorkDescription
 from tests.support.gateway.doors import admission_of
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
@@ -174,7 +174,7 @@ async def test_observers_hear_of_every_beginning_and_end_once() -> None:
 def logged(*, ended: BaseException | None = None, reply: Reply = REPLY) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     log = AccessLog(
-        lambda call: Description("tokens", 23.0, "cheap", 2.0),
+        lambda call: WorkDescription("tokens", 23.0, "cheap", 2.0),
         lambda event, **fields: lines.append({"event": event, **fields}),
     )
     one = Call(InferRequest("minilm", (), id="7"), "oip-http", 10.0)

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.core.admission.quarantine import FOR_S, TIMES, Quarantine
-from gateway.layers.quarantine import Witness, quarantine
+from gateway.layers.quarantine import QuarantineListener, quarantine
 from gateway.layers.stack import Service, stack
 from tests.support.gateway.conductor import FP32, Scene, target
 from tests.support.loop import on_virtual_time
@@ -22,8 +22,8 @@ class Stage:
         self.pool = target("pool_main")
         self.scene = Scene({"pool_main": (self.pool, FP32)})
         self.held = Quarantine()
-        self.scene.conductor.witness = Witness(self.held, clock.now)
-        self.serve: Service = stack(quarantine(self.held, clock.now), inner=self.scene.conductor.infer)
+        self.scene.dispatcher.listener = QuarantineListener(self.held, clock.now)
+        self.serve: Service = stack(quarantine(self.held, clock.now), inner=self.scene.dispatcher.infer)
 
     async def ask(self, tenant: str, *, poison: bool = False, content: int = 0) -> Reply:
         ids = Tensor("input_ids", Datatype.INT64, (1, 4), bytes([255 if poison else content] * 32))

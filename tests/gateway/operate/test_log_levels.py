@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 from gateway.commands.log_level import log_level
 from gateway.observe.access_log import AccessLog
 from gateway.operate.log_levels import log_level_routes
-from gateway.serving.work_estimate import Description
+from gateway.serving.work_estimate import WorkDescription
 from tests.support.gateway.app import configured, gateway_for
 from tidegate.outcome import Overloaded
 from tidegate.runtime.logs import Levels
-from tidegate.servers.http_server import http_door
+from tidegate.servers.http_server import open_http_server
 from tidegate.trace_context import Trace
 from tidegate.types import Call, InferRequest, InferResponse, Reply
 
@@ -25,7 +25,9 @@ from tidegate.types import Call, InferRequest, InferResponse, Reply
 @pytest.mark.slow
 async def test_the_command_changes_what_a_running_gateway_says() -> None:
     levels = Levels("info")
-    door = http_door(log_level_routes(levels), "127.0.0.1", 0, key="admin_port", max_body_bytes=2**20, grace_s=0.1)
+    door = open_http_server(
+        log_level_routes(levels), "127.0.0.1", 0, key="admin_port", max_body_bytes=2**20, grace_s=0.1
+    )
     async with door as address:
 
         def command(*words: str) -> tuple[int, str]:
@@ -66,7 +68,7 @@ async def test_a_gateways_admin_port_has_the_route(tmp_path: Path) -> None:
 def lines_of(sample: float, calls: int, *, late: bool = False, trace: Trace | None = None) -> list[str]:
     lines: list[str] = []
     draw = random.Random(7).random
-    describe = lambda call: Description("tokens", 1.0, "cheap", 2.0)  # noqa: E731
+    describe = lambda call: WorkDescription("tokens", 1.0, "cheap", 2.0)  # noqa: E731
     log = AccessLog(
         describe, lambda event, **fields: lines.append(fields.get("trace_id", "")), sample=sample, draw=draw
     )
@@ -84,7 +86,7 @@ def test_of_requests_that_went_well_a_share_has_a_line_and_all_others_have_their
     kept = Trace(0xABC, 1, sampled=True)
     assert lines_of(0.0, 2, trace=kept) == [kept.hex_id] * 2
     failed: list[str] = []
-    describe = lambda call: Description("tokens", 1.0, "cheap", 2.0)  # noqa: E731
+    describe = lambda call: WorkDescription("tokens", 1.0, "cheap", 2.0)  # noqa: E731
     log = AccessLog(describe, lambda event, **fields: failed.append(fields["outcome"]), sample=0.0)
     log.ended(Call(InferRequest("minilm", ()), "oip-http", 10.0), Overloaded("full"), 10.1)
     assert failed == ["overloaded"]

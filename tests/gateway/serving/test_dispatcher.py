@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.link_events import LinkAttested
-from gateway.core.health.breaker import State
-from gateway.core.history.recorder import Given
+from gateway.core.health.breaker import BreakerState
+from gateway.core.history.recorder import AnswerRecord
 from gateway.core.placement.placer import Ask, Decision
 from tests.support.gateway.conductor import FP32, INT8, Scene, target
 from tests.support.gateway.fleets import variant
@@ -27,7 +27,7 @@ async def test_the_first_attempt_answers_and_teaches_the_estimators() -> None:
     edge.load = LoadReport(1, 1, 3, 1, 0.2)
     scene = Scene({"edge_a": (edge, INT8), "pool_main": (target("pool_main"), FP32)})
 
-    reply, took_s = await elapsed(scene.conductor.infer(scene.call()))
+    reply, took_s = await elapsed(scene.dispatcher.infer(scene.call()))
 
     assert took_s == pytest.approx(0.010)
     assert reply.route is not None
@@ -36,7 +36,7 @@ async def test_the_first_attempt_answers_and_teaches_the_estimators() -> None:
     assert (reply.stages["queue"], reply.stages["compute"]) == (0.001, 0.006)
     assert reply.budget_left_s == pytest.approx(0.99)
     assert reply.load is None, "a target's load is not the gateway's"
-    assert scene.fleet.targets["edge/a"].ledger.load == edge.load
+    assert scene.fleet.targets["edge/a"].queue_estimate.load == edge.load
     assert edge.seen[0][0].model_version == "1", "the version is settled before it is sent"
     assert edge.seen[0][1:] == ("int8", pytest.approx(1.0))
     scene.assert_at_rest()
@@ -48,7 +48,7 @@ async def test_a_failure_is_answered_by_the_next_target_within_the_same_budget()
     pool = target("pool_main")
     scene = Scene({"edge_a": (edge, INT8), "pool_main": (pool, FP32)})
 
-    reply = await scene.conductor.infer(scene.call())
+    reply = await scene.dispatcher.infer(scene.call())
 
     assert reply.route is not None
     assert (reply.route.reason, reply.route.fallback, reply.route.attempts) == ("fallback", True, 2)
@@ -61,7 +61,7 @@ async def test_a_hedge_wins_over_a_silent_target_and_the_loser_is_cancelled() ->
     silent = target("edge_a", takes_s=60.0)
     scene = Scene({"edge_a": (silent, INT8), "pool_main": (target("pool_main"), FP32)})
 
-    reply, took_s = await elapsed(scene.conductor.infer(scene.call()))
+    reply, took_s = await elapsed(scene.dispatcher.infer(scene.call()))
 
     assert 0.8 < took_s < 1.0
     assert reply.route is not None
@@ -76,7 +76,7 @@ async def test_the_first_attempt_may_still_win_beside_its_hedge() -> None:
     slow, pool = target("edge_a", takes_s=0.95), target("pool_main", takes_s=0.5)
     scene = Scene({"edge_a": (slow, INT8), "pool_main": (pool, FP32)})
 
-    reply, took_s = await elapsed(scene.conductor.infer(scene.call()))
+    reply, took_s = await elapsed(scene.dispatcher.infer(scene.call()))
 
     assert took_s == pytest.approx(0.95)
     assert reply.route is not None
@@ -91,7 +91,7 @@ async def test_an_error_waits_for_the_hedge_that_is_under_way() -> None:
     dying = target("edge_a", takes_s=0.95, error=Unreachable("gone"))
     scene = Scene({"edge_a": (dying, INT8), "pool_main": (target("pool_main", takes_s=0.06), FP32)})
 
-    reply = await scene.conductor.infer(scene.call())
+    reply = await scene.dispatcher.infer(scene.call())
 
     assert reply.route is not None
     assert (reply.route.served_by, reply.route.hedged) == ("pool/main", True)
@@ -108,7 +108,7 @@ async def test_when_first_and_hedge_fail_the_third_target_is_awaited() -> None:
     for _ in range(8):
         scene.fleet.targets["edge/c"].link.record(0.12, clock.now())
 
-    reply = await scene.conductor.infer(scene.call())
+    reply = await scene.dispatcher.infer(scene.call())
 
     assert reply.route is not None
     assert (reply.route.served_by, reply.route.attempts) == ("edge/c", 3)
@@ -122,7 +122,7 @@ async def test_the_deadline_ends_a_silent_request_in_time() -> None:
     call = scene.call(budget_s=0.5)
 
     with pytest.raises(DeadlineExceeded):
-        await scene.conductor.infer(call)
+        await scene.dispatcher.infer(call)
 
     assert clock.now() == pytest.approx(call.deadline)
     assert silent.cancelled == 1
@@ -133,7 +133,7 @@ async def test_the_deadline_ends_a_silent_request_in_time() -> None:
 async def test_a_caller_who_leaves_takes_every_attempt_with_him() -> None:
     edge, pool = target("edge_a", takes_s=60.0), target("pool_main", takes_s=60.0)
     scene = Scene({"edge_a": (edge, INT8), "pool_main": (pool, FP32)})
-    asking = asyncio.create_task(scene.conductor.infer(scene.call()))
+    asking = asyncio.create_task(scene.dispatcher.infer(scene.call()))
     await clock.sleep(0.97)
     assert (edge.under_way, pool.under_way) == (1, 1)
 
@@ -150,7 +150,7 @@ async def test_a_caller_who_leaves_takes_every_attempt_with_him() -> None:
 async def test_a_caller_who_leaves_in_the_instant_of_the_deadline_is_cancelled_and_not_answered() -> None:
     scene = Scene({"pool_main": (target("pool_main", takes_s=60.0, ignores_budget=True), FP32)})
     call = scene.call(budget_s=0.5)
-    asking = asyncio.create_task(scene.conductor.infer(call))
+    asking = asyncio.create_task(scene.dispatcher.infer(call))
     await settle()
     assert call.deadline is not None
     asyncio.get_running_loop().call_at(call.deadline, asking.cancel)
@@ -166,7 +166,7 @@ async def test_an_outer_timeout_still_works_around_it() -> None:
     scene = Scene({"pool_main": (target("pool_main", takes_s=0.9), FP32)})
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await scene.conductor.infer(scene.call())
+            await scene.dispatcher.infer(scene.call())
     await settle()
     scene.assert_at_rest()
 
@@ -176,7 +176,7 @@ async def test_a_defect_in_a_target_is_logged_and_the_request_goes_on_elsewhere(
     broken = target("edge_a", error=KeyError("oops"))
     scene = Scene({"edge_a": (broken, INT8), "pool_main": (target("pool_main"), FP32)})
 
-    reply = await scene.conductor.infer(scene.call())
+    reply = await scene.dispatcher.infer(scene.call())
 
     assert reply.route is not None
     assert reply.route.fallback
@@ -188,7 +188,7 @@ async def test_a_target_that_left_between_placing_and_sending_is_a_failure_like_
     scene = Scene({"pool_main": (target("pool_main"), FP32)})
     scene.targets.clear()
     with pytest.raises(NothingAlive, match="pool/main: pool/main has just left"):
-        await scene.conductor.infer(scene.call())
+        await scene.dispatcher.infer(scene.call())
 
 
 @on_virtual_time
@@ -196,9 +196,9 @@ async def test_a_target_that_keeps_failing_is_no_longer_asked() -> None:
     failing = target("edge_a", error=InternalError("crashed"))
     scene = Scene({"edge_a": (failing, INT8), "pool_main": (target("pool_main"), FP32)})
     for _ in range(8):
-        await scene.conductor.infer(scene.call())
+        await scene.dispatcher.infer(scene.call())
     assert len(failing.seen) == 5
-    assert scene.fleet.targets["edge/a"].breaker.state is State.OPEN
+    assert scene.fleet.targets["edge/a"].breaker.state is BreakerState.OPEN
 
 
 @on_virtual_time
@@ -207,7 +207,7 @@ async def test_a_promise_keeps_the_hedge_back() -> None:
     slow.promise = Accepted(queue_ahead=9, finish_in_s=0.96)
     scene = Scene({"edge_a": (slow, INT8), "pool_main": (pool, FP32)})
 
-    reply = await scene.conductor.infer(scene.call())
+    reply = await scene.dispatcher.infer(scene.call())
 
     assert reply.route is not None
     assert (reply.route.served_by, reply.route.hedged) == ("edge/a", False)
@@ -217,13 +217,13 @@ async def test_a_promise_keeps_the_hedge_back() -> None:
 @on_virtual_time
 async def test_finished_requests_are_remembered_without_their_tensors() -> None:
     scene = Scene({"edge_a": (target("edge_a"), INT8)})
-    await scene.conductor.infer(scene.call())
+    await scene.dispatcher.infer(scene.call())
     scene.targets["edge/a"].error = Overloaded("full")
     with pytest.raises(Overloaded):
-        await scene.conductor.infer(scene.call())
+        await scene.dispatcher.infer(scene.call())
 
-    answered, refused = scene.conductor.flown
-    assert isinstance(answered.end, Given)
+    answered, refused = scene.dispatcher.recorder
+    assert isinstance(answered.end, AnswerRecord)
     assert refused.end == "overloaded: edge/a: full"
     assert answered.request_id == "7"
     assert answered.elapsed_s == pytest.approx(0.010)
@@ -232,7 +232,7 @@ async def test_finished_requests_are_remembered_without_their_tensors() -> None:
 @on_virtual_time
 async def test_the_work_of_a_call_is_described_on_demand() -> None:
     scene = Scene({"edge_a": (target("edge_a"), INT8), "pool_main": (target("pool_main"), FP32)})
-    said = scene.conductor.asking.describe(scene.call(budget_s=1.0))
+    said = scene.dispatcher.ask_builder.describe(scene.call(budget_s=1.0))
     assert (said.feature, said.units, said.cost_class, said.budget_s) == ("tokens", 4.0, "cheap", 1.0)
 
 
@@ -249,7 +249,7 @@ async def test_many_requests_at_once_with_random_faults_leave_nothing_behind() -
     async def one(number: int) -> str:
         try:
             await asyncio.wait_for(
-                scene.conductor.infer(scene.call(budget_s=0.2 + number % 7 / 10)), 0.1 + number % 5 / 5
+                scene.dispatcher.infer(scene.call(budget_s=0.2 + number % 7 / 10)), 0.1 + number % 5 / 5
             )
         except ServeError as error:
             return error.code
@@ -262,7 +262,7 @@ async def test_many_requests_at_once_with_random_faults_leave_nothing_behind() -
 
     assert {"ok", "left", "deadline_exceeded"} <= set(ends)
     scene.assert_at_rest()
-    await scene.conductor.close()
+    await scene.dispatcher.close()
 
 
 class Fickle:
@@ -273,7 +273,7 @@ class Fickle:
         self._keeps = keeps
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        decision = self._scene.conductor.placer.decide(ask, now, exclude)
+        decision = self._scene.dispatcher.placer.decide(ask, now, exclude)
         if decision.chosen is not None and decision.chosen.target.id != self._keeps:
             self._scene.fleet.fold(LinkAttested(decision.chosen.target.id, Attestation("revoked")), now)
         return decision
@@ -291,14 +291,14 @@ def test_evidence_that_ends_between_the_choice_and_the_launch_keeps_the_request_
             scene.fleet.fold(
                 LinkAttested(target_id, Attestation("", clock.now() + 9.0, "software", target_id, 0.0)), clock.now()
             )
-        scene.conductor.places = Fickle(scene, keeps)
+        scene.dispatcher.placement = Fickle(scene, keeps)
         call = replace(scene.call(), attested=True)
         if served_by is None:
             with pytest.raises(ServeError, match="edge/a is attested no more: revoked"):
-                await scene.conductor.infer(call)
+                await scene.dispatcher.infer(call)
             assert pool.seen == []
         else:
-            reply = await scene.conductor.infer(call)
+            reply = await scene.dispatcher.infer(call)
             assert reply.route is not None and reply.route.served_by == served_by
             assert reply.attested == "software; key=pool/main; expires=1970-01-01T00:00:00Z"
         assert edge.seen == []

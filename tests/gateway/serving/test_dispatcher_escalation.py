@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.core.placement.placer import Placer
-from gateway.operate.explanation import explained
-from gateway.serving.dispatcher import Conductor
+from gateway.operate.explanation import explanation_json
+from gateway.serving.dispatcher import Dispatcher
 from tests.support.gateway.conductor import FakeTarget, Scene
 from tests.support.gateway.fleets import variant
 from tests.support.loop import elapsed, on_virtual_time, settle
@@ -51,7 +51,7 @@ class Judging(Scene):
 
     def __init__(self, edge: Classifier, pool: Classifier, *, overloaded: bool = False) -> None:
         super().__init__({"edge_a": (edge, INT8), "pool_main": (pool, FP32)})
-        self.conductor = Conductor(
+        self.dispatcher = Dispatcher(
             Placer(self.fleet), self.targets, self._manifest, draw=lambda: 0.5, overloaded=lambda: overloaded
         )
 
@@ -68,7 +68,7 @@ class Judging(Scene):
         ids = array_to_tensor("ids", np.zeros((1, 4)), Datatype.INT64)
         request = InferRequest("minilm", (ids,), id="7", outputs=tuple(RequestedOutput(name) for name in outputs))
         asked = Call(request, call.protocol, call.arrived_at, call.deadline, variant=demanded)
-        return await self.conductor.infer(asked)
+        return await self.dispatcher.infer(asked)
 
 
 @on_virtual_time
@@ -87,8 +87,8 @@ async def test_an_unsure_answer_is_escalated_within_the_same_budget() -> None:
     assert not (route.provisional or route.hedged or route.fallback or route.degraded)
     assert took_s == pytest.approx(0.210)
     assert pool.seen[0][2] == pytest.approx(0.99), "what is left"
-    (flown,) = scene.conductor.flown
-    told = explained(flown)
+    (flown,) = scene.dispatcher.recorder
+    told = explanation_json(flown)
     assert [
         (one["what"], one["attempt"], one.get("confidence")) for one in told["events"] if one["what"] != "look"
     ] == [
@@ -182,5 +182,5 @@ async def test_a_caller_who_leaves_during_an_escalation_takes_it_with_him() -> N
 async def test_who_judges_whom_is_worked_out_once() -> None:
     scene = Judging(classifier("edge/a", UNSURE), classifier("pool/main"))
     await scene.ask()
-    assert scene.conductor.judges.of("minilm", "1") is scene.conductor.judges.of("minilm", "1")
-    assert repr(scene.conductor.judges) == "<Judges of minilm:1>"
+    assert scene.dispatcher.judges.of("minilm", "1") is scene.dispatcher.judges.of("minilm", "1")
+    assert repr(scene.dispatcher.judges) == "<ConfidencePolicies of minilm:1>"

@@ -19,9 +19,9 @@ import structlog
 
 from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.placement.placer import Placer
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.serving.dispatcher import Conductor
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.serving.dispatcher import Dispatcher
 from gateway.targets.target import Target
 from tests.support import loop as virtual
 from tests.support.gateway.conductor import CountingTarget, call
@@ -98,9 +98,9 @@ class Run:
         self.fleet = fleet_of(**{key: offers[key] for key in random.sample(sorted(offers), 1 + random.randrange(4))})
         self.fickle = [FickleTarget(id, random) for id in self.fleet.targets]
         self.targets: dict[str, Target] = {one.id: one for one in self.fickle}
-        placer = Placer(self.fleet) if random.random() < 0.4 else ValuePlacer(self.fleet)
-        hedges = Crossing(placer) if isinstance(placer, ValuePlacer) else None
-        self.conductor = Conductor(
+        placer = Placer(self.fleet) if random.random() < 0.4 else UtilityPlacer(self.fleet)
+        hedges = ChanceHedging(placer) if isinstance(placer, UtilityPlacer) else None
+        self.dispatcher = Dispatcher(
             placer, self.targets, lambda name, version: minilm(), draw=random.random, hedges=hedges
         )
         self.ends: Counter[str] = Counter()
@@ -114,7 +114,7 @@ class Run:
             self.ends["left" if task.cancelled() else task.result()] += 1
         meddling.cancel()
         await asyncio.wait([meddling])
-        await self.conductor.close()
+        await self.dispatcher.close()
         self._assert_at_rest()
 
     async def _call(self, number: int) -> str:
@@ -132,7 +132,7 @@ class Run:
                 asyncio.get_running_loop().call_at(leaves_at, me.cancel)
         try:
             async with asyncio.timeout_at(leaves_at if patience == "timeout" else None):
-                reply = await self.conductor.infer(request)
+                reply = await self.dispatcher.infer(request)
         except TimeoutError:
             assert me.cancelling() == 0
             return "timeout"
@@ -168,9 +168,9 @@ class Run:
         timers = [timer for timer in running._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
         assert all("cancel" in repr(timer) for timer in timers), "only callers' own plans to leave are left"
         assert not any(one.under_way for one in self.fickle)
-        assert "0 attempts in tasks" in repr(self.conductor)
+        assert "0 attempts in tasks" in repr(self.dispatcher)
         for target in self.fleet.targets.values():
-            assert target.ledger.in_flight == 0 and not target.link._unaccepted
+            assert target.queue_estimate.in_flight == 0 and not target.link._unaccepted
         assert not any(breaker._probing for breaker in self._breakers)
         assert sum(self.ends.values()) == CALLERS
 

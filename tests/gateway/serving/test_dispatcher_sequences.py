@@ -37,7 +37,7 @@ class Remembering(Scene):
         return msgspec.structs.replace(call, request=msgspec.structs.replace(call.request, parameters=parameters))
 
     async def take(self, **how: bool | int | str) -> Reply:
-        return await self.conductor.infer(self.step(**how))  # type: ignore[arg-type]
+        return await self.dispatcher.infer(self.step(**how))  # type: ignore[arg-type]
 
     def other(self, reply: Reply) -> FakeTarget:
         assert reply.route is not None
@@ -50,8 +50,8 @@ async def test_all_steps_go_where_the_first_was_answered() -> None:
     first = await scene.take(start=True)
     home, other = (scene.a, scene.b) if scene.other(first) is scene.b else (scene.b, scene.a)
     # By itself placement would turn away from a target that is so busy.
-    scene.fleet.targets[home.id].ledger.report(LoadReport(1, 1, 40, 1, 0.4), "link", clock.now())
-    elsewhere = await scene.conductor.infer(scene.call())
+    scene.fleet.targets[home.id].queue_estimate.report(LoadReport(1, 1, 40, 1, 0.4), "link", clock.now())
+    elsewhere = await scene.dispatcher.infer(scene.call())
     assert elsewhere.route is not None
     assert elsewhere.route.served_by == other.id
     other.seen.clear()
@@ -60,7 +60,7 @@ async def test_all_steps_go_where_the_first_was_answered() -> None:
     assert len(home.seen) == 4
     assert other.seen == []
     await scene.take(end=True)
-    assert len(scene.conductor.affinity) == 0
+    assert len(scene.dispatcher.affinity) == 0
 
 
 @on_virtual_time
@@ -103,26 +103,26 @@ async def test_a_new_start_goes_anywhere_and_another_sequence_too() -> None:
     await scene.take(start=True)
     await asyncio.gather(*[scene.take(id=f"s{n}", start=True) for n in range(8)])
     assert scene.a.seen and scene.b.seen
-    assert len(scene.conductor.affinity) == 9
+    assert len(scene.dispatcher.affinity) == 9
 
 
 @on_virtual_time
 async def test_tenants_with_the_same_number_have_sequences_of_their_own() -> None:
     scene = Remembering()
     for tenant in ("acme", "rival", "acme#key:3f9a"):
-        await scene.conductor.infer(msgspec.structs.replace(scene.step(start=True), tenant=tenant))
+        await scene.dispatcher.infer(msgspec.structs.replace(scene.step(start=True), tenant=tenant))
     seen = [request.parameters["sequence_id"] for one in (scene.a, scene.b) for request, *_ in one.seen]
     assert sorted(map(str, seen)) == ["acme/7", "acme/7", "rival/7"]
-    assert len(scene.conductor.affinity) == 2
+    assert len(scene.dispatcher.affinity) == 2
 
 
 @on_virtual_time
 async def test_what_is_no_sequence_is_placed_as_ever_and_a_wrong_one_refused() -> None:
     scene = Remembering()
-    await scene.conductor.infer(scene.step(id=0))
-    assert len(scene.conductor.affinity) == 0
+    await scene.dispatcher.infer(scene.step(id=0))
+    assert len(scene.dispatcher.affinity) == 0
     with pytest.raises(InvalidRequest, match="sequence_id"):
-        await scene.conductor.infer(scene.step(id=-3))
+        await scene.dispatcher.infer(scene.step(id=-3))
 
 
 def test_what_is_remembered_is_bounded_in_time_and_number() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from gateway.core.access.networks import PRIVATE, Networks
+from gateway.core.access.networks import PRIVATE, AllowedNetworks
 from gateway.fleet_sync.freshness import DeviceView, Freshness
-from gateway.targets.address_policy import NAMED, Advertised
+from gateway.targets.address_policy import NAMED, AddressPolicy
 
 
 def view(name: str, *urls: str, freshness: Freshness = Freshness.FRESH) -> DeviceView:
@@ -14,7 +14,7 @@ def view(name: str, *urls: str, freshness: Freshness = Freshness.FRESH) -> Devic
 
 
 def test_an_allowed_address_is_a_target_and_no_other_is() -> None:
-    advertised = Advertised(Networks(PRIVATE), "link")
+    advertised = AddressPolicy(AllowedNetworks(PRIVATE), "link")
     spec = advertised.spec_of(view("till", "10.0.0.7:9001"))
     assert spec is not None and (spec.id, spec.address) == ("edge/till", "10.0.0.7:9001")
     assert advertised.spec_of(view("attic", "169.254.169.254:80")) is None
@@ -23,14 +23,14 @@ def test_an_allowed_address_is_a_target_and_no_other_is() -> None:
 
 
 def test_a_device_that_moves_into_an_allowed_network_is_refused_no_more() -> None:
-    advertised = Advertised(Networks(PRIVATE), "link")
+    advertised = AddressPolicy(AllowedNetworks(PRIVATE), "link")
     advertised.spec_of(view("attic", "8.8.8.8:9001"))
     assert advertised.spec_of(view("attic", "10.0.0.9:9001")) is not None
     assert advertised.refused == {}
 
 
 def test_a_whole_fleet_behind_a_wrong_setting_is_a_few_lines_of_log() -> None:
-    advertised = Advertised(Networks(()), "link")
+    advertised = AddressPolicy(AllowedNetworks(()), "link")
     with capture_logs() as lines:
         for number in range(10_000):
             advertised.spec_of(view(f"d{number}", "10.0.0.7:9001"))

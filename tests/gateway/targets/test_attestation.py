@@ -31,8 +31,8 @@ from tidegate.security.attestation.attester import AttestationConfig, Attester
 from tidegate.security.attestation.keys import line_of, make_key, read_key
 from tidegate.security.attestation.measurement import Measurement
 from tidegate.security.attestation.software import key_id
-from tidegate.servers.grpc_server import grpc_door
-from tidegate.servers.role_guard import Secured
+from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.role_guard import ServerSecurity
 
 pytestmark = pytest.mark.slow
 
@@ -66,9 +66,9 @@ class Site:
 
     async def edge(self, name: str, attest: Attest = no_evidence) -> None:
         far = self.fars[name] = Far(f"edge/{name}")
-        secured = Secured(self.pki.tls(f"edge/{name}"), frozenset({"gateway"}))
+        secured = ServerSecurity(self.pki.tls(f"edge/{name}"), frozenset({"gateway"}))
         door = await self._stack.enter_async_context(
-            grpc_door(
+            open_grpc_server(
                 lambda server: far.add_to(server, attest),
                 "127.0.0.1",
                 0,

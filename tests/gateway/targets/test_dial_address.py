@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.access.networks import LOOPBACK, Networks
+from gateway.core.access.networks import LOOPBACK, AllowedNetworks
 from gateway.targets.dial_address import allowed_address
 from gateway.targets.link import LinkTarget
 
@@ -25,7 +25,7 @@ async def test_a_name_is_resolved_at_each_dial_and_the_address_that_was_checked_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await _found("10.0.0.7", "169.254.169.254", monkeypatch=monkeypatch)
-    networks = Networks(["10.0.0.0/8"])
+    networks = AllowedNetworks(["10.0.0.0/8"])
 
     assert await allowed_address(networks, "kiosk.local:9001") == "10.0.0.7:9001"
     with pytest.raises(ValueError, match=r"kiosk\.local is 169\.254\.169\.254"):
@@ -47,7 +47,7 @@ async def test_a_link_to_an_address_that_is_not_allowed_opens_no_connection() ->
     port = server.sockets[0].getsockname()[1]
 
     async def refuse(address: str) -> str:
-        return await allowed_address(Networks(["10.0.0.0/8"]), address)
+        return await allowed_address(AllowedNetworks(["10.0.0.0/8"]), address)
 
     told = asyncio.Event()
 
@@ -63,4 +63,4 @@ async def test_a_link_to_an_address_that_is_not_allowed_opens_no_connection() ->
 
     assert knocks == 0
     assert "in no network of advertised_networks" in events[0].reason
-    assert "127.0.0.1" in Networks(LOOPBACK)
+    assert "127.0.0.1" in AllowedNetworks(LOOPBACK)

@@ -11,28 +11,28 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from edge_agent.core.dial_policy import Roads
-from edge_agent.fleet.dialling import Dialling
+from edge_agent.core.dial_policy import DialPlan
+from edge_agent.fleet.dialling import GatewayDialler
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.targets.device import DeviceTarget
-from gateway.targets.dial_in import DialledIn
+from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import LinkTarget
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
 from tidegate.link import frames
 from tidegate.link.frames import Greeting
 from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import MAX_ENVELOPE_BYTES, DialledStream, LinkLost
 from tidegate.netsim.links.stream import StreamProfile
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.oip.grpc.server import server_options
 from tidegate.types import LoadReport
 
 pytestmark = pytest.mark.slow
 
-BEAT = Heartbeat(0.1, 3)
+BEAT = KeepaliveTiming(0.1, 3)
 WITHIN_S = 30.0
 FLOODS = 400
 
@@ -40,7 +40,7 @@ FLOODS = 400
 class Gateway:
     """A link port with one target per device that has dialled."""
 
-    def __init__(self, dialled_in: DialledIn) -> None:
+    def __init__(self, dialled_in: DialInServer) -> None:
         self.dialled_in = dialled_in
         self.port = 0
         self.events: list[LinkEvent] = []
@@ -58,7 +58,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(**options: object) -> AsyncIterator[Gateway]:
-    one = Gateway(DialledIn(gateway_name="main", **{"max_streams": 8, "heartbeat": BEAT, **options}))  # type: ignore[arg-type]
+    one = Gateway(DialInServer(gateway_name="main", **{"max_streams": 8, "heartbeat": BEAT, **options}))  # type: ignore[arg-type]
     server = grpc.aio.server(options=server_options(MAX_ENVELOPE_BYTES))
     one.dialled_in.add_to(server)
     one.port = server.add_insecure_port("127.0.0.1:0")
@@ -69,14 +69,14 @@ async def gateway(**options: object) -> AsyncIterator[Gateway]:
         await server.stop(None)
 
 
-def service(name: str = "edge/a", epoch: int = 1, *, beat: Heartbeat = BEAT) -> LinkService:
+def service(name: str = "edge/a", epoch: int = 1, *, beat: KeepaliveTiming = BEAT) -> LinkService:
     load = LoadReport(epoch, 1, 0, 0, 0.0)
     return LinkService(EchoHost(), name=name, epoch=lambda: epoch, offers=tuple, load=lambda: load, heartbeat=beat)
 
 
-def dialling(link: LinkService, *ports: int, roads: Roads | None = None) -> Dialling:
+def dialling(link: LinkService, *ports: int, roads: DialPlan | None = None) -> GatewayDialler:
     gateways = {f"127.0.0.1:{port}": "" for port in ports}
-    return Dialling(link, roads or Roads("always"), gateways, dict, tls=None, draw=lambda: 0.5)
+    return GatewayDialler(link, roads or DialPlan("always"), gateways, dict, tls=None, draw=lambda: 0.5)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ async def ended(stream: DialledStream) -> str:
 
 
 async def test_a_device_is_served_again_after_its_link_was_cut_and_after_it_fell_silent() -> None:
-    async with gateway() as main, Link(("127.0.0.1", main.port)) as link, dialling(service(), link.port):
+    async with gateway() as main, LinkProxy(("127.0.0.1", main.port)) as link, dialling(service(), link.port):
         await until(lambda: main.ups() == 1)
         await ask(main.target("edge/a"))
         for number, kind in enumerate(("reset", "blackhole", "close"), start=2):
@@ -134,7 +134,7 @@ async def test_what_a_nat_has_forgotten_is_found_by_its_silence_and_dialled_agai
     forgetful = StreamProfile(delay_ms=1.0, nat_idle_s=0.05)  # sooner than the pings that keep a binding
     async with (
         gateway() as main,
-        Link(("127.0.0.1", main.port)) as link,
+        LinkProxy(("127.0.0.1", main.port)) as link,
         dialling(service(), link.port),
     ):
         link.apply(forgetful)
@@ -144,9 +144,9 @@ async def test_what_a_nat_has_forgotten_is_found_by_its_silence_and_dialled_agai
 
 
 async def test_a_road_as_long_as_a_satellites_comes_up() -> None:
-    async with gateway(heartbeat=Heartbeat(1.0, 10)) as main, Link(("127.0.0.1", main.port)) as link:
+    async with gateway(heartbeat=KeepaliveTiming(1.0, 10)) as main, LinkProxy(("127.0.0.1", main.port)) as link:
         link.apply(StreamProfile(delay_ms=300.0))
-        async with dialling(service(beat=Heartbeat(1.0, 10)), link.port):
+        async with dialling(service(beat=KeepaliveTiming(1.0, 10)), link.port):
             await until(lambda: main.ups() == 1)
             await ask(main.target("edge/a"))
 
@@ -171,7 +171,7 @@ async def test_with_both_roads_there_is_one_target_that_prefers_the_direct_one_a
     link.add_to(device)
     port = device.add_insecure_port("127.0.0.1:0")
     await device.start()
-    async with gateway() as main, Link(("127.0.0.1", port)) as direct:
+    async with gateway() as main, LinkProxy(("127.0.0.1", port)) as direct:
         direct.partition("reset")
         spec = TargetSpec("edge/a", "edge", f"127.0.0.1:{direct.port}", static=False)
 
@@ -183,7 +183,7 @@ async def test_with_both_roads_there_is_one_target_that_prefers_the_direct_one_a
         target = main.targets["edge/a"] = DeviceTarget(spec, make, main.events.append)
         async with target, dialling(link, main.port):
             await until(lambda: main.ups() == 1)
-            assert [event.road for event in main.events if isinstance(event, LinkUp)] == ["dialled out"]
+            assert [event.path_kind for event in main.events if isinstance(event, LinkUp)] == ["dialled out"]
 
             direct.heal()
             await until(lambda: main.ups() == 2)
@@ -194,7 +194,7 @@ async def test_with_both_roads_there_is_one_target_that_prefers_the_direct_one_a
 
             direct.partition("reset")
             await until(lambda: main.ups() == 3)
-            roads = [event.road for event in main.events if isinstance(event, LinkUp)]
+            roads = [event.path_kind for event in main.events if isinstance(event, LinkUp)]
             assert roads == ["dialled out", "direct", "dialled out"]
             await ask(target)
     await device.stop(None)
@@ -208,7 +208,7 @@ async def test_a_device_leaves_the_stream_it_dialled_once_the_gateway_comes_by_i
     link.add_to(device)
     port = device.add_insecure_port("127.0.0.1:0")
     await device.start()
-    roads = Roads("auto", patience_s=0.0, steady_s=0.1)
+    roads = DialPlan("auto", patience_s=0.0, steady_s=0.1)
     async with gateway() as main, dialling(link, main.port, roads=roads) as out:
         await until(lambda: main.ups() == 1)
         host.gate.clear()

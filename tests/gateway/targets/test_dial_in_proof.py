@@ -12,11 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from edge_agent.config import EdgeConfig
-from edge_agent.core.dial_policy import Roads
-from edge_agent.fleet.dialling import Dialling, configured_gateways, read_key
+from edge_agent.core.dial_policy import DialPlan
+from edge_agent.fleet.dialling import GatewayDialler, configured_gateways, read_key
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.link_port import told_to_devices
+from gateway.link_port import advertised_dial_address
 from gateway.targets.accepted_link import UNBOUND
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import Far, configured, until
@@ -37,8 +37,8 @@ def service(name: str = ID) -> LinkService:
     return LinkService(far.host, name=name, epoch=lambda: 1, offers=lambda: far.offers, load=far._load)
 
 
-def dialling(address: str, *, name: str = ID, named: str = "", tls: Tls | None = None, key: str = "") -> Dialling:
-    return Dialling(service(name), Roads("always"), {address: named}, dict, tls=tls, draw=lambda: 0.5, key=key)
+def dialling(address: str, *, name: str = ID, named: str = "", tls: Tls | None = None, key: str = "") -> GatewayDialler:
+    return GatewayDialler(service(name), DialPlan("always"), {address: named}, dict, tls=tls, draw=lambda: 0.5, key=key)
 
 
 @asynccontextmanager
@@ -68,7 +68,7 @@ async def test_over_tls_a_device_is_who_its_certificate_says(tmp_path: Path, pki
 
         async with dialling(address, named="gateway/main", tls=pki.tls(ID)):
             await until(lambda: gateway.host.model_ready("echo"), 30.0)
-            assert gateway.fleet.targets[ID].road == "dialled out"
+            assert gateway.fleet.targets[ID].path_kind == "dialled out"
 
 
 async def test_only_devices_have_a_certificate_for_this_port(tmp_path: Path, pki: FleetPki) -> None:
@@ -134,7 +134,7 @@ async def test_a_device_that_leaves_is_gone_and_a_gateway_that_stops_lets_it_go(
 
         link = service()
         heard = {"main": GatewayState("main", True, 1, links=(gateway.addresses["link"],))}
-        out = Dialling(link, Roads("auto", patience_s=0.0), {}, lambda: heard, tls=None, draw=lambda: 0.5)
+        out = GatewayDialler(link, DialPlan("auto", patience_s=0.0), {}, lambda: heard, tls=None, draw=lambda: 0.5)
         await out.__aenter__()
         await until(lambda: out.up == {"gateway/main"}, 30.0)
     async with asyncio.timeout(30.0):
@@ -144,7 +144,7 @@ async def test_a_device_that_leaves_is_gone_and_a_gateway_that_stops_lets_it_go(
 
 def test_devices_are_told_where_to_dial_unless_only_they_can_know() -> None:
     def told(**keys: Any) -> tuple[str, ...]:
-        return told_to_devices(load(GatewayConfig, link_port=8004, **keys), "10.0.0.1:8004")
+        return advertised_dial_address(load(GatewayConfig, link_port=8004, **keys), "10.0.0.1:8004")
 
     assert told(host="10.0.0.1") == ("10.0.0.1:8004",)
     assert told(host="0.0.0.0") == ()
@@ -153,8 +153,8 @@ def test_devices_are_told_where_to_dial_unless_only_they_can_know() -> None:
 
 async def test_what_a_broker_says_is_dialled_only_if_it_is_an_address() -> None:
     heard = {"main": GatewayState("main", True, 1, links=("unix:/run/x.sock", "http://169.254.169.254/", "a:b:1", ""))}
-    roads = Roads("always")
-    out = Dialling(service(), roads, {}, lambda: heard, tls=None, draw=lambda: 0.5)
+    roads = DialPlan("always")
+    out = GatewayDialler(service(), roads, {}, lambda: heard, tls=None, draw=lambda: 0.5)
 
     assert out._gateways() == {}
 

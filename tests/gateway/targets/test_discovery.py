@@ -16,7 +16,7 @@ from gateway.app import Gateway
 from tests.support.gateway.app import Far, ask, configured, running, until
 from tests.support.mqtt.brokers import Embedded
 from tidegate import clock
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.messages import Admission
 from tidegate.types import LoadReport
 
@@ -51,7 +51,7 @@ async def test_an_edge_is_found_over_mqtt_and_stays_in_use_without_the_broker(tm
 
 async def test_what_an_edge_says_of_its_battery_and_heat_moves_its_work(tmp_path: Path) -> None:
     edges = {"attic": Far("edge/attic"), "cellar": Far("edge/cellar")}
-    told = {"attic": UNTOLD, "cellar": Conditions(battery=0.3)}
+    told = {"attic": UNTOLD, "cellar": DeviceConditions(battery=0.3)}
     closed: set[str] = set()
     sequences = count(1)
 
@@ -83,7 +83,10 @@ async def test_what_an_edge_says_of_its_battery_and_heat_moves_its_work(tmp_path
             await until(lambda: gateway.fleet.targets["edge/cellar"].conditions.battery == 0.3, 10.0)
             await serves("attic")
 
-            told["attic"], told["cellar"] = Conditions(throttled=True, metered=True), Conditions(battery=0.9)
+            told["attic"], told["cellar"] = (
+                DeviceConditions(throttled=True, metered=True),
+                DeviceConditions(battery=0.9),
+            )
             attic.notify()
             await until(lambda: gateway.fleet.targets["edge/attic"].conditions.throttled, 10.0)
             cellar.notify()

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.fleet_sync.registry import FleetRegister
 from gateway.operate.devices import summary_of
-from simulator.crowd.epochs import Forgetful
+from simulator.crowd.epochs import InMemoryEpochs
 from simulator.crowd.life import AWAY_S, Habits
 from tests.e2e.stack import eventually
 from tests.support.faults.fleet_stack import FleetStack
@@ -43,7 +43,7 @@ def test_absences_arrivals_and_crashes_keep_to_their_ranges() -> None:
 
 
 def test_a_simulated_epoch_grows_and_obeys_a_hint_like_a_kept_one() -> None:
-    epochs = Forgetful()
+    epochs = InMemoryEpochs()
     first = epochs.bump(0.0)
     assert epochs.bump(0.0) == first + 1
     assert epochs.bump(0.0, at_least=1_000) == 1_000

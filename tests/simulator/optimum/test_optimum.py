@@ -17,11 +17,11 @@ from simulator.optimum.reach import reaches
 from simulator.scenarios.scenario import ClassSpec, Size
 from simulator.simulation import simulate
 from simulator.workers.edge import EdgeWorker
-from simulator.workers.job import Job
-from simulator.workers.slowness import Piece, Slowness
+from simulator.workers.job import SimulatedJob
+from simulator.workers.slowness import Slowness, SlownessPeriod
 from simulator.workers.worker import offers_of
-from simulator.world.arrivals import Request
-from simulator.world.conditions import Conditions
+from simulator.world.arrivals import SimulatedRequest
+from simulator.world.conditions import WorldConditions
 from tests.simulator.test_simulation import everything_wrong
 from tests.simulator.worlds import edited
 from tidegate.estimate.cost_table import CostTable
@@ -78,7 +78,7 @@ def test_heat_counts_for_those_only_who_cannot_have_begun_before_it() -> None:
     def done(released_at: float) -> float:
         # given a device that is twice as slow from 0.2 s on, and 0.1 s of work that is due at 0.3 s
         machine = _machine(count=1, takes_s=0.1, release=released_at, due=0.3)
-        hot = [Piece(0.0, 0.2, 1.0), Piece(0.2, float("inf"), 2.0)]
+        hot = [SlownessPeriod(0.0, 0.2, 1.0), SlownessPeriod(0.2, float("inf"), 2.0)]
         return Program([_with(machine, pieces=hot)], np.ones(1), 0.4, 0.1).best()[0]
 
     assert done(0.15) == pytest.approx(1.0)  # begun at 0.15 it goes on at full speed
@@ -97,7 +97,7 @@ def test_no_batch_is_charged_more_than_it_takes(seed: int, members: int, longest
     draw = Random(seed)
     table = CostTable([(1, 8), (64, 9), (512, 18 + draw.random()), (4096, 90)])
     kind = ClassSpec(name="x", share=1, model="m", length=Size(median=8), budget_ms=100)
-    asked = [Request(n, 0.0, kind, 1 + int(longest * draw.random()), 0.0, hard=False) for n in range(30)]
+    asked = [SimulatedRequest(n, 0.0, kind, 1 + int(longest * draw.random()), 0.0, hard=False) for n in range(30)]
     release = np.array([draw.random() for _ in asked])
     latest = release + [0.3 * draw.random() for _ in asked]
     charges = _charges(8, table, asked, release, latest)
@@ -116,7 +116,7 @@ def test_nothing_real_is_earlier_than_the_earliest_or_in_time_after_the_latest(s
     loaded = everything_wrong()
     draw = Random(seed)
     for id in ("edge/device-1", "pool/gpu"):
-        conditions = Conditions(loaded, seed)
+        conditions = WorldConditions(loaded, seed)
         kind = loaded.scenario.link_of[id]
         link = conditions.link(id, kind)
         ways = reaches(conditions, id, loaded.scenario.links[kind], 1.0, 20.0)
@@ -143,7 +143,8 @@ def test_an_edge_foresees_what_it_then_does() -> None:
     )
     asked = _Answers(events)
     jobs = [
-        Job(n, asked, "m", rows=1, length=50 + n, deadline=3.0 - 0.1 * n, priority=0, luck=n - 1.0) for n in range(3)
+        SimulatedJob(n, asked, "m", rows=1, length=50 + n, deadline=3.0 - 0.1 * n, priority=0, luck=n - 1.0)
+        for n in range(3)
     ]
     events.run(until=1.0)
     worker.take(jobs[0], 1.0)
@@ -169,18 +170,18 @@ class _Answers:
         self.at: dict[int, float] = {}
         self._events = events
 
-    def accepted(self, job: Job, word: object) -> None: ...
+    def accepted(self, job: SimulatedJob, word: object) -> None: ...
 
-    def answered(self, job: Job, queue_s: float, compute_s: float, load: object) -> None:
+    def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: object) -> None:
         self.at[job.id] = self._events.now
 
-    def refused(self, job: Job, error: object, load: object) -> None:
+    def refused(self, job: SimulatedJob, error: object, load: object) -> None:
         raise AssertionError(error)
 
 
 def _machine(*, count: int, takes_s: float, release: float = 0.0, due: float = 0.4) -> Machine:
     takes = np.full(count, takes_s)
-    always = [Piece(0.0, float("inf"), 1.0)]
+    always = [SlownessPeriod(0.0, float("inf"), 1.0)]
     return Machine("edge/a", np.full(count, release), np.full(count, due), takes, takes, always, [])
 
 
@@ -190,11 +191,11 @@ def _with(machine: Machine, **changes: object) -> Machine:
 
 def test_a_link_that_dies_after_bad_weather_is_laid_out_too() -> None:
     from simulator.optimum.reach import _laid_out
-    from tidegate.netsim.links.profile import Air, LinkProfile, States
+    from tidegate.netsim.links.profile import LinkProfile, SharedConditions, States
 
     profile = LinkProfile(states=States(good_s=1.0, bad_s=0.5, dead_s=0.3, delay_times=4.0))
-    air = Air.over(profile, lambda name: Random(name).random, None)
-    again = Air.over(profile, lambda name: Random(name).random, None)
+    air = SharedConditions.over(profile, lambda name: Random(name).random, None)
+    again = SharedConditions.over(profile, lambda name: Random(name).random, None)
     gone = _laid_out(air.gone, 30.0)
     assert len(gone) > 2
     assert again.gone is not None

@@ -17,15 +17,15 @@ from click.testing import CliRunner
 from gateway.core.history.trace_format import (
     FORMAT,
     VERSION,
-    Attempt,
-    End,
-    Header,
-    Line,
-    Link,
-    ModelCosts,
-    Request,
-    Target,
-    VariantCosts,
+    RecordedAttempt,
+    RecordedEnd,
+    RecordedHeader,
+    RecordedLine,
+    RecordedLink,
+    RecordedModel,
+    RecordedRequest,
+    RecordedTarget,
+    RecordedVariant,
 )
 from simulator.cli import simulate as simulate_cli
 from simulator.replay.replay import Replay, replay
@@ -36,40 +36,42 @@ from simulator.world.conditions import SETTLING_S
 from tidegate.netsim.links.recorded import RecordedDelay
 
 SECONDS = 20.0
-HEADER = Header(FORMAT, VERSION, "0.1.0", "site-1", "value", 1.8e9, SECONDS)
+HEADER = RecordedHeader(FORMAT, VERSION, "0.1.0", "site-1", "value", 1.8e9, SECONDS)
 
 
-def target(id: str, seconds: float, *, precision: str = "int8", models: tuple[str, ...] = ("encoder",)) -> Target:
+def target(
+    id: str, seconds: float, *, precision: str = "int8", models: tuple[str, ...] = ("encoder",)
+) -> RecordedTarget:
     cost = ((1.0, seconds), (512.0, 4.0 * seconds))
-    variant = VariantCosts(precision, precision, cost, quality=0.98)
-    return Target(0.1, id, id.partition("/")[0], tuple(ModelCosts(name, "1", (variant,)) for name in models))
+    variant = RecordedVariant(precision, precision, cost, quality=0.98)
+    return RecordedTarget(0.1, id, id.partition("/")[0], tuple(RecordedModel(name, "1", (variant,)) for name in models))
 
 
-def asked(at_s: float, to: str = "edge/kiosk", **more: Any) -> Request:
+def asked(at_s: float, to: str = "edge/kiosk", **more: Any) -> RecordedRequest:
     """One that was answered there, its call twice as long as the table says."""
-    attempt = Attempt(to, "int8", "cheapest", 0.001, 0.052, "answered", 0.004, 0.004, 0.040, 0.008, batch=1)
+    attempt = RecordedAttempt(to, "int8", "cheapest", 0.001, 0.052, "answered", 0.004, 0.004, 0.040, 0.008, batch=1)
     fields = {"model": "encoder", "protocol": "oip-http", "outcome": "ok", "elapsed_s": 0.053, "budget_s": 0.5}
     work = {"gateway_s": 0.001, "version": "1", "units": 1.0, "served_by": to, "attempts": (attempt,)}
-    return Request(at_s=at_s, **fields | work | more)
+    return RecordedRequest(at_s=at_s, **fields | work | more)
 
 
-def traffic(**more: Any) -> list[Request]:
+def traffic(**more: Any) -> list[RecordedRequest]:
     draw = Random(7)
     return [asked(at_s, **more) for at_s in sorted(draw.random() * SECONDS for _ in range(200))]
 
 
-def links(id: str, *, up: Iterable[bool] = (True,) * 20, rtt_s: float = 0.008) -> list[Link]:
-    return [Link(float(second), id, is_up, rtt_s=rtt_s) for second, is_up in enumerate(up)]
+def links(id: str, *, up: Iterable[bool] = (True,) * 20, rtt_s: float = 0.008) -> list[RecordedLink]:
+    return [RecordedLink(float(second), id, is_up, rtt_s=rtt_s) for second, is_up in enumerate(up)]
 
 
 FLEET = (target("edge/kiosk", 0.020), target("pool/main", 0.004, precision="fp32"))
 
 
-def write(path: Path, told: Iterable[Request], rows: Iterable[Link] = (), header: Line = HEADER,
-          targets: Iterable[Target] = FLEET) -> Path:  # fmt: skip
+def write(path: Path, told: Iterable[RecordedRequest], rows: Iterable[RecordedLink] = (), header: RecordedLine = HEADER,
+          targets: Iterable[RecordedTarget] = FLEET) -> Path:  # fmt: skip
     members = {
         "header.jsonl": [header], "targets.jsonl": targets, "requests.jsonl": told,
-        "links.jsonl": rows or [*links("edge/kiosk"), *links("pool/main")], "end.jsonl": [End(0, 0, SECONDS)],
+        "links.jsonl": rows or [*links("edge/kiosk"), *links("pool/main")], "end.jsonl": [RecordedEnd(0, 0, SECONDS)],
     }  # fmt: skip
     with tarfile.open(path, "w:gz") as tar:
         for name, lines in members.items():
@@ -153,8 +155,10 @@ def test_what_nobody_replays_is_left_out_and_told(tmp_path: Path) -> None:
 
 
 def test_two_versions_of_a_model_are_two_models_and_a_foreign_servers_answers_are_its_table(tmp_path: Path) -> None:
-    foreign = Target(0.1, "pool/triton", "pool", (ModelCosts("encoder", "2", (VariantCosts("fp32", "fp32", ()),)),))
-    there = Attempt("pool/triton", "fp32", "only", 0.0, 0.050, "answered", link_s=0.010)
+    foreign = RecordedTarget(
+        0.1, "pool/triton", "pool", (RecordedModel("encoder", "2", (RecordedVariant("fp32", "fp32", ()),)),)
+    )
+    there = RecordedAttempt("pool/triton", "fp32", "only", 0.0, 0.050, "answered", link_s=0.010)
     told = [*traffic(), *(asked(at, version="2", attempts=(there,), served_by="pool/triton") for at in (3.0, 4.0))]
     scenario = replayed(tmp_path, sorted(told, key=lambda one: one.at_s), targets=[*FLEET, foreign]).loaded.scenario
     assert set(scenario.models) == {"encoder@1", "encoder@2"}
@@ -210,7 +214,9 @@ def test_the_clock_of_round_trips_is_that_of_the_run(tmp_path: Path) -> None:
 
 def test_a_link_that_stood_still_while_an_answer_came_back_was_well_when_the_request_went_out(tmp_path: Path) -> None:
     # given one that was acknowledged in 4 ms and whose answer hung for the last half second of a second and a half
-    attempt = Attempt("edge/kiosk", "int8", "cheapest", 0.0, 1.5, "answered", 0.004, 0.958, 0.040, 0.502, batch=1)
+    attempt = RecordedAttempt(
+        "edge/kiosk", "int8", "cheapest", 0.0, 1.5, "answered", 0.004, 0.958, 0.040, 0.502, batch=1
+    )
     told = [asked(4.0, attempts=(attempt,), elapsed_s=1.5)]
     trips = replayed(tmp_path, told, links("edge/kiosk")).loaded.scenario.links["edge/kiosk"].round_trips
     assert trips is not None

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from simulator.cli import simulate as command
 from simulator.report.plot import smoothed
-from simulator.report.report import Interval, difference, figures, miss_ratio, rows, tier_share
+from simulator.report.report import MeanInterval, difference, figures, miss_ratio, rows, tier_share
 from simulator.simulation import simulate
 from simulator.sweep import knee, sweep
-from simulator.world.tally import End, Latencies, Reliability, Tally
+from simulator.world.tally import Latencies, OutcomeTally, ReliabilityTally, RequestEnd
 from tests.simulator.worlds import SMALL, edited
 from tidegate.outcome import Outcome
 
@@ -30,31 +30,31 @@ def test_percentiles_are_right_to_a_twentieth() -> None:
 
 
 def test_calibration_error_is_the_gap_between_promise_and_fact() -> None:
-    honest, boastful = Reliability(), Reliability()
+    honest, boastful = ReliabilityTally(), ReliabilityTally()
     for number in range(100):
         honest.add(0.9, number < 90)
         boastful.add(1.0, number < 60)
     assert honest.error == pytest.approx(0.0)
     assert boastful.error == pytest.approx(0.4)
-    assert Reliability().error == 0.0
+    assert ReliabilityTally().error == 0.0
 
 
 def test_a_request_that_is_lost_is_noticed() -> None:
-    tally = Tally(counts_from=0.0)
+    tally = OutcomeTally(counts_from=0.0)
     tally.begin()
     with pytest.raises(AssertionError, match="1 requests arrived, 0 ended"):
         tally.check()
-    tally.end(End("short", 1, 0.0, 0.1, Outcome.OK, in_time=True, served_by="edge/a", attempts=1))
+    tally.end(RequestEnd("short", 1, 0.0, 0.1, Outcome.OK, in_time=True, served_by="edge/a", attempts=1))
     tally.check()
 
 
 def test_an_interval_narrows_with_more_seeds_and_pairs_by_seed() -> None:
     noise = [NormalDist(0.0, 1.0).inv_cdf((n + 0.5) / 20) for n in range(20)]
-    few, many = Interval.of(noise[::4]), Interval.of(noise * 5)
+    few, many = MeanInterval.of(noise[::4]), MeanInterval.of(noise * 5)
     assert many.high - many.low < few.high - few.low
     shifted = difference([sample + 0.1 for sample in noise], noise)
     assert (shifted.low, shifted.high) == pytest.approx((0.1, 0.1))
-    assert f"{Interval.of([0.5]):.2f}" == "0.50 [0.50, 0.50]"
+    assert f"{MeanInterval.of([0.5]):.2f}" == "0.50 [0.50, 0.50]"
 
 
 @pytest.mark.slow

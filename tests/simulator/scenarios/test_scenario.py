@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulator.scenarios.scenario import target_names
-from simulator.scenarios.scenario_file import Loaded, ScenarioError, load, names, parse
+from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names, parse
 from tests.simulator.worlds import SMALL, edited
 
 
@@ -107,4 +107,4 @@ def test_a_scenario_of_ones_own_is_a_file_and_its_recordings_lie_beside_it(tmp_p
 def test_a_longer_run_warms_up_for_the_same_share_of_it() -> None:
     loaded = edited()
     assert loaded.scenario.lasting(60.0).warmup_s == pytest.approx(10.0)
-    assert isinstance(loaded.replaced(loaded.scenario.with_jitter(4.0)), Loaded)
+    assert isinstance(loaded.replaced(loaded.scenario.with_jitter(4.0)), LoadedScenario)

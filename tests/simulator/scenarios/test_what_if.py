@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from simulator.cli import simulate as command
 from simulator.scenarios.scenario import target_names
-from simulator.scenarios.scenario_file import Loaded, ScenarioError
+from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.simulation import simulate
 from tests.simulator.worlds import SMALL, edited
@@ -87,11 +87,11 @@ BUSY = ("rate: 60", "rate: 150")
 SLOW_EDGES = ("slow: [1.0, 2.0]", "slow: [3.0, 4.0]")
 
 
-def _without_and_with() -> dict[str, tuple[Loaded, Loaded]]:
+def _without_and_with() -> dict[str, tuple[LoadedScenario, LoadedScenario]]:
     """By what acts: the same world without it and with it."""
     edge, plain = "link: lan}", edited(BUSY)
 
-    def both(*edits: tuple[str, str], extra: str = "") -> tuple[Loaded, Loaded]:
+    def both(*edits: tuple[str, str], extra: str = "") -> tuple[LoadedScenario, LoadedScenario]:
         return plain, edited(BUSY, *edits, extra=extra)
 
     fault = "faults: [{{kind: {}, target: {}, at_s: 2, for_s: 2{}}}]"

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from gateway.core.health.breaker import State
-from simulator.scenarios.scenario_file import Loaded
+from gateway.core.health.breaker import BreakerState
+from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import World
 from tests.simulator.worlds import edited
 from tidegate.outcome import Overloaded, ServeError
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 FAULT_AT_S, SETTLED_S = 4.0, 1.0
 
 
-def eight(faults: str = "", *, rate: float = 200.0, seconds: float = 10.0) -> Loaded:
+def eight(faults: str = "", *, rate: float = 200.0, seconds: float = 10.0) -> LoadedScenario:
     return edited(
         ("duration_s: 6", f"duration_s: {seconds}"),
         ("count: 2, slow: [1.0, 2.0]", "count: 8, slow: [1.0, 2.0]"),
@@ -32,7 +32,7 @@ def eight(faults: str = "", *, rate: float = 200.0, seconds: float = 10.0) -> Lo
 class Watched:
     """A run that notes each attempt: when it was launched, where, and how it ended."""
 
-    def __init__(self, loaded: Loaded, policy: str = "value", seed: int = 1) -> None:
+    def __init__(self, loaded: LoadedScenario, policy: str = "value", seed: int = 1) -> None:
         self.world = World(loaded, policy, seed)
         self.launched: list[tuple[float, str]] = []
         self.refused: list[tuple[float, str, ServeError]] = []
@@ -123,14 +123,14 @@ def test_row_10_failing_fast_never_makes_it_look_fast() -> None:
     hurt = Watched(eight(f"{{kind: fail_fast, target: {FASTEST}, at_s: {FAULT_AT_S}, for_s: 6}}"))
     offered = next(one for one in hurt.world.gateways[0].fleet.offered("m", "1") if one.target.id == FASTEST)
     assert offered.cost.predict_s(20.0) > 0.9 * offered.cost.points[0][1]
-    assert offered.target.breaker.state is not State.CLOSED
+    assert offered.target.breaker.state is not BreakerState.CLOSED
 
 
 def test_row_11_a_storm_of_refusals_moves_the_load_and_opens_nothing(calm: Watched) -> None:
     hurt = Watched(eight(f"{{kind: refuse, target: {FASTEST}, at_s: {FAULT_AT_S}, for_s: 1}}"))
     target = hurt.world.gateways[0].fleet.targets[FASTEST]
     assert all(isinstance(error, Overloaded) for _, _, error in hurt.refused)
-    assert target.breaker.state is State.CLOSED and target.breaker.retry_at == 0.0, "it never opened"
+    assert target.breaker.state is BreakerState.CLOSED and target.breaker.retry_at == 0.0, "it never opened"
     assert target.path.retry_at == 0.0
     assert hurt.attainment() >= calm.attainment() - 0.01
     assert hurt.share(FASTEST, FAULT_AT_S + 1.2, 10.0) > 0.02, "it is back at once"

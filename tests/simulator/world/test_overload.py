@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.admission.admission import Admission
-from simulator.scenarios.scenario_file import Loaded, ScenarioError, load
+from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load
 from simulator.simulation import Run, World, simulate
-from simulator.world.admission import PlainDoor
+from simulator.world.admission import FixedLimitAdmission
 from simulator.world.tally import TIMELINE_BIN_S
 from tests.simulator.worlds import edited
 
@@ -21,7 +21,7 @@ def attained(run: Run, from_s: float, until_s: float) -> float:
     return sum(in_time for _, in_time in bins) / sum(arrivals for arrivals, _ in bins)
 
 
-def without_tenants(loaded: Loaded) -> Loaded:
+def without_tenants(loaded: LoadedScenario) -> LoadedScenario:
     return loaded.replaced(replace(loaded.scenario, tenants={}))
 
 
@@ -52,7 +52,7 @@ def test_a_tenant_who_storms_spends_its_own_budget_and_no_others() -> None:
 
 def test_retries_are_tries_of_one_request_and_baselines_have_a_plain_door() -> None:
     swamped = edited(("rate: 60", "rate: 2000"), ("priority: 1}", "priority: 1, retries: 2}"))
-    for policy, door in (("value", Admission), ("all-cloud", PlainDoor)):
+    for policy, door in (("value", Admission), ("all-cloud", FixedLimitAdmission)):
         world = World(swamped, policy, 1)
         run = world.run()  # checks that arrivals are the sum of the outcomes
         assert run.tally.retries > 10

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.degradation import Change
+from gateway.core.health.degradation import ConditionChange
 from simulator.scenarios.scenario import Fault, Scenario
 from simulator.scenarios.scenario_file import load
 from simulator.simulation import World
@@ -20,7 +20,7 @@ def told(scenario: Scenario, seed: int) -> list[tuple[str, str, bool]]:
     """Each change of a condition in one run: (target, condition, whether it began)."""
     found: list[tuple[str, str, bool]] = []
 
-    def note(target: TargetView, change: Change) -> None:
+    def note(target: TargetView, change: ConditionChange) -> None:
         found.append((target.id, change.condition.name, change.begun))
 
     world = World(load("office_wifi").replaced(scenario), "tidegate", seed)

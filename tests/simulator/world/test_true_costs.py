@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.history.trace_format import Attempt, Request
+from gateway.core.history.trace_format import RecordedAttempt, RecordedRequest
 from simulator.replay.recorded_calls import calls_of
 from simulator.world.true_costs import true_tables
 from tidegate.estimate.cost_table import CostTable
@@ -18,9 +18,9 @@ TABLE = ((1.0, 10.0), (16.0, 20.0), (256.0, 300.0))
 
 
 def answered(at_s: float, compute_s: float, *, batch: int = 1, units: float = 10.0, rows: int = 1,
-             took_s: float = 0.1) -> tuple[Request, Attempt]:  # fmt: skip
-    attempt = Attempt("pool/a", "fp32", "only", 0.0, took_s, "answered", None, 0.0, compute_s, 0.001, batch)
-    return Request(at_s, "m", "oip-http", "ok", 0.1, 1.0, 0.0, version="1", units=units, rows=rows), attempt
+             took_s: float = 0.1) -> tuple[RecordedRequest, RecordedAttempt]:  # fmt: skip
+    attempt = RecordedAttempt("pool/a", "fp32", "only", 0.0, took_s, "answered", None, 0.0, compute_s, 0.001, batch)
+    return RecordedRequest(at_s, "m", "oip-http", "ok", 0.1, 1.0, 0.0, version="1", units=units, rows=rows), attempt
 
 
 def times(tables: dict[str, tuple[tuple[float, float], ...]], id: str, units: float) -> float:

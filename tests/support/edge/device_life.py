@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_agent.delivery.model_store import Generation, Store
+from edge_agent.delivery.model_store import Generation, ModelStore
 from tests.support.edge.rollouts import ArtefactServer, Author, Made
 from tests.support.faults.fleet_stack import Part
 from tests.support.models.staged import Staged
@@ -26,7 +26,7 @@ from tests.support.mqtt.brokers import Mosquitto
 from tests.support.mqtt.gossip import Gossip, Heard
 from tidegate.fleet.messages import decode_up
 from tidegate.fleet.reported import ModelReport, Reported
-from tidegate.fleet.topics import Topics, Up
+from tidegate.fleet.topics import DeviceTopic, Topics
 
 WITHIN_S = 60.0
 TOPICS = Topics("demo")
@@ -115,8 +115,8 @@ class DeviceLife(Staged):
     def reported(self) -> Reported | None:
         """The newest report on the broker."""
         assert self._gossip is not None
-        topic = TOPICS.up("kiosk-1", Up.REPORTED)
-        heard = [decode_up(Up.REPORTED, one.payload) for one in self._gossip.heard if one.topic == topic]
+        topic = TOPICS.up("kiosk-1", DeviceTopic.REPORTED)
+        heard = [decode_up(DeviceTopic.REPORTED, one.payload) for one in self._gossip.heard if one.topic == topic]
         reports = [one for one in heard if isinstance(one, Reported)]
         return max(reports, key=lambda one: (one.epoch, one.sequence), default=None)
 
@@ -145,7 +145,7 @@ class DeviceLife(Staged):
 
     def committed(self) -> Generation:
         """What the disk says, whoever lives."""
-        return Store(self.folder / "state" / "rollout").committed()
+        return ModelStore(self.folder / "state" / "rollout").committed()
 
     def answer(self, value: float = 3.0) -> tuple[str, float]:
         """(version, answer) of a request over the device's own HTTP door."""
@@ -166,7 +166,7 @@ class DeviceLife(Staged):
 
     def _listen(self) -> None:
         self._gossip = Gossip(self.broker.port)
-        self._gossip.listen(TOPICS.up("kiosk-1", Up.REPORTED))
+        self._gossip.listen(TOPICS.up("kiosk-1", DeviceTopic.REPORTED))
 
     def _close(self) -> None:
         if self._gossip is not None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from edge_agent.cli import edge
 from edge_agent.core.rollout_machine import Rollout
-from edge_agent.delivery.journal import Journal
-from edge_agent.delivery.model_store import Generation, Store
+from edge_agent.delivery.journal import DeploymentJournal
+from edge_agent.delivery.model_store import Generation, ModelStore
 
 
 def die() -> None:
@@ -21,9 +21,9 @@ def die() -> None:
 
 
 def die_at(point: str) -> None:
-    write, commit, count = Journal.write, Store.commit, 0
+    write, commit, count = DeploymentJournal.write, ModelStore.commit, 0
 
-    def dying_write(self: Journal, rollout: Rollout) -> None:
+    def dying_write(self: DeploymentJournal, rollout: Rollout) -> None:
         nonlocal count
         count += 1
         number = f"write:{count}"
@@ -33,13 +33,13 @@ def die_at(point: str) -> None:
         if point in (f"after:{rollout.state}", number):
             die()
 
-    def dying_commit(self: Store, generation: Generation) -> None:
+    def dying_commit(self: ModelStore, generation: Generation) -> None:
         commit(self, generation)
         if point == "commit":
             die()
 
-    _put(Journal, "write", dying_write)
-    _put(Store, "commit", dying_commit)
+    _put(DeploymentJournal, "write", dying_write)
+    _put(ModelStore, "commit", dying_commit)
 
 
 def _put(owner: type, name: str, function: Callable[..., None]) -> None:

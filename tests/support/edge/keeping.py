@@ -21,9 +21,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from edge_agent.core.drain import Drain
+from edge_agent.core.drain import DrainPacer
 from edge_agent.offline import queue_db as store
-from edge_agent.offline.forwarder import forwarded
+from edge_agent.offline.forwarder import forwarded_message
 from gateway.ingest import journal
 from tidegate.storage.database import connect, transact
 
@@ -38,8 +38,8 @@ class Device:
 
     def __init__(self, folder: Path, draw: random.Random, on_statement: Statement, hours: float, a_hour: int) -> None:
         self.folder, self.draw, self.hours, self.a_hour = folder, draw, hours, a_hour
-        self.ledger = store.Ledger(max_bytes=64 * 2**20, max_rows=100_000)
-        self.journal = journal.Journal(max_bytes=64 * 2**20, max_seen=100_000)
+        self.ledger = store.OfflineLedger(max_bytes=64 * 2**20, max_rows=100_000)
+        self.journal = journal.IngestJournal(max_bytes=64 * 2**20, max_seen=100_000)
         self.here = connect(folder / "store.db", store.SCHEMA)
         self.there = connect(folder / "ingest.db", journal.SCHEMA)
         self.here.set_trace_callback(on_statement)
@@ -60,17 +60,17 @@ class Device:
             id = f"{self.draw.getrandbits(128):032x}"
             promised = self.draw.random() < 0.5
             kind = "request" if promised else "result"
-            item = store.Item(id, kind, id.encode() * 8, number % 10, 7 * 86_400.0,  # type: ignore[arg-type]
+            item = store.StoredItem(id, kind, id.encode() * 8, number % 10, 7 * 86_400.0,  # type: ignore[arg-type]
                               self.draw.choice(["", "a", "b"]), promised=promised)  # fmt: skip
-            transact(self.here, lambda db, item=item: self.ledger.put(db, item, store.Moment(self.now)))  # type: ignore[misc]
+            transact(self.here, lambda db, item=item: self.ledger.put(db, item, store.BothClocks(self.now)))  # type: ignore[misc]
             self.note("told", id)
             number += 1
 
     def drain_all(self) -> None:
-        drain = Drain()
+        drain = DrainPacer()
         drain.begin(self.now)
         while True:
-            waiting = self.ledger.waiting(self.here, store.Moment(self.now), 64)
+            waiting = self.ledger.waiting(self.here, store.BothClocks(self.now), 64)
             if not waiting:
                 return
             budget = drain.budget(self.now, live=False)
@@ -83,14 +83,14 @@ class Device:
                 drain.sent(entry, self.now)
             self.now += sum(entry.size_bytes for entry in train) / BYTES_S
             for entry in train:
-                one = forwarded("kiosk", entry)
+                one = forwarded_message("kiosk", entry)
                 transact(self.there, lambda db, one=one: self.journal.take(db, one, 1.8e9 + self.now))  # type: ignore[misc]
             taken = [entry.id for entry in train]
-            now = store.Moment(self.now)
+            now = store.BothClocks(self.now)
             transact(self.here, lambda db: self.ledger.took(db, taken, "main", now))  # noqa: B023 - done when it returns
             drain.settled(taken, self.now, live=False)
             self.note("trains", f"{began_at} {self.now}")
-            transact(self.here, lambda db: self.ledger.sweep(db, store.Moment(self.now)))
+            transact(self.here, lambda db: self.ledger.sweep(db, store.BothClocks(self.now)))
 
     def note(self, what: str, line: str) -> None:
         with open(self.folder / what, "a", encoding="ascii") as file:

@@ -21,7 +21,7 @@ from tests.support.odd_clock import step_on_signal
 from tidegate import clock
 from tidegate.outcome import InternalError
 from tidegate.types import Call, Reply
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 
 TIMES_SLOWER: Final = 3.0
 
@@ -54,7 +54,7 @@ def slow_down_on_signal() -> None:
     whole = Runner.infer
     hot = turned_by(signal.SIGURG)
 
-    async def infer(self: Runner, variant: str, inputs: Mapping[str, NDArray[Any]]) -> Computed:
+    async def infer(self: Runner, variant: str, inputs: Mapping[str, NDArray[Any]]) -> ComputeResult:
         computed = await whole(self, variant, inputs)
         if hot():
             await clock.sleep((TIMES_SLOWER - 1.0) * computed.compute_s)

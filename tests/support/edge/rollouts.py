@@ -26,10 +26,10 @@ from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import manifest_text
 from tidegate.rollout.canonical import digest_of
-from tidegate.rollout.desired import Desired
+from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.golden import encode_golden
 from tidegate.rollout.plan import Artefact, ModelPlan, Probe, Soak, artefact_of
-from tidegate.rollout.signing import signed
+from tidegate.rollout.signing import sign_document
 from tidegate.security.attestation.keys import line_of
 from tidegate.types import Datatype
 
@@ -61,8 +61,8 @@ class Author:
         """A document that asks for this version of `double`, signed by this author, or by these signers."""
         models = dict(zip(("double",), plans, strict=False))
         target = {} if "group" in keys else {"device": device}
-        desired = Desired(revision, 1_763_775_000, models=models, urls=tuple(urls), **target, **keys)
-        return signed(desired, signers or [self.key])
+        desired = DesiredDocument(revision, 1_763_775_000, models=models, urls=tuple(urls), **target, **keys)
+        return sign_document(desired, signers or [self.key])
 
 
 @dataclass(frozen=True, slots=True)

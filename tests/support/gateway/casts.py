@@ -16,7 +16,7 @@ from typing import Any, Final
 import yaml
 
 from simulator.scenarios.scenario_file import SCENARIOS
-from tidegate.tools.build.demo.paced import Noise, add_paced, costs_of_scenario
+from tidegate.tools.build.demo.paced import PacedNoise, add_paced, costs_of_scenario
 
 EDGES: Final = 8
 PACED_MODEL: Final = "encoder"
@@ -59,7 +59,7 @@ def paced(folder: Path, *, edges: int = EDGES) -> Cast:
     (group,) = raw["edges"]
     group["count"], raw["knee_rps"] = edges, knee_rps
     scenario = _written(folder, raw)
-    noise = Noise(group["noise_sigma"], raw["pools"][0]["noise_sigma"])
+    noise = PacedNoise(group["noise_sigma"], raw["pools"][0]["noise_sigma"])
     add_paced(PACED_MODEL, costs_of_scenario(scenario), folder / "models", noise=noise)
     (low, high), last = group["slow"], max(1, edges - 1)
     slow = {name: low + (high - low) * place / last for place, name in enumerate(names)}

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from gateway.core.placement.placer import Placer
-from gateway.serving.dispatcher import Conductor
+from gateway.serving.dispatcher import Dispatcher
 from tests.support.gateway.fleets import fleet_of, variant
 from tests.support.serving.host import minilm
 from tidegate import clock
@@ -101,7 +101,7 @@ class Scene:
     def __init__(self, targets: dict[str, tuple[FakeTarget, VariantOffer]]) -> None:
         self.targets = {key.replace("_", "/", 1): target for key, (target, _) in targets.items()}
         self.fleet = fleet_of(**{key: offered for key, (_, offered) in targets.items()})
-        self.conductor = Conductor(Placer(self.fleet), self.targets, self._manifest, draw=lambda: 0.5)
+        self.dispatcher = Dispatcher(Placer(self.fleet), self.targets, self._manifest, draw=lambda: 0.5)
 
     def _manifest(self, name: str, version: str) -> Manifest:
         return minilm()
@@ -111,8 +111,8 @@ class Scene:
 
     def assert_at_rest(self) -> None:
         assert all(target.under_way == 0 for target in self.targets.values())
-        assert all(view.ledger.in_flight == 0 for view in self.fleet.targets.values())
-        assert "0 attempts in tasks of their own" in repr(self.conductor)
+        assert all(view.queue_estimate.in_flight == 0 for view in self.fleet.targets.values())
+        assert "0 attempts in tasks of their own" in repr(self.dispatcher)
         mine = asyncio.current_task()
         assert mine is not None
         assert mine.cancelling() == 0

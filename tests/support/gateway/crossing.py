@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.placement.placer import Candidate, Decision
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.request.hedging import Hedge, Watched
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import Hedge, PendingAttempt
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import Unreachable
@@ -24,8 +24,8 @@ class Scene:
         for target in self.fleet.targets.values():
             for index in range(8):
                 target.link.record(0.010, NOW - 1.0 + index / 100)
-        self.placer = ValuePlacer(self.fleet)
-        self.crossing = Crossing(self.placer)
+        self.placer = UtilityPlacer(self.fleet)
+        self.crossing = ChanceHedging(self.placer)
         self.ask = ask(budget_s=budget_s)._replace(priority=priority)
         self.first = self.placed(next(iter(self.fleet.targets)))
 
@@ -41,7 +41,7 @@ class Scene:
     def plan(self, after_s: float, promised_in_s: float | None = None) -> Hedge | None:
         promised_at = None if promised_in_s is None else NOW + promised_in_s
         now = NOW + after_s
-        return self.crossing.plan(self.ask, Watched(self.first, NOW, promised_at), self.elsewhere(now), now)
+        return self.crossing.plan(self.ask, PendingAttempt(self.first, NOW, promised_at), self.elsewhere(now), now)
 
 
 def edge_and_pool(**more: float) -> Scene:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.tenants import Tenants, TenantSpec
+from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 
 
 def admission_of(cap: int = 1024, **tenants: TenantSpec) -> Admission:
-    return Admission(AdaptiveLimit(cap), Tenants(tenants), draw=lambda: 0.5)
+    return Admission(AdaptiveLimit(cap), TenantQuotas(tenants), draw=lambda: 0.5)

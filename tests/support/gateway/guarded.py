@@ -13,8 +13,8 @@ import aiohttp
 from msgspec.structs import replace
 
 from gateway.app import Gateway
-from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, made
-from gateway.identity.key_file import changing
+from gateway.core.access.api_key import ID_BYTES, SALT_BYTES, SECRET_BYTES, KeyRecord, new_key
+from gateway.identity.key_file import edit_keys
 from tests.support.gateway.app import Far, configured, running, target
 from tidegate import clock
 from tidegate.caller import Grant, Right
@@ -34,14 +34,14 @@ class Keys:
     def add(self, name: str, grant: Grant, *, expires_in_s: float | None = None) -> str:
         now = clock.utc_s()
         expires_at = None if expires_in_s is None else now + expires_in_s
-        record, text = made(
+        record, text = new_key(
             grant, secrets.token_bytes(ID_BYTES + SALT_BYTES + SECRET_BYTES), utc_s=now, expires_at=expires_at
         )
         self.put(name, record, text)
         return text
 
     def put(self, name: str, record: KeyRecord, text: str) -> None:
-        with changing(self.path) as records:
+        with edit_keys(self.path) as records:
             records[record.id] = record
         self.texts[name], self.records[name] = text, record
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.cli import gateway
-from gateway.core.admission.placement_guard import Gate
-from gateway.core.history.recorder import Memory
+from gateway.core.admission.placement_guard import AdmissionGuard
+from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placer import Ask, Candidate, Choice, Decision
-from gateway.core.placement.utility import ValuePlacer
+from gateway.core.placement.utility import UtilityPlacer
 from tests.support.odd_clock import step_on_signal
 
 _MANY: Final = 1_000  # remembered decisions that are more than a garbage collector should look through
@@ -31,19 +31,19 @@ _FREEZE_EVERY: Final = 100
 
 
 def mispredict_on_signal() -> None:
-    whole = ValuePlacer.choose
+    whole = UtilityPlacer.choose
     failing = False
 
     def turn(*_: object) -> None:
         nonlocal failing
         failing = not failing
 
-    def choose(self: ValuePlacer, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
+    def choose(self: UtilityPlacer, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
         if failing:
             raise ZeroDivisionError("this predictor fails on purpose")
         return whole(self, candidates, ask, now)
 
-    ValuePlacer.choose = choose  # type: ignore[method-assign]
+    UtilityPlacer.choose = choose  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR1, turn)
 
 
@@ -53,22 +53,22 @@ def decisions_of(config: Path) -> Path:
 
 
 def tell_what_placing_takes(path: Path) -> None:
-    whole = Gate.decide
+    whole = AdmissionGuard.decide
     told = path.open("a", buffering=1)
 
-    def decide(self: Gate, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
+    def decide(self: AdmissionGuard, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         began = time.thread_time()
         decision = whole(self, ask, now, exclude)
         told.write(f"{now:.6f} {time.thread_time() - began:.9f}\n")
         return decision
 
-    Gate.decide = decide  # type: ignore[method-assign]
+    AdmissionGuard.decide = decide  # type: ignore[method-assign]
 
 
 def keep_memories_from_the_collector() -> None:
-    whole, added = Memory.add, 0
+    whole, added = FlightRecorder.add, 0
 
-    def add(self: Memory, *args: Any, **named: Any) -> None:
+    def add(self: FlightRecorder, *args: Any, **named: Any) -> None:
         nonlocal added
         whole(self, *args, **named)
         added += 1
@@ -76,7 +76,7 @@ def keep_memories_from_the_collector() -> None:
             gc.collect(1)  # or what is garbage would be kept as well
             gc.freeze()
 
-    Memory.add = add  # type: ignore[method-assign]
+    FlightRecorder.add = add  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -18,8 +18,16 @@ import gateway.app
 from gateway.cli import gateway as command
 from gateway.config.gateway import GatewayConfig
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer, estimate, misfit, why_nobody
-from gateway.core.request.hedging import Hedge, Hedges, LatestUseful, Watched
+from gateway.core.placement.placer import (
+    Ask,
+    Candidate,
+    Decision,
+    Placer,
+    estimate,
+    no_candidate_reason,
+    variant_misfit,
+)
+from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
 from tidegate.outcome import NothingAlive
 
 NAME: Final = "plain"
@@ -38,10 +46,12 @@ class StaticPlacer(Placer):
         takers = [
             estimate(offered, ask.units, now)
             for offered in self.fleet.offered(ask.model, ask.version)
-            if not misfit(offered.variant, ask) and offered.target.allows(now) and offered.target.id not in exclude
+            if not variant_misfit(offered.variant, ask)
+            and offered.target.allows(now)
+            and offered.target.id not in exclude
         ]
         if not takers:
-            return Decision(now, ask, (), None, "", NothingAlive(why_nobody(self.fleet, ask, now, exclude)))
+            return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(self.fleet, ask, now, exclude)))
         wanted = self._of_tier(takers, "edge" if ask.units <= THRESHOLD else "pool")
         turn = next(self._turns)
         chosen = wanted[turn % len(wanted)]
@@ -53,13 +63,13 @@ class StaticPlacer(Placer):
         return [one for one in takers if one.target.spec.tier == tier] or takers
 
 
-class Retries(LatestUseful):
+class Retries(DeadlineHedging):
     """A second try after a fixed part of the budget."""
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         return now + _AGAIN_AFTER * (ask.deadline - now)
 
-    def plan(self, ask: Ask, watched: Watched, decision: Decision, now: float) -> Hedge | None:
+    def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         return None if decision.chosen is None else Hedge(now)
 
 
@@ -68,7 +78,7 @@ def install() -> None:
 
     def policy(
         config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
-    ) -> tuple[Placer, Hedges]:
+    ) -> tuple[Placer, HedgePolicy]:
         if config.name != NAME:
             return tidegates(config, fleet, draw, overloaded)
         return StaticPlacer(fleet), Retries()

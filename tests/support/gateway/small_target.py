@@ -10,7 +10,7 @@ from tests.support.serving.hosts import EchoHost
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.attestation_challenge import Attest, no_evidence
 from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.oip.grpc.server import OipService, server_options
 from tidegate.types import LoadReport
 
@@ -49,7 +49,7 @@ class SmallTarget:
             epoch=lambda: self._epoch,
             offers=lambda: self.offers,
             load=self._load,
-            heartbeat=Heartbeat(0.1, 300),
+            heartbeat=KeepaliveTiming(0.1, 300),
             attest=attest,
         )
         return self.link

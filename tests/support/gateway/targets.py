@@ -10,19 +10,19 @@ from typing import Any
 
 import grpc
 
-from edge_agent.core.dial_policy import Roads
-from edge_agent.fleet.dialling import Dialling
+from edge_agent.core.dial_policy import DialPlan
+from edge_agent.fleet.dialling import GatewayDialler
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.targets.device import DeviceTarget
-from gateway.targets.dial_in import DialledIn
+from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import LinkTarget
 from gateway.targets.target import Target
 from gateway.targets.unary import UnaryTarget
 from tests.support.gateway.small_target import SmallTarget
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate.fleet.offers import ModelOffer, VariantOffer
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import MAX_ENVELOPE_BYTES
 from tidegate.oip.grpc.server import server_options
 from tidegate.types import InferRequest, LoadReport, Reply
@@ -50,10 +50,12 @@ class Caller(Server):
     def __init__(self) -> None:
         super().__init__("edge/a")
         self.to = ""
-        self._dialling: Dialling | None = None
+        self._dialling: GatewayDialler | None = None
 
     async def start(self) -> None:
-        self._dialling = Dialling(self.make_link(), Roads("always"), {self.to: ""}, dict, tls=None, draw=lambda: 0.5)
+        self._dialling = GatewayDialler(
+            self.make_link(), DialPlan("always"), {self.to: ""}, dict, tls=None, draw=lambda: 0.5
+        )
         await self._dialling.__aenter__()
 
     async def kill(self) -> None:
@@ -96,7 +98,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def called(dialled_in: DialledIn) -> AsyncIterator[str]:
+async def called(dialled_in: DialInServer) -> AsyncIterator[str]:
     """A gateway's link port; its address."""
     server = grpc.aio.server(options=server_options(MAX_ENVELOPE_BYTES))
     dialled_in.add_to(server)
@@ -112,7 +114,7 @@ async def called(dialled_in: DialledIn) -> AsyncIterator[str]:
 async def dialled() -> AsyncIterator[Bench]:
     caller = Caller()
     bench = Bench("dialled", caller, None)  # type: ignore[arg-type]
-    dialled_in = DialledIn(gateway_name="test", max_streams=4, heartbeat=Heartbeat(0.1, 300))
+    dialled_in = DialInServer(gateway_name="test", max_streams=4, heartbeat=KeepaliveTiming(0.1, 300))
     async with AsyncExitStack() as stack:
         target = DeviceTarget(TargetSpec("edge/a", "edge", "-", static=False), None, bench.tell)
         bench.target = await stack.enter_async_context(target)

@@ -16,11 +16,11 @@ from gateway.core.estimate.conformal import LEAST, MOST
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.estimate.wait_error import MAX_FACTOR, MIN_FACTOR
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.queue_estimate import Ledger
+from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.breaker import Breaker, State
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
+from gateway.core.health.breaker import Breaker, BreakerState
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.token_budget import TokenBudget
 from tidegate.outcome import BadAnswer, CallerError, InternalError, Overloaded, ServeError
@@ -70,9 +70,9 @@ class Bookkeeping:
     """The same counts as the gateway's, kept apart from it."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.purses: list[Purse] = []
+        self.quotas: list[Purse] = []
         self._fleet = fleet
-        self._under_way: Counter[Ledger] = Counter()
+        self._under_way: Counter[QueueEstimate] = Counter()
         self._probes: Counter[Breaker] = Counter()
         self._links: set[LinkEstimate] = set()
         self._targets: list[TargetView] = []
@@ -80,46 +80,46 @@ class Bookkeeping:
         self._settled = 0
         self._calibration: Counted | None = None  # of a policy that makes claims
 
-    def watch(self, placer: ValuePlacer) -> None:
+    def watch(self, placer: UtilityPlacer) -> None:
         placer.calibration = self._calibration = Counted()
 
     def comes(self, target: TargetView) -> None:
         self._targets.append(target)
 
-    def begins(self, attempt: Attempt) -> bool:
+    def begins(self, attempt: AttemptTelemetry) -> bool:
         """Note a launch; returns whether it is a probe."""
         target = attempt.candidate.target
-        assert attempt._ledger is target.ledger and attempt._link is target.link
+        assert attempt._ledger is target.queue_estimate and attempt._link is target.link
         self._under_way[attempt._ledger] += 1
         self._links.add(attempt._link)
         spared = self._fleet.balance.spares(edge=target.spec.tier == "edge")
         for breaker, probe in _probes_of(attempt):
             self._probes[breaker] += probe
             assert self._probes[breaker] <= 1, "one probe at a time"
-            assert not (probe and breaker.state is State.CLOSED), "nobody is probed who is trusted"
+            assert not (probe and breaker.state is BreakerState.CLOSED), "nobody is probed who is trusted"
             # A path that has only been silent keeps nobody from being asked where nobody else is left.
             spared = spared or (breaker is target.path and target.ejected)
-            assert probe or spared or breaker.state is State.CLOSED, "nothing but a probe while not closed"
+            assert probe or spared or breaker.state is BreakerState.CLOSED, "nothing but a probe while not closed"
         return attempt._probe or attempt._path_probe
 
-    def ends(self, attempt: Attempt, how: str, error: ServeError | None, now: float) -> None:
+    def ends(self, attempt: AttemptTelemetry, how: str, error: ServeError | None, now: float) -> None:
         """Called before the evidence is told. `how`: "answered", "failed", "cancelled", or "moved" out of a queue."""
         self._under_way[attempt._ledger] -= 1
         for breaker, probe in _probes_of(attempt):
             self._probes[breaker] -= probe
-        if (stake := attempt.candidate.stake) is None:
+        if (claim := attempt.candidate.claim) is None:
             return
-        given_up = how == "cancelled" and now < stake.prediction.due_at - EARLY_S
+        given_up = how == "cancelled" and now < claim.prediction.due_at - EARLY_S
         self._settled += not (given_up or isinstance(error, _NO_WORD_ON_TIME))
 
     def check(self) -> None:
-        for ledger, under_way in self._under_way.items():
-            assert ledger.in_flight == under_way, f"{ledger} has {under_way} under way"
-            check_sums(ledger)
+        for queue_estimate, under_way in self._under_way.items():
+            assert queue_estimate.in_flight == under_way, f"{queue_estimate} has {under_way} under way"
+            check_sums(queue_estimate)
         for breaker, probes in self._probes.items():
             assert breaker._probing == bool(probes), f"{breaker} has {probes} probes under way"
-        for purse in self.purses:
-            purse.check()
+        for quota in self.quotas:
+            quota.check()
         if self._calibration is not None:
             told = self._calibration.told
             assert told == self._settled, f"{self._settled} claims were settled, {told} told"
@@ -130,7 +130,7 @@ class Bookkeeping:
         """One begins with a new process, or when its breaker has closed, and at no other time."""
         before = self._warm
         self._warm = {
-            id: (target.warm_since, target.breaker, target.breaker.state is State.CLOSED)
+            id: (target.warm_since, target.breaker, target.breaker.state is BreakerState.CLOSED)
             for id, target in self._fleet.targets.items()
         }
         for id, (since, breaker, closed) in self._warm.items():
@@ -140,9 +140,11 @@ class Bookkeeping:
     def check_at_rest(self, now: float) -> None:
         """Nothing is under way: every counter is zero, and what was learned has bounds."""
         self.check()
-        for ledger in self._under_way:
-            assert ledger.in_flight == 0 and ledger._own_s == ledger._since_s == 0.0, f"{ledger} is not at rest"
-            assert not ledger._accepted, f"{ledger} still waits for reports on what has ended"
+        for queue_estimate in self._under_way:
+            assert queue_estimate.in_flight == 0 and queue_estimate._own_s == queue_estimate._since_s == 0.0, (
+                f"{queue_estimate} is not at rest"
+            )
+            assert not queue_estimate._accepted, f"{queue_estimate} still waits for reports on what has ended"
         for link in self._links:
             assert not link._unaccepted, f"{link} still waits for acks"
         assert not any(breaker._probing for breaker in self._probes), "a probe never came back"
@@ -152,7 +154,7 @@ class Bookkeeping:
             check_target(target, now)
 
 
-def _probes_of(attempt: Attempt) -> tuple[tuple[Breaker, bool], tuple[Breaker, bool]]:
+def _probes_of(attempt: AttemptTelemetry) -> tuple[tuple[Breaker, bool], tuple[Breaker, bool]]:
     return (attempt._breaker, attempt._probe), (attempt._path, attempt._path_probe)
 
 
@@ -161,7 +163,7 @@ def check_balance(fleet: Fleet) -> None:
     balance = fleet.balance
     usable = [target for target in fleet.targets.values() if target.up and target.accepting]
     for target in fleet.targets.values():
-        closed = target.breaker.state is target.path.state is State.CLOSED
+        closed = target.breaker.state is target.path.state is BreakerState.CLOSED
         assert target.ejected == (not closed), f"{target} is {'' if target.ejected else 'not '}ejected"
     ejected = [target for target in usable if target.ejected]
     assert set(balance.ejected) == {target.id for target in ejected}, f"{balance} says {balance.ejected}"
@@ -174,15 +176,17 @@ def _edges(targets: Iterable[TargetView]) -> int:
     return sum(target.spec.tier == "edge" for target in targets)
 
 
-def check_sums(ledger: Ledger) -> None:
+def check_sums(queue_estimate: QueueEstimate) -> None:
     """The running sums are the sums, and who has been reported had been acknowledged before."""
-    entries = ledger._entries
+    entries = queue_estimate._entries
     unreported_s = sum(entry.work_s for entry in entries.values() if not entry.reported)
-    assert isclose(ledger._own_s, sum(entry.work_s for entry in entries.values()), abs_tol=1e-9)
-    assert isclose(ledger._since_s, unreported_s, abs_tol=1e-9), f"{ledger} lost track of what no report speaks of"
+    assert isclose(queue_estimate._own_s, sum(entry.work_s for entry in entries.values()), abs_tol=1e-9)
+    assert isclose(queue_estimate._since_s, unreported_s, abs_tol=1e-9), (
+        f"{queue_estimate} lost track of what no report speaks of"
+    )
     assert all(entry.accepted for entry in entries.values() if entry.reported), "a report knows only what was acked"
     awaiting = {key for key, entry in entries.items() if entry.accepted and not entry.reported}
-    assert set(ledger._accepted) == awaiting
+    assert set(queue_estimate._accepted) == awaiting
 
 
 def check_calibration(calibration: Calibration) -> None:
@@ -194,12 +198,15 @@ def check_calibration(calibration: Calibration) -> None:
 
 def check_target(target: TargetView, now: float) -> None:
     """What is read of a target at any time makes sense, and its memory has bounds."""
-    ledger, link = target.ledger, target.link
-    assert 0.0 <= ledger.wait_s(now) < inf, "waits are finite and never negative"
-    assert MIN_FACTOR <= ledger.error.factor <= MAX_FACTOR and ledger.error.variance(ledger.wait_s(now)) > 0.0
-    assert 0.0 <= ledger.congestion.rent(now) <= _MOST_RENT
-    assert len(ledger._heard) <= 2, "reports come by two roads"
-    assert all(LEAST <= width <= MOST for width in target.coverage.widths)
+    queue_estimate, link = target.queue_estimate, target.link
+    assert 0.0 <= queue_estimate.wait_s(now) < inf, "waits are finite and never negative"
+    assert (
+        MIN_FACTOR <= queue_estimate.error.factor <= MAX_FACTOR
+        and queue_estimate.error.variance(queue_estimate.wait_s(now)) > 0.0
+    )
+    assert 0.0 <= queue_estimate.congestion.per_second(now) <= _MOST_RENT
+    assert len(queue_estimate._heard) <= 2, "reports come by two roads"
+    assert all(LEAST <= width <= MOST for width in target.interval_width.widths)
     path = link.path(now)
     assert len(path.values_s) == len(path.weights) <= _LONGEST_PATH
     assert list(path.values_s) == sorted(path.values_s) and path.values_s[0] >= 0.0
@@ -207,8 +214,8 @@ def check_target(target: TargetView, now: float) -> None:
     assert 0.0 < link.trust(now) <= 1.0 and 0.0 < target.trust(now) <= 1.0
     assert link.silent_since is not None or not link._unaccepted, "who waits for an ack notices silence"
     assert link._unanswered >= len(link._unaccepted)
-    assert target.wait_s(now) >= ledger.wait_s(now)
+    assert target.wait_s(now) >= queue_estimate.wait_s(now)
     assert link.rtt_s >= 0.0 and link.jitter_s >= 0.0 and link.s_per_byte >= 0.0
     assert link.patience_s(now) > 0.0
-    assert set(link._unaccepted) <= set(ledger._entries), "only what is under way can be acknowledged"
+    assert set(link._unaccepted) <= set(queue_estimate._entries), "only what is under way can be acknowledged"
     assert target.state(now)[0] in ("ready", "suspect", "down")

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from math import inf, isclose
 from typing import Final
 
-from gateway.core.admission.admission import LONGEST_S, SHORTEST_S, Admission, Applicant
+from gateway.core.admission.admission import LONGEST_S, SHORTEST_S, Admission, AdmissionRequest
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.placement_guard import Charge, cost_of
-from gateway.core.admission.tenants import DEFAULT, Bucket, Tenants
+from gateway.core.admission.placement_guard import TenantCharge, charged_cost_s
+from gateway.core.admission.tenants import DEFAULT, TenantQuotas, TokenBucket
 from gateway.core.fleet.pricing import Tier
-from gateway.core.request.attempt import Attempt
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.interleave.draws import TENANTS
 from tidegate.outcome import Overloaded
 
@@ -33,15 +33,15 @@ class Door:
     """Mutable: `enters` and `leaves` for each life, `begins` and `ends` for each attempt."""
 
     def __init__(self, cap: int) -> None:
-        self.admission = Admission(AdaptiveLimit(cap), Tenants(TENANTS), draw=lambda: 0.5)
+        self.admission = Admission(AdaptiveLimit(cap), TenantQuotas(TENANTS), draw=lambda: 0.5)
         self._inside: Counter[str] = Counter()
         self._due_s: Counter[Account] = Counter()  # of what is over
-        self._charged_s: dict[Attempt, float] = {}  # of what is under way
+        self._charged_s: dict[AttemptTelemetry, float] = {}  # of what is under way
 
     def enters(self, tenant: str, priority: int, asked: int, now: float) -> bool:
         """Let a request in if admission does."""
         admission, name = self.admission, self._name(tenant)
-        refusal = admission.enter(Applicant(tenant, priority, lambda: asked), now)
+        refusal = admission.enter(AdmissionRequest(tenant, priority, lambda: asked), now)
         if refusal is not None:
             check_refusal(refusal)
             return False
@@ -56,30 +56,30 @@ class Door:
         self.admission.leave(tenant, stayed_s)
         self._inside[self._name(tenant)] -= 1
 
-    def begins(self, attempt: Attempt) -> None:
+    def begins(self, attempt: AttemptTelemetry) -> None:
         """Called after the launch was charged."""
-        toll = attempt.candidate.toll
-        if toll is None:  # sent in hope, though placement had refused it
+        observer = attempt.candidate.observer
+        if observer is None:  # sent in hope, though placement had refused it
             return
-        assert isinstance(toll, Charge)
-        self._charged_s[attempt] = charged_s = toll._charged_s
-        assert isclose(charged_s, cost_of(attempt.candidate)) and 0.0 < toll._share <= 1.0
-        bucket = self._bucket(toll)
+        assert isinstance(observer, TenantCharge)
+        self._charged_s[attempt] = charged_s = observer._charged_s
+        assert isclose(charged_s, charged_cost_s(attempt.candidate)) and 0.0 < observer._share <= 1.0
+        bucket = self._bucket(observer)
         assert bucket.rate == inf or bucket._balance >= min(0.0, bucket.burst - charged_s) - 1e-9, (
-            f"{toll} was launched without the means"
+            f"{observer} was launched without the means"
         )
 
-    def ends(self, attempt: Attempt, how: str, stages: Mapping[str, float]) -> None:
+    def ends(self, attempt: AttemptTelemetry, how: str, stages: Mapping[str, float]) -> None:
         """What is due for it in the end. Called before the evidence is told."""
         if (charged_s := self._charged_s.pop(attempt, None)) is None:
             return
-        toll = attempt.candidate.toll
-        assert isinstance(toll, Charge)
+        observer = attempt.candidate.observer
+        assert isinstance(observer, TenantCharge)
         if how == "answered" and "compute" in stages:
-            due_s = toll._share * stages["compute"]
+            due_s = observer._share * stages["compute"]
         else:
             due_s = 0.0 if how in ("failed", "moved") else charged_s
-        self._due_s[toll._purse.name, toll._tier] += due_s
+        self._due_s[observer._purse.name, observer._tier] += due_s
 
     def is_swamped(self) -> None:
         """Queues elsewhere ate many attempts: if requests keep coming, that is overload."""
@@ -92,14 +92,14 @@ class Door:
         assert admission.limit.floor <= admission.limit.limit <= admission.limit.cap
         spent_s = self._due_s.copy()
         for attempt, charged_s in self._charged_s.items():
-            toll = attempt.candidate.toll
-            assert isinstance(toll, Charge)
-            spent_s[toll._purse.name, toll._tier] += charged_s
-        for name, purse in admission.tenants.purses.items():
-            assert purse.in_flight == self._inside[name], f"{purse} should have {self._inside[name]}"
-            for tier, bucket in purse.buckets.items():
+            observer = attempt.candidate.observer
+            assert isinstance(observer, TenantCharge)
+            spent_s[observer._purse.name, observer._tier] += charged_s
+        for name, quota in admission.tenants.quotas.items():
+            assert quota.in_flight == self._inside[name], f"{quota} should have {self._inside[name]}"
+            for tier, bucket in quota.buckets.items():
                 there_s = spent_s[name, tier]
-                assert isclose(purse.spent_s[tier], there_s, abs_tol=1e-6), f"{purse} should have spent {there_s}"
+                assert isclose(quota.spent_s[tier], there_s, abs_tol=1e-6), f"{quota} should have spent {there_s}"
                 assert bucket._balance <= bucket.burst, "a bucket has a brim"
 
     def check_at_rest(self) -> None:
@@ -110,8 +110,8 @@ class Door:
     def _name(self, tenant: str) -> str:
         return tenant if tenant in TENANTS else DEFAULT
 
-    def _bucket(self, toll: Charge) -> Bucket:
-        return toll._purse.buckets[toll._tier]
+    def _bucket(self, observer: TenantCharge) -> TokenBucket:
+        return observer._purse.buckets[observer._tier]
 
     def __repr__(self) -> str:
         return f"<Door {self.admission!r}>"

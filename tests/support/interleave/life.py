@@ -1,7 +1,7 @@
 """What must hold of one request's life, and of every decision, whatever the order of events.
 
-`Life` checks the actions of one machine before they are performed. `WatchedPlaces` stands between the machines and the
-placer, and checks what is decided.
+`Incarnation` checks the actions of one machine before they are performed. `WatchedPlaces` stands between the machines
+and the placer, and checks what is decided.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Collection
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from gateway.core.admission.placement_guard import Gate
+from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.fleet.variant_rank import is_lesser
 from gateway.core.placement.placer import Ask, Candidate, Decision, Placer
 from gateway.core.placement.probing import REASON
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
-from gateway.core.request.escalation import due_at
-from gateway.core.request.hedge_by_chance import domain_of
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.request.escalation import provisional_due_at
+from gateway.core.request.hedge_by_chance import failure_domain
 from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.machine import HOLD_S, Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from tidegate.outcome import DeadlineExceeded
@@ -55,7 +55,7 @@ class Life:
         self.ask = ask
         self.arrived_at = arrived_at
         self.places = places
-        self.attempts: dict[int, Attempt] = {}  # under way, by number
+        self.attempts: dict[int, AttemptTelemetry] = {}  # under way, by number
         self.launched: list[Candidate] = []
         self.end: Answer | Refuse | None = None
         self.left = False
@@ -63,7 +63,7 @@ class Life:
         self.wake_at = inf
         self.words: list[str] = []  # what it went through, to be counted
         self.signature = bytearray()  # the order of its events and actions
-        self._due_at = due_at(arrived_at, ask.deadline)
+        self._due_at = provisional_due_at(arrived_at, ask.deadline)
         self._max_attempts = max_attempts
         self._targets: set[str] = set()
         self._hedges = 0
@@ -141,7 +141,7 @@ class Life:
         self.words.append("hedges")
         assert self._hedges == 1, "one hedge a request"
         assert not self._unsure, "an answer in hand is insurance enough"
-        if isinstance(self.places.placer, ValuePlacer):
+        if isinstance(self.places.placer, UtilityPlacer):
             self._helps(candidate, event)
         else:
             assert event.kind == "timer", "without chances nothing is judged by its promise"
@@ -151,14 +151,14 @@ class Life:
         assert not under_way, "who has a hedge beside it is not moved"
         assert not self._hedges and not self._unsure
         assert self.launches - 1 in self._promised, "only a promise can be hopeless"
-        assert isinstance(self.places.placer, ValuePlacer), "without chances nothing is judged by its promise"
+        assert isinstance(self.places.placer, UtilityPlacer), "without chances nothing is judged by its promise"
         self._helps(candidate, event)
 
     def _helps(self, candidate: Candidate, event: Event) -> None:
         last_resort = candidate.offered.price < self.launched[-1].offered.price
         assert last_resort or not event.overloaded, "nobody but a last resort is asked beside another in overload"
-        tried = {domain_of(one.offered.target.spec) for one in self.launched}
-        assert domain_of(candidate.target.spec) not in tried, "help comes from another failure domain"
+        tried = {failure_domain(one.offered.target.spec) for one in self.launched}
+        assert failure_domain(candidate.target.spec) not in tried, "help comes from another failure domain"
 
     def _escalate(self, candidate: Candidate, event: Event, under_way: set[int]) -> None:
         self.words.append("escalations")
@@ -236,13 +236,13 @@ class Life:
         return f"end: {self.end.error.code}" if isinstance(self.end, Refuse) else "end: answered"
 
     def __repr__(self) -> str:
-        return f"<Life {self.machine!r} wakes at {self.wake_at:.3f}, deadline {self.ask.deadline:.3f}>"
+        return f"<Incarnation {self.machine!r} wakes at {self.wake_at:.3f}, deadline {self.ask.deadline:.3f}>"
 
 
 class WatchedPlaces:
     """Places as the real placer does, and checks each decision. A hopeful one sends also what is surely too late."""
 
-    def __init__(self, placer: Placer, hopeful: bool = False, gate: Gate | None = None) -> None:
+    def __init__(self, placer: Placer, hopeful: bool = False, gate: AdmissionGuard | None = None) -> None:
         """Args: gate: what stands before the placer, where there is admission."""
         self.placer = placer
         self._hopeful = hopeful

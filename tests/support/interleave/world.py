@@ -8,9 +8,9 @@ has ended long ago, a link comes up or goes down, a report comes out of order, a
 possible at any time (it does nothing where there is nothing to do it to), so steps can be drawn in any order and any of
 them left out: the seeded fuzzer and its shrinking (`script`) and Hypothesis rest on that.
 
-The world performs actions as `gateway/serving/execution.py` does, with the same `Attempt` as evidence. What must hold
-after each step is in `life` and `books`; `drain` rings the timers that are left, on time, and then nothing may be left
-over.
+The world performs actions as `gateway/serving/execution.py` does, with the same `AttemptTelemetry` as evidence. What
+must hold after each step is in `life` and `books`; `drain` rings the timers that are left, on time, and then nothing
+may be left over.
 
 One interleaving is one request's life, from its arrival to its end, among up to `MOST_LIVES` others.
 """
@@ -22,18 +22,18 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import count
 
-from gateway.core.admission.placement_guard import Gate
+from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec, TargetView, Transport
 from gateway.core.placement.placer import Ask, Placer
-from gateway.core.placement.probing import SHARE, Probing
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
+from gateway.core.placement.probing import SHARE, ProbePlacer
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.escalation import Escalations
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.request.hedging import EARLY_S, Hedges, LatestUseful
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import EARLY_S, DeadlineHedging, HedgePolicy
 from gateway.core.request.machine import Action, Cancel, Launch, RequestMachine, WakeAt
 from gateway.core.request.token_budget import TokenBudget
 from tests.support.interleave import draws
@@ -71,21 +71,21 @@ class World:
         for number in range(profile.targets):
             self.target_comes(number / draws.MOST_TARGETS, number * 0.37 % 1.0, number * 0.61 % 1.0)
 
-    def _policy(self, profile: Profile) -> tuple[WatchedPlaces, Hedges]:
+    def _policy(self, profile: Profile) -> tuple[WatchedPlaces, HedgePolicy]:
         if profile.policy == "cheapest":
             cheapest = Placer(self.fleet)
             cheapest.probes = self._probing()
-            return self._watched(cheapest), LatestUseful()
-        placer = ValuePlacer(self.fleet)
+            return self._watched(cheapest), DeadlineHedging()
+        placer = UtilityPlacer(self.fleet)
         placer.probes = self._probing()
-        purse = TokenBudget(share=profile.share, cap=profile.cap)
+        quota = TokenBudget(share=profile.share, cap=profile.cap)
         self._books.watch(placer)
-        self._hedging_purse = Purse(purse, profile.share, profile.cap)
-        self._books.purses.append(self._hedging_purse)
-        return self._watched(placer), Crossing(placer, overloaded=self._is_overloaded, tokens=purse)
+        self._hedging_purse = Purse(quota, profile.share, profile.cap)
+        self._books.quotas.append(self._hedging_purse)
+        return self._watched(placer), ChanceHedging(placer, overloaded=self._is_overloaded, tokens=quota)
 
     def _watched(self, placer: Placer) -> WatchedPlaces:
-        gate = Gate(placer, self._door.admission) if self._door is not None else None
+        gate = AdmissionGuard(placer, self._door.admission) if self._door is not None else None
         return WatchedPlaces(placer, self._profile.hopeful, gate)
 
     def _is_overloaded(self) -> bool:
@@ -95,13 +95,13 @@ class World:
         if not profile.escalated:
             return None, None
         escalations = Escalations(draws.SURE, max_share=profile.escalated, overloaded=self._is_overloaded)
-        purse = Purse(escalations._purse, profile.escalated, escalations._purse.tokens)
-        self._books.purses.append(purse)
-        return escalations, purse
+        quota = Purse(escalations._purse, profile.escalated, escalations._purse.tokens)
+        self._books.quotas.append(quota)
+        return escalations, quota
 
-    def _probing(self) -> Probing:
+    def _probing(self) -> ProbePlacer:
         # Chance that follows the steps alone; every other request of low priority may explore.
-        return Probing(self.fleet, lambda: self.now * 97.0 % (2.0 * SHARE), overloaded=self._is_overloaded)
+        return ProbePlacer(self.fleet, lambda: self.now * 97.0 % (2.0 * SHARE), overloaded=self._is_overloaded)
 
     # what happens to requests
 
@@ -335,14 +335,14 @@ class World:
 
     def _pays(self, event: str) -> None:
         """A first attempt earns, what was refused or promised late is placed again for nothing, all others are paid."""
-        purse = self._escalation_purse if event == "unsure" else self._hedging_purse
-        if purse is not None and event == "arrived":
-            purse.earn()
-        elif purse is not None and event in ("failed", "timer", "accepted", "unsure"):
-            purse.spend()
+        quota = self._escalation_purse if event == "unsure" else self._hedging_purse
+        if quota is not None and event == "arrived":
+            quota.earn()
+        elif quota is not None and event in ("failed", "timer", "accepted", "unsure"):
+            quota.spend()
 
     def _launch(self, life: Life, launch: Launch) -> None:
-        attempt = Attempt(launch.candidate, next(self._keys), life.ask.units, self.now, life.ask.body_bytes)
+        attempt = AttemptTelemetry(launch.candidate, next(self._keys), life.ask.units, self.now, life.ask.body_bytes)
         life.attempts[launch.attempt] = attempt
         self.counts["probes"] += self._books.begins(attempt)
         self.counts["launched"] += 1
@@ -350,7 +350,11 @@ class World:
             self._door.begins(attempt)
 
     def _ends(
-        self, attempt: Attempt, how: str, error: ServeError | None = None, stages: Mapping[str, float] | None = None
+        self,
+        attempt: AttemptTelemetry,
+        how: str,
+        error: ServeError | None = None,
+        stages: Mapping[str, float] | None = None,
     ) -> None:
         """Tell the books, before the evidence is told."""
         self._books.ends(attempt, how, error, self.now)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.models.repository import Repository
-from tidegate.tools.build.demo.demo_models import RECIPES, whole
+from tidegate.tools.build.demo.demo_models import RECIPES, intact_manifest
 
 _CHECKOUT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def demo_repository() -> Repository:
     """A repository with the demo models `minilm` and `digits`, whole and verified. Read it, never write to it."""
     root = Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "models")
     for name, (_, version) in RECIPES.items():
-        if whole(root, name, version) is None:
+        if intact_manifest(root, name, version) is None:
             _build(name, root)
     return Repository(root)
 

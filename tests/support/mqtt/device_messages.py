@@ -9,10 +9,16 @@ from gateway.fleet_sync.registry import FleetRegister
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, UpMessage, encode, inventory_hash
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.fleet.reported import ModelReport, Reported
-from tidegate.fleet.topics import Topics, Up
+from tidegate.fleet.topics import DeviceTopic, Topics
 
 TOPICS = Topics("f1")
-_KIND = {Birth: Up.BIRTH, Death: Up.DEATH, Heartbeat: Up.HEARTBEAT, Inventory: Up.INVENTORY, Reported: Up.REPORTED}
+_KIND = {
+    Birth: DeviceTopic.BIRTH,
+    Death: DeviceTopic.DEATH,
+    Heartbeat: DeviceTopic.HEARTBEAT,
+    Inventory: DeviceTopic.INVENTORY,
+    Reported: DeviceTopic.REPORTED,
+}
 
 Spoken = tuple[str, bytes]
 
@@ -37,15 +43,15 @@ class Device:
     offers: tuple[ModelOffer, ...] = field(default_factory=lambda: (offer(),))
     urls: tuple[str, ...] = ("10.0.0.7:9001",)
     revision: int = 1
-    _sequences: dict[tuple[int, Up], int] = field(default_factory=dict)
+    _sequences: dict[tuple[int, DeviceTopic], int] = field(default_factory=dict)
 
     def birth(self, now: float, **changes: Any) -> Spoken:
         return spoken(self.birth_message(now, **changes))
 
     def birth_message(self, now: float, **changes: Any) -> Birth:
         fields: dict[str, Any] = {
-            "device": self.name, "epoch": self.epoch, "sequence": self._next(Up.BIRTH), "mono_ms": self._mono_ms(now),
-            "boot": self.boot, "urls": self.urls, "offers": self.offers, "revision": self.revision,
+            "device": self.name, "epoch": self.epoch, "sequence": self._next(DeviceTopic.BIRTH), "mono_ms":
+            self._mono_ms(now), "boot": self.boot, "urls": self.urls, "offers": self.offers, "revision": self.revision,
             "interval_ms": self.interval_ms,
         }  # fmt: skip
         return Birth(**(fields | changes))
@@ -55,7 +61,7 @@ class Device:
 
     def heartbeat_message(self, now: float, **changes: Any) -> Heartbeat:
         fields: dict[str, Any] = {
-            "device": self.name, "epoch": self.epoch, "sequence": self._next(Up.HEARTBEAT),
+            "device": self.name, "epoch": self.epoch, "sequence": self._next(DeviceTopic.HEARTBEAT),
             "mono_ms": self._mono_ms(now), "interval_ms": self.interval_ms, "inventory": inventory_hash(self.offers),
         }  # fmt: skip
         return Heartbeat(**(fields | changes))
@@ -64,12 +70,14 @@ class Device:
         """From now on the device offers these."""
         self.offers = offers
         self.revision += 1
-        sequence = self._next(Up.INVENTORY)
+        sequence = self._next(DeviceTopic.INVENTORY)
         return spoken(Inventory(self.name, self.epoch, sequence, self._mono_ms(now), self.offers, self.revision))
 
     def reported(self, now: float, *models: ModelReport) -> Spoken:
         """How its rollouts are."""
-        return spoken(Reported(self.name, self.epoch, self._next(Up.REPORTED), self._mono_ms(now), models=models))
+        return spoken(
+            Reported(self.name, self.epoch, self._next(DeviceTopic.REPORTED), self._mono_ms(now), models=models)
+        )
 
     def will(self) -> Spoken:
         return spoken(Death(self.name, self.epoch, "lost"))
@@ -77,7 +85,7 @@ class Device:
     def goodbye(self, reason: Any = "shutdown") -> Spoken:
         return spoken(Death(self.name, self.epoch, reason))
 
-    def _next(self, kind: Up) -> int:
+    def _next(self, kind: DeviceTopic) -> int:
         self._sequences[self.epoch, kind] = self._sequences.get((self.epoch, kind), 0) + 1
         return self._sequences[self.epoch, kind]
 

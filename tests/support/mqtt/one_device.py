@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from math import exp, inf
 from random import Random
 
-from cloud_pool.core.batching.batcher import DOOM_RATIO, Batcher
-from cloud_pool.core.batching.grouping import Shape, padded
+from cloud_pool.core.batching.batcher import EARLY_DROP_RATIO, Batcher
+from cloud_pool.core.batching.grouping import WorkShape, padded_shape
 from cloud_pool.core.batching.latency_model import LatencyModel
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import BatchingPolicy
 from tidegate.outcome import ServeError
@@ -60,8 +60,8 @@ class _World:
         self._batcher = Batcher(self._model, max_rows=32, policy=policy)
         self._told = Told(seconds)
         self._rate_rps, self._budget_s, self._sigma = rate_rps, budget_s, sigma
-        self._running: list[Queued] = []
-        self._shape, self._began_at, self._ends_at = Shape(1, 1, 1.0), 0.0, inf
+        self._running: list[QueueItem] = []
+        self._shape, self._began_at, self._ends_at = WorkShape(1, 1, 1.0), 0.0, inf
 
     def run(self) -> Told:
         now, arrives_at = 0.0, self._draw.expovariate(self._rate_rps)
@@ -81,7 +81,7 @@ class _World:
     def _arrive(self, now: float) -> None:
         self._told.arrived += 1
         length = min(256, max(4, round(18 * exp(0.9 * self._draw.gauss(0.0, 1.0)))))
-        item = Queued(self._told.arrived, now, now + self._budget_s, Shape(1, length, float(length)))
+        item = QueueItem(self._told.arrived, now, now + self._budget_s, WorkShape(1, length, float(length)))
         try:
             self._batcher.add([item], now)
         except ServeError:
@@ -91,14 +91,14 @@ class _World:
         for item in self._batcher.expire(now):
             alone_s = self._model.predict_s(item.shape.units, item.shape.length)
             self._told.refused += 1
-            self._told.most_delay_s = max(self._told.most_delay_s, now - item.deadline + DOOM_RATIO * alone_s)
+            self._told.most_delay_s = max(self._told.most_delay_s, now - item.deadline + EARLY_DROP_RATIO * alone_s)
 
     def _begin(self, now: float) -> None:
         if self._running:
             return
         self._running = self._batcher.release(now)
         if self._running:
-            self._shape = padded([item.shape for item in self._running])
+            self._shape = padded_shape([item.shape for item in self._running])
             noise = exp(self._sigma * self._draw.gauss(0.0, 1.0))
             self._began_at, self._ends_at = now, now + noise * self._true.seconds_for(self._shape.units)
 

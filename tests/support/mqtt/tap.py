@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.support.mqtt.brokers import Signal
-from tidegate.mqtt.link import Connected, LinkEvent, Message, MqttLink, Will
+from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttLink, MqttMessage, Will
 
 
 class Tap:
@@ -40,10 +40,10 @@ class Tap:
         return [event for event in self.look() if isinstance(event, kind)]
 
     async def until_connected(self, session: int = 1) -> None:
-        await self.activity.until(lambda: any(event.session == session for event in self.of(Connected)))
+        await self.activity.until(lambda: any(event.session == session for event in self.of(MqttConnected)))
 
-    async def messages(self, count: int) -> list[Message]:
-        return await self.activity.until(lambda: self.of(Message) if len(self.of(Message)) >= count else [])
+    async def messages(self, count: int) -> list[MqttMessage]:
+        return await self.activity.until(lambda: self.of(MqttMessage) if len(self.of(MqttMessage)) >= count else [])
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.outcome import InternalError
-from tidegate.workers.process import PIPELINE, Computed, EngineSpec, Loaded, WorkerDied
+from tidegate.workers.process import PIPELINE, ComputeResult, EngineSpec, LoadResult, WorkerDied
 
 LAST_ID: Final = 999
 BAD_ID: Final = LAST_ID + 1
@@ -81,14 +81,14 @@ class FakeWorker:
             assert self._reason is not None
             self._reason.set_result(reason)
 
-    async def load(self, spec: EngineSpec) -> Loaded:
+    async def load(self, spec: EngineSpec) -> LoadResult:
         self._check_alive()
         if spec.artefact.stem not in _FILELESS and not spec.artefact.exists():
             raise InternalError(f"{spec.artefact}: there is no such artefact")
         self.loaded[spec.key] = spec
-        return Loaded(0.0)
+        return LoadResult(0.0)
 
-    async def infer(self, key: str, inputs: Arrays) -> Computed:
+    async def infer(self, key: str, inputs: Arrays) -> ComputeResult:
         self._check_alive()
         async with self._places, self._computing:
             self._check_alive()
@@ -99,7 +99,7 @@ class FakeWorker:
             await self._work(seconds)
             if self.fails:
                 raise self.fails.popleft()
-            return Computed(_computed(inputs), seconds)
+            return ComputeResult(_computed(inputs), seconds)
 
     async def _work(self, seconds: float) -> None:
         assert self._reason is not None

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.scheduling.job import Answer, Ask
-from cloud_pool.scheduling.scheduler import Scheduler
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
+from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.scheduling.worker_slots import Compute
 from tests.cloud_pool.models import TEXT
 from tests.cloud_pool.workers_support import Arrays
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
 from tidegate.models.manifest import Manifest
-from tidegate.workers.process import Computed, EngineSpec
+from tidegate.workers.process import ComputeResult, EngineSpec
 
 KEY = "text:1/fp32"
 WORKER = "0.1"
@@ -35,13 +35,13 @@ COST = [(1.0, 0.11), (1000.0, 10.1)]
 class Pool:
     """A scheduler with one lane over a fake worker."""
 
-    def __init__(self, scheduler: Scheduler, worker: FakeWorker, lane: Lane) -> None:
+    def __init__(self, scheduler: PoolScheduler, worker: FakeWorker, lane: ModelInstance) -> None:
         self.scheduler, self.worker, self.lane = scheduler, worker, lane
 
-    def ask(self, arrays: Arrays, *, budget_s: float = 100.0, key: str = KEY, **more: Any) -> asyncio.Task[Answer]:
+    def ask(self, arrays: Arrays, *, budget_s: float = 100.0, key: str = KEY, **more: Any) -> asyncio.Task[PoolResult]:
         """A caller in a task of its own."""
         now = clock.now()
-        ask = Ask(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
+        ask = PoolRequest(arrays, float(arrays["ids"].size), now, now + budget_s, **more)
         return asyncio.create_task(self.scheduler.submit(key, ask))
 
     @property
@@ -52,9 +52,9 @@ class Pool:
 
 @asynccontextmanager
 async def pool(manifest: Manifest = TEXT) -> AsyncIterator[Pool]:
-    async with FakeWorker(service_s=service_s) as worker, Scheduler() as scheduler:
+    async with FakeWorker(service_s=service_s) as worker, PoolScheduler() as scheduler:
         await worker.load(EngineSpec(KEY, "onnx", Path(__file__), ()))
-        lane = Lane(KEY, manifest, manifest.variants[0], COST)
+        lane = ModelInstance(KEY, manifest, manifest.variants[0], COST)
         scheduler.open(lane)
         scheduler.attach(WORKER, by(worker), restart_s=RESTART_S)
         yield Pool(scheduler, worker, lane)
@@ -63,11 +63,11 @@ async def pool(manifest: Manifest = TEXT) -> AsyncIterator[Pool]:
 def by(worker: FakeWorker) -> Compute:
     """What `DeviceWorker` adds is tested with the supervisor."""
 
-    async def compute(key: str, inputs: Arrays, patience_s: float) -> Computed:
+    async def compute(key: str, inputs: Arrays, patience_s: float) -> ComputeResult:
         return await worker.infer(key, inputs)
 
     return compute
 
 
-def total(answer: Answer) -> float:
+def total(answer: PoolResult) -> float:
     return float(answer.outputs["sum"][0, 0])

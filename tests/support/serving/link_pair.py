@@ -13,16 +13,16 @@ from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import Asker, Question
-from tidegate.link.frames import Answered, Greeting
+from tidegate.link.frames import AnswerFrame, Greeting
 from tidegate.link.outbox import Outbox
 from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.rpc import oip_pb2
 from tidegate.types import Accepted, LoadReport
 
 OFFERS = (ModelOffer("echo", "3", ()),)
-BEAT = Heartbeat(interval_s=1.0, silent_ticks=3)
+BEAT = KeepaliveTiming(interval_s=1.0, silent_ticks=3)
 
 
 class Heard:
@@ -72,7 +72,7 @@ class Pair:
         self.sequence += 1
         return LoadReport(9, self.sequence, queued=0, in_flight=0, queue_delay_s=0.0)
 
-    async def ask(self, raw: bytes = b"abc", *, budget_s: float = 10.0, **words: Any) -> Answered:
+    async def ask(self, raw: bytes = b"abc", *, budget_s: float = 10.0, **words: Any) -> AnswerFrame:
         return await self.asker.ask(question(raw, budget_s=budget_s, **words))
 
 
@@ -92,7 +92,7 @@ def question(
     return Question(message, clock.now() + budget_s, 2, variant, "00-ab-cd-01", on_accepted)
 
 
-def tensor_of(answered: Answered) -> bytes:
+def tensor_of(answered: AnswerFrame) -> bytes:
     return oip_pb2.ModelInferResponse.FromString(answered.message).raw_output_contents[0]
 
 

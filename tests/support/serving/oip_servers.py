@@ -14,7 +14,7 @@ from tests.support.serving.host import FakeHost
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
 from tidegate.oip import content_limits as limits_
-from tidegate.oip.body_budget import BodyLimits, Held
+from tidegate.oip.body_budget import BodyLimits, BodyMemory
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.grpc.server import OipService, server_options
 from tidegate.oip.http.server import OipRoutes, error_middleware
@@ -57,7 +57,7 @@ async def serving(
         servers.refused.append((protocol, model, error))
 
     app = web.Application(middlewares=[error_middleware])
-    held = Held(body_limits.max_held_bytes)
+    held = BodyMemory(body_limits.max_held_bytes)
     oip = OipRoutes(
         host, max_body_bytes=MAX_BYTES, on_refused=refused, limits=limits, body_limits=body_limits, held=held
     )

@@ -15,13 +15,13 @@ import yaml
 
 from tidegate import clock
 from tidegate.engines.engine import EngineError, load_engine
-from tidegate.engines.paced import Pace, PacedEngine, read_pace
+from tidegate.engines.paced import PacedEngine, PacedModel, read_pace
 from tidegate.models.manifest import TensorSpec
 from tidegate.outcome import InternalError
 from tidegate.types import Datatype
 from tidegate.workers.process import EngineSpec, WorkerProcess
 
-PACE = Pace(
+PACE = PacedModel(
     input="ids",
     inputs={"ids": ("batch", "sequence"), "scale": ("batch",)},
     cost_ms=((1.0, 1.0), (101.0, 2.0)),

@@ -11,8 +11,8 @@ import torch
 
 from tidegate.engines.staging import LEAST_BYTES, BufferPool, Staged, bucket_bytes, filled
 from tidegate.workers.array_transport import Handover
-from tidegate.workers.channel import Infer, Load
-from tidegate.workers.child import Worker
+from tidegate.workers.channel import LoadEngine, RunEngine
+from tidegate.workers.child import ComputeServer
 
 
 def pool(**how: int) -> BufferPool:
@@ -72,10 +72,10 @@ class Preparing:
 def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        worker = Worker(theirs, Handover.nothing())
+        worker = ComputeServer(theirs, Handover.nothing())
         worker._engines |= {"gpu": Preparing(), "cpu": object()}  # type: ignore[dict-item]
         arrays = {"x": np.ones(3)}
-        assert isinstance(worker.prepare(Infer(1, "gpu"), arrays), Staged)
-        assert worker.prepare(Infer(2, "cpu"), arrays) is arrays
-        assert worker.prepare(Infer(3, "nobody"), arrays) is arrays
-        assert worker.prepare(Load(4, "gpu", "onnx", "", (), 1, "cpu"), arrays) is arrays
+        assert isinstance(worker.prepare(RunEngine(1, "gpu"), arrays), Staged)
+        assert worker.prepare(RunEngine(2, "cpu"), arrays) is arrays
+        assert worker.prepare(RunEngine(3, "nobody"), arrays) is arrays
+        assert worker.prepare(LoadEngine(4, "gpu", "onnx", "", (), 1, "cpu"), arrays) is arrays

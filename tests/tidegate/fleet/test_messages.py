@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.mqtt.device_messages import Device, offer
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.messages import (
     MAX_BYTES,
     MAX_EPOCH,
@@ -27,7 +27,7 @@ from tidegate.fleet.messages import (
     inventory_hash,
 )
 from tidegate.fleet.offers import decode_offers, encode_offers
-from tidegate.fleet.topics import Topics, Up
+from tidegate.fleet.topics import DeviceTopic, Topics
 
 DEVICE = Device(name="kiosk-1")
 BIRTH = json.loads(DEVICE.birth(1.0)[1])
@@ -36,19 +36,19 @@ BEAT = json.loads(DEVICE.heartbeat(1.0)[1])
 
 def test_topics_read_like_the_table() -> None:
     topics = Topics("f1")
-    assert topics.up("kiosk-1", Up.HEARTBEAT) == "tidegate/v1/f1/up/kiosk-1/hb"
+    assert topics.up("kiosk-1", DeviceTopic.HEARTBEAT) == "tidegate/v1/f1/up/kiosk-1/hb"
     assert topics.command("kiosk-1") == "tidegate/v1/f1/down/kiosk-1/cmd"
     assert topics.gateway_state("main") == "tidegate/v1/f1/gw/main/state"
     assert topics.gateway_heartbeat("main") == "tidegate/v1/f1/gw/main/hb"
-    assert [one for one, _ in topics.for_gateways] == [f"tidegate/v1/f1/up/+/{kind}" for kind in Up]
+    assert [one for one, _ in topics.for_gateways] == [f"tidegate/v1/f1/up/+/{kind}" for kind in DeviceTopic]
     assert topics.for_device("kiosk-1")[0] == ("tidegate/v1/f1/down/kiosk-1/cmd", 1)
 
 
 @pytest.mark.parametrize(
     ("topic", "expected"),
     [
-        ("tidegate/v1/f1/up/kiosk-1/hb", ("kiosk-1", Up.HEARTBEAT)),
-        ("tidegate/v1/f1/up/kiosk-1/birth", ("kiosk-1", Up.BIRTH)),
+        ("tidegate/v1/f1/up/kiosk-1/hb", ("kiosk-1", DeviceTopic.HEARTBEAT)),
+        ("tidegate/v1/f1/up/kiosk-1/birth", ("kiosk-1", DeviceTopic.BIRTH)),
         ("tidegate/v1/f2/up/kiosk-1/hb", None),
         ("tidegate/v1/f1/up/kiosk-1/unknown", None),
         ("tidegate/v1/f1/up/a/b/hb", None),
@@ -80,14 +80,14 @@ def test_a_name_that_is_not_one_level_of_a_topic_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="must be 1 to 64"):
         Topics(name)
     with pytest.raises(BadMessage):
-        decode_up(Up.HEARTBEAT, json.dumps(BEAT | {"dev": name}).encode())
+        decode_up(DeviceTopic.HEARTBEAT, json.dumps(BEAT | {"dev": name}).encode())
 
 
 def test_every_message_survives_the_wire() -> None:
     for kind, message in (
-        (Up.BIRTH, DEVICE.birth_message(1.0, agent="0.1.0", utc_ms=5, admission="draining")),
-        (Up.HEARTBEAT, DEVICE.heartbeat_message(2.0, queued=3, in_flight=1, queue_delay_ms=0.5)),
-        (Up.DEATH, Death("kiosk-1", 7, "lost")),
+        (DeviceTopic.BIRTH, DEVICE.birth_message(1.0, agent="0.1.0", utc_ms=5, admission="draining")),
+        (DeviceTopic.HEARTBEAT, DEVICE.heartbeat_message(2.0, queued=3, in_flight=1, queue_delay_ms=0.5)),
+        (DeviceTopic.DEATH, Death("kiosk-1", 7, "lost")),
     ):
         assert decode_up(kind, encode(message)) == message
     assert decode_command(encode(command := Command("c1", "epoch_hint", seen=1, minimum=9))) == command
@@ -97,49 +97,49 @@ def test_every_message_survives_the_wire() -> None:
 def test_every_message_says_its_schema_and_another_is_refused() -> None:
     assert BIRTH["v"] == BEAT["v"] == 1
     with pytest.raises(BadMessage, match="v"):
-        decode_up(Up.HEARTBEAT, json.dumps(BEAT | {"v": 2}).encode())
+        decode_up(DeviceTopic.HEARTBEAT, json.dumps(BEAT | {"v": 2}).encode())
 
 
 def test_unknown_keys_are_ignored() -> None:
-    decoded = decode_up(Up.HEARTBEAT, json.dumps(BEAT | {"bat": 0.4, "nested": {"a": [1]}}).encode())
+    decoded = decode_up(DeviceTopic.HEARTBEAT, json.dumps(BEAT | {"bat": 0.4, "nested": {"a": [1]}}).encode())
     assert isinstance(decoded, Heartbeat) and decoded.device == "kiosk-1"
 
 
 def test_a_heartbeat_is_small() -> None:
     full = DEVICE.heartbeat_message(1e6, queued=999, in_flight=99, queue_delay_ms=12345.678, epoch=MAX_EPOCH)
     assert len(encode(full)) <= 250
-    weak = Conditions(battery=0.42, temperature_c=81.5, throttled=True, metered=True)
+    weak = DeviceConditions(battery=0.42, temperature_c=81.5, throttled=True, metered=True)
     assert len(encode(msgspec.structs.replace(full, conditions=weak))) <= 300
 
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        (Up.HEARTBEAT, {"e": 0}),
-        (Up.HEARTBEAT, {"e": 2**53}),
-        (Up.HEARTBEAT, {"s": 0}),
-        (Up.HEARTBEAT, {"m": -1}),
-        (Up.HEARTBEAT, {"iv": 1}),
-        (Up.HEARTBEAT, {"iv": 10**9}),
-        (Up.HEARTBEAT, {"q": -1}),
-        (Up.HEARTBEAT, {"qd": -0.1}),
-        (Up.HEARTBEAT, {"adm": "maybe"}),
-        (Up.HEARTBEAT, {"inv": "x" * 33}),
-        (Up.HEARTBEAT, {"e": "100"}),
-        (Up.HEARTBEAT, {"sys": {"bat": 1.1}}),
-        (Up.HEARTBEAT, {"sys": {"bat": -0.1}}),
-        (Up.HEARTBEAT, {"sys": {"t": 1e9}}),
-        (Up.HEARTBEAT, {"sys": {"met": "yes"}}),
-        (Up.HEARTBEAT, {"sys": None}),
-        (Up.BIRTH, {"urls": ["x" * 257]}),
-        (Up.BIRTH, {"urls": ["h:1"] * 9}),
-        (Up.BIRTH, {"boot": "x" * 129}),
-        (Up.BIRTH, {"offers": [{"name": "", "version": "1", "variants": []}]}),
-        (Up.BIRTH, {"offers": [{"name": "m", "version": "1" * 65, "variants": []}]}),
+        (DeviceTopic.HEARTBEAT, {"e": 0}),
+        (DeviceTopic.HEARTBEAT, {"e": 2**53}),
+        (DeviceTopic.HEARTBEAT, {"s": 0}),
+        (DeviceTopic.HEARTBEAT, {"m": -1}),
+        (DeviceTopic.HEARTBEAT, {"iv": 1}),
+        (DeviceTopic.HEARTBEAT, {"iv": 10**9}),
+        (DeviceTopic.HEARTBEAT, {"q": -1}),
+        (DeviceTopic.HEARTBEAT, {"qd": -0.1}),
+        (DeviceTopic.HEARTBEAT, {"adm": "maybe"}),
+        (DeviceTopic.HEARTBEAT, {"inv": "x" * 33}),
+        (DeviceTopic.HEARTBEAT, {"e": "100"}),
+        (DeviceTopic.HEARTBEAT, {"sys": {"bat": 1.1}}),
+        (DeviceTopic.HEARTBEAT, {"sys": {"bat": -0.1}}),
+        (DeviceTopic.HEARTBEAT, {"sys": {"t": 1e9}}),
+        (DeviceTopic.HEARTBEAT, {"sys": {"met": "yes"}}),
+        (DeviceTopic.HEARTBEAT, {"sys": None}),
+        (DeviceTopic.BIRTH, {"urls": ["x" * 257]}),
+        (DeviceTopic.BIRTH, {"urls": ["h:1"] * 9}),
+        (DeviceTopic.BIRTH, {"boot": "x" * 129}),
+        (DeviceTopic.BIRTH, {"offers": [{"name": "", "version": "1", "variants": []}]}),
+        (DeviceTopic.BIRTH, {"offers": [{"name": "m", "version": "1" * 65, "variants": []}]}),
     ],
 )
-def test_what_is_out_of_range_is_refused(kind: Up, changes: dict[str, Any]) -> None:
-    base = BIRTH if kind is Up.BIRTH else BEAT
+def test_what_is_out_of_range_is_refused(kind: DeviceTopic, changes: dict[str, Any]) -> None:
+    base = BIRTH if kind is DeviceTopic.BIRTH else BEAT
     decode_up(kind, json.dumps(base).encode())
     with pytest.raises(BadMessage):
         decode_up(kind, json.dumps(base | changes).encode())
@@ -150,7 +150,7 @@ def test_costs_that_nobody_can_compute_with_are_refused(cost: list[list[float]])
     bad = [{"name": "m", "version": "1", "variants": [{"name": "v", "precision": "p", "cost": cost}]}]
     inventory = {"dev": "kiosk-1", "e": 1, "s": 1, "m": 1, "rev": 1, "offers": bad, "v": 1}
     with pytest.raises(BadMessage, match=r"cost points of m .*offers|cost points of m"):
-        decode_up(Up.INVENTORY, json.dumps(inventory).encode())
+        decode_up(DeviceTopic.INVENTORY, json.dumps(inventory).encode())
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ def test_costs_that_nobody_can_compute_with_are_refused(cost: list[list[float]])
         b"\xff\xfe",
         b'{"x":' + b"[" * 60_000,
         b'{"dev":"\xff"}',
-        b" " * (MAX_BYTES[Up.BIRTH] + 1),
+        b" " * (MAX_BYTES[DeviceTopic.BIRTH] + 1),
     ],
 )
 def test_garbage_is_refused(payload: bytes) -> None:
     with pytest.raises(BadMessage):
-        decode_up(Up.BIRTH, payload)
+        decode_up(DeviceTopic.BIRTH, payload)
 
 
-@given(st.sampled_from(Up), st.binary(max_size=200))
-def test_no_bytes_make_a_decoder_raise_anything_else(kind: Up, payload: bytes) -> None:
+@given(st.sampled_from(DeviceTopic), st.binary(max_size=200))
+def test_no_bytes_make_a_decoder_raise_anything_else(kind: DeviceTopic, payload: bytes) -> None:
     with pytest.raises(BadMessage):
         decode_up(kind, payload)
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.link.chunks import Assembly
-from tidegate.link.frames import Violation
+from tidegate.link.chunks import ChunkAssembly
+from tidegate.link.frames import ProtocolViolation
 from tidegate.outcome import Overloaded, TooLarge
 
 
-def assembly() -> Assembly[str]:
-    return Assembly(max_message_bytes=100, max_partial_bytes=150)
+def assembly() -> ChunkAssembly[str]:
+    return ChunkAssembly(max_message_bytes=100, max_partial_bytes=150)
 
 
 def test_a_message_is_whole_with_its_last_byte() -> None:
@@ -23,7 +23,7 @@ def test_a_message_is_whole_with_its_last_byte() -> None:
     assert 7 in partials
     assert partials.add(7, b"de") == ("head", b"abcde")
     assert 7 not in partials
-    assert repr(partials) == "<Assembly 0 open, 0 bytes announced>"
+    assert repr(partials) == "<ChunkAssembly 0 open, 0 bytes announced>"
 
 
 def test_messages_that_arrive_between_each_other_do_not_mix() -> None:
@@ -46,7 +46,7 @@ def test_chunks_that_do_not_fit_the_announcement_break_the_protocol(pieces: list
     partials = assembly()
     partials.open(1, "head", 5)
 
-    with pytest.raises(Violation):
+    with pytest.raises(ProtocolViolation):
         for piece in pieces:
             partials.add(1, piece)
 
@@ -55,7 +55,7 @@ def test_an_id_that_is_open_cannot_be_announced_again() -> None:
     partials = assembly()
     partials.open(1, "head", 5)
 
-    with pytest.raises(Violation):
+    with pytest.raises(ProtocolViolation):
         partials.open(1, "head", 5)
 
 
@@ -67,7 +67,7 @@ def test_a_message_over_the_limit_is_refused_before_a_byte_of_it_is_held() -> No
     with pytest.raises(TooLarge):
         partials.open(1, "head", 2**64 - 1)
 
-    assert repr(partials) == "<Assembly 0 open, 0 bytes announced>"
+    assert repr(partials) == "<ChunkAssembly 0 open, 0 bytes announced>"
 
 
 def test_announcements_count_together_until_they_are_whole_or_dropped() -> None:
@@ -81,7 +81,7 @@ def test_announcements_count_together_until_they_are_whole_or_dropped() -> None:
     partials.drop(1)
 
     partials.open(2, "two", 51)
-    assert repr(partials) == "<Assembly 1 open, 51 bytes announced>"
+    assert repr(partials) == "<ChunkAssembly 1 open, 51 bytes announced>"
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=9))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.fleet.offers import ModelOffer, VariantOffer, encode_offers
 from tidegate.link import frames
-from tidegate.link.frames import Answered, Greeting, Violation
+from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.outcome import ERRORS, BadAnswer, ServeError
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
@@ -37,7 +37,7 @@ def test_envelopes_join_by_their_bytes() -> None:
 
 
 def test_what_is_no_envelope_breaks_the_protocol() -> None:
-    with pytest.raises(Violation, match="5 bytes that are no Envelope"):
+    with pytest.raises(ProtocolViolation, match="5 bytes that are no Envelope"):
         frames.parse(b"\xff\xff\xff\xff\xff")
 
 
@@ -47,7 +47,7 @@ def test_a_greeting_comes_back_as_it_was_said() -> None:
 
 
 def test_another_protocol_is_refused_by_its_number() -> None:
-    with pytest.raises(Violation, match="protocol 2; this side speaks 1"):
+    with pytest.raises(ProtocolViolation, match="protocol 2; this side speaks 1"):
         frames.greeting_of(link_pb2.Hello(protocol=2, name="edge/attic"))
 
 
@@ -55,7 +55,7 @@ def test_another_protocol_is_refused_by_its_number() -> None:
     "raw", [b"not json", b"{}", b'[{"name": 3}]', b"[" * 100_000, b'["\xff"]', b" " * (frames.MAX_OFFERS_BYTES + 1)]
 )
 def test_offers_that_cannot_be_read_break_the_protocol(raw: bytes) -> None:
-    with pytest.raises(Violation):
+    with pytest.raises(ProtocolViolation):
         frames.offers_of(raw)
 
 
@@ -83,7 +83,7 @@ def test_a_request_in_chunks_announces_their_bytes_and_carries_none() -> None:
 @pytest.mark.parametrize("report", [None, REPORT])
 @pytest.mark.parametrize("chunked_bytes", [0, 6])
 def test_an_answer_comes_back_as_it_was_given(report: LoadReport | None, chunked_bytes: int) -> None:
-    answered = Answered(b"tensor", 0.125, 0.5, 8, "int8", report)
+    answered = AnswerFrame(b"tensor", 0.125, 0.5, 8, "int8", report)
 
     frame = only(frames.answer(7, answered, chunked_bytes=chunked_bytes))
 

@@ -10,7 +10,7 @@ from tests.support.loop import on_virtual_time, settle
 from tests.support.serving.duplex import stream_pair
 from tests.support.serving.link_pair import Pair, running, tensor_of
 from tidegate.link import frames
-from tidegate.link.frames import Answered, Greeting
+from tidegate.link.frames import AnswerFrame, Greeting
 from tidegate.outcome import BadAnswer, Unreachable
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
@@ -26,7 +26,7 @@ REQUEST = frames.request(1, b"", budget_s=9.0, priority=0, variant="", tracepare
         (REQUEST + frames.chunk(1, bytes(501)), "do not fit the 500 bytes announced"),
         (REQUEST + REQUEST, "request 1 announced twice"),
         (REQUEST.replace(b"\x08\x01", b"\x08\x00", 1), "request 0 announced twice"),
-        (frames.answer(1, Answered(b"", 0.0, 0.0, 1, "", None)), "an answer frame, which this side does not take"),
+        (frames.answer(1, AnswerFrame(b"", 0.0, 0.0, 1, "", None)), "an answer frame, which this side does not take"),
     ],
 )
 def test_an_answering_side_hangs_up_on_frames_that_no_asker_sends(envelope: bytes, words: str) -> None:
@@ -48,14 +48,14 @@ def test_an_answering_side_hangs_up_on_frames_that_no_asker_sends(envelope: byte
     [
         (frames.accepted(99, Accepted(0, 0.0)), "request 99, which was never sent"),
         (frames.chunk(99, b"x"), "request 99, which was never sent"),
-        (frames.answer(0, Answered(b"", 0.0, 0.0, 1, "", None)), "request 0, which was never sent"),
+        (frames.answer(0, AnswerFrame(b"", 0.0, 0.0, 1, "", None)), "request 0, which was never sent"),
         (frames.refused(99, BadAnswer("x"), None), "request 99, which was never sent"),
         (frames.chunk(1, b"x"), "a chunk of answer 1, which was not announced"),
         (frames.evidence(b"x"), "evidence that nobody asked for"),
         (frames.load(LoadReport(1, 1, 0, 0, 0.0), b"[oops"), "offers that cannot be read"),
-        (2 * frames.answer(1, Answered(b"", 0, 0, 1, "", None), chunked_bytes=9), "message 1 announced twice"),
+        (2 * frames.answer(1, AnswerFrame(b"", 0, 0, 1, "", None), chunked_bytes=9), "message 1 announced twice"),
         (
-            frames.answer(1, Answered(b"", 0, 0, 1, "", None), chunked_bytes=9) + frames.chunk(1, bytes(10)),
+            frames.answer(1, AnswerFrame(b"", 0, 0, 1, "", None), chunked_bytes=9) + frames.chunk(1, bytes(10)),
             "do not fit the 9 bytes announced",
         ),
     ],

@@ -19,7 +19,7 @@ from tidegate import clock
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.families import counter, gauge, histogram
 from tidegate.metrics.histogram import Exemplar, Histogram
-from tidegate.metrics.sharing import EVERY_S, Sharing
+from tidegate.metrics.sharing import EVERY_S, SharedMetrics
 
 # One gateway in miniature: counts up by what it is told on stdin, and answers each line with a scrape.
 CHILD = """
@@ -152,8 +152,8 @@ def test_no_scrape_says_less_than_the_one_before_whoever_answers(tmp_path: Path)
             before = now
 
 
-def sharing(folder: Path, counted: Counted, name: str) -> Sharing:
-    one = Sharing(folder, name=name)
+def sharing(folder: Path, counted: Counted, name: str) -> SharedMetrics:
+    one = SharedMetrics(folder, name=name)
     one.own = counted.families
     return one
 

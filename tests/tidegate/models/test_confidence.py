@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from tests.tidegate.models.test_validate import MANIFEST, VARIANT
 from tidegate.arrays import array_to_tensor
-from tidegate.models.confidence import Judge, confidence
+from tidegate.models.confidence import ConfidenceMeasure, confidence
 from tidegate.models.manifest import Axis, Confidence, Manifest, Measure, Quality, TensorSpec
 from tidegate.models.validate import problems
 from tidegate.types import Datatype, RequestedOutput, Tensor
@@ -38,7 +38,7 @@ def scores(*rows: list[float], datatype: Datatype = Datatype.FP32) -> Tensor:
 
 
 def of(*rows: list[float], how: Confidence = MARGIN) -> float:
-    return Judge(manifest(how), how).of(scores(*rows))
+    return ConfidenceMeasure(manifest(how), how).of(scores(*rows))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_scores_become_probabilities_first_where_the_manifest_says_so() -> None:
     shares /= shares.sum()
     assert of([2.0, 1.0, 0.0, -1.0], how=SCORES) == pytest.approx(shares[0] - shares[1])
     huge = np.array([[1.7e308, -1.7e308, 0.0, 0.0]])  # their distance is no float any more
-    assert Judge(manifest(SCORES), SCORES).of(array_to_tensor("scores", huge, Datatype.FP64)) == 1.0
+    assert ConfidenceMeasure(manifest(SCORES), SCORES).of(array_to_tensor("scores", huge, Datatype.FP64)) == 1.0
 
 
 @pytest.mark.parametrize("measure", ["margin", "top1", "entropy"])
@@ -91,7 +91,7 @@ def test_scores_become_probabilities_first_where_the_manifest_says_so() -> None:
 )
 def test_what_is_no_distribution_over_the_classes_is_hard_and_never_easy(measure: Measure, tensor: Tensor) -> None:
     how = Confidence("scores", measure, 0.5)
-    assert Judge(manifest(how), how).of(tensor) == 0.0
+    assert ConfidenceMeasure(manifest(how), how).of(tensor) == 0.0
 
 
 def test_a_single_class_is_no_choice() -> None:
@@ -100,7 +100,7 @@ def test_a_single_class_is_no_choice() -> None:
 
 def test_half_floats_that_nearly_add_up_are_probabilities() -> None:
     tensor = scores([0.9, 0.06, 0.03, 0.005], datatype=Datatype.FP16)
-    assert Judge(manifest(), MARGIN).of(tensor) == pytest.approx(0.84, abs=0.01)
+    assert ConfidenceMeasure(manifest(), MARGIN).of(tensor) == pytest.approx(0.84, abs=0.01)
 
 
 @given(
@@ -113,16 +113,16 @@ def test_whatever_comes_is_a_number_from_0_to_1(rows: Any, measure: Measure, sof
 
 
 def test_only_answers_that_a_better_variant_could_outdo_are_judged() -> None:
-    judge = Judge(manifest(), MARGIN)
+    judge = ConfidenceMeasure(manifest(), MARGIN)
     answer = [scores([0.6, 0.4, 0.0, 0.0])]
     assert judge.confidence("int8", (), answer) == pytest.approx(0.2)
     assert judge.confidence("fp32", (), answer) is None
     assert judge.confidence("unknown", (), answer) is None
-    assert repr(judge) == "<Judge by margin of scores, of int8>"
+    assert repr(judge) == "<ConfidenceMeasure by margin of scores, of int8>"
 
 
 def test_an_answer_without_the_output_is_hard_unless_nobody_asked_for_it() -> None:
-    judge = Judge(manifest(), MARGIN)
+    judge = ConfidenceMeasure(manifest(), MARGIN)
     assert judge.confidence("int8", (), []) == 0.0
     assert judge.confidence("int8", (RequestedOutput("scores"),), []) == 0.0
     assert judge.confidence("int8", (RequestedOutput("other"),), []) is None

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.mqtt.inbox import Inbox
-from tidegate.mqtt.link import Disconnected, LinkEvent, MqttLink
+from tidegate.mqtt.link import LinkEvent, MqttDisconnected, MqttLink
 from tidegate.mqtt.loop import MqttLoop
 
 
@@ -71,7 +71,7 @@ class Party:
         return until
 
 
-EVENTS = tuple(Disconnected(number, "gone") for number in range(5))
+EVENTS = tuple(MqttDisconnected(number, "gone") for number in range(5))
 
 
 @on_virtual_time

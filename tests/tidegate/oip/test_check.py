@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tests.support.serving.host import digits, minilm, mirror
 from tidegate.models.manifest import Axis, Bounds, Cost, Manifest, TensorSpec
-from tidegate.oip.check import Checker, check, checker_of, shown
+from tidegate.oip.check import Checker, check, checker_of, quoted_input
 from tidegate.outcome import InvalidRequest, ModelNotFound
 from tidegate.types import Datatype, InferRequest, RequestedOutput, Tensor
 
@@ -201,8 +201,8 @@ def test_a_manifest_is_compiled_once_and_only_so_many_are_kept() -> None:
 
 
 def test_a_value_from_the_network_is_shown_escaped_and_never_long() -> None:
-    assert shown("a\nb\x00") == r"'a\nb\x00'"
-    assert len(shown("x" * 10_000_000)) == 80
+    assert quoted_input("a\nb\x00") == r"'a\nb\x00'"
+    assert len(quoted_input("x" * 10_000_000)) == 80
     assert repr(Checker(minilm())) == "<Checker minilm:1 2 inputs>"
 
 

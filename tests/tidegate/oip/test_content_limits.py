@@ -20,7 +20,7 @@ from tests.support.serving.host import FakeHost
 from tests.support.serving.oip_requests import PLAIN, by_grpc_bytes, got_by_http
 from tests.support.serving.oip_servers import MAX_BYTES, Servers, serving
 from tidegate import clock
-from tidegate.oip.body_budget import BodyLimits, Held
+from tidegate.oip.body_budget import BodyLimits, BodyMemory
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.codec import request_from_bytes, response_from_bytes
 from tidegate.oip.grpc.message_bounds import MAX_FIELDS, SMALL_BYTES, NoMessage, check_envelope
@@ -292,7 +292,7 @@ async def test_a_message_that_finds_no_room_is_told_to_come_back() -> None:
 
 
 def test_what_is_held_is_given_back_whatever_happens() -> None:
-    held = Held(300_000)
+    held = BodyMemory(300_000)
     with pytest.raises(Overloaded, match="max_held_bytes"), held.share() as one, held.share() as other:
         one.grow(100_000)
         one.grow(200_000)
@@ -300,7 +300,7 @@ def test_what_is_held_is_given_back_whatever_happens() -> None:
         assert held.bytes == 200_000
         other.grow(100_001)
     assert held.bytes == 0
-    assert repr(held) == "<Held 0 of 300000 bytes>"
+    assert repr(held) == "<BodyMemory 0 of 300000 bytes>"
 
 
 async def test_a_body_that_drips_is_given_up_after_its_time() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.loop import settle
-from tidegate.oip.offload import LARGE_BYTES, PLACES, Aside
+from tidegate.oip.offload import LARGE_BYTES, PLACES, CodecThreads
 from tidegate.outcome import InvalidRequest
 
 LARGE = LARGE_BYTES + 1
@@ -46,35 +46,35 @@ class Work:
 
 
 async def test_small_work_is_done_here() -> None:
-    assert await Aside().run(LARGE_BYTES, threading.get_ident) == threading.get_ident()
+    assert await CodecThreads().run(LARGE_BYTES, threading.get_ident) == threading.get_ident()
 
 
 async def test_the_loop_goes_on_while_a_large_body_is_coded() -> None:
-    aside, work = Aside(), Work()
+    aside, work = CodecThreads(), Work()
     coding = asyncio.create_task(aside.run(LARGE, work))
     await work.has_begun()
     turns = 0
     for _ in range(1000):  # each of them while the thread is blocked
         await settle(1)
         turns += not coding.done()
-    assert repr(aside) == f"<Aside 1 of {PLACES} places taken>"
+    assert repr(aside) == f"<CodecThreads 1 of {PLACES} places taken>"
     work.go.set()
     assert await coding != threading.get_ident()
     assert turns == 1000
 
 
 async def test_there_are_no_more_threads_than_places_and_whoever_leaves_frees_none() -> None:
-    aside, work = Aside(), Work()
+    aside, work = CodecThreads(), Work()
     coding = [asyncio.create_task(aside.run(LARGE, work)) for _ in range(PLACES + 3)]
     for _ in range(PLACES):
         await work.has_begun()
     coding[0].cancel()
     coding[PLACES].cancel()  # one that waits for its place
     await asyncio.wait([coding[0], coding[PLACES]])
-    assert repr(aside) == f"<Aside {PLACES} of {PLACES} places taken>"
+    assert repr(aside) == f"<CodecThreads {PLACES} of {PLACES} places taken>"
     work.go.set()
     await asyncio.gather(*coding, return_exceptions=True)
-    await until(lambda: repr(aside) == f"<Aside 0 of {PLACES} places taken>")
+    await until(lambda: repr(aside) == f"<CodecThreads 0 of {PLACES} places taken>")
     assert work.most == PLACES
 
 
@@ -85,4 +85,4 @@ async def test_what_is_wrong_with_a_body_is_told_either_way(size_bytes: int) -> 
 
     told: Callable[[], None] = wrong
     with pytest.raises(InvalidRequest, match="no JSON"):
-        await Aside().run(size_bytes, told)
+        await CodecThreads().run(size_bytes, told)

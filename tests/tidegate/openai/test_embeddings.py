@@ -17,8 +17,8 @@ from tidegate.models.manifest import Batching
 from tidegate.openai.embeddings import (
     CALL_COST_TOKENS,
     MAX_INPUTS,
-    Asked,
-    Row,
+    EmbeddingsRequest,
+    TokenRow,
     WrongParameter,
     answer,
     check_dimensions,
@@ -99,16 +99,16 @@ def test_a_model_without_text_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("dimensions", [None, 384])
 def test_the_models_own_length_may_be_asked_for(dimensions: int | None) -> None:
-    check_dimensions(Asked("minilm", False, dimensions), minilm())
+    check_dimensions(EmbeddingsRequest("minilm", False, dimensions), minilm())
 
 
 def test_another_length_is_refused() -> None:
     with pytest.raises(WrongParameter, match="gives 384 dimensions"):
-        check_dimensions(Asked("minilm", False, 256), minilm())
+        check_dimensions(EmbeddingsRequest("minilm", False, 256), minilm())
 
 
 def test_tokens_beyond_the_models_length_are_cut_and_said_so() -> None:
-    assert token_rows([(1, 2, 3), (1, 2)], 2) == [Row((1, 2), truncated=True), Row((1, 2))]
+    assert token_rows([(1, 2, 3), (1, 2)], 2) == [TokenRow((1, 2), truncated=True), TokenRow((1, 2))]
 
 
 @given(st.lists(st.integers(1, 256), max_size=60), st.integers(1, 8), st.one_of(st.none(), st.integers(1, 2000)))
@@ -139,7 +139,7 @@ def test_groups_stay_within_a_batch_of_the_model() -> None:
 
 
 def test_rows_are_padded_to_the_longest_and_masked() -> None:
-    request = infer_request(minilm(), [Row((101, 7, 102)), Row((101, 102))])
+    request = infer_request(minilm(), [TokenRow((101, 7, 102)), TokenRow((101, 102))])
     arrays = {tensor.name: tensor_to_array(tensor).tolist() for tensor in request.inputs}
     assert arrays == {
         "input_ids": [[101, 7, 102], [101, 102, 0]],
@@ -171,9 +171,9 @@ def test_an_answer_of_another_shape_is_a_bad_one(tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("as_base64", [False, True])
 def test_the_answer_is_in_the_callers_order_and_counts_what_was_read(as_base64: bool) -> None:
-    rows = [Row((1, 2, 3)), Row((1,), truncated=True)]
+    rows = [TokenRow((1, 2, 3)), TokenRow((1,), truncated=True)]
     found = {1: np.array([0.25], "<f4"), 0: np.array([-0.5], "<f4")}
-    told = answer(Asked("minilm", as_base64, None), rows, found, {"tidegate-served-by": "edge/attic"})
+    told = answer(EmbeddingsRequest("minilm", as_base64, None), rows, found, {"tidegate-served-by": "edge/attic"})
     embeddings = [item["embedding"] for item in told["data"]]
     if as_base64:
         embeddings = [np.frombuffer(base64.b64decode(item), "<f4").tolist() for item in embeddings]
@@ -184,5 +184,5 @@ def test_the_answer_is_in_the_callers_order_and_counts_what_was_read(as_base64: 
 
 
 def test_nothing_is_said_of_truncation_where_there_was_none() -> None:
-    told = answer(Asked("minilm", False, None), [Row((1,))], {0: np.zeros(1, "<f4")}, {})
+    told = answer(EmbeddingsRequest("minilm", False, None), [TokenRow((1,))], {0: np.zeros(1, "<f4")}, {})
     assert told["tidegate"] == {}

@@ -15,10 +15,10 @@ from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import ModelReport, RolloutState
 from tidegate.fleet.topics import Topics
 from tidegate.rollout.canonical import is_canonical
-from tidegate.rollout.desired import Desired, decode_desired, encode_desired, wishes
+from tidegate.rollout.desired import DesiredDocument, decode_desired, desired_models, encode_desired
 from tidegate.rollout.golden import BadGolden, decode_golden, encode_golden, inaccuracy
 from tidegate.rollout.plan import Artefact, ModelPlan, Net, Probe, Soak, artefact_of, in_window
-from tidegate.rollout.signing import SignatureRefused, id_of, opened, public_text, rotated, signed
+from tidegate.rollout.signing import SignatureRefused, id_of, keys_after, public_text, sign_document, verify_document
 from tidegate.types import Datatype
 
 OLD, NEW, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
@@ -29,9 +29,9 @@ def plan(version: str = "2", **changes: Any) -> ModelPlan:
     return ModelPlan(version, MANIFEST.sha256, (MANIFEST, WEIGHTS), **changes)
 
 
-def document(revision: int = 1, **changes: Any) -> Desired:
+def document(revision: int = 1, **changes: Any) -> DesiredDocument:
     fields: dict[str, Any] = {"device": "kiosk-1", "models": {"digits": plan()}}
-    return Desired(revision, 1_763_775_000, **(fields | changes))
+    return DesiredDocument(revision, 1_763_775_000, **(fields | changes))
 
 
 def keys(*private: Ed25519PrivateKey) -> dict[str, bytes]:
@@ -92,32 +92,32 @@ def test_content_is_what_runs_and_digest_is_all_of_it() -> None:
 
 
 def test_a_document_is_believed_when_one_trusted_key_has_signed_it() -> None:
-    message = signed(document(), [STRANGER, OLD])
-    desired, raw = opened(message, keys(OLD, NEW))
+    message = sign_document(document(), [STRANGER, OLD])
+    desired, raw = verify_document(message, keys(OLD, NEW))
     assert desired == document()
     assert raw == encode_desired(document())
 
 
 def test_whoever_nobody_trusts_is_told_apart_from_a_broken_signature() -> None:
-    message = signed(document(), [STRANGER])
+    message = sign_document(document(), [STRANGER])
     with pytest.raises(SignatureRefused, match=f"signed by {id_of(STRANGER)}, and none"):
-        opened(message, keys(OLD))
+        verify_document(message, keys(OLD))
     with pytest.raises(SignatureRefused, match="trusts no key"):
-        opened(message, {})
-    forged = signed(document(), [OLD]).replace(b'"rev":1', b'"rev":2')
+        verify_document(message, {})
+    forged = sign_document(document(), [OLD]).replace(b'"rev":1', b'"rev":2')
     with pytest.raises(SignatureRefused, match=f"signature of the key {id_of(OLD)} is wrong"):
-        opened(forged, keys(OLD))
+        verify_document(forged, keys(OLD))
 
 
 def test_keys_change_hands_only_with_the_signatures_of_both() -> None:
     handover = document(keys=(public_text(NEW.public_key().public_bytes_raw()),))
     with pytest.raises(SignatureRefused, match=f"the new key {id_of(NEW)}, which has not signed"):
-        opened(signed(handover, [OLD]), keys(OLD))
+        verify_document(sign_document(handover, [OLD]), keys(OLD))
     with pytest.raises(SignatureRefused, match="none of these keys"):
-        opened(signed(handover, [NEW]), keys(OLD))
-    accepted, _ = opened(signed(handover, [OLD, NEW]), keys(OLD))
-    assert rotated(accepted, keys(OLD)) == keys(NEW)
-    assert rotated(document(), keys(OLD)) == keys(OLD)
+        verify_document(sign_document(handover, [NEW]), keys(OLD))
+    accepted, _ = verify_document(sign_document(handover, [OLD, NEW]), keys(OLD))
+    assert keys_after(accepted, keys(OLD)) == keys(NEW)
+    assert keys_after(document(), keys(OLD)) == keys(OLD)
 
 
 def test_unknown_keys_of_a_newer_gateway_are_ignored() -> None:
@@ -127,10 +127,10 @@ def test_unknown_keys_of_a_newer_gateway_are_ignored() -> None:
 
 
 def test_the_devices_own_document_overrides_its_groups_and_the_first_group_the_others() -> None:
-    first = Desired(7, 0, group="a", models={"digits": plan("3"), "text": plan("4")}, remove=("gone",))
-    second = Desired(9, 0, group="b", models={"text": plan("5"), "gone": plan("1"), "more": plan("6")})
+    first = DesiredDocument(7, 0, group="a", models={"digits": plan("3"), "text": plan("4")}, remove=("gone",))
+    second = DesiredDocument(9, 0, group="b", models={"text": plan("5"), "gone": plan("1"), "more": plan("6")})
     own = document(models={"digits": plan("2")}, remove=("more",))
-    found = wishes(own, [first, second])
+    found = desired_models(own, [first, second])
     assert {name: (wish.plan.version if wish.plan else None, wish.scope) for name, wish in found.items()} == {
         "digits": ("2", "device/kiosk-1"),
         "more": (None, "device/kiosk-1"),

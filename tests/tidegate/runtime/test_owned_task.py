@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
-from tidegate.runtime.owned_task import OwnedTask, cancelled
+from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
 
 
 class Work:
@@ -190,8 +190,8 @@ async def test_cancelled_waits_for_all_of_its_tasks_and_raises_what_none_of_them
     broken = asyncio.create_task(with_a_defect())
     await clock.sleep(2.0)
 
-    await cancelled(*tasks, broken)
-    await cancelled()
+    await cancel_and_wait(*tasks, broken)
+    await cancel_and_wait()
 
     assert [work.said for work in works] == [["begun", "ended"]] * 2
     assert isinstance(broken.exception(), ZeroDivisionError)

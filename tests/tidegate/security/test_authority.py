@@ -16,14 +16,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from tidegate import clock
-from tidegate.security.authority import Authority, Pair, PkiError, read_issued
-from tidegate.security.certificate_identity import ROLES, Identity
+from tidegate.security.authority import Authority, CertificatePair, PkiError, read_issued
+from tidegate.security.certificate_identity import ROLES, CertificateIdentity
 from tidegate.security.certificate_store import PkiStore, write_atomically
 from tidegate.tools.pki_cli import pki
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
-EDGE = Identity("edge", "edge-1")
+EDGE = CertificateIdentity("edge", "edge-1")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,9 @@ def test_a_stolen_ca_key_names_no_public_host(authority: Authority) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_may_use_its_certificate_for_what_it_does_and_nothing_else(authority: Authority, role: str) -> None:
-    cert = x509.load_pem_x509_certificate(authority.issue(Identity.parse(f"{role}/x"), [], valid=DAY, now=NOW).cert)
+    cert = x509.load_pem_x509_certificate(
+        authority.issue(CertificateIdentity.parse(f"{role}/x"), [], valid=DAY, now=NOW).cert
+    )
     uses = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     assert (ExtendedKeyUsageOID.SERVER_AUTH in uses) == (role != "client")
     assert (ExtendedKeyUsageOID.CLIENT_AUTH in uses) == (role in ("gateway", "edge", "client"))
@@ -113,7 +115,7 @@ def test_permitted_domains_hold_what_is_below_them_and_nothing_that_only_ends_al
 def test_a_key_that_is_not_the_certificates_is_no_ca(authority: Authority) -> None:
     other = Authority.make("test", valid=DAY, now=NOW)
     with pytest.raises(ValueError, match="not that of the certificate"):
-        Authority.load(Pair(authority.pair.cert, other.pair.key))
+        Authority.load(CertificatePair(authority.pair.cert, other.pair.key))
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def test_renewal_takes_those_in_the_last_third_of_their_life_and_keeps_what_they
     run("init")
     run("issue", "edge/short", "--days", "30", "--host", "10.0.0.7")
     run("issue", "edge/long", "--days", "90")
-    key_before = store.key(Identity("edge", "short")).read_bytes()
+    key_before = store.key(CertificateIdentity("edge", "short")).read_bytes()
     assert run("renew", at=19).output == "nothing is due\n"
     assert run("renew", at=21).output == "renewed edge/short, until 2030-06-21\n"
     short = next(one.issued for one in store.held() if one.path.stem == "short")

@@ -6,20 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.security.certificate_identity import NAME_MAX, ROLES, Identity, NotAllowed, check_role, identity_of
+from tidegate.security.certificate_identity import (
+    NAME_MAX,
+    ROLES,
+    CertificateIdentity,
+    NotAllowed,
+    check_role,
+    identity_of,
+)
 
 NAMES = st.from_regex(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}", fullmatch=True)
-IDENTITIES = st.builds(Identity, st.sampled_from(ROLES), NAMES)
+IDENTITIES = st.builds(CertificateIdentity, st.sampled_from(ROLES), NAMES)
 
 
 @given(IDENTITIES)
-def test_an_identity_survives_its_spelling(identity: Identity) -> None:
-    assert Identity.parse(str(identity)) == Identity.parse(identity.uri) == identity_of([identity.uri]) == identity
+def test_an_identity_survives_its_spelling(identity: CertificateIdentity) -> None:
+    assert (
+        CertificateIdentity.parse(str(identity))
+        == CertificateIdentity.parse(identity.uri)
+        == identity_of([identity.uri])
+        == identity
+    )
     assert len(identity.common_name) <= 64
 
 
 @given(IDENTITIES, IDENTITIES)
-def test_no_two_identities_share_a_host_name_or_a_user_name(one: Identity, other: Identity) -> None:
+def test_no_two_identities_share_a_host_name_or_a_user_name(
+    one: CertificateIdentity, other: CertificateIdentity
+) -> None:
     assert (one == other) == (one.host == other.host) == (one.common_name == other.common_name)
 
 
@@ -38,22 +52,22 @@ def test_no_two_identities_share_a_host_name_or_a_user_name(one: Identity, other
 )
 def test_what_is_no_identity_is_refused_in_words(text: str, names: str) -> None:
     with pytest.raises(ValueError) as refusal:
-        Identity.parse(text)
+        CertificateIdentity.parse(text)
     assert names in str(refusal.value)
 
 
 def test_only_an_edge_has_a_user_name_that_the_brokers_patterns_let_through() -> None:
-    bare = {role: Identity(role, "x").common_name for role in ROLES}
+    bare = {role: CertificateIdentity(role, "x").common_name for role in ROLES}
     assert bare == {
         "edge": "x", "gateway": "gw~x", "pool": "pool#x", "broker": "broker#x", "client": "client#x"
     }  # fmt: skip
 
 
-GATEWAY, EDGE = Identity("gateway", "main").uri, Identity("edge", "edge-1").uri
+GATEWAY, EDGE = CertificateIdentity("gateway", "main").uri, CertificateIdentity("edge", "edge-1").uri
 
 
 def test_a_peer_of_an_allowed_role_is_told_apart_by_name() -> None:
-    assert check_role(["localhost", GATEWAY], {"gateway"}) == Identity("gateway", "main")
+    assert check_role(["localhost", GATEWAY], {"gateway"}) == CertificateIdentity("gateway", "main")
 
 
 @pytest.mark.parametrize(

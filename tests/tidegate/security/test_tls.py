@@ -22,22 +22,22 @@ from tests.support.certificates import FleetPki, serial_shown
 from tests.support.gateway.app import Far, configured, until
 from tests.support.serving.hosts import echo_request
 from tidegate.link.service import LinkService
-from tidegate.link.session import Heartbeat
+from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import SERVICE as LINK_SERVICE
 from tidegate.oip.grpc.server import OipService
 from tidegate.runtime.process import StartError
-from tidegate.security.certificate_identity import Identity, Role
+from tidegate.security.certificate_identity import CertificateIdentity, Role
 from tidegate.security.tls import Dialler, PlainDialler, Tls, TlsConfig, check_encrypted, tls_of
-from tidegate.servers.grpc_server import grpc_door
-from tidegate.servers.http_server import http_door
-from tidegate.servers.role_guard import RoleGuard, Secured
+from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.http_server import open_http_server
+from tidegate.servers.role_guard import RoleGuard, ServerSecurity
 
 pytestmark = pytest.mark.slow
 
 MAX_BYTES = 2**22
 GATEWAYS: frozenset[Role] = frozenset({"gateway"})
 LOCAL: frozenset[Role] = frozenset({"gateway", "client"})
-EDGE_1 = Identity("edge", "edge-1")
+EDGE_1 = CertificateIdentity("edge", "edge-1")
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +66,11 @@ async def edge(
             epoch=lambda: 1,
             offers=lambda: far.offers,
             load=far._load,
-            heartbeat=Heartbeat(0.1, 300),
+            heartbeat=KeepaliveTiming(0.1, 300),
         ).add_to(server)
 
-    secured = Secured(tls, roles, narrowed=narrowed or {}) if tls else None
-    async with grpc_door(
+    secured = ServerSecurity(tls, roles, narrowed=narrowed or {}) if tls else None
+    async with open_grpc_server(
         add_services, "127.0.0.1", 0, max_message_bytes=MAX_BYTES, grace_s=0.1, secured=secured
     ) as door:
         await door.server.start()
@@ -242,14 +242,14 @@ async def site(tls: Tls, roles: frozenset[Role] = frozenset()) -> AsyncIterator[
     async def hello(_request: web.Request) -> web.Response:
         return web.Response(text="hello")
 
-    async with http_door(
+    async with open_http_server(
         [web.get("/", hello)],
         "127.0.0.1",
         0,
         key="http_port",
         max_body_bytes=1024,
         grace_s=0.1,
-        secured=Secured(tls, roles),
+        secured=ServerSecurity(tls, roles),
     ) as address:
         yield address
 
@@ -349,7 +349,7 @@ async def test_files_that_do_not_fit_leave_the_old_ones_in_use_and_are_complaine
     good, caller = section.cert.read_bytes(), pki.client("gateway/main")
     async with site(tls, GATEWAYS) as address:
         with capture_logs() as logs:
-            section.cert.write_bytes(pki.store.cert(Identity.parse("gateway/main")).read_bytes())
+            section.cert.write_bytes(pki.store.cert(CertificateIdentity.parse("gateway/main")).read_bytes())
             assert (await get(address, caller))[0] == (await get(address, caller))[0] == 200
             section.cert.unlink()
             assert (await get(address, caller))[0] == (await get(address, caller))[0] == 200
@@ -369,7 +369,7 @@ def test_a_certificate_that_is_another_parts_is_found_at_the_start(pki: FleetPki
     ):
         tls_of(pki.config("edge/edge-2"), lambda: EDGE_1)
     with pytest.raises(StartError, match="key 'name'"):
-        tls_of(pki.config("edge/edge-2"), lambda: Identity("edge", "Edge 1"))
+        tls_of(pki.config("edge/edge-2"), lambda: CertificateIdentity("edge", "Edge 1"))
     assert tls_of(None, lambda: EDGE_1) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.servers.connection_limits import Crowd, client_of
+from tidegate.servers.connection_limits import ConnectionTable, client_key
 
 
 @dataclass(eq=False)
@@ -17,8 +17,8 @@ class Caller:
     idle: bool = True
 
 
-def crowd(callers: list[Caller], *, most: int = 100, per_client: int = 100) -> Crowd[Caller]:
-    made: Crowd[Caller] = Crowd(max_connections=most, max_per_client=per_client)
+def crowd(callers: list[Caller], *, most: int = 100, per_client: int = 100) -> ConnectionTable[Caller]:
+    made: ConnectionTable[Caller] = ConnectionTable(max_connections=most, max_per_client=per_client)
     for caller in callers:
         assert made.enter(caller) == (True, None)
     return made
@@ -48,7 +48,7 @@ def test_a_busy_connection_stays_and_the_newcomer_is_turned_away() -> None:
 
     assert door.enter(Caller()) == (False, None)
     assert (len(door), door.turned_away) == (1, 1)
-    assert repr(door) == "<Crowd 1 of 100 from 1 clients, 0 evicted, 1 turned away>"
+    assert repr(door) == "<ConnectionTable 1 of 100 from 1 clients, 0 evicted, 1 turned away>"
 
 
 def test_a_client_at_its_limit_takes_nobody_elses_place() -> None:
@@ -77,7 +77,7 @@ def test_whoever_has_left_is_forgotten() -> None:
 def test_there_are_never_more_than_the_limits_and_never_is_a_busy_one_evicted(
     arrivals: list[tuple[str, bool, bool]],
 ) -> None:
-    door: Crowd[Caller] = Crowd(max_connections=5, max_per_client=3)
+    door: ConnectionTable[Caller] = ConnectionTable(max_connections=5, max_per_client=3)
     inside: list[Caller] = []
     for client, idle, asks in arrivals:
         caller = Caller(client, idle)
@@ -101,4 +101,4 @@ def test_there_are_never_more_than_the_limits_and_never_is_a_busy_one_evicted(
     ("a socket", "a socket"),
 ])  # fmt: skip
 def test_a_client_is_an_address_or_a_network_of_64_bits(host: str, client: str) -> None:
-    assert client_of(host) == client
+    assert client_key(host) == client

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from tests.support.loop import on_virtual_time
 from tidegate import clock
-from tidegate.servers.http_server import http_door
-from tidegate.servers.limits import DoorLimits
+from tidegate.servers.http_server import open_http_server
+from tidegate.servers.limits import ServerLimits
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,7 +48,7 @@ async def exchange(address: str, sent: bytes) -> bytes:
 async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = http_door([web.post("/", _echo)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    door = open_http_server([web.post("/", _echo)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
     async with door as address:
         assert b" 400 " in await exchange(address, NO_HTTP[kind])
 
@@ -56,7 +56,7 @@ async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
 
 
 async def test_a_defect_is_still_logged(caplog: pytest.LogCaptureFixture) -> None:
-    door = http_door([web.get("/", _breaks)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    door = open_http_server([web.get("/", _breaks)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
     async with door as address:
         assert b" 500 " in await exchange(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
@@ -66,15 +66,15 @@ async def test_a_defect_is_still_logged(caplog: pytest.LogCaptureFixture) -> Non
 # strangers that take their time, or come in numbers
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-SLOW = DoorLimits(header_timeout_s=0.1, idle_timeout_s=0.3, max_connections=50, max_connections_per_client=3)
+SLOW = ServerLimits(header_timeout_s=0.1, idle_timeout_s=0.3, max_connections=50, max_connections_per_client=3)
 
 
 async def _ok(_: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
-def slow_door(limits: DoorLimits = SLOW, handler: Handler = _ok) -> AbstractAsyncContextManager[str]:
-    return http_door(
+def slow_door(limits: ServerLimits = SLOW, handler: Handler = _ok) -> AbstractAsyncContextManager[str]:
+    return open_http_server(
         [web.get("/", handler)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1, limits=limits
     )
 
@@ -127,7 +127,7 @@ async def test_a_connection_that_says_nothing_is_closed_after_its_time() -> None
 @pytest.mark.parametrize(("size_bytes", "status"), [(8190, b" 200 "), (8300, b" 400 ")])
 async def test_a_header_may_be_as_long_as_the_limit(size_bytes: int, status: bytes) -> None:
     sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: " + b"x" * (size_bytes - 3) + b"\r\n\r\n"
-    async with slow_door(DoorLimits(max_header_bytes=8190)) as address:
+    async with slow_door(ServerLimits(max_header_bytes=8190)) as address:
         assert status in await exchange(address, sent)
 
 
@@ -135,12 +135,12 @@ async def test_a_header_may_be_as_long_as_the_limit(size_bytes: int, status: byt
 async def test_there_may_be_as_many_headers_as_the_limit(count: int, status: bytes) -> None:
     headers = b"".join(b"X-%d: y\r\n" % number for number in range(count - 2))
     sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n"
-    async with slow_door(DoorLimits(max_headers=8)) as address:
+    async with slow_door(ServerLimits(max_headers=8)) as address:
         assert status in await exchange(address, sent)
 
 
 async def test_a_client_over_its_limit_loses_the_connection_that_never_asked() -> None:
-    limits = DoorLimits(max_connections_per_client=3)
+    limits = ServerLimits(max_connections_per_client=3)
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(slow_door(limits))
         asked, silent, other = [await stack.enter_async_context(connection(address)) for _ in range(3)]
@@ -165,7 +165,7 @@ async def test_a_newcomer_takes_no_place_of_a_busy_connection() -> None:
         return web.Response(text="ok")
 
     async with AsyncExitStack() as stack:
-        address = await stack.enter_async_context(slow_door(DoorLimits(max_connections_per_client=1), waits))
+        address = await stack.enter_async_context(slow_door(ServerLimits(max_connections_per_client=1), waits))
         first = await stack.enter_async_context(connection(address))
         first[1].write(WHOLE)
         await busy.wait()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tests.cloud_pool.workers_support import spin, text, write_spin_model, write_text_model
 from tidegate import clock
 from tidegate.workers.array_transport import OUTPUTS
-from tidegate.workers.process import Computed, EngineSpec, WorkerDied, WorkerProcess
+from tidegate.workers.process import ComputeResult, EngineSpec, WorkerDied, WorkerProcess
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +54,7 @@ def segment_maps() -> int:
     return Path("/proc/self/maps").read_text().count("tidegate-arrays")
 
 
-async def computed(subject: WorkerProcess, fill: int, rows: int = 1) -> Computed:
+async def computed(subject: WorkerProcess, fill: int, rows: int = 1) -> ComputeResult:
     return await subject.infer("text", text(LENGTH, rows=rows, fill=fill))
 
 

@@ -12,7 +12,16 @@ from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
 from tidegate.workers import channel
-from tidegate.workers.channel import ALIGNMENT, ArraySpec, Cancel, Computed, Failed, FrameError, Infer, Load
+from tidegate.workers.channel import (
+    ALIGNMENT,
+    ArraySpec,
+    CancelRun,
+    FrameError,
+    LoadEngine,
+    RunCompleted,
+    RunEngine,
+    RunFailed,
+)
 
 
 def joined(parts: list[Any]) -> bytes:
@@ -20,11 +29,11 @@ def joined(parts: list[Any]) -> bytes:
 
 
 def travel(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    frame = joined(channel.pack_with(Infer(7, "key"), channel.lay(arrays)))
+    frame = joined(channel.pack_with(RunEngine(7, "key"), channel.lay_out(arrays)))
     header_bytes, payload_bytes = channel.parse_prefix(frame[: channel.PREFIX_BYTES])
     body = frame[channel.PREFIX_BYTES :]
     message = channel.parse_to_child(body[:header_bytes])
-    assert isinstance(message, Infer)
+    assert isinstance(message, RunEngine)
     assert (message.id, message.key, len(body)) == (7, "key", header_bytes + payload_bytes)
     return channel.unpack(message.arrays, body[header_bytes:])
 
@@ -53,7 +62,7 @@ def test_arrays_of_bytes_and_text_arrive_as_bytes() -> None:
 
 
 def test_arrays_are_aligned_and_alias_the_payload() -> None:
-    parts = channel.pack_with(Computed(1, 0.5), channel.lay({"a": np.ones(3, np.uint8), "b": np.ones(5)}))
+    parts = channel.pack_with(RunCompleted(1, 0.5), channel.lay_out({"a": np.ones(3, np.uint8), "b": np.ones(5)}))
     payload = joined(parts[2:])
     assert len(payload) == 2 * ALIGNMENT
     specs = (ArraySpec("a", "|u1", (3,), 3), ArraySpec("b", "<f8", (5,), 40))
@@ -66,14 +75,14 @@ def test_arrays_are_aligned_and_alias_the_payload() -> None:
 @pytest.mark.parametrize("array", [np.array([1j]), np.array([3, "x", None], object), np.array(["2020-01-01"], "M8[D]")])
 def test_what_does_not_travel_is_named(array: NDArray[Any]) -> None:
     with pytest.raises(FrameError, match="'odd'"):
-        channel.lay({"odd": array})
+        channel.lay_out({"odd": array})
 
 
 def test_messages_without_arrays_travel() -> None:
-    load = Load(3, "key", "onnx", "/a/b", ("y",), 2, "cpu")
+    load = LoadEngine(3, "key", "onnx", "/a/b", ("y",), 2, "cpu")
     frame = channel.pack(load)
     assert channel.parse_to_child(frame[channel.PREFIX_BYTES :]) == load
-    assert channel.parse_from_child(channel.pack(Failed(3, "no"))[channel.PREFIX_BYTES :]) == Failed(3, "no")
+    assert channel.parse_from_child(channel.pack(RunFailed(3, "no"))[channel.PREFIX_BYTES :]) == RunFailed(3, "no")
 
 
 @pytest.mark.parametrize("prefix", [b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x01\x00\x00\x00\xff\xff\xff\xff"])
@@ -83,7 +92,7 @@ def test_sizes_over_the_bounds_are_refused_before_memory_is_taken(prefix: bytes)
 
 
 @pytest.mark.parametrize(
-    "header", [b"", b"\xc1", b"\x81\xa1t\xa5other", channel.pack(Cancel(1))[channel.PREFIX_BYTES :]]
+    "header", [b"", b"\xc1", b"\x81\xa1t\xa5other", channel.pack(CancelRun(1))[channel.PREFIX_BYTES :]]
 )
 def test_a_header_that_does_not_parse_is_a_frame_error(header: bytes) -> None:
     with pytest.raises(FrameError):
@@ -92,7 +101,7 @@ def test_a_header_that_does_not_parse_is_a_frame_error(header: bytes) -> None:
 
 def test_a_message_of_the_wrong_direction_is_refused() -> None:
     with pytest.raises(FrameError):
-        channel.parse_to_child(channel.pack(Failed(1, "no"))[channel.PREFIX_BYTES :])
+        channel.parse_to_child(channel.pack(RunFailed(1, "no"))[channel.PREFIX_BYTES :])
 
 
 @pytest.mark.parametrize(

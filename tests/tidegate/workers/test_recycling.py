@@ -6,18 +6,20 @@ from math import inf
 
 import pytest
 
-from tidegate.workers.recycling import Candidate, Recycling
+from tidegate.workers.recycling import Recycling, RecyclingCandidate
 
-WELL = Candidate("0.1", None, 10, inf)
-ILL = Candidate("1.1", "memory: too much", 5, inf)
-OLD = Candidate("2.1", None, 110, 100.0)
+WELL = RecyclingCandidate("0.1", None, 10, inf)
+ILL = RecyclingCandidate("1.1", "memory: too much", 5, inf)
+OLD = RecyclingCandidate("2.1", None, 110, 100.0)
 
 
 def recycling(**more: float) -> Recycling:
     return Recycling(lambda: 0.5, gap_s=300.0, **more)  # type: ignore[arg-type]
 
 
-def decide(subject: Recycling, *candidates: Candidate, now: float = 0.0, there: bool = True, over: bool = False) -> str:
+def decide(
+    subject: Recycling, *candidates: RecyclingCandidate, now: float = 0.0, there: bool = True, over: bool = False
+) -> str:
     chosen = subject.decide(candidates, now, all_there=there, overloaded=over)
     return "" if chosen is None else chosen.worker
 
@@ -32,7 +34,7 @@ def test_a_complaint_goes_before_prevention() -> None:
 
 
 def test_among_equals_the_longest_served_goes_first() -> None:
-    assert decide(recycling(), ILL, Candidate("3.1", "drift: slow", 50, inf)) == "3.1"
+    assert decide(recycling(), ILL, RecyclingCandidate("3.1", "drift: slow", 50, inf)) == "3.1"
 
 
 @pytest.mark.parametrize(("there", "over"), [(False, False), (True, True), (False, True)])

@@ -11,7 +11,7 @@ from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.models.manifest import Axis, Batching, Cost, Manifest, TensorSpec, Variant
 from tidegate.types import Datatype
-from tidegate.workers.process import Computed
+from tidegate.workers.process import ComputeResult
 from tidegate.workers.warmup import length_axis, measure, row_axis, sizes, warm
 
 ANY = TEXT.variants[0]
@@ -34,12 +34,12 @@ class Device:
         self.calls: list[tuple[int, ...]] = []
         self._first_s, self._per_unit_s = first_s, per_unit_s
 
-    async def infer(self, key: str, inputs: Any) -> Computed:
+    async def infer(self, key: str, inputs: Any) -> ComputeResult:
         (array, *_) = inputs.values()
         cold = array.shape not in self.calls
         self.calls.append(array.shape)
         await clock.sleep((self._first_s if cold else 0.0) + self._per_unit_s * array.size)
-        return Computed({}, 0.0)
+        return ComputeResult({}, 0.0)
 
 
 def test_sizes_grow_in_length_and_then_in_rows_within_the_limits() -> None:

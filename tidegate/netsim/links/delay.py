@@ -7,7 +7,7 @@ TCP makes of a network that reorders. Delay takes no capacity: any amount may be
 from __future__ import annotations
 
 from tidegate.netsim.links.distributions import Distribution, Draw
-from tidegate.netsim.links.regime import Stretches
+from tidegate.netsim.links.regime import OnOffSchedule
 
 
 class Delay:
@@ -20,7 +20,7 @@ class Delay:
         base_s: float,
         *,
         jitter: Distribution | None = None,
-        bad: Stretches | None = None,
+        bad: OnOffSchedule | None = None,
         bad_scale: float = 1.0,
         draw: Draw,
     ) -> None:

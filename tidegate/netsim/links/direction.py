@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol
 
 
-class Stage(Protocol):
+class LinkStage(Protocol):
     def leaves_at(self, size_bytes: int, enters_at: float) -> float:
         """When the last of `size_bytes` that enter at this instant has left; called in order of entering."""
         ...
@@ -27,7 +27,7 @@ class Direction:
 
     __slots__ = ("_entered_at", "_last_at", "_stages", "sent_bytes")
 
-    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+    def __init__(self, stages: Sequence[LinkStage] = ()) -> None:
         self._stages = tuple(stages)
         self._entered_at = -inf
         self._last_at = -inf
@@ -47,7 +47,7 @@ class Direction:
         lost does not hold it up."""
         return Direction(self._stages)
 
-    def change(self, stages: Sequence[Stage]) -> None:
+    def change(self, stages: Sequence[LinkStage]) -> None:
         """From now on these stages. What a blackhole holds for ever is set free: whoever heals a link knows why."""
         self._stages = tuple(stages)
         if self._last_at == inf:

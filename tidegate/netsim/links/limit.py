@@ -11,7 +11,7 @@ from typing import Literal
 Then = Literal["close", "reset", "stall"]
 
 
-class Limit:
+class ByteLimit:
     """One direction of one connection. Mutable: counts down."""
 
     __slots__ = ("left_bytes", "then")
@@ -27,4 +27,4 @@ class Limit:
         return passing
 
     def __repr__(self) -> str:
-        return f"<Limit {self.left_bytes} bytes left, then {self.then}>"
+        return f"<ByteLimit {self.left_bytes} bytes left, then {self.then}>"

@@ -1,7 +1,7 @@
 """What a stream makes of loss: no byte is missing, but those behind a lost one wait until it has come again.
 
-`Stall` loses each sending with some chance (another one in bad weather) and holds it back for a retransmission
-timeout that doubles with each further loss. `Outage` holds everything back until the link is there again, and a
+`StallStage` loses each sending with some chance (another one in bad weather) and holds it back for a retransmission
+timeout that doubles with each further loss. `OutageStage` holds everything back until the link is there again, and a
 retransmission's share beyond it: TCP notices a healed path only when its timer next fires.
 
 A blackhole that never heals delivers at infinity: finding that out is for the ends of the link, as in life.
@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from tidegate.netsim.links.distributions import Draw
 from tidegate.netsim.links.rate import FIRST_RTO_S, LAST_RTO_S
-from tidegate.netsim.links.regime import Stretches
+from tidegate.netsim.links.regime import OnOffSchedule
 
 _RETRIES = 15  # Linux gives up after as many; nothing here ends a connection, so the last one gets through
 
 
-class Stall:
+class StallStage:
     """A stage. `chance` and `bad_chance` are of losing one sending."""
 
     __slots__ = ("_bad", "_bad_chance", "_chance", "_draw", "stalls")
 
-    def __init__(self, chance: float, *, bad: Stretches | None = None, bad_chance: float = 0.0, draw: Draw) -> None:
+    def __init__(self, chance: float, *, bad: OnOffSchedule | None = None, bad_chance: float = 0.0, draw: Draw) -> None:
         self._chance = chance
         self._bad = bad
         self._bad_chance = bad_chance
@@ -42,15 +42,15 @@ class Stall:
         return self._bad_chance if self._bad is not None and self._bad.until(at) > at else self._chance
 
     def __repr__(self) -> str:
-        return f"<Stall {self._chance:.1%}, {self._bad_chance:.1%} in bad weather>"
+        return f"<StallStage {self._chance:.1%}, {self._bad_chance:.1%} in bad weather>"
 
 
-class Outage:
+class OutageStage:
     """A stage. `gone` is when nothing gets through."""
 
     __slots__ = ("_gone",)
 
-    def __init__(self, gone: Stretches) -> None:
+    def __init__(self, gone: OnOffSchedule) -> None:
         self._gone = gone
 
     def leaves_at(self, size_bytes: int, enters_at: float) -> float:
@@ -68,4 +68,4 @@ class Outage:
         return again_at if self._gone.until(again_at) == again_at else self.leaves_at(size_bytes, again_at)
 
     def __repr__(self) -> str:
-        return f"<Outage {self._gone!r}>"
+        return f"<OutageStage {self._gone!r}>"

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tidegate.netsim.links.delay import Delay
-from tidegate.netsim.links.direction import Direction, Stage
+from tidegate.netsim.links.direction import Direction, LinkStage
 from tidegate.netsim.links.distributions import (
     Constant,
     Correlated,
@@ -32,11 +32,11 @@ from tidegate.netsim.links.distributions import (
     Pareto,
     Uniform,
 )
-from tidegate.netsim.links.loss import Outage, Stall
+from tidegate.netsim.links.loss import OutageStage, StallStage
 from tidegate.netsim.links.rate import Overflow, Rate
 from tidegate.netsim.links.recorded import RecordedDelay
-from tidegate.netsim.links.regime import Chain, Either, Since, Stretches, Weather, Windows
-from tidegate.netsim.links.trace import Trace, TraceRate
+from tidegate.netsim.links.regime import Chain, Either, OnOffSchedule, Since, Weather, Windows
+from tidegate.netsim.links.trace import CapacityTrace, TraceRate
 
 
 class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -129,7 +129,7 @@ class States(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return Chain((self.good_s, self.bad_s, self.dead_s), moves, draw)
 
 
-class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class CapacityRecording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Capacity from files, one for each direction; paths are relative to the scenario's file.
 
     A name that ends in .csv has a line of names and columns `s` and `column` (Mbit/s); all else is Mahimahi's format.
@@ -148,11 +148,11 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         if self.offset_s is not None and self.offset_s < 0.0:
             raise ValueError(f"offset_s must not be below 0, and is {self.offset_s}")
 
-    def parse(self, name: str, text: str) -> Trace:
+    def parse(self, name: str, text: str) -> CapacityTrace:
         """The recording in this file. Raises ValueError."""
         if name.endswith(".csv"):
-            return Trace.parse_csv(text, column=self.column, loops=self.loop)
-        return Trace.parse(text, loops=self.loop)
+            return CapacityTrace.parse_csv(text, column=self.column, loops=self.loop)
+        return CapacityTrace.parse(text, loops=self.loop)
 
 
 class RoundTrips(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -181,7 +181,7 @@ class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     from_mbit: float | None = None
     queue_kbyte: float = inf
     overflow: Overflow = "stall"
-    recording: Recording | None = None
+    recording: CapacityRecording | None = None
     round_trips: RoundTrips | None = None  # instead of `delay_ms`, `jitter` and weather
 
     def __post_init__(self) -> None:
@@ -203,7 +203,7 @@ class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkModel:
     """Two directions, seen from the gateway."""
 
     to_target: Direction
@@ -222,10 +222,10 @@ def build(
     profile: LinkProfile,
     stream: Callable[[str], Draw],
     *,
-    traces: tuple[Trace, Trace] | None = None,
+    traces: tuple[CapacityTrace, CapacityTrace] | None = None,
     partitions: Partitions = Partitions(),
     jitter_times: float = 1.0,
-) -> Link:
+) -> LinkModel:
     """One link of this kind.
 
     Args:
@@ -233,31 +233,31 @@ def build(
         traces: the recordings that `profile.recording` names, read; to the target and from it.
         jitter_times: all jitter and bad weather is made so much worse.
     """
-    air = Air.over(profile, stream, traces)
+    air = SharedConditions.over(profile, stream, traces)
 
     def direction(number: int, name: str, cut: tuple[tuple[float, float], ...]) -> Direction:
         draw = stream(name)
         gone = [one for one in (air.gone, Windows(cut) if cut else None) if one is not None]
-        stages: list[Stage | None] = [
-            Outage(gone[0] if len(gone) == 1 else Either(*gone)) if gone else None,
+        stages: list[LinkStage | None] = [
+            OutageStage(gone[0] if len(gone) == 1 else Either(*gone)) if gone else None,
             loss(profile, air, draw),
             capacity(profile, number, air),
             delay(profile, air, draw, jitter_times),
         ]
         return Direction([one for one in stages if one is not None])
 
-    return Link(direction(0, "to", partitions.to_target), direction(1, "from", partitions.from_target))
+    return LinkModel(direction(0, "to", partitions.to_target), direction(1, "from", partitions.from_target))
 
 
 @dataclass(frozen=True, slots=True)
-class Air:
+class SharedConditions:
     """What both directions of a link share: its weather, its outages, its recordings and the place in them."""
 
-    bad: Stretches | None = None
+    bad: OnOffSchedule | None = None
     delay_times: float = 1.0  # in bad weather
     bad_loss: float = 0.0
-    gone: Stretches | None = None
-    traces: tuple[Trace, Trace] | None = None
+    gone: OnOffSchedule | None = None
+    traces: tuple[CapacityTrace, CapacityTrace] | None = None
     offset_s: float = 0.0
     starts_at: float = 0.0
 
@@ -266,12 +266,12 @@ class Air:
         cls,
         profile: LinkProfile,
         stream: Callable[[str], Draw],
-        traces: tuple[Trace, Trace] | None,
+        traces: tuple[CapacityTrace, CapacityTrace] | None,
         starts_at: float = 0.0,
-    ) -> Air:
+    ) -> SharedConditions:
         """With chance of its own; `starts_at` is when all of it begins."""
-        bad: Stretches | None = profile.bad.weather(stream("weather")) if profile.bad else None
-        gone: Stretches | None = profile.outages.weather(stream("outages")) if profile.outages else None
+        bad: OnOffSchedule | None = profile.bad.weather(stream("weather")) if profile.bad else None
+        gone: OnOffSchedule | None = profile.outages.weather(stream("outages")) if profile.outages else None
         worse: BadWeather | States | None = profile.bad
         if profile.states is not None:
             chain = profile.states.chain(stream("states"))
@@ -291,7 +291,7 @@ class Air:
         )
 
 
-def capacity(profile: LinkProfile, number: int, air: Air) -> Rate | TraceRate | None:
+def capacity(profile: LinkProfile, number: int, air: SharedConditions) -> Rate | TraceRate | None:
     """Of direction 0 (to the target) or 1; None without a limit."""
     queue_bytes = profile.queue_kbyte * 1e3
     if air.traces is not None and profile.recording is not None:
@@ -307,13 +307,13 @@ def capacity(profile: LinkProfile, number: int, air: Air) -> Rate | TraceRate | 
     return None if mbit is None else Rate(mbit * 125e3, queue_bytes=queue_bytes, overflow=profile.overflow)
 
 
-def loss(profile: LinkProfile, air: Air, draw: Draw) -> Stall | None:
+def loss(profile: LinkProfile, air: SharedConditions, draw: Draw) -> StallStage | None:
     if not (profile.loss or air.bad_loss):
         return None
-    return Stall(profile.loss, bad=air.bad, bad_chance=max(air.bad_loss, profile.loss), draw=draw)
+    return StallStage(profile.loss, bad=air.bad, bad_chance=max(air.bad_loss, profile.loss), draw=draw)
 
 
-def delay(profile: LinkProfile, air: Air, draw: Draw, jitter_times: float = 1.0) -> Delay | RecordedDelay:
+def delay(profile: LinkProfile, air: SharedConditions, draw: Draw, jitter_times: float = 1.0) -> Delay | RecordedDelay:
     if profile.round_trips is not None:
         rtts_s = [rtt_ms * 1e-3 for rtt_ms in profile.round_trips.rtt_ms]
         return RecordedDelay(profile.round_trips.at_s, rtts_s, draw=draw, jitter_times=jitter_times)
@@ -322,7 +322,7 @@ def delay(profile: LinkProfile, air: Air, draw: Draw, jitter_times: float = 1.0)
     return Delay(profile.delay_ms * 1e-3, jitter=jitter, bad=air.bad, bad_scale=bad_scale, draw=draw)
 
 
-def worse_by(air: Air, jitter_times: float) -> float:
+def worse_by(air: SharedConditions, jitter_times: float) -> float:
     """How many times as long as in good weather a frame takes in bad."""
     # Four-fold jitter makes bad weather four times as much worse than good, and leaves good weather's base alone.
     return 1.0 + (air.delay_times - 1.0) * jitter_times

@@ -24,7 +24,7 @@ from tidegate.netsim.links.distributions import Draw
 _KEPT_S = 60.0
 
 
-class Stretches(Protocol):
+class OnOffSchedule(Protocol):
     """Times that are on or off. `until(t)` is the end of the stretch around `t` that is on; `t` itself when off.
     `next_on(t)` is when the next one begins; `t` itself in the middle of one, `inf` when there is none."""
 
@@ -119,7 +119,7 @@ class Weather:
 class Either:
     """On whenever one of the others is."""
 
-    def __init__(self, *others: Stretches) -> None:
+    def __init__(self, *others: OnOffSchedule) -> None:
         self._others = others
 
     def until(self, at: float) -> float:
@@ -158,7 +158,7 @@ class Chain:
         self._states = [0]
         self._extend(0.0)
 
-    def during(self, state: int) -> Stretches:
+    def during(self, state: int) -> OnOffSchedule:
         """On while the chain is in this state."""
         return _During(self, state)
 
@@ -214,7 +214,7 @@ class _During:
 class Since:
     """The same stretches, counted from an instant: a condition's weather begins when the condition does."""
 
-    def __init__(self, stretches: Stretches, starts_at: float) -> None:
+    def __init__(self, stretches: OnOffSchedule, starts_at: float) -> None:
         self._stretches = stretches
         self._starts_at = starts_at
 

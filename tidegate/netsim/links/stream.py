@@ -9,9 +9,9 @@ go through one radio, and what is on its way when the link changes is real data 
     losses       a lost segment stalls its stream     own        after the capacity, or one's loss would hold up others
     delays       the way itself                       own        what has come so far keeps its instant whatever changes
 
-A `Layer` is one profile in use on a link, for one direction or both; layers stack. A `Path` is one connection's one
-direction through all layers. Chance comes by name, so connection number 3 has the same delays in every run with one
-seed, whatever the others do.
+A `LinkLayer` is one profile in use on a link, for one direction or both; layers stack. A `StreamPath` is one
+connection's one direction through all layers. Chance comes by name, so connection number 3 has the same delays in every
+run with one seed, whatever the others do.
 
 Invariants: `delivered_at` never falls within one path, and is never before `left_at`, which is never before now.
 """
@@ -26,12 +26,12 @@ import msgspec
 
 from tidegate.netsim.links.delay import Delay
 from tidegate.netsim.links.distributions import Draw
-from tidegate.netsim.links.limit import Limit, Then
-from tidegate.netsim.links.loss import Outage, Stall
-from tidegate.netsim.links.profile import Air, LinkProfile, capacity, delay, loss
+from tidegate.netsim.links.limit import ByteLimit, Then
+from tidegate.netsim.links.loss import OutageStage, StallStage
+from tidegate.netsim.links.profile import LinkProfile, SharedConditions, capacity, delay, loss
 from tidegate.netsim.links.rate import Rate
 from tidegate.netsim.links.recorded import RecordedDelay
-from tidegate.netsim.links.trace import Trace, TraceRate
+from tidegate.netsim.links.trace import CapacityTrace, TraceRate
 
 Direction = Literal["to", "from", "both"]
 NAMES: Final = ("to", "from")  # towards the upstream, and back
@@ -70,16 +70,16 @@ class Passage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class LinkLayer:
     """A profile in use on a link. What connections share is here, made once. Two of the same words are two layers."""
 
     name: str
     profile: StreamProfile
     direction: Direction
     draw: DrawOf
-    air: Air
+    air: SharedConditions
     rates: tuple[Rate | TraceRate | None, Rate | TraceRate | None]
-    gate: Outage | None
+    gate: OutageStage | None
 
     @classmethod
     def build(
@@ -89,35 +89,35 @@ class Layer:
         *,
         direction: Direction,
         draw: DrawOf,
-        traces: tuple[Trace, Trace] | None = None,
+        traces: tuple[CapacityTrace, CapacityTrace] | None = None,
         now: float = 0.0,
-    ) -> Layer:
+    ) -> LinkLayer:
         """Its weather and recordings begin now.
 
         Args:
             draw: chance for names, nobody else's: "weather", ("to", 3) for the third connection's way there, …
             traces: what `profile.recording` names, read.
         """
-        air = Air.over(profile, draw, traces, now)
-        gate = Outage(air.gone) if air.gone is not None else None
+        air = SharedConditions.over(profile, draw, traces, now)
+        gate = OutageStage(air.gone) if air.gone is not None else None
         return cls(name, profile, direction, draw, air, (capacity(profile, 0, air), capacity(profile, 1, air)), gate)
 
     def covers(self, number: int) -> bool:
         return self.direction in ("both", NAMES[number])
 
 
-class Path:
+class StreamPath:
     """One direction of one connection. Mutable: `change` puts other layers in place of those it has."""
 
     __slots__ = ("_connection", "_gates", "_last_at", "_number", "_own", "_rates", "segment")
 
-    def __init__(self, layers: Sequence[Layer], number: int, connection: int) -> None:
+    def __init__(self, layers: Sequence[LinkLayer], number: int, connection: int) -> None:
         self._number = number
         self._connection = connection
-        self._own: dict[Layer, tuple[Stall | None, Delay | RecordedDelay]] = {}
+        self._own: dict[LinkLayer, tuple[StallStage | None, Delay | RecordedDelay]] = {}
         self.change(layers, on_its_way_until=0.0)
 
-    def change(self, layers: Sequence[Layer], *, on_its_way_until: float) -> None:
+    def change(self, layers: Sequence[LinkLayer], *, on_its_way_until: float) -> None:
         """Bytes that enter from now on go through these; the last of those on their way comes at that instant."""
         self._last_at = on_its_way_until
         covering = [layer for layer in layers if layer.covers(self._number)]
@@ -164,7 +164,7 @@ class Path:
         """How many sendings were lost, and sent again."""
         return sum(stall.stalls for stall, _ in self._own.values() if stall is not None)
 
-    def _for_me(self, layer: Layer) -> tuple[Stall | None, Delay | RecordedDelay]:
+    def _for_me(self, layer: LinkLayer) -> tuple[StallStage | None, Delay | RecordedDelay]:
         draw = layer.draw(NAMES[self._number], self._connection)
         return loss(layer.profile, layer.air, draw), delay(layer.profile, layer.air, draw)
 
@@ -177,16 +177,16 @@ class Path:
     def __repr__(self) -> str:
         own = [one for pair in self._own.values() for one in pair if one is not None]
         stages = [*self._gates, *self._rates, *own]
-        return f"<Path {NAMES[self._number]} {' → '.join(map(repr, stages)) or 'at once'}>"
+        return f"<StreamPath {NAMES[self._number]} {' → '.join(map(repr, stages)) or 'at once'}>"
 
 
-def limit_of(layers: Sequence[Layer], number: int) -> Limit | None:
+def limit_of(layers: Sequence[LinkLayer], number: int) -> ByteLimit | None:
     """The tightest limit for a new connection's direction."""
     specs = [layer.profile.limit for layer in layers if layer.covers(number) and layer.profile.limit is not None]
     tightest = min(specs, key=lambda spec: spec.bytes, default=None)
-    return Limit(tightest.bytes, tightest.then) if tightest is not None else None
+    return ByteLimit(tightest.bytes, tightest.then) if tightest is not None else None
 
 
-def nat_idle_s(layers: Sequence[Layer]) -> float | None:
+def nat_idle_s(layers: Sequence[LinkLayer]) -> float | None:
     """After how long the most forgetful box on the way forgets."""
     return min((layer.profile.nat_idle_s for layer in layers if layer.profile.nat_idle_s is not None), default=None)

@@ -27,7 +27,7 @@ OPPORTUNITY_BYTES = 1500
 _OPPORTUNITIES_MAX = 50_000_000  # of a CSV: 60 GB a round is a wrong unit, not a radio
 
 
-class Trace:
+class CapacityTrace:
     """The recording, shared by all links that replay it. Times in seconds, not decreasing.
 
     Args:
@@ -47,7 +47,7 @@ class Trace:
         self.loops = loops
 
     @classmethod
-    def parse(cls, text: str, *, loops: bool = True) -> Trace:
+    def parse(cls, text: str, *, loops: bool = True) -> CapacityTrace:
         """Read Mahimahi's format: one integer of milliseconds a line.
 
         Raises:
@@ -62,7 +62,7 @@ class Trace:
         return cls(times_s, loops=loops)
 
     @classmethod
-    def parse_csv(cls, text: str, *, column: str = "mbit", loops: bool = True) -> Trace:
+    def parse_csv(cls, text: str, *, column: str = "mbit", loops: bool = True) -> CapacityTrace:
         """Read rates: a header line, a column `s` of seconds and one of Mbit/s; each holds until the next line.
 
         The last line only ends the recording.
@@ -79,7 +79,7 @@ class Trace:
         )
 
     @classmethod
-    def of_rates(cls, rates: Iterable[tuple[float, float]], *, loops: bool = True) -> Trace:
+    def of_rates(cls, rates: Iterable[tuple[float, float]], *, loops: bool = True) -> CapacityTrace:
         """From (second, Mbit/s) pairs, each of which holds until the next; the last only ends the recording."""
         steps = list(rates)
         if len(steps) < 2 or any(mbit < 0.0 for _, mbit in steps):
@@ -126,7 +126,7 @@ class Trace:
         raise AssertionError("unreachable: a round after `at` has opportunities")
 
     def __repr__(self) -> str:
-        return f"<Trace {self.period_s:.1f} s, {self.mean_bytes_per_s * 8e-6:.2f} Mbit/s>"
+        return f"<CapacityTrace {self.period_s:.1f} s, {self.mean_bytes_per_s * 8e-6:.2f} Mbit/s>"
 
 
 class TraceRate:
@@ -144,7 +144,7 @@ class TraceRate:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: CapacityTrace,
         *,
         offset_s: float = 0.0,
         scale: float = 1.0,

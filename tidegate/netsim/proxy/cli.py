@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tidegate.netsim.proxy.events import EventLog, LinkEvent
-from tidegate.netsim.proxy.link import Link, LinkError
-from tidegate.netsim.proxy.scenario import Loaded, load, names
+from tidegate.netsim.proxy.link import LinkError, LinkProxy
+from tidegate.netsim.proxy.scenario import LoadedLinkScenario, load, names
 from tidegate.netsim.proxy.status import status_line
-from tidegate.netsim.proxy.timeline import Timeline
+from tidegate.netsim.proxy.timeline import LinkTimeline
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.process import until_signal
@@ -92,7 +92,7 @@ def link(
         die_with_parent(parent_pid)
     shown = _Shown(as_json)
     try:
-        shaken = Link(upstream, name=name, host=listen[0], port=listen[1], seed=seed, log=EventLog(shown.event))
+        shaken = LinkProxy(upstream, name=name, host=listen[0], port=listen[1], seed=seed, log=EventLog(shown.event))
         asyncio.run(until_signal(_serve(shaken, load(scenario) if scenario else None, control, shown)))
     except (LinkError, OSError) as error:
         if as_json:
@@ -104,10 +104,12 @@ def link(
         )
 
 
-async def _serve(link: Link, scenario: Loaded | None, control: tuple[str, int] | None, shown: _Shown) -> None:
+async def _serve(
+    link: LinkProxy, scenario: LoadedLinkScenario | None, control: tuple[str, int] | None, shown: _Shown
+) -> None:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(_listening(link))
-        timeline = await stack.enter_async_context(Timeline(link))
+        timeline = await stack.enter_async_context(LinkTimeline(link))
         if scenario is not None:
             timeline.play(scenario)
         url = await stack.enter_async_context(_controlled(timeline, *control)) if control else None
@@ -118,7 +120,7 @@ async def _serve(link: Link, scenario: Loaded | None, control: tuple[str, int] |
 
 
 @contextlib.asynccontextmanager
-async def _listening(link: Link) -> AsyncIterator[Link]:
+async def _listening(link: LinkProxy) -> AsyncIterator[LinkProxy]:
     with _named("--listen"):
         await link.__aenter__()
     try:
@@ -128,7 +130,7 @@ async def _listening(link: Link) -> AsyncIterator[Link]:
 
 
 @contextlib.asynccontextmanager
-async def _controlled(timeline: Timeline, host: str, port: int) -> AsyncIterator[str]:
+async def _controlled(timeline: LinkTimeline, host: str, port: int) -> AsyncIterator[str]:
     """Serve the control; its URL."""
     from aiohttp import web
 
@@ -173,7 +175,7 @@ class _Shown:
         else:
             click.echo(str(event))
 
-    def ready(self, link: Link, control: str | None) -> None:
+    def ready(self, link: LinkProxy, control: str | None) -> None:
         upstream = "{}:{}".format(*link.upstream)
         if self._as_json:
             events.emit(

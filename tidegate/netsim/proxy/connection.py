@@ -15,9 +15,9 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from tidegate.netsim.links.limit import Limit
+from tidegate.netsim.links.limit import ByteLimit
 from tidegate.netsim.links.nat import NatBinding
-from tidegate.netsim.links.stream import NAMES, Layer, Path
+from tidegate.netsim.links.stream import NAMES, LinkLayer, StreamPath
 from tidegate.netsim.proxy.flow import End, Flow
 from tidegate.netsim.proxy.ledger import Why
 
@@ -25,7 +25,7 @@ _STALL_WORTH_TELLING_S: Final = 0.25
 _RST_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection needs of its link."""
 
     upstream: tuple[str, int]
@@ -45,10 +45,10 @@ class Connection:
         self,
         number: int,
         client: socket.socket,
-        owner: Owner,
+        owner: ConnectionOwner,
         *,
-        layers: Callable[[], list[Layer]],
-        limits: tuple[Limit | None, Limit | None],
+        layers: Callable[[], list[LinkLayer]],
+        limits: tuple[ByteLimit | None, ByteLimit | None],
         nat_idle_s: float | None,
     ) -> None:
         self.number = number
@@ -79,7 +79,7 @@ class Connection:
         else:
             self._begin(cut())
 
-    def change(self, layers: list[Layer]) -> None:
+    def change(self, layers: list[LinkLayer]) -> None:
         for flow in self.flows:
             flow.change(layers)
 
@@ -178,7 +178,7 @@ class Connection:
         self.flows = tuple(
             Flow(
                 number,
-                Path(layers, number, self.number),
+                StreamPath(layers, number, self.number),
                 source,
                 sink,
                 self,

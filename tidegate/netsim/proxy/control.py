@@ -29,9 +29,9 @@ import msgspec
 from aiohttp import web
 
 from tidegate.netsim.links.stream import Direction, StreamProfile
-from tidegate.netsim.proxy.link import Kind, Link, LinkError
+from tidegate.netsim.proxy.link import Kind, LinkError, LinkProxy
 from tidegate.netsim.proxy.scenario import Toxic, convert, load, names, of
-from tidegate.netsim.proxy.timeline import Timeline
+from tidegate.netsim.proxy.timeline import LinkTimeline
 
 BODY_MAX_BYTES: Final = 256 * 1024
 EVENTS_MAX: Final = 1000
@@ -47,7 +47,7 @@ class PartitionOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"for_s must not be below 0, and is {self.for_s}")
 
 
-def control_app(timeline: Timeline) -> web.Application:
+def control_app(timeline: LinkTimeline) -> web.Application:
     """The HTTP application that controls this timeline's link, on the link's own loop."""
     orders = _Orders(timeline)
     app = web.Application(middlewares=[_in_words], client_max_size=BODY_MAX_BYTES)
@@ -70,9 +70,9 @@ def control_app(timeline: Timeline) -> web.Application:
 
 
 class _Orders:
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: LinkTimeline) -> None:
         self._timeline = timeline
-        self._link: Link = timeline.link
+        self._link: LinkProxy = timeline.link
 
     async def state(self, request: web.Request) -> web.Response:
         return self._answer()

@@ -23,7 +23,7 @@ _REST_S: Final = 0.25
 _RECEIVE_BYTES: Final = 65536
 
 
-class Door:
+class ListeningPort:
     """Mutable. Hands each accepted socket to `on_client`, non-blocking."""
 
     def __init__(self, host: str, port: int, on_client: Callable[[socket.socket], None]) -> None:
@@ -89,7 +89,7 @@ class Door:
         self.state = "closed"
 
     def __repr__(self) -> str:
-        return f"<Door {self._host}:{self._port} {self.state}>"
+        return f"<ListeningPort {self._host}:{self._port} {self.state}>"
 
     def _accept(self) -> None:
         assert self._listener is not None

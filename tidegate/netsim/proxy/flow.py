@@ -21,17 +21,17 @@ from collections import deque
 from math import inf
 from typing import Final, Literal, NamedTuple, Protocol
 
-from tidegate.netsim.links.limit import Limit
+from tidegate.netsim.links.limit import ByteLimit
 from tidegate.netsim.links.nat import NatBinding
-from tidegate.netsim.links.stream import CHUNK_BYTES, NAMES, Layer, Path
-from tidegate.netsim.proxy.ledger import Ledger, Why
+from tidegate.netsim.links.stream import CHUNK_BYTES, NAMES, LinkLayer, StreamPath
+from tidegate.netsim.proxy.ledger import ByteLedger, Why
 
 End = Literal["eof", "reset", "limit-close", "limit-reset"]
 READ_AHEAD_BYTES: Final = 16384  # waiting to enter; a few segments more where those are large
 _EARLY_S: Final = 1e-4  # a timer may fire a clock tick early; waking again for it costs more than the error
 
 
-class Owner(Protocol):
+class FlowOwner(Protocol):
     """What a flow tells its connection."""
 
     def now(self) -> float: ...
@@ -53,18 +53,18 @@ class Flow:
     def __init__(
         self,
         number: int,
-        path: Path,
+        path: StreamPath,
         source: socket.socket,
         sink: socket.socket,
-        owner: Owner,
+        owner: FlowOwner,
         *,
         buffer_bytes: int,
-        limit: Limit | None = None,
+        limit: ByteLimit | None = None,
         nat: NatBinding | None = None,
     ) -> None:
         self.number = number
         self.path = path
-        self.ledger = Ledger()
+        self.ledger = ByteLedger()
         self.cut = False
         self.over = False  # its end has come out, or it was stopped
         self.source_ended = False
@@ -101,7 +101,7 @@ class Flow:
         self.held_bytes = 0
         self._bytes.clear()
 
-    def change(self, layers: list[Layer]) -> None:
+    def change(self, layers: list[LinkLayer]) -> None:
         """The link is another now; call `pump` when every flow knows."""
         now = self._owner.now()
         kept: deque[_Planned] = deque()

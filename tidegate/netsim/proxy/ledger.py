@@ -21,7 +21,7 @@ from zlib import crc32
 Why = Literal["limit", "nat", "cut", "gone", "shutdown"]
 
 
-class Ledger:
+class ByteLedger:
     """Mutable: `take` what comes in, `give` what goes out, `drop` what is lost and why; `error` if they disagree."""
 
     __slots__ = ("_crc_in", "_crc_out", "_lost_inside", "delivered", "dropped", "received")
@@ -66,7 +66,7 @@ class Ledger:
         return {"received": self.received, "delivered": self.delivered, "dropped": dict(self.dropped.items())}
 
     def __repr__(self) -> str:
-        return f"<Ledger {self.received} in, {self.delivered} out, {dict(self.dropped)}>"
+        return f"<ByteLedger {self.received} in, {self.delivered} out, {dict(self.dropped)}>"
 
 
 class Totals:
@@ -79,7 +79,7 @@ class Totals:
         self.delivered = 0
         self.dropped: Counter[str] = Counter()
 
-    def add(self, ledger: Ledger) -> None:
+    def add(self, ledger: ByteLedger) -> None:
         self.received += ledger.received
         self.delivered += ledger.delivered
         self.dropped.update(ledger.dropped)

@@ -32,28 +32,28 @@ import msgspec
 
 from tidegate import clock
 from tidegate.netsim.links.distributions import Draw
-from tidegate.netsim.links.stream import NAMES, Direction, Layer, StreamProfile, limit_of, nat_idle_s
-from tidegate.netsim.links.trace import Trace
+from tidegate.netsim.links.stream import NAMES, Direction, LinkLayer, StreamProfile, limit_of, nat_idle_s
+from tidegate.netsim.links.trace import CapacityTrace
 from tidegate.netsim.proxy.connection import Connection, close
-from tidegate.netsim.proxy.door import Door
+from tidegate.netsim.proxy.door import ListeningPort
 from tidegate.netsim.proxy.events import EventLog, LinkEvent
 from tidegate.netsim.proxy.ledger import Totals
 from tidegate.netsim.random_streams import stream
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 
 Kind = Literal["blackhole", "refuse", "reset", "close", "silent", "deaf"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 BASE: Final = "base"
 NOTHING: Final = StreamProfile(delay_ms=0.0)
 
-Traces = tuple[Trace, Trace] | None
+Traces = tuple[CapacityTrace, CapacityTrace] | None
 
 
 class LinkError(Exception):
     """An order that cannot be carried out; the message says what is wrong and what would be right."""
 
 
-class Link:
+class LinkProxy:
     """Use `async with`; then it listens at `address`. All methods belong to the loop that it was entered on.
 
     Args:
@@ -85,8 +85,8 @@ class Link:
         self.accepted = 0
         self.violations = 0
         self._max_connections = max_connections
-        self._door = Door(host, port, self._serve)
-        self._layers: dict[str, Layer] = {}
+        self._door = ListeningPort(host, port, self._serve)
+        self._layers: dict[str, LinkLayer] = {}
         self._words: dict[str, Any] = {}  # what each layer was built from
         self._generation = 0
         self._kind: Kind | None = None
@@ -100,7 +100,7 @@ class Link:
         self._finished = (Totals(), Totals())
         self._began_at = 0.0
 
-    async def __aenter__(self) -> Link:
+    async def __aenter__(self) -> LinkProxy:
         self._began_at = clock.now()
         self._there.set()
         self._door.open()
@@ -111,7 +111,7 @@ class Link:
         self._door.close()
         if self._healing is not None:
             self._healing.cancel()
-        await cancelled(*self._opening)
+        await cancel_and_wait(*self._opening)
         for connection in list(self._connections.values()):
             connection.finish("link ended", "shutdown", reset=True)
         for one in list(self._mute):
@@ -270,7 +270,7 @@ class Link:
 
     def __repr__(self) -> str:
         to = f"{self.upstream[0]}:{self.upstream[1]}"
-        return f"<Link {self.name} {self._door!r} → {to} {self._kind or 'whole'}, {self.connections} live>"
+        return f"<LinkProxy {self.name} {self._door!r} → {to} {self._kind or 'whole'}, {self.connections} live>"
 
     # inside
 
@@ -278,7 +278,9 @@ class Link:
         if profile.recording is not None and traces is None:
             raise LinkError("recording: its files were not read; load the profile as a scenario, or pass `traces`")
         self._generation += 1
-        layer = Layer.build(name, profile, direction=direction, draw=self._draw_of(name), traces=traces, now=self.now())
+        layer = LinkLayer.build(
+            name, profile, direction=direction, draw=self._draw_of(name), traces=traces, now=self.now()
+        )
         old = self._layers.get(name)
         self._layers[name] = layer
         self._words[name] = msgspec.to_builtins(profile)
@@ -289,7 +291,7 @@ class Link:
         generation = self._generation
         return lambda *what: stream(self.seed, self.name, name, generation, *what).random
 
-    def _change(self, changed: list[Layer]) -> None:
+    def _change(self, changed: list[LinkLayer]) -> None:
         """Put the layers there are into every connection, in the directions that those which changed cover."""
         layers = self._stacked()
         now = self.now()
@@ -302,7 +304,7 @@ class Link:
                 connection.flows[number].change(layers)
         self._pump()
 
-    def _stacked(self) -> list[Layer]:
+    def _stacked(self) -> list[LinkLayer]:
         """The base first, whenever it came."""
         return sorted(self._layers.values(), key=lambda layer: layer.name != BASE)
 

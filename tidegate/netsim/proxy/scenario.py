@@ -22,7 +22,7 @@ import yaml
 from tidegate.netsim.file_errors import explained
 from tidegate.netsim.links.profile import with_files
 from tidegate.netsim.links.stream import Direction, StreamProfile
-from tidegate.netsim.proxy.link import BASE, Kind, Link, LinkError, Traces
+from tidegate.netsim.proxy.link import BASE, Kind, LinkError, LinkProxy, Traces
 
 PROFILES: Final = Path(__file__).parents[1] / "links" / "profiles"
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Toxic(StreamProfile, frozen=True, forbid_unknown_fields=True, omit_default
     delay_ms: float = 0.0
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class LinkStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A partition or a toxic at an instant."""
 
     at_s: float
@@ -63,21 +63,21 @@ class LinkScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     source: str = ""
     link: StreamProfile = StreamProfile(delay_ms=0.0)
     toxics: dict[str, Toxic] = {}
-    timeline: tuple[Step, ...] = ()
+    timeline: tuple[LinkStep, ...] = ()
 
     def __post_init__(self) -> None:
         if BASE in self.toxics:
             raise ValueError(f"toxics: {BASE!r} is the link itself; choose another name")
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedLinkScenario(msgspec.Struct, frozen=True):
     """A scenario with its files read. `name` is how it was asked for."""
 
     name: str
     scenario: LinkScenario
     folder: Path
 
-    def ready_for(self, link: Link) -> Callable[[], None]:
+    def ready_for(self, link: LinkProxy) -> Callable[[], None]:
         """Read all files; what is returned makes the link like this, in one step that cannot fail.
 
         Raises:
@@ -129,7 +129,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PROFILES.glob("*.yaml")))
 
 
-def load(name: str) -> Loaded:
+def load(name: str) -> LoadedLinkScenario:
     """The scenario of this name, or in this file.
 
     Raises:
@@ -146,9 +146,9 @@ def load(name: str) -> Loaded:
         raise LinkError(f"{path}: not YAML: {error}") from error
 
 
-def of(raw: Any, name: str, folder: Path) -> Loaded:
+def of(raw: Any, name: str, folder: Path) -> LoadedLinkScenario:
     """A scenario of plain values. Raises LinkError."""
-    return Loaded(name, convert(raw, LinkScenario, name), folder)
+    return LoadedLinkScenario(name, convert(raw, LinkScenario, name), folder)
 
 
 def convert(raw: Any, kind: type[T], source: str) -> T:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate import clock
 from tidegate.netsim.links.stream import NAMES
-from tidegate.netsim.proxy.timeline import Timeline
+from tidegate.netsim.proxy.timeline import LinkTimeline
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EVERY_S: Final = 0.5
 
 
-async def status_line(timeline: Timeline, console: Console) -> None:
+async def status_line(timeline: LinkTimeline, console: Console) -> None:
     """Show it until cancelled."""
     from rich.live import Live
     from rich.text import Text
@@ -29,7 +29,7 @@ async def status_line(timeline: Timeline, console: Console) -> None:
             before, before_at = state, now
 
 
-def words(timeline: Timeline, state: Mapping[str, Any], before: Mapping[str, Any], elapsed_s: float) -> str:
+def words(timeline: LinkTimeline, state: Mapping[str, Any], before: Mapping[str, Any], elapsed_s: float) -> str:
     """One line: the scenario, what is broken, connections, rates and what is held."""
     rates = [
         (state["bytes"][name]["delivered"] - before["bytes"][name]["delivered"]) * 8e-6 / elapsed_s for name in NAMES

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tidegate import clock
-from tidegate.netsim.proxy.link import Link
-from tidegate.netsim.proxy.scenario import Loaded, Step
+from tidegate.netsim.proxy.link import LinkProxy
+from tidegate.netsim.proxy.scenario import LinkStep, LoadedLinkScenario
 
 
 class _Due(NamedTuple):
@@ -24,15 +24,15 @@ class _Due(NamedTuple):
     act: Callable[[], None]
 
 
-class Timeline:
+class LinkTimeline:
     """Use `async with`; then `play` a scenario, and another in its place. One at a time."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: LinkProxy) -> None:
         self.link = link
-        self.playing: Loaded | None = None
+        self.playing: LoadedLinkScenario | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Timeline:
+    async def __aenter__(self) -> LinkTimeline:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -41,7 +41,7 @@ class Timeline:
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
 
-    def play(self, loaded: Loaded) -> None:
+    def play(self, loaded: LoadedLinkScenario) -> None:
         """Make the link like this, whole and healed, and begin with the first step.
 
         Raises:
@@ -64,7 +64,7 @@ class Timeline:
             self._task = None
 
     def __repr__(self) -> str:
-        return f"<Timeline {self.playing.name if self.playing else 'idle'} on {self.link!r}>"
+        return f"<LinkTimeline {self.playing.name if self.playing else 'idle'} on {self.link!r}>"
 
 
 async def _carry_out(steps: list[_Acts]) -> None:
@@ -78,7 +78,7 @@ async def _carry_out(steps: list[_Acts]) -> None:
 class _Acts:
     """One step of a scenario: begins, ends, and does so again."""
 
-    def __init__(self, link: Link, loaded: Loaded, step: Step, name: str) -> None:
+    def __init__(self, link: LinkProxy, loaded: LoadedLinkScenario, step: LinkStep, name: str) -> None:
         self._link = link
         self._step = step
         self._name = name

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.message_bounds import NoMessage, check_infer_request, check_infer_response
 from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported, ServeError, TooLarge
@@ -214,7 +214,7 @@ def _raw_tensor(entry: Any, content: bytes, kind: str, fault: Callable[[str], Se
 
 def _rare_raw_tensor(entry: Any, content: bytes, kind: str, fault: Callable[[str], ServeError]) -> Tensor:
     if entry.HasField("contents"):
-        raise fault(f"{kind} {shown(entry.name)} has typed contents beside raw_{kind}_contents; use one of them")
+        raise fault(f"{kind} {quoted_input(entry.name)} has typed contents beside raw_{kind}_contents; use one of them")
     return _tensor(entry, content, kind, fault)
 
 
@@ -234,7 +234,7 @@ def _tensor(entry: _TensorMessage, raw: Buffer, kind: str, fault: Callable[[str]
 def _datatype(entry: _TensorMessage, kind: str, fault: Callable[[str], ServeError]) -> Datatype:
     datatype = _DATATYPES.get(entry.datatype)
     if datatype is None:
-        raise fault(f"{kind} {shown(entry.name)} has an unknown datatype {shown(entry.datatype)}")
+        raise fault(f"{kind} {quoted_input(entry.name)} has an unknown datatype {quoted_input(entry.datatype)}")
     return datatype
 
 
@@ -243,9 +243,13 @@ def _raw_from_contents(entry: Any, kind: str, fault: Callable[[str], ServeError]
     datatype = _datatype(entry, kind, fault)
     field = _CONTENTS.get(datatype)
     if field is None:
-        raise fault(f"{kind} {shown(entry.name)}: {datatype.value} has no typed contents; send raw_{kind}_contents")
+        raise fault(
+            f"{kind} {quoted_input(entry.name)}: {datatype.value} has no typed contents; send raw_{kind}_contents"
+        )
     if any(descriptor.name != field for descriptor, _ in entry.contents.ListFields()):
-        raise fault(f"{kind} {shown(entry.name)} is {datatype.value}, so its elements must be in contents.{field}")
+        raise fault(
+            f"{kind} {quoted_input(entry.name)} is {datatype.value}, so its elements must be in contents.{field}"
+        )
     values = getattr(entry.contents, field)
     if datatype is Datatype.BYTES:
         return b"".join([struct.pack("<I", len(item)) + item for item in values])
@@ -257,7 +261,7 @@ def _packed(values: Any, datatype: Datatype, name: str, kind: str, fault: Callab
     narrow = wide.astype(datatype.numpy_name)
     # INT8 and INT16 share int32's field, so a value may not fit; floats are their own width already.
     if narrow.itemsize < wide.itemsize and not np.array_equal(narrow, wide):
-        raise fault(f"{kind} {shown(name)}: an element does not fit into {datatype.value}")
+        raise fault(f"{kind} {quoted_input(name)}: an element does not fit into {datatype.value}")
     return narrow.tobytes()
 
 

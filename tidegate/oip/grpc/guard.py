@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 
-from tidegate.oip.guard import KEY_HEADER, Presented
+from tidegate.oip.guard import KEY_HEADER, PresentedCredentials
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def shown_over_grpc(metadata: Iterable[tuple[str, str]], context: Context, protocol: str) -> Presented:
+def credentials_over_grpc(metadata: Iterable[tuple[str, str]], context: Context, protocol: str) -> PresentedCredentials:
     shown = {key: value for key, value in metadata if key in ("authorization", KEY_HEADER)}
-    return Presented(
+    return PresentedCredentials(
         shown.get("authorization", ""),
         shown.get(KEY_HEADER, ""),
         lambda: _certificate(context),

@@ -31,19 +31,19 @@ from grpc_reflection.v1alpha import reflection
 
 from tidegate import clock
 from tidegate.oip import body_budget
-from tidegate.oip.body_budget import Held
+from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.codec import message_from_response, parse_request, request_from_message
-from tidegate.oip.grpc.guard import shown_over_grpc
+from tidegate.oip.grpc.guard import credentials_over_grpc
 from tidegate.oip.grpc.health import HealthService
 from tidegate.oip.grpc.methods import ASKED, HEALTH, Ask
 from tidegate.oip.grpc.reflection import SERVICE, inference_pool
 from tidegate.oip.grpc.stream_headers import send_headers
-from tidegate.oip.guard import Everybody, Guard
+from tidegate.oip.guard import Guard, OpenGuard
 from tidegate.oip.host import ModelHost
-from tidegate.oip.offload import Aside
+from tidegate.oip.offload import CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import CODE_KEY, TICKET_KEY, error_code, error_metadata, grpc_status, message_of
@@ -118,15 +118,15 @@ class OipService:
         on_refused: RefusalObserver | None = None,
         guard: Guard | None = None,
         limits: ContentLimits = DEFAULT,
-        held: Held | None = None,
+        held: BodyMemory | None = None,
     ) -> None:
         self._limits = limits
-        self._held = held or Held(body_budget.DEFAULT.max_held_bytes)
+        self._held = held or BodyMemory(body_budget.DEFAULT.max_held_bytes)
         self._open = host  # for health, which needs no credentials
-        self._guard = guard or Everybody(host)
+        self._guard = guard or OpenGuard(host)
         self._max_message_bytes = max_message_bytes
         self._on_refused = on_refused
-        self._aside = Aside()
+        self._aside = CodecThreads()
 
     def __repr__(self) -> str:
         return f"<OipService {self._open.server_name} {len(self._open.manifests())} models>"
@@ -182,7 +182,7 @@ class OipService:
         message = oip_pb2.ModelInferRequest()
         said = _text_metadata(context)
         try:
-            host = await self._guard.admit(shown_over_grpc(said, context, PROTOCOL))
+            host = await self._guard.admit(credentials_over_grpc(said, context, PROTOCOL))
             if len(raw) > self._max_message_bytes:
                 raise TooLarge(f"the message has {len(raw)} bytes; at most {self._max_message_bytes} may come")
             request = await self._aside.run(len(raw), lambda: _parsed(message, raw, self._limits))
@@ -210,7 +210,7 @@ class OipService:
         said = _text_metadata(context)
         strict = dict(said).get("triton_grpc_error") == "true"
         try:  # each request of the stream is admitted again: what was revoked meanwhile ends it
-            await self._guard.let_in(shown_over_grpc(said, context, PROTOCOL))
+            await self._guard.let_in(credentials_over_grpc(said, context, PROTOCOL))
         except ServeError as error:
             status: Status | None = _status_of(error)
         else:
@@ -266,7 +266,7 @@ class OipService:
         return method
 
     async def _admitted(self, context: Context) -> ModelHost:
-        return await self._guard.admit(shown_over_grpc(_text_metadata(context), context, PROTOCOL))
+        return await self._guard.admit(credentials_over_grpc(_text_metadata(context), context, PROTOCOL))
 
     def _refuse_unsupported(self, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def method(_raw: bytes, context: Context) -> bytes:

@@ -18,15 +18,15 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 from tidegate import clock
-from tidegate.oip.body_budget import DEFAULT, SMALL_BYTES, BodyLimits, Share
-from tidegate.oip.check import shown
+from tidegate.oip.body_budget import DEFAULT, SMALL_BYTES, BodyLimits, BodyReservation
+from tidegate.oip.check import quoted_input
 from tidegate.outcome import InvalidRequest, TooLarge
 
 ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
 
 
 async def read_body(
-    request: web.BaseRequest, max_body_bytes: int, *, limits: BodyLimits = DEFAULT, share: Share | None = None
+    request: web.BaseRequest, max_body_bytes: int, *, limits: BodyLimits = DEFAULT, share: BodyReservation | None = None
 ) -> bytes:
     """The request's body, decompressed.
 
@@ -37,7 +37,7 @@ async def read_body(
     """
     encoding = request.headers.get("Content-Encoding", "")
     if encoding and encoding.strip().lower() not in ENCODINGS:
-        raise InvalidRequest(f"Content-Encoding {shown(encoding)} is not supported; use gzip or deflate")
+        raise InvalidRequest(f"Content-Encoding {quoted_input(encoding)} is not supported; use gzip or deflate")
     announced = request.content_length
     if announced is not None and announced > max_body_bytes:
         raise too_large(max_body_bytes)
@@ -57,7 +57,12 @@ class _Reading:
     """One body that did not come at once."""
 
     def __init__(
-        self, content: StreamReader, first: bytes, max_body_bytes: int, limits: BodyLimits, share: Share | None
+        self,
+        content: StreamReader,
+        first: bytes,
+        max_body_bytes: int,
+        limits: BodyLimits,
+        share: BodyReservation | None,
     ) -> None:
         self._content = content
         self._chunks = [first]

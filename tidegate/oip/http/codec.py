@@ -29,7 +29,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.models.manifest import Manifest
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.json_data import InputJson, json_of, raw_of
@@ -98,7 +98,7 @@ def header_length_of(text: str | None, size: int) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 15) or int(text) > size:
         raise InvalidRequest(
-            f"header {HEADER_LENGTH_KEY} must be a length from 0 to the body's {size} bytes, got {shown(text)}"
+            f"header {HEADER_LENGTH_KEY} must be a length from 0 to the body's {size} bytes, got {quoted_input(text)}"
         )
     return int(text)
 
@@ -219,7 +219,7 @@ def _tensors(entries: list[InputJson], binary: memoryview, limits: ContentLimits
             at += size
         if at > len(binary):
             raise InvalidRequest(
-                f"the binary part is cut short: input {shown(entry.name)} ends at byte {at}, "
+                f"the binary part is cut short: input {quoted_input(entry.name)} ends at byte {at}, "
                 f"but only {len(binary)} came"
             )
         tensors.append(Tensor(entry.name, entry.datatype, entry.shape, raw, _without(entry.parameters, _SIZE)))
@@ -240,9 +240,11 @@ def _binary_size(entry: InputJson) -> int | None:
     if size is None:
         return None
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InvalidRequest(f"input {shown(entry.name)}: {_SIZE} must be a whole number of bytes, got {shown(size)}")
+        raise InvalidRequest(
+            f"input {quoted_input(entry.name)}: {_SIZE} must be a whole number of bytes, got {quoted_input(size)}"
+        )
     if len(entry.data):
-        raise InvalidRequest(f"input {shown(entry.name)} has both JSON data and a {_SIZE}; use one of them")
+        raise InvalidRequest(f"input {quoted_input(entry.name)} has both JSON data and a {_SIZE}; use one of them")
     return size
 
 
@@ -265,7 +267,7 @@ def _binary_outputs(json: _RequestJson) -> BinaryOutputs:
 def _flag(parameters: Mapping[str, Any] | None, name: str) -> bool:
     value = parameters.get(name, False) if parameters else False
     if not isinstance(value, bool):
-        raise InvalidRequest(f"parameter {name!r} must be true or false, got {shown(value)}")
+        raise InvalidRequest(f"parameter {name!r} must be true or false, got {quoted_input(value)}")
     return value
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from tidegate.oip.guard import KEY_HEADER, Presented
+from tidegate.oip.guard import KEY_HEADER, PresentedCredentials
 
 
-def shown_over_http(request: web.BaseRequest, protocol: str) -> Presented:
+def credentials_over_http(request: web.BaseRequest, protocol: str) -> PresentedCredentials:
     headers = request.headers
-    return Presented(
+    return PresentedCredentials(
         headers.get("Authorization", ""),
         headers.get(KEY_HEADER, ""),
         lambda: _certificate(request),

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.arrays import split_bytes, tensor_to_array
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.outcome import BadAnswer, InvalidRequest
 from tidegate.types import Datatype, Tensor
 
@@ -47,10 +47,10 @@ def raw_of(entry: InputJson) -> bytes:
     """The tensor's bytes. Raises InvalidRequest: the data is not what its datatype and shape say."""
     if entry.datatype in _BINARY_ONLY:
         raise InvalidRequest(
-            f"input {shown(entry.name)}: {entry.datatype.value} has no JSON form; send it as binary data"
+            f"input {quoted_input(entry.name)}: {entry.datatype.value} has no JSON form; send it as binary data"
         )
     if not len(entry.data):
-        raise InvalidRequest(f"input {shown(entry.name)} has no data")
+        raise InvalidRequest(f"input {quoted_input(entry.name)} has no data")
     values = _values(entry)
     if entry.datatype is Datatype.BYTES:
         return _raw_from_strings(values, entry)
@@ -64,7 +64,7 @@ def _values(entry: InputJson) -> list[Any]:
     try:
         values: list[Any] = _decoder(element, len(entry.shape) if nested else 1).decode(entry.data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}: {error}") from error
+        raise InvalidRequest(f"input {quoted_input(entry.name)}: its data is no {_form(entry)}: {error}") from error
     return values
 
 
@@ -86,11 +86,11 @@ def _raw_from_numbers(values: list[Any], entry: InputJson) -> bytes:
         with np.errstate(over="ignore"):
             narrow = array.astype(datatype.numpy_name)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}") from error
+        raise InvalidRequest(f"input {quoted_input(entry.name)}: its data is no {_form(entry)}") from error
     # A float loses digits on its way to FP32 but must stay a number; an integer must stay what it is.
     kept = np.isfinite(narrow).all() if narrow.dtype.kind == "f" else np.array_equal(narrow, array)
     if not kept:
-        raise InvalidRequest(f"input {shown(entry.name)}: an element does not fit into {datatype.value}")
+        raise InvalidRequest(f"input {quoted_input(entry.name)}: an element does not fit into {datatype.value}")
     return narrow.tobytes()
 
 
@@ -106,7 +106,7 @@ def _raw_from_strings(values: list[Any], entry: InputJson) -> bytes:
     array = np.array(values, dtype=object)
     items = [item.encode() if isinstance(item, str) else None for item in array.reshape(-1)]
     if None in items:
-        raise InvalidRequest(f"input {shown(entry.name)}: its data is no {_form(entry)}")
+        raise InvalidRequest(f"input {quoted_input(entry.name)}: its data is no {_form(entry)}")
     _check_layout(array.shape, entry)
     return b"".join([struct.pack("<I", len(item)) + item for item in items if item is not None])
 
@@ -116,11 +116,13 @@ def _check_layout(layout: tuple[int, ...], entry: InputJson) -> None:
     loose = len(layout) <= 1 or 0 in layout
     if layout != entry.shape and not (loose and prod(layout) == prod(entry.shape)):
         came = f"nested as {list(layout)}" if len(layout) > 1 else f"{prod(layout)} elements"
-        raise InvalidRequest(f"input {shown(entry.name)}: its shape is {list(entry.shape)}, but its data is {came}")
+        raise InvalidRequest(
+            f"input {quoted_input(entry.name)}: its shape is {list(entry.shape)}, but its data is {came}"
+        )
 
 
 def _form(entry: InputJson) -> str:
-    return f"flat or nested array of {entry.datatype.value} in shape {shown(list(entry.shape))}"
+    return f"flat or nested array of {entry.datatype.value} in shape {quoted_input(list(entry.shape))}"
 
 
 def json_of(tensor: Tensor) -> list[Any]:

@@ -32,12 +32,12 @@ from aiohttp import web
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget, metadata
-from tidegate.oip.body_budget import BodyLimits, Held, Share
+from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
 from tidegate.oip.call import call_of, kept_headers
-from tidegate.oip.check import shown
+from tidegate.oip.check import quoted_input
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
-from tidegate.oip.guard import Everybody, Guard
+from tidegate.oip.guard import Guard, OpenGuard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
 from tidegate.oip.http.codec import (
@@ -50,9 +50,9 @@ from tidegate.oip.http.codec import (
     encode_response,
     header_length_of,
 )
-from tidegate.oip.http.guard import shown_over_http
+from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
-from tidegate.oip.offload import Aside
+from tidegate.oip.offload import CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
@@ -140,7 +140,7 @@ class OipRoutes:
         guard: Guard | None = None,
         limits: ContentLimits = DEFAULT,
         body_limits: BodyLimits = body_budget.DEFAULT,
-        held: Held | None = None,
+        held: BodyMemory | None = None,
     ) -> None:
         """Args:
         host: what answers.
@@ -152,13 +152,13 @@ class OipRoutes:
         guard: who may ask for what beside health; None: everybody, everything.
         """
         self._open = host  # for health, which needs no credentials
-        self._guard = guard or Everybody(host)
+        self._guard = guard or OpenGuard(host)
         self._max_body_bytes = max_body_bytes
         self._limits = limits
         self._body_limits = body_limits
-        self._held = held or Held(body_limits.max_held_bytes)
+        self._held = held or BodyMemory(body_limits.max_held_bytes)
         self._on_refused = on_refused
-        self._aside = Aside()
+        self._aside = CodecThreads()
 
     def __repr__(self) -> str:
         return f"<OipRoutes {self._open.server_name} {len(self._open.manifests())} models>"
@@ -198,7 +198,7 @@ class OipRoutes:
 
     def _guarded(self, handler: Guarded) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            return await handler(request, await self._guard.admit(shown_over_http(request, PROTOCOL)))
+            return await handler(request, await self._guard.admit(credentials_over_http(request, PROTOCOL)))
 
         return guarded
 
@@ -225,10 +225,12 @@ class OipRoutes:
         with self._held.share() as share:
             return await self._infer_within(share, request, name, version)
 
-    async def _infer_within(self, share: Share, request: web.BaseRequest, name: str, version: str) -> web.Response:
+    async def _infer_within(
+        self, share: BodyReservation, request: web.BaseRequest, name: str, version: str
+    ) -> web.Response:
         arrived_at = clock.now()
         try:
-            host = await self._guard.admit(shown_over_http(request, PROTOCOL))
+            host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
             call, binary, wanted = await self._call(request, share, host, name, version, arrived_at)
         except ServeError as error:
             if self._on_refused is not None:
@@ -245,7 +247,13 @@ class OipRoutes:
         return answer
 
     async def _call(
-        self, request: web.BaseRequest, share: Share, host: ModelHost, name: str, version: str, arrived_at: float
+        self,
+        request: web.BaseRequest,
+        share: BodyReservation,
+        host: ModelHost,
+        name: str,
+        version: str,
+        arrived_at: float,
     ) -> tuple[Call, BinaryOutputs, dict[str, int]]:
         body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
         manifest = host.manifest(name, version)
@@ -329,7 +337,7 @@ async def unload(request: web.Request, host: ModelHost) -> web.Response:
 
 
 async def _refuse(request: web.Request, _: ModelHost) -> web.StreamResponse:
-    raise NotSupported(f"{request.method} {shown(request.path)} is not supported")
+    raise NotSupported(f"{request.method} {quoted_input(request.path)} is not supported")
 
 
 def _address(request: web.Request) -> tuple[str, str]:
@@ -367,7 +375,7 @@ def _deflated(body: bytes, encoding: str) -> bytes:
 
 def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
     """aiohttp's own refusals, in words that name the route."""
-    route = f"{request.method} {shown(request.path)}"
+    route = f"{request.method} {quoted_input(request.path)}"
     words = {
         404: f"there is no {route}",
         405: f"{route} is not allowed; allowed: {error.headers.get('Allow', 'nothing')}",

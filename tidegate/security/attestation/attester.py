@@ -19,7 +19,7 @@ from tidegate.runtime.process import StartError
 from tidegate.security.attestation import software
 from tidegate.security.attestation.keys import read_key
 from tidegate.security.attestation.measurement import Measurement
-from tidegate.security.attestation.proof import key_hash, proven
+from tidegate.security.attestation.proof import key_hash, make_proof
 from tidegate.security.attestation.verdict import NONCE_BYTES, Challenge
 from tidegate.security.tls import Tls
 
@@ -67,8 +67,8 @@ class Attester:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise CannotAttest("the TLS key is of no elliptic curve; `tidegate pki issue` makes one that is")
         challenge = Challenge(nonce, key_hash(certificate), asker_key)
-        evidence = software.signed(self._key, self._measure(), challenge)
-        return proven(software.KIND, evidence, challenge, certificate, key)
+        evidence = software.sign(self._key, self._measure(), challenge)
+        return make_proof(software.KIND, evidence, challenge, certificate, key)
 
     def __repr__(self) -> str:
         return f"<Attester {self.key_id}>"

@@ -15,7 +15,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Manifest
 
 
-class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+class ServedVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """One variant of a model."""
 
     model: str
@@ -28,7 +28,7 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`served` is in order: equal measurements have equal digests."""
 
     tidegate: str
-    served: tuple[Served, ...]
+    served: tuple[ServedVariant, ...]
 
     @property
     def digest(self) -> str:
@@ -36,13 +36,15 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sha256(msgspec.msgpack.encode(self)).hexdigest()
 
 
-def measured(version: str, offers: Iterable[ModelOffer], manifest_of: Callable[[str, str], Manifest]) -> Measurement:
+def measure_process(
+    version: str, offers: Iterable[ModelOffer], manifest_of: Callable[[str, str], Manifest]
+) -> Measurement:
     """Of a process that offers these, whose manifests `manifest_of` knows by name and version."""
     return Measurement(version, tuple(sorted(one for offer in offers for one in _served(offer, manifest_of))))
 
 
-def _served(offer: ModelOffer, manifest_of: Callable[[str, str], Manifest]) -> Iterable[Served]:
+def _served(offer: ModelOffer, manifest_of: Callable[[str, str], Manifest]) -> Iterable[ServedVariant]:
     manifest = manifest_of(offer.name, offer.version)
     for offered in offer.variants:
         variant = manifest.variant(offered.name)
-        yield Served(offer.name, offer.version, offered.name, variant.sha256 if variant else "unknown")
+        yield ServedVariant(offer.name, offer.version, offered.name, variant.sha256 if variant else "unknown")

@@ -42,7 +42,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.utils import CryptographyDeprecationWarning
 
 from tidegate.security.attestation import software
-from tidegate.security.attestation.verdict import Challenge, Policy, Refused, Verdict, Verified, Verifier
+from tidegate.security.attestation.verdict import (
+    AttestationPolicy,
+    Challenge,
+    RefusedEvidence,
+    Verdict,
+    VerifiedEvidence,
+    Verifier,
+)
 from tidegate.security.authority import read_issued
 
 MAX_BYTES: Final = 2**20
@@ -63,7 +70,7 @@ def key_hash(certificate: x509.Certificate) -> bytes:
     return sha256(certificate.public_key().public_bytes(serialization.Encoding.DER, form)).digest()
 
 
-def proven(
+def make_proof(
     kind: str, evidence: bytes, challenge: Challenge, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
 ) -> bytes:
     """The bytes to send."""
@@ -83,8 +90,8 @@ def _certificate(der: bytes) -> x509.Certificate:
     return certificate
 
 
-def appraise(
-    raw: bytes, *, target: str, nonce: bytes, asker_key: bytes, ca: bytes, now: float, policy: Policy
+def verify_proof(
+    raw: bytes, *, target: str, nonce: bytes, asker_key: bytes, ca: bytes, now: float, policy: AttestationPolicy
 ) -> Verdict:
     """What the bytes that `target` sent are worth.
 
@@ -100,22 +107,22 @@ def appraise(
         proof = msgspec.msgpack.decode(raw, type=Proof)
         certificate = _certificate(proof.certificate)
     except (msgspec.MsgspecError, ValueError, RecursionError, x509.InvalidVersion) as error:
-        return Refused("unreadable", f"what it sent for evidence cannot be read: {error}")
+        return RefusedEvidence("unreadable", f"what it sent for evidence cannot be read: {error}")
     if fault := _fault(certificate, target, ca, now):
-        return Refused("wrong-certificate", f"the certificate in its evidence {fault}")
+        return RefusedEvidence("wrong-certificate", f"the certificate in its evidence {fault}")
     challenge = Challenge(nonce, key_hash(certificate), asker_key)
     if not _is_signed(proof, certificate, challenge):
-        return Refused(
+        return RefusedEvidence(
             "wrong-proof", "its evidence was made for another challenge or connection, or not with its TLS key"
         )
     verifier = VERIFIERS.get(proof.kind)
     if verifier is None:
         known = ", ".join(sorted(VERIFIERS))
-        return Refused(
+        return RefusedEvidence(
             "unknown-kind", f"its evidence is of the kind {proof.kind[:40]!r}; this gateway verifies {known}"
         )
     verdict = verifier(proof.evidence, challenge, now, policy)
-    if isinstance(verdict, Verified):
+    if isinstance(verdict, VerifiedEvidence):
         ends = certificate.not_valid_after_utc.timestamp()
         return verdict._replace(expires_at=min(verdict.expires_at, ends))
     return verdict

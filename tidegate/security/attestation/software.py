@@ -20,7 +20,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tidegate.security.attestation.measurement import Measurement
-from tidegate.security.attestation.verdict import Challenge, Policy, Refused, Verdict, Verified
+from tidegate.security.attestation.verdict import (
+    AttestationPolicy,
+    Challenge,
+    RefusedEvidence,
+    Verdict,
+    VerifiedEvidence,
+)
 
 KIND: Final = "software"
 KEY_BYTES: Final = 32
@@ -45,31 +51,33 @@ def key_id(public: bytes) -> str:
     return sha256(public).hexdigest()[:32]
 
 
-def signed(key: Ed25519PrivateKey, measurement: Measurement, challenge: Challenge) -> bytes:
+def sign(key: Ed25519PrivateKey, measurement: Measurement, challenge: Challenge) -> bytes:
     """The evidence."""
     statement = msgspec.msgpack.encode(Statement(measurement, challenge.report_data))
     public = key.public_key().public_bytes_raw()
     return msgspec.msgpack.encode(Evidence(statement, public, key.sign(_DOMAIN + statement)))
 
 
-def verify(raw: bytes, challenge: Challenge, now: float, policy: Policy) -> Verdict:
+def verify(raw: bytes, challenge: Challenge, now: float, policy: AttestationPolicy) -> Verdict:
     """A `Verifier`."""
     try:
         evidence = msgspec.msgpack.decode(raw, type=Evidence)
         statement = msgspec.msgpack.decode(evidence.statement, type=Statement)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return Refused("unreadable", f"its software evidence cannot be read: {error}")
+        return RefusedEvidence("unreadable", f"its software evidence cannot be read: {error}")
     name = key_id(evidence.key)
     if policy.keys.get(name) != evidence.key:
-        return Refused("unknown-key", f"its attestation key {name} is not among those allowed")
+        return RefusedEvidence("unknown-key", f"its attestation key {name} is not among those allowed")
     if not _is_signed(evidence):
-        return Refused("wrong-signature", f"its evidence is not signed by the key {name}, as it says")
+        return RefusedEvidence("wrong-signature", f"its evidence is not signed by the key {name}, as it says")
     if statement.report_data != challenge.report_data:
-        return Refused("wrong-challenge", "its evidence answers another challenge: it is old, or was made for others")
+        return RefusedEvidence(
+            "wrong-challenge", "its evidence answers another challenge: it is old, or was made for others"
+        )
     digest = statement.measurement.digest
     if policy.measurements and digest not in policy.measurements:
-        return Refused("wrong-measurement", f"its measurement {digest} is not among those allowed")
-    return Verified(KIND, name, now + policy.max_age_s)
+        return RefusedEvidence("wrong-measurement", f"its measurement {digest} is not among those allowed")
+    return VerifiedEvidence(KIND, name, now + policy.max_age_s)
 
 
 def _is_signed(evidence: Evidence) -> bool:

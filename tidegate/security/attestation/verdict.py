@@ -44,7 +44,7 @@ class Challenge(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AttestationPolicy:
     """Whose evidence is believed.
 
     Attributes:
@@ -58,7 +58,7 @@ class Policy:
     max_age_s: float = 600.0
 
 
-class Verified(NamedTuple):
+class VerifiedEvidence(NamedTuple):
     """Good evidence, until `expires_at` (UTC seconds)."""
 
     kind: str
@@ -66,12 +66,12 @@ class Verified(NamedTuple):
     expires_at: float
 
 
-class Refused(NamedTuple):
+class RefusedEvidence(NamedTuple):
     """Evidence that shows nothing. The words are for operators and callers; the reason is for programs."""
 
     reason: Reason
     words: str
 
 
-Verdict = Verified | Refused
-Verifier = Callable[[bytes, Challenge, float, Policy], Verdict]
+Verdict = VerifiedEvidence | RefusedEvidence
+Verifier = Callable[[bytes, Challenge, float, AttestationPolicy], Verdict]

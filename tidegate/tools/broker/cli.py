@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from tidegate.fleet.topics import checked_name
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import PkiStore, write_atomically
 from tidegate.tools.broker.mosquitto_config import (
     MosquittoPlan,
@@ -150,7 +150,7 @@ def copy_certificate(store: PkiStore, folder: Path) -> None:
     Raises:
         ValueError: no certificate was issued for a broker.
     """
-    who = Identity("broker", "main")
+    who = CertificateIdentity("broker", "main")
     try:
         parts = {"ca.crt": store.ca_cert, "broker.crt": store.cert(who), "broker.key": store.key(who)}
         contents = {name: path.read_bytes() for name, path in parts.items()}

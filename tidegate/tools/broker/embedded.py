@@ -76,7 +76,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
                 writer.write(CONNACK_5_UNSUPPORTED)
                 await writer.drain()
             else:
-                await self._client_connected(listener_name, _Rewound(head, reader), StreamWriterAdapter(writer))
+                await self._client_connected(listener_name, _ReplayReader(head, reader), StreamWriterAdapter(writer))
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             # A client that vanished, or our own end: streams' done-callback would print a traceback for each.
             pass
@@ -111,7 +111,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     async def _handle_disconnect(
         self, client_session: Any, handler: Any, disconnect_waiter: asyncio.Future[Any]
     ) -> None:
-        if isinstance(handler.reader, _Rewound) and handler.reader.said_goodbye:
+        if isinstance(handler.reader, _ReplayReader) and handler.reader.said_goodbye:
             client_session.will_flag = False
         await super()._handle_disconnect(client_session, handler, disconnect_waiter)
 
@@ -133,7 +133,7 @@ async def _once_handed_on(wait_disconnect: Callable[[], Awaitable[Any]], session
     return goodbye
 
 
-class _Rewound(StreamReaderAdapter):  # type: ignore[misc]
+class _ReplayReader(StreamReaderAdapter):  # type: ignore[misc]
     """A reader that begins with bytes which were already read, and remembers whether the last packet was a goodbye."""
 
     def __init__(self, head: bytes, reader: asyncio.StreamReader) -> None:

@@ -23,7 +23,7 @@ from pathlib import PurePath
 from typing import Final, Literal
 
 from tidegate.fleet.topics import Topics, checked_name
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_identity import CertificateIdentity
 
 Users = Literal["certificates", "passwords"]
 
@@ -67,7 +67,7 @@ class MosquittoPlan:
 
 def gateway_user(name: str) -> str:
     """A gateway's user name: its certificate's common name, and its MQTT client id."""
-    return Identity("gateway", name).common_name
+    return CertificateIdentity("gateway", name).common_name
 
 
 def acl_text(plan: MosquittoPlan) -> str:

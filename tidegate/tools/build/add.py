@@ -19,14 +19,14 @@ from tidegate.models.example import example_arrays
 from tidegate.models.manifest import EngineName, Manifest, Packed, Quality, Variant, Where
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import save_manifest
-from tidegate.tools.build.agree import agree, disagreements
-from tidegate.tools.build.draft import Draft, Wishes, draft
+from tidegate.tools.build.agree import agreed_signature, disagreements
+from tidegate.tools.build.draft import Draft, DraftOptions, draft
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.compare import Metric, closeness
 from tidegate.tools.build.inspect.onnx_file import inspect_onnx
-from tidegate.tools.build.inspect.signature import Signature
+from tidegate.tools.build.inspect.signature import ModelSignature
 from tidegate.tools.build.samples import Samples, load_samples
-from tidegate.tools.build.staging import model_lock, staged
+from tidegate.tools.build.staging import model_lock, staged_version
 from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_padding
 
 _MADE_UP = 8
@@ -37,14 +37,14 @@ _ENGINES: dict[str, EngineName] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AddRequest:
     """What `tidegate model add` was asked. At least one of `edge` and `pool` is given."""
 
     name: str
     version: str
     edge: Path | None
     pool: Path | None
-    wishes: Wishes
+    wishes: DraftOptions
     tokenizer: Path | None = None
     outputs: tuple[str, ...] = ()
     samples: Path | None = None
@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedModel:
     """`said` are sentences on what was found and chosen, in order."""
 
     manifest: Manifest
@@ -63,16 +63,16 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PlacedArtefact:
     """One artefact with the place it is for."""
 
     where: Where
     path: Path
     engine: EngineName
-    signature: Signature | None
+    signature: ModelSignature | None
 
 
-def add(request: Request, root: Path, *, force: bool = False) -> Added:
+def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedModel:
     """Put the model into the repository at `root`.
 
     Raises:
@@ -91,7 +91,7 @@ def add(request: Request, root: Path, *, force: bool = False) -> Added:
     variants = _variants(request, parts, manifest, engines, said)
     manifest = _with_digest(msgspec.structs.replace(manifest, variants=variants), request.tokenizer)
     _store(request, root, parts, manifest)
-    return Added(manifest, tuple(said))
+    return AddedModel(manifest, tuple(said))
 
 
 def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
@@ -104,7 +104,7 @@ def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
     return engine
 
 
-def _parts(request: Request) -> tuple[_Part, ...]:
+def _parts(request: AddRequest) -> tuple[_PlacedArtefact, ...]:
     given: list[tuple[Where, Path]] = []
     if request.edge is not None:
         given.append(("edge", request.edge))
@@ -115,12 +115,12 @@ def _parts(request: Request) -> tuple[_Part, ...]:
     return tuple(_part(where, path, request.engine if where == "pool" else None) for where, path in given)
 
 
-def _part(where: Where, path: Path, wished: EngineName | None) -> _Part:
+def _part(where: Where, path: Path, wished: EngineName | None) -> _PlacedArtefact:
     engine = engine_of(path, wished)
-    return _Part(where, path, engine, _inspect(path, engine))
+    return _PlacedArtefact(where, path, engine, _inspect(path, engine))
 
 
-def _inspect(path: Path, engine: EngineName) -> Signature | None:
+def _inspect(path: Path, engine: EngineName) -> ModelSignature | None:
     if engine == "onnx":
         return inspect_onnx(path)
     if engine == "torch-export":
@@ -140,7 +140,7 @@ def _inspect(path: Path, engine: EngineName) -> Signature | None:
     return None  # TorchScript does not say
 
 
-def _drafted(request: Request, parts: Sequence[_Part]) -> Draft:
+def _drafted(request: AddRequest, parts: Sequence[_PlacedArtefact]) -> Draft:
     signatures = [part.signature for part in parts if part.signature is not None]
     if not signatures:
         raise BuildError(f"{parts[0].path.name}: TorchScript does not say what it takes; add it beside an ONNX --edge")
@@ -152,16 +152,16 @@ def _drafted(request: Request, parts: Sequence[_Part]) -> Draft:
     for part in parts:
         if part.engine == "onnx" and part.signature and request.outputs:
             _check_onnx_names(part.signature, request.outputs)
-    return draft(request.name, request.version, agree(signatures, request.outputs), request.wishes)
+    return draft(request.name, request.version, agreed_signature(signatures, request.outputs), request.wishes)
 
 
-def _check_onnx_names(signature: Signature, names: Sequence[str]) -> None:
+def _check_onnx_names(signature: ModelSignature, names: Sequence[str]) -> None:
     own = [port.name for port in signature.outputs]
     if own != list(names):
         raise BuildError(f"--output: {signature.source} itself names its outputs {', '.join(own)}")
 
 
-def _loaded(parts: Sequence[_Part], manifest: Manifest) -> dict[Where, Engine]:
+def _loaded(parts: Sequence[_PlacedArtefact], manifest: Manifest) -> dict[Where, Engine]:
     outputs = tuple(spec.name for spec in manifest.outputs)
     try:
         return {
@@ -182,7 +182,7 @@ def _loads(path: Path, engine: EngineName) -> None:
         raise BuildError(str(error)) from error
 
 
-def _packed(part: _Part, manifest: Manifest) -> Packed | None:
+def _packed(part: _PlacedArtefact, manifest: Manifest) -> Packed | None:
     """What packed weights take: fixed, but for the name of the axis, which another artefact may have given."""
     mask = next((spec for spec in manifest.inputs if spec.name == "attention_mask"), None)
     if part.engine != "torch-packed" or mask is None or not isinstance(mask.shape[-1], str):
@@ -191,7 +191,11 @@ def _packed(part: _Part, manifest: Manifest) -> Packed | None:
 
 
 def _variants(
-    request: Request, parts: Sequence[_Part], manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]
+    request: AddRequest,
+    parts: Sequence[_PlacedArtefact],
+    manifest: Manifest,
+    engines: Mapping[Where, Engine],
+    said: list[str],
 ) -> tuple[Variant, ...]:
     qualities = _qualities(request, manifest, engines, said)
     names: list[str] = []
@@ -218,12 +222,12 @@ def _variants(
     return tuple(variants)
 
 
-def _limits(request: Request, manifest: Manifest, engine: Engine, said: list[str]) -> tuple[int | None, int | None]:
+def _limits(request: AddRequest, manifest: Manifest, engine: Engine, said: list[str]) -> tuple[int | None, int | None]:
     return edge_limits(manifest, engine, said, max_batch=request.edge_max_batch, max_tokens=request.edge_max_tokens)
 
 
 def _qualities(
-    request: Request, manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]
+    request: AddRequest, manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]
 ) -> dict[Where, Quality]:
     """Measured on the user's samples, against their labels or the pool. Made-up inputs are for the eye only."""
     inputs, output = [spec.name for spec in manifest.inputs], manifest.outputs[0].name
@@ -256,8 +260,8 @@ def _with_digest(manifest: Manifest, tokenizer: Path | None) -> Manifest:
     return msgspec.structs.replace(manifest, text=msgspec.structs.replace(manifest.text, sha256=sha256_of(tokenizer)))
 
 
-def _store(request: Request, root: Path, parts: Sequence[_Part], manifest: Manifest) -> None:
-    with model_lock(root, request.name), staged(root, request.name, request.version) as folder:
+def _store(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], manifest: Manifest) -> None:
+    with model_lock(root, request.name), staged_version(root, request.name, request.version) as folder:
         for part, variant in zip(parts, manifest.variants, strict=True):
             shutil.copyfile(part.path, folder / variant.artefact)
         if request.tokenizer is not None:

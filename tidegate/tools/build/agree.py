@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.models.manifest import Bounds, TensorSpec
-from tidegate.tools.build.inspect.signature import Dimension, Port, Signature
+from tidegate.tools.build.inspect.signature import Dimension, ModelSignature, SignaturePort
 
 _Place = tuple[str, int, int]  # "inputs" or "outputs", which tensor, which dimension
 _TORCH_SYMBOL = re.compile(r"[su]\d+")
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class AgreedSignature:
     """`axes` maps each axis to its least and largest length; None where no artefact limits it."""
 
     inputs: tuple[TensorSpec, ...]
@@ -32,7 +32,7 @@ class Agreed:
     axes: dict[str, tuple[int, int | None]]
 
 
-def disagreements(signatures: Sequence[Signature]) -> tuple[str, ...]:
+def disagreements(signatures: Sequence[ModelSignature]) -> tuple[str, ...]:
     """What keeps the artefacts from being one model; empty when nothing does."""
     first, found = signatures[0], []
     for other in signatures[1:]:
@@ -50,7 +50,7 @@ def disagreements(signatures: Sequence[Signature]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def agree(signatures: Sequence[Signature], output_names: Sequence[str] = ()) -> Agreed:
+def agreed_signature(signatures: Sequence[ModelSignature], output_names: Sequence[str] = ()) -> AgreedSignature:
     """The model that artefacts without disagreements describe together. `output_names` rename the outputs, in order."""
     ordered = [_in_order(signatures[0], signature) for signature in signatures]
     groups = _groups(ordered)
@@ -66,17 +66,19 @@ def agree(signatures: Sequence[Signature], output_names: Sequence[str] = ()) -> 
     )
     used = {entry for spec in (*inputs, *outputs) for entry in spec.shape if isinstance(entry, str)}
     ranges = {names[root]: _range(root, ordered, groups) for root in names if names[root] in used}
-    return Agreed(inputs, outputs, ranges)
+    return AgreedSignature(inputs, outputs, ranges)
 
 
-def _input_names(first: Signature, other: Signature) -> list[str]:
+def _input_names(first: ModelSignature, other: ModelSignature) -> list[str]:
     names, others = {port.name for port in first.inputs}, {port.name for port in other.inputs}
     if names == others:
         return []
     return [f"{first.source} takes {', '.join(sorted(names))}, but {other.source} takes {', '.join(sorted(others))}"]
 
 
-def _ports(what: str, first: Signature, port: Port, other: Signature, twin: Port, *, strict: bool) -> list[str]:
+def _ports(
+    what: str, first: ModelSignature, port: SignaturePort, other: ModelSignature, twin: SignaturePort, *, strict: bool
+) -> list[str]:
     if port.datatype is not twin.datatype:
         return [f"{what} is {port.datatype.value} in {first.source}, but {twin.datatype.value} in {other.source}"]
     if len(port.shape) != len(twin.shape):
@@ -97,17 +99,17 @@ def _word(dimension: Dimension) -> str:
     return f"fixed to {dimension}" if isinstance(dimension, int) else "variable"
 
 
-def _named(signature: Signature, name: str) -> Port:
+def _named(signature: ModelSignature, name: str) -> SignaturePort:
     return next(port for port in signature.inputs if port.name == name)
 
 
-def _in_order(first: Signature, other: Signature) -> Signature:
+def _in_order(first: ModelSignature, other: ModelSignature) -> ModelSignature:
     """`other` with its inputs in the order of `first`, so that places mean the same in both."""
     inputs = tuple(_named(other, port.name) for port in first.inputs)
-    return Signature(other.source, inputs, other.outputs, other.precision, other.ranges)
+    return ModelSignature(other.source, inputs, other.outputs, other.precision, other.ranges)
 
 
-def _places(signature: Signature) -> dict[_Place, Dimension]:
+def _places(signature: ModelSignature) -> dict[_Place, Dimension]:
     sides = (("inputs", signature.inputs), ("outputs", signature.outputs))
     return {
         (side, which, at): dimension
@@ -117,7 +119,7 @@ def _places(signature: Signature) -> dict[_Place, Dimension]:
     }
 
 
-def _groups(signatures: Sequence[Signature]) -> dict[_Place, _Place]:
+def _groups(signatures: Sequence[ModelSignature]) -> dict[_Place, _Place]:
     """Each place that varies, with the first place of its axis."""
     fixed = {place for one in signatures for place, length in _places(one).items() if isinstance(length, int)}
     root = {place: place for place in _places(signatures[0]) if place not in fixed}
@@ -136,7 +138,7 @@ def _join(root: dict[_Place, _Place], one: _Place, two: _Place) -> None:
             root[place] = first
 
 
-def _axis_names(signatures: Sequence[Signature], root: dict[_Place, _Place]) -> dict[_Place, str]:
+def _axis_names(signatures: Sequence[ModelSignature], root: dict[_Place, _Place]) -> dict[_Place, str]:
     names: dict[_Place, str] = {}
     for first in sorted(set(root.values())):
         members = [place for place in root if root[place] == first]
@@ -150,7 +152,7 @@ def _axis_names(signatures: Sequence[Signature], root: dict[_Place, _Place]) -> 
     return names
 
 
-def _symbols(signatures: Sequence[Signature], members: Sequence[_Place]) -> list[str]:
+def _symbols(signatures: Sequence[ModelSignature], members: Sequence[_Place]) -> list[str]:
     found = [_places(signature)[place] for signature in signatures for place in members]
     return [symbol for symbol in found if isinstance(symbol, str)]
 
@@ -159,7 +161,7 @@ def _is_name(symbol: str) -> bool:
     return _NAME.fullmatch(symbol) is not None and _TORCH_SYMBOL.fullmatch(symbol) is None
 
 
-def _fallback(signatures: Sequence[Signature], members: Sequence[_Place]) -> str:
+def _fallback(signatures: Sequence[ModelSignature], members: Sequence[_Place]) -> str:
     side, which, at = members[0]
     if side == "inputs" and at == 0:
         return "batch"
@@ -168,7 +170,7 @@ def _fallback(signatures: Sequence[Signature], members: Sequence[_Place]) -> str
 
 
 def _shape(
-    side: str, which: int, signatures: Sequence[Signature], root: dict[_Place, _Place], names: dict[_Place, str]
+    side: str, which: int, signatures: Sequence[ModelSignature], root: dict[_Place, _Place], names: dict[_Place, str]
 ) -> tuple[int | str, ...]:
     shape: list[int | str] = []
     for at in range(len(getattr(signatures[0], side)[which].shape)):
@@ -179,7 +181,7 @@ def _shape(
     return tuple(shape)
 
 
-def _bounds(which: int, signatures: Sequence[Signature]) -> Bounds | None:
+def _bounds(which: int, signatures: Sequence[ModelSignature]) -> Bounds | None:
     """What all artefacts accept."""
     found = [bounds for signature in signatures if (bounds := signature.inputs[which].bounds) is not None]
     if not found:
@@ -187,7 +189,7 @@ def _bounds(which: int, signatures: Sequence[Signature]) -> Bounds | None:
     return Bounds(max(bounds.min for bounds in found), min(bounds.max for bounds in found))
 
 
-def _range(first: _Place, signatures: Sequence[Signature], root: dict[_Place, _Place]) -> tuple[int, int | None]:
+def _range(first: _Place, signatures: Sequence[ModelSignature], root: dict[_Place, _Place]) -> tuple[int, int | None]:
     members = [place for place in root if root[place] == first]
     ranges = [
         signature.ranges[symbol]
@@ -199,7 +201,7 @@ def _range(first: _Place, signatures: Sequence[Signature], root: dict[_Place, _P
     return max([1, *(least for least, _ in ranges)]), min(uppers, default=None)
 
 
-def _output_names(signatures: Sequence[Signature], given: Sequence[str]) -> list[str]:
+def _output_names(signatures: Sequence[ModelSignature], given: Sequence[str]) -> list[str]:
     count = len(signatures[0].outputs)
     if given:
         return list(given)

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from tidegate.models.repository import Repository
-from tidegate.tools.build.command import explained, needs, noted, repository_option
+from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 
 
-class Share(click.ParamType[float]):
+class ShareParam(click.ParamType[float]):
     """A part of a whole: `10%` or `0.1`."""
 
     name = "share"
@@ -29,8 +29,8 @@ class Share(click.ParamType[float]):
 
 @click.command()
 @click.argument("name", metavar="MODEL")
-@click.option("--escalate", type=Share(), metavar="SHARE", help="Escalate this share of the edge's answers.")
-@click.option("--accuracy", type=Share(), metavar="SHARE", help="Escalate as few as reach this accuracy together.")
+@click.option("--escalate", type=ShareParam(), metavar="SHARE", help="Escalate this share of the edge's answers.")
+@click.option("--accuracy", type=ShareParam(), metavar="SHARE", help="Escalate as few as reach this accuracy together.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -43,7 +43,7 @@ class Share(click.ParamType[float]):
 @repository_option
 @click.option("--dry-run", is_flag=True, help="Write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@explained
+@errors_in_one_line
 def calibrate(
     name: str,
     escalate: float | None,
@@ -68,17 +68,23 @@ def calibrate(
     """
     if (escalate is None) == (accuracy is None):
         raise click.UsageError("give one of --escalate and --accuracy")
-    with needs("onnxruntime", "torch"):
-        from tidegate.tools.build.evaluate.calibrate import Wishes
+    with requires_extra("onnxruntime", "torch"):
+        from tidegate.tools.build.evaluate.calibrate import CalibrationOptions
         from tidegate.tools.build.evaluate.calibrate import calibrate as find
         from tidegate.tools.build.evaluate.calibration_report import as_values, as_words
-        from tidegate.tools.build.evaluate.threshold import Goal
-    goal = Goal("share", escalate) if escalate is not None else Goal("accuracy", accuracy or 0.0)
+        from tidegate.tools.build.evaluate.threshold import CalibrationGoal
+    goal = CalibrationGoal("share", escalate) if escalate is not None else CalibrationGoal("accuracy", accuracy or 0.0)
     found = find(
-        Repository(repository), name, goal, version=version, data=data, wishes=Wishes(**wishes), write=not dry_run
+        Repository(repository),
+        name,
+        goal,
+        version=version,
+        data=data,
+        wishes=CalibrationOptions(**wishes),
+        write=not dry_run,
     )
     if not dry_run:
-        noted(repository, "model-calibrated", found.manifest)
+        record_in_trail(repository, "model-calibrated", found.manifest)
     if as_json:
         click.echo(json.dumps(as_values(found, written=not dry_run)))
         return

@@ -22,7 +22,7 @@ from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
 from tidegate.runtime.events import emit
 from tidegate.tools.build.calibrate_cli import calibrate
-from tidegate.tools.build.command import explained, needs, noted, repository_option
+from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 from tidegate.tools.build.demo.demo_models import RECIPES, build_demo
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.pack_cli import pack
@@ -54,7 +54,7 @@ for _command in (calibrate, pack, *delivery.COMMANDS, *versions.COMMANDS):
 @repository_option
 @click.option("--force", is_flag=True, help="Build also what is there already.")
 @click.option("--json-progress", is_flag=True, help="Print progress as JSON events, for a parent process.")
-@explained
+@errors_in_one_line
 def build(name: str, repository: Path, force: bool, json_progress: bool) -> None:
     """Build a demo model, or all of them.
 
@@ -72,7 +72,7 @@ def build(name: str, repository: Path, force: bool, json_progress: bool) -> None
             manifest, how = build_demo(one, repository, progress, force=force)
         place = repository / one / manifest.version
         if how != "kept":
-            noted(repository, "model-built", manifest)
+            record_in_trail(repository, "model-built", manifest)
         _say(json_progress, f"{one}: {how}" + (" (whole, digests fit)" if how == "kept" else "") + f" in {place}")
 
 
@@ -132,7 +132,7 @@ def _say(json_progress: bool, line: str) -> None:
     help="An .npz to measure with instead; an array `labels` in it makes top-1 an accuracy.",
 )
 @click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
-@explained
+@errors_in_one_line
 def quantize(
     source: Path, target: Path, static: bool, calibration: Path | None, evaluation: Path | None, metric: Any
 ) -> None:
@@ -145,7 +145,7 @@ def quantize(
       tidegate model quantize encoder.onnx encoder-int8.onnx
       tidegate model quantize cnn.onnx int8.onnx --static --calibration train.npz --evaluation test.npz --metric top1
     """
-    with needs("onnx", "onnxruntime"):
+    with requires_extra("onnx", "onnxruntime"):
         from tidegate.tools.build.convert.requantize import requantize
     for line in requantize(
         source, target, static=static, calibration=calibration, evaluation=evaluation, metric=metric
@@ -179,7 +179,7 @@ def quantize(
 )
 @repository_option
 @click.option("--force", is_flag=True, help="Replace the version if it exists.")
-@explained
+@errors_in_one_line
 def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     """Add a model of your own: inspect its files, check and measure them, and write the manifest.
 
@@ -189,14 +189,13 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
       tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --tokenizer tokenizer.json
       tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
     """
-    with needs("onnx"):
-        from tidegate.tools.build.add import Request
-        from tidegate.tools.build.add import add as add_model
-        from tidegate.tools.build.draft import Wishes
+    with requires_extra("onnx"):
+        from tidegate.tools.build.add import AddRequest, add_model
+        from tidegate.tools.build.draft import DraftOptions
     if problem := name_problem(name) or name_problem(given["version"]):
         raise BuildError(problem)
     tokenizer: Path | None = given["tokenizer"]
-    wishes = Wishes(
+    wishes = DraftOptions(
         axes={key: (int(least), int(most)) for key, (least, most) in _ranges("--axis", given.pop("axes")).items()},
         bounds=_ranges("--bounds", given.pop("bounds")),
         cost=given.pop("cost"),
@@ -205,8 +204,8 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     )
     if tokenizer is not None and not tokenizer.is_file():
         raise BuildError(f"{tokenizer}: there is no such file")
-    added = add_model(Request(name=name, wishes=wishes, **given), repository, force=force)
-    noted(repository, "model-added", added.manifest)
+    added = add_model(AddRequest(name=name, wishes=wishes, **given), repository, force=force)
+    record_in_trail(repository, "model-added", added.manifest)
     click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
     for sentence in added.said:
         click.echo(f"  {sentence}")
@@ -230,7 +229,7 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
 @click.option("--seed", default=1, show_default=True, help="Of that noise.")
 @repository_option
 @click.option("--force", is_flag=True, help="Replace the model if it exists.")
-@explained
+@errors_in_one_line
 def paced(name: str, repository: Path, force: bool, like: str, seed: int, **given: Any) -> None:
     """Add a model that computes nothing: it waits as long as it is told to, and answers with zeros.
 
@@ -243,20 +242,20 @@ def paced(name: str, repository: Path, force: bool, like: str, seed: int, **give
       tidegate model paced slow-minilm --like minilm --edge-ms 1:40,128:400
       tidegate model paced encoder --scenario my_fleet.yaml
     """
-    from tidegate.tools.build.demo.paced import Costs, Noise, add_paced, costs_of_scenario, points
+    from tidegate.tools.build.demo.paced import PacedCosts, PacedNoise, add_paced, costs_of_scenario, parse_points
 
     if problem := name_problem(name):
         raise BuildError(problem)
-    costs = costs_of_scenario(given["scenario"], given["of"]) if given["scenario"] else Costs()
+    costs = costs_of_scenario(given["scenario"], given["of"]) if given["scenario"] else PacedCosts()
     said = {
-        "edge_ms": points("--edge-ms", given["edge_ms"]) if given["edge_ms"] else None,
-        "pool_ms": points("--pool-ms", given["pool_ms"]) if given["pool_ms"] else None,
+        "edge_ms": parse_points("--edge-ms", given["edge_ms"]) if given["edge_ms"] else None,
+        "pool_ms": parse_points("--pool-ms", given["pool_ms"]) if given["pool_ms"] else None,
         "edge_max_units": given["edge_max_tokens"],
     }
     costs = replace(costs, **{key: value for key, value in said.items() if value is not None})
-    noise = Noise(given["edge_noise"], given["pool_noise"], seed)
+    noise = PacedNoise(given["edge_noise"], given["pool_noise"], seed)
     manifest = add_paced(name, costs, repository, like=like, noise=noise, force=force)
-    noted(repository, "model-added", manifest)
+    record_in_trail(repository, "model-added", manifest)
     where = " and ".join(place for one in manifest.variants for place in one.where)
     click.echo(f"added {name}, version {manifest.version}, paced, for {where}, in {repository / name}")
 
@@ -277,7 +276,7 @@ def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]
 
 @model.command("list")
 @repository_option
-@explained
+@errors_in_one_line
 def list_models(repository: Path) -> None:
     """List the models of a repository.
 
@@ -313,7 +312,7 @@ def _largest(max_batch: int | None, max_tokens: int | None) -> str:
 @click.argument("name")
 @click.option("--version", default="", help="Which version; the highest by default.")
 @repository_option
-@explained
+@errors_in_one_line
 def show(name: str, version: str, repository: Path) -> None:
     """Print a model's manifest.
 
@@ -334,7 +333,7 @@ def show(name: str, version: str, repository: Path) -> None:
     "--seconds", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="For each variant, at most."
 )
 @repository_option
-@explained
+@errors_in_one_line
 def measure(name: str, version: str, threads: int, seconds: float, repository: Path) -> None:
     """Measure a model's cost tables on this machine and print them as YAML for `tidegate simulate`.
 
@@ -360,7 +359,7 @@ def measure(name: str, version: str, threads: int, seconds: float, repository: P
 @model.command()
 @click.argument("names", nargs=-1)
 @repository_option
-@explained
+@errors_in_one_line
 def verify(names: tuple[str, ...], repository: Path) -> None:
     """Check that artefacts and tokenizers are there and have the digests of their manifests.
 

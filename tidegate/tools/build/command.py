@@ -31,7 +31,7 @@ repository_option = click.option(
 )
 
 
-def explained(command: Callable[P, R]) -> Callable[P, R]:
+def errors_in_one_line(command: Callable[P, R]) -> Callable[P, R]:
     """What goes wrong for reasons that a user can mend is one line and exit code 1, not a traceback."""
 
     @wraps(command)
@@ -44,7 +44,7 @@ def explained(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def noted(repository: Path, action: str, manifest: Manifest) -> None:
+def record_in_trail(repository: Path, action: str, manifest: Manifest) -> None:
     """Leave a line in the repository's trail, with the digest of the manifest, which has those of all else."""
     name, version = manifest.name, manifest.version
     digest = sha256_of(repository / name / version / "model.yaml")
@@ -52,7 +52,7 @@ def noted(repository: Path, action: str, manifest: Manifest) -> None:
 
 
 @contextmanager
-def needs(*modules: str) -> Iterator[None]:
+def requires_extra(*modules: str) -> Iterator[None]:
     """Imports in the block that fail say what to install."""
     try:
         yield

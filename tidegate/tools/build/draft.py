@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.models.manifest import Axis, Batching, Bounds, Cost, Feature, Manifest, TensorSpec, Text
-from tidegate.tools.build.agree import Agreed
+from tidegate.tools.build.agree import AgreedSignature
 from tidegate.tools.build.errors import BuildError
 from tidegate.types import Datatype
 
@@ -25,7 +25,7 @@ _FEATURES: tuple[Feature, ...] = ("tokens", "pixels", "items", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DraftOptions:
     """What the user said. Empty fields are chosen."""
 
     axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Draft:
     open_axes: tuple[str, ...]
 
 
-def draft(name: str, version: str, agreed: Agreed, wishes: Wishes) -> Draft:
+def draft(name: str, version: str, agreed: AgreedSignature, wishes: DraftOptions) -> Draft:
     """Raises BuildError: a wish names what is not there, or a text model lacks an input."""
     choices: list[str] = []
     inputs = _bounded(agreed.inputs, wishes.bounds, choices)
@@ -124,7 +124,7 @@ def _with_bounds(spec: TensorSpec, wish: tuple[float, float] | None, choices: li
 
 
 def _axes(
-    agreed: Agreed, wishes: Mapping[str, tuple[int, int]], choices: list[str]
+    agreed: AgreedSignature, wishes: Mapping[str, tuple[int, int]], choices: list[str]
 ) -> tuple[dict[str, Axis], tuple[str, ...]]:
     unknown = sorted(set(wishes) - set(agreed.axes))
     if unknown:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 Progress = Callable[[str, float], None]
 
 
-def silent(what: str, done_ratio: float) -> None:
+def no_progress(what: str, done_ratio: float) -> None:
     """For callers that do not show progress."""
 
 

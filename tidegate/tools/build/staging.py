@@ -26,7 +26,7 @@ def model_lock(root: Path, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def staged(root: Path, name: str, version: str) -> Iterator[Path]:
+def staged_version(root: Path, name: str, version: str) -> Iterator[Path]:
     """An empty folder that replaces ROOT/NAME/VERSION when the block ends well. Needs the lock."""
     model = root / name
     for leftover in model.glob(".building-*"):

@@ -28,13 +28,13 @@ from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
 from tidegate.runtime.duration import Duration
 from tidegate.security.attestation.keys import read_key
 from tidegate.storage import audit_log
-from tidegate.tools.delivery.files import Held
+from tidegate.tools.delivery.files import LocalArtefact
 from tidegate.tools.delivery.follow import console, follow, newest, shipping, show
-from tidegate.tools.delivery.order import Device, OrderError, Signing, Terms, make_order
+from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning, OrderTerms, make_order
 from tidegate.tools.delivery.plan import golden_of, plan_of, version_files
 from tidegate.tools.delivery.rows import device_rows
 from tidegate.tools.delivery.screen import devices_view, rollouts_table
-from tidegate.tools.delivery.shares import Shares
+from tidegate.tools.delivery.shares import WaveSharesParam
 from tidegate.tools.delivery.upload import push as push_files
 from tidegate.tools.delivery.versions import versions_table
 
@@ -83,7 +83,9 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     help="Only these; may be repeated, and asks in this order. Default: all that are alive, by name.",
 )  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only devices of these groups, one group after another.")
-@click.option("--waves", type=Shares(), default="5%,25%,100%", show_default=True, help="The first are the canaries.")
+@click.option(
+    "--waves", type=WaveSharesParam(), default="5%,25%,100%", show_default=True, help="The first are the canaries."
+)
 @click.option(
     "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
     help="Share of those asked that must have committed before the next wave.",
@@ -143,7 +145,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     plan = _plan(files, golden, manifest.version, given)
     told = shipping(gateway)
     chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
-    olds: dict[str, tuple[Held, ...]] = {}
+    olds: dict[str, tuple[LocalArtefact, ...]] = {}
     apart: dict[str, tuple[str, ...]] = {}
 
     def older(wanted: str) -> ModelPlan:
@@ -157,8 +159,8 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
                 ) from error
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
-    signing = Signing([_signing_key(path) for path in given["keys"]], given["rotate"])
-    terms = Terms(name, plan, tuple(told["urls"]), int(clock.utc_s()), given["replace_unsigned"])
+    signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"])
+    terms = OrderTerms(name, plan, tuple(told["urls"]), int(clock.utc_s()), given["replace_unsigned"])
     if not terms.urls:
         raise click.ClickException("the gateway serves no artefacts: set `artifacts.port`, or `artifacts.advertise`")
     spec = _spec(name, manifest.version, len(chosen), given)
@@ -305,7 +307,9 @@ def _signing_key(path: Path) -> Ed25519PrivateKey:
     return read_key(path, "signing key", maker)
 
 
-def _plan(files: tuple[Held, ...], golden: tuple[Held, ...], version: str, given: dict[str, Any]) -> ModelPlan:
+def _plan(
+    files: tuple[LocalArtefact, ...], golden: tuple[LocalArtefact, ...], version: str, given: dict[str, Any]
+) -> ModelPlan:
     p95_ms = given["p95_max_ms"]
     probe = Probe(
         golden=golden[0].artefact if golden else None,
@@ -356,9 +360,9 @@ def _spec(name: str, version: str, devices: int, given: dict[str, Any]) -> dict[
 
 def _chosen(
     told: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
-) -> tuple[list[Device], int]:
+) -> tuple[list[ListedDevice], int]:
     """The devices to ask, in order, and how many have it already."""
-    every = msgspec.convert(told, list[Device], strict=False)
+    every = msgspec.convert(told, list[ListedDevice], strict=False)
     takers = [one for one in every if one.reported is not None]
     named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
     grouped = {one.name: one for group in groups for one in takers if one.reported and group in one.reported.groups}
@@ -377,7 +381,7 @@ def _chosen(
     return chosen, len(found) - len(chosen)
 
 
-def _push(gateway: Admin, files: tuple[Held, ...], *, quiet: bool) -> int:
+def _push(gateway: Admin, files: tuple[LocalArtefact, ...], *, quiet: bool) -> int:
     unique = tuple({one.artefact.sha256: one for one in files}.values())
     if quiet or not sys.stdout.isatty():
         return push_files(gateway, unique)

@@ -23,14 +23,14 @@ _READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LocalArtefact:
     """An artefact and where it lies here."""
 
     artefact: Artefact
     path: Path
 
 
-def files_of(repository: Repository, manifest: Manifest) -> tuple[Held, ...]:
+def files_of(repository: Repository, manifest: Manifest) -> tuple[LocalArtefact, ...]:
     """What a device needs of this version, verified. Raises RepositoryError: nothing is for edges, or it is wrong."""
     variants = manifest.variants_for("edge")
     if not variants:
@@ -44,10 +44,10 @@ def files_of(repository: Repository, manifest: Manifest) -> tuple[Held, ...]:
         *(repository.artefact(manifest, variant) for variant in variants),
         *([tokenizer] if tokenizer else []),
     ]
-    return tuple(held(path, path.name) for path in dict.fromkeys(paths))
+    return tuple(local_artefact(path, path.name) for path in dict.fromkeys(paths))
 
 
-def held(path: Path, name: str) -> Held:
+def local_artefact(path: Path, name: str) -> LocalArtefact:
     """A file as an artefact called `name`. Raises RepositoryError."""
     whole, digests = hashlib.sha256(), []
     try:
@@ -63,7 +63,7 @@ def held(path: Path, name: str) -> Held:
                 digests.append(digest.hexdigest())
     except OSError as error:
         raise RepositoryError(f"cannot read {path}: {error.strerror}") from error
-    return Held(Artefact(name, whole.hexdigest(), size, chunk_bytes, tuple(digests)), path)
+    return LocalArtefact(Artefact(name, whole.hexdigest(), size, chunk_bytes, tuple(digests)), path)
 
 
 def chunk_for(size_bytes: int) -> int:

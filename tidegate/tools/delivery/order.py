@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import Reported, RolloutState
-from tidegate.rollout.desired import Desired
+from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.plan import ModelPlan, Probe, Soak
-from tidegate.rollout.signing import SignatureRefused, opened, public_text, signed
+from tidegate.rollout.signing import SignatureRefused, public_text, sign_document, verify_document
 from tidegate.security.attestation.software import key_id
 
 _AT_ONCE: Final = Soak(duration_s=0.0)
@@ -33,13 +33,13 @@ class OrderError(Exception):
     """No order can be made of what there is; the message names the device and the way out."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class ListedOffer(msgspec.Struct, frozen=True):
     name: str
     version: str
     state: str = "ready"
 
 
-class Device(msgspec.Struct, frozen=True):
+class ListedDevice(msgspec.Struct, frozen=True):
     """A device as the gateway tells of it (`GET /v1/devices`)."""
 
     name: str
@@ -47,7 +47,7 @@ class Device(msgspec.Struct, frozen=True):
     revision: int
     document: str | None = None
     reported: Reported | None = None
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[ListedOffer, ...] = ()
 
     def running(self, model: str) -> str:
         """The version that answers now; "" where there is none."""
@@ -63,7 +63,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Signing:
+class OrderSigning:
     """Who signs.
 
     Attributes:
@@ -86,7 +86,7 @@ class Signing:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class OrderTerms:
     """What the rollout's documents have in common."""
 
     model: str
@@ -98,10 +98,10 @@ class Terms:
 
 def make_order(
     spec: Mapping[str, Any],
-    devices: Sequence[Device],
-    terms: Terms,
+    devices: Sequence[ListedDevice],
+    terms: OrderTerms,
     plan_of: Callable[[str], ModelPlan],
-    signing: Signing,
+    signing: OrderSigning,
 ) -> bytes:
     """The order, as the gateway takes it.
 
@@ -135,23 +135,23 @@ def make_order(
             remove=(*forward.remove, terms.model) if before is None else forward.remove,
         )
         documents[device.name] = {
-            "forward": msgspec.Raw(signed(forward, signing.keys)),
-            "back": msgspec.Raw(signed(back, signing.keys)),
+            "forward": msgspec.Raw(sign_document(forward, signing.keys)),
+            "back": msgspec.Raw(sign_document(back, signing.keys)),
         }
         revisions[device.name] = {"forward": forward.revision, "back": back.revision}
     names = [device.name for device in devices]
     return msgspec.json.encode({"spec": {**spec, "devices": names, "revisions": revisions}, "documents": documents})
 
 
-def _standing(device: Device, terms: Terms, signing: Signing) -> Desired:
+def _standing(device: ListedDevice, terms: OrderTerms, signing: OrderSigning) -> DesiredDocument:
     """What the device's newest document says."""
     if device.document is None:
-        return Desired(1, 0, device=device.name)
+        return DesiredDocument(1, 0, device=device.name)
     try:
-        return opened(device.document.encode(), signing.trusted)[0]
+        return verify_document(device.document.encode(), signing.trusted)[0]
     except (SignatureRefused, BadMessage) as error:
         if terms.replace_unsigned:
-            return Desired(1, 0, device=device.name)
+            return DesiredDocument(1, 0, device=device.name)
         raise OrderError(
             f"the newest document of {device.name} is not by your key: {error}. Show that key too (--key), or write "
             "over it, other models' plans included (--replace)"

@@ -10,24 +10,24 @@ from typing import Any, Final
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.rollout.plan import MANIFEST_PATH, ModelPlan
-from tidegate.tools.delivery.files import Held, files_of, held
+from tidegate.tools.delivery.files import LocalArtefact, files_of, local_artefact
 
 GOLDEN_NAME: Final = "golden.msgpack"
 
 
-def plan_of(files: tuple[Held, ...], version: str, **rules: Any) -> ModelPlan:
+def plan_of(files: tuple[LocalArtefact, ...], version: str, **rules: Any) -> ModelPlan:
     """The plan of a version with these files; `rules` as `ModelPlan` has them."""
     manifest = next(one.artefact.sha256 for one in files if one.artefact.path == MANIFEST_PATH)
     return ModelPlan(version=version, manifest=manifest, files=tuple(one.artefact for one in files), **rules)
 
 
-def version_files(repository: Repository, name: str, version: str) -> tuple[Manifest, tuple[Held, ...]]:
+def version_files(repository: Repository, name: str, version: str) -> tuple[Manifest, tuple[LocalArtefact, ...]]:
     """Raises RepositoryError, ModelNotFound."""
     manifest = repository.manifest(name, version)
     return manifest, files_of(repository, manifest)
 
 
-def golden_of(path: Path, manifest: Manifest) -> Held:
+def golden_of(path: Path, manifest: Manifest) -> LocalArtefact:
     """The golden cases in a file: .npz with an array for each input and output, or the artefact itself.
 
     Raises:
@@ -42,7 +42,7 @@ def golden_of(path: Path, manifest: Manifest) -> Held:
         raise RepositoryError(f"{path}: no golden cases: {error}") from error
     kept = Path(tempfile.mkdtemp(prefix="tidegate-golden-")) / GOLDEN_NAME
     kept.write_bytes(raw)
-    return held(kept, GOLDEN_NAME)
+    return local_artefact(kept, GOLDEN_NAME)
 
 
 def _from_arrays(path: Path, manifest: Manifest) -> bytes:

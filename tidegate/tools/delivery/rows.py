@@ -26,7 +26,7 @@ def device_rows(devices: list[Json], rollouts: list[Json], models: set[str]) -> 
                     "model": model,
                     "freshness": device["freshness"],
                     "running": report.get("running") or offer.get("version", ""),
-                    "wanted": _wanted(one, part, report),
+                    "wanted": _wanted_version(one, part, report),
                     "state": report.get("state") or offer.get("state", ""),
                     "reason": report.get("reason") or part.get("reason", ""),
                     "reported_revision": report.get("rev", 0),
@@ -40,7 +40,7 @@ def device_rows(devices: list[Json], rollouts: list[Json], models: set[str]) -> 
     return rows
 
 
-def _wanted(rollout: Json, part: Json, report: Json) -> str:
+def _wanted_version(rollout: Json, part: Json, report: Json) -> str:
     if not part or part["desired_revision"] is None:
         return str(report.get("ver", ""))
     if part["step"] in ("recalled", "back", "stuck"):

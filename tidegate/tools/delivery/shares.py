@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-class Shares(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+class WaveSharesParam(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
     """Growing percentages that end with 100%."""
 
     name = "shares"

@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidegate.admin_client import Admin, AdminError
-from tidegate.tools.delivery.files import Held
+from tidegate.tools.delivery.files import LocalArtefact
 
 PIECE_BYTES: Final = 4 * 2**20
 _TRIES: Final = 3  # in a row, where somebody else sends the same
 
 
-def push(admin: Admin, files: Iterable[Held], on_bytes: Callable[[str, int], None] = lambda _path, _size: None) -> int:
+def push(
+    admin: Admin, files: Iterable[LocalArtefact], on_bytes: Callable[[str, int], None] = lambda _path, _size: None
+) -> int:
     """Bytes that were sent. `on_bytes` hears of each step, also of what was there already. Raises AdminError."""
     return sum(_push(admin, one, on_bytes) for one in files)
 
 
-def _push(admin: Admin, one: Held, on_bytes: Callable[[str, int], None]) -> int:
+def _push(admin: Admin, one: LocalArtefact, on_bytes: Callable[[str, int], None]) -> int:
     name, size = one.artefact.path, one.artefact.size_bytes
     where = f"/v1/artifacts/sha256/{one.artefact.sha256}"
     offset, is_whole = _standing(admin, where)

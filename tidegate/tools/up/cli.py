@@ -16,7 +16,7 @@ import click
 
 from tidegate.models.repository import RepositoryError
 from tidegate.mqtt.broker_url import BrokerUrl
-from tidegate.runtime.owned_task import cancelled
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.tools.up import messages
 from tidegate.tools.up.children import ChildFailed
 from tidegate.tools.up.models import build_models, missing_models
@@ -194,7 +194,7 @@ async def _unless(stopped: asyncio.Event, work: asyncio.Task[None]) -> bool:
             return True
         return False
     finally:
-        await cancelled(told, work)
+        await cancel_and_wait(told, work)
 
 
 @contextlib.contextmanager

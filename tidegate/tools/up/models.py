@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.models.repository import Repository
-from tidegate.tools.build.demo.demo_models import RECIPES, whole
+from tidegate.tools.build.demo.demo_models import RECIPES, intact_manifest
 from tidegate.tools.up.children import ChildFailed, Event, append_to, describe_exit, log_tail, parse_event
 
 
@@ -33,7 +33,7 @@ def missing_models(root: Path, *, own: bool = False) -> list[str]:
     """
     if own and root.is_dir() and Repository(root).manifests():
         return []
-    return [name for name, (_, version) in RECIPES.items() if whole(root, name, version) is None]
+    return [name for name, (_, version) in RECIPES.items() if intact_manifest(root, name, version) is None]
 
 
 async def build_models(names: list[str], root: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:

@@ -81,7 +81,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class PlannedPort:
     host: str
     number: int
     purpose: str
@@ -95,7 +95,7 @@ class ProcessPlan:
     name: str
     module: str
     address: str
-    ports: tuple[Port, ...]
+    ports: tuple[PlannedPort, ...]
     log_path: Path
     arguments: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
@@ -121,7 +121,7 @@ class Plan:
     secure: Secure | None = None
 
     @property
-    def ports(self) -> tuple[Port, ...]:
+    def ports(self) -> tuple[PlannedPort, ...]:
         return tuple(port for process in self.processes for port in process.ports)
 
     @property
@@ -189,7 +189,7 @@ def _link(options: Options, link: LinkPlan, part: ProcessPlan) -> ProcessPlan:
         name=name,
         module="tidegate.netsim.proxy",
         address=f"{LOOPBACK}:{link.port}",
-        ports=(Port(LOOPBACK, link.port, name), Port(LOOPBACK, link.control_port, f"{name}'s control")),
+        ports=(PlannedPort(LOOPBACK, link.port, name), PlannedPort(LOOPBACK, link.control_port, f"{name}'s control")),
         log_path=_log_path(options, name),
         arguments=link.arguments(LOOPBACK, part.ports[0].number, options.seed),
         leads_to=part.address,
@@ -217,7 +217,7 @@ def _broker(options: Options) -> ProcessPlan:
         name="broker",
         module=module,
         address=f"{scheme}://{LOOPBACK}:{port}",
-        ports=(Port(LOOPBACK, port, what),),
+        ports=(PlannedPort(LOOPBACK, port, what),),
         log_path=_log_path(options, "broker"),
         arguments=arguments,
     )
@@ -230,7 +230,7 @@ def _pool(options: Options) -> ProcessPlan:
         name="pool",
         module="cloud_pool",
         address=f"{LOOPBACK}:{port}",
-        ports=(Port(LOOPBACK, port, "pool gRPC"),),
+        ports=(PlannedPort(LOOPBACK, port, "pool gRPC"),),
         log_path=_log_path(options, "pool"),
         config={
             "name": "pool",
@@ -257,7 +257,7 @@ def _edge(options: Options, number: int, broker: str, ahead: Mapping[str, LinkPl
         name=name,
         module="edge_agent",
         address=f"{LOOPBACK}:{grpc_port}",
-        ports=(Port(LOOPBACK, grpc_port, f"{name} gRPC"), Port(LOOPBACK, http_port, f"{name} HTTP")),
+        ports=(PlannedPort(LOOPBACK, grpc_port, f"{name} gRPC"), PlannedPort(LOOPBACK, http_port, f"{name} HTTP")),
         log_path=_log_path(options, name),
         config={
             "name": name,
@@ -286,11 +286,11 @@ def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> Pr
         module="gateway",
         address=f"{'https' if options.secure else 'http'}://{host}:{first}",
         ports=(
-            Port(host, first, "gateway HTTP (OIP and OpenAI)"),
-            Port(host, first + 1, "gateway gRPC (OIP)"),
-            Port(host, first + 2, "gateway metrics"),
-            Port(LOOPBACK, first + 3, "gateway admin"),
-            *((Port(LOOPBACK, _artifacts_port(options), "gateway model files"),) if options.ship else ()),
+            PlannedPort(host, first, "gateway HTTP (OIP and OpenAI)"),
+            PlannedPort(host, first + 1, "gateway gRPC (OIP)"),
+            PlannedPort(host, first + 2, "gateway metrics"),
+            PlannedPort(LOOPBACK, first + 3, "gateway admin"),
+            *((PlannedPort(LOOPBACK, _artifacts_port(options), "gateway model files"),) if options.ship else ()),
         ),
         log_path=_log_path(options, "gateway"),
         config={

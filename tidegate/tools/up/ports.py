@@ -15,14 +15,14 @@ import os
 import socket
 from collections.abc import Iterable
 
-from tidegate.tools.up.plan import PORTS_FLAG, Port
+from tidegate.tools.up.plan import PORTS_FLAG, PlannedPort
 
 
 class PortsTaken(Exception):
     """At least one port cannot be had; the message names each, what it was for, and the flag."""
 
 
-def check_free(ports: Iterable[Port]) -> None:
+def check_free(ports: Iterable[PlannedPort]) -> None:
     """Raises:
     PortsTaken: a port is in use, or may not be used by this user.
     """
@@ -33,7 +33,7 @@ def check_free(ports: Iterable[Port]) -> None:
         raise PortsTaken("\n".join([f"cannot start; choose other ports with {PORTS_FLAG} N:", *problems]))
 
 
-def _why_not(port: Port) -> str:
+def _why_not(port: PlannedPort) -> str:
     family = socket.AF_INET6 if ":" in port.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -31,7 +31,7 @@ QUEUED_LINES_MAX: Final = 200
 PLAIN_WIDTH: Final = 200  # a pipe has no width; addresses and model names must not be cut
 
 
-class Step:
+class ProgressStep:
     """One long part of the start, as the user sees it; `update` says what it is doing now."""
 
     def __init__(self, screen: Screen, title: str, progress: Progress | None, task: TaskID | None) -> None:
@@ -69,15 +69,15 @@ class Screen:
         self._console.print(Text(words, style=style), soft_wrap=True)
 
     @contextmanager
-    def step(self, title: str) -> Iterator[Step]:
+    def step(self, title: str) -> Iterator[ProgressStep]:
         """Show a long part while it lasts, and how long it took when it is done."""
         began_at = clock.now()
         if self._console.is_terminal:
             with self._progress() as progress:
-                yield Step(self, title, progress, progress.add_task(title, total=None))
+                yield ProgressStep(self, title, progress, progress.add_task(title, total=None))
         else:
             self.say(f"{title} …")
-            yield Step(self, title, None, None)
+            yield ProgressStep(self, title, None, None)
         self.say(f"✓ {title} ({clock.now() - began_at:.1f} s)")
 
     def table(self, rows: list[tuple[str, str, str, str]]) -> None:

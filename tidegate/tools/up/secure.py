@@ -22,7 +22,7 @@ from typing import Final
 
 from tidegate import clock
 from tidegate.security.authority import PkiError
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore, write_atomically
 from tidegate.tools.broker.cli import copy_certificate, write
 from tidegate.tools.broker.mosquitto_config import MosquittoPlan
@@ -30,7 +30,7 @@ from tidegate.tools.up.plan import FLEET, LOOPBACK, Options, PlanError, Secure
 
 _KEY_WITHIN_S: Final = 30.0
 _TENANT: Final = "demo"
-_BROKER: Final = Identity("broker", "main")
+_BROKER: Final = CertificateIdentity("broker", "main")
 # Debian puts it where only root looks.
 _SEARCH: Final = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 
@@ -79,10 +79,10 @@ def prepare(options: Options, files: Secure) -> None:
         raise PlanError(f"--secure: {error.filename}: {error.strerror}") from error
 
 
-def _identities(options: Options) -> Iterable[Identity]:
-    yield Identity("gateway", "gateway")
-    yield Identity("pool", "pool")
-    yield from (Identity("edge", f"edge-{number}") for number in range(1, options.edges + 1))
+def _identities(options: Options) -> Iterable[CertificateIdentity]:
+    yield CertificateIdentity("gateway", "gateway")
+    yield CertificateIdentity("pool", "pool")
+    yield from (CertificateIdentity("edge", f"edge-{number}") for number in range(1, options.edges + 1))
     if options.broker is None:
         yield _BROKER
 
@@ -92,7 +92,7 @@ def _hosts(options: Options) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("localhost", LOOPBACK, *own)))
 
 
-def _certificates(store: PkiStore, wanted: Iterable[Identity], hosts: tuple[str, ...]) -> None:
+def _certificates(store: PkiStore, wanted: Iterable[CertificateIdentity], hosts: tuple[str, ...]) -> None:
     now = datetime.fromtimestamp(clock.utc_s(), UTC)
     if not store.exists():
         store.init("Tidegate demo CA", days=CA_DAYS, now=now)

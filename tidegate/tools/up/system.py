@@ -22,7 +22,7 @@ import aiohttp
 from tidegate import clock
 from tidegate.tools.up.children import Child, ChildFailed, Event
 from tidegate.tools.up.plan import Plan, ProcessPlan, Role
-from tidegate.tools.up.screen import Screen, Step
+from tidegate.tools.up.screen import ProgressStep, Screen
 
 # From front to back, so that nobody loses whom it still needs, and how long each stroke waits. A gateway that still
 # drains when its stroke is over goes on draining. Together 4 s; the promise to the user is 5 s.
@@ -48,7 +48,7 @@ class System:
         self._restart = restart
         self._children: list[Child] = []
         self._stack = AsyncExitStack()
-        self._step: Step | None = None
+        self._step: ProgressStep | None = None
 
     async def __aenter__(self) -> System:
         return self

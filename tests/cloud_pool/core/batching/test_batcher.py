@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cloud_pool.core.batching.batcher import DOOM_RATIO, Batcher
-from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.batcher import EARLY_DROP_RATIO, Batcher
+from cloud_pool.core.batching.grouping import WorkShape
 from cloud_pool.core.batching.policies import ROOM_RATIO
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.queue_item import QueueItem
 from tests.support.gateway.formula import Formula
 from tidegate.models.manifest import BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, Overloaded
@@ -31,11 +31,13 @@ def batcher(service_s: Callable[[float], float] = affine_s, **overrides: Any) ->
     return Batcher(Formula(service_s), **{"max_rows": 8, **overrides})
 
 
-def queued(id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, rows: int = 1, **more: Any) -> Queued:
-    return Queued(id, at, at + due_in_s, Shape(rows, length, float(rows * length)), **more)
+def queued(
+    id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, rows: int = 1, **more: Any
+) -> QueueItem:
+    return QueueItem(id, at, at + due_in_s, WorkShape(rows, length, float(rows * length)), **more)
 
 
-def ids(items: list[Queued]) -> list[int]:
+def ids(items: list[QueueItem]) -> list[int]:
     return [item.id for item in items]
 
 
@@ -50,7 +52,7 @@ def test_the_earliest_deadline_leads_the_batch() -> None:
 def test_equal_deadlines_are_first_come_first_served() -> None:
     subject = batcher(max_rows=1)
     for id, at in ((3, NOW), (1, NOW + 0.1), (2, NOW + 0.2)):
-        subject.add([Queued(id, at, NOW + 5.0, Shape(1, 4, 4.0))], at)
+        subject.add([QueueItem(id, at, NOW + 5.0, WorkShape(1, 4, 4.0))], at)
     assert [ids(subject.release(NOW + 0.2)) for _ in range(3)] == [[3], [1], [2]]
 
 
@@ -139,7 +141,7 @@ class TestLateness:
     def test_what_is_provably_too_late_is_refused_at_once(self) -> None:
         subject = batcher()
         with pytest.raises(DeadlineExceeded, match="at least 7 ms"):
-            subject.add([queued(1, due_in_s=DOOM_RATIO * affine_s(16) - 1e-6)], NOW)
+            subject.add([queued(1, due_in_s=EARLY_DROP_RATIO * affine_s(16) - 1e-6)], NOW)
         assert len(subject) == 0
 
     def test_a_deadline_that_has_passed_is_late_and_not_most_urgent(self) -> None:
@@ -152,14 +154,14 @@ class TestLateness:
         subject = batcher()
         subject.add([queued(1, due_in_s=2.0)], NOW)
         subject.add([queued(2, due_in_s=1.0)], NOW)
-        lost_at = NOW + 1.0 - DOOM_RATIO * affine_s(16)
+        lost_at = NOW + 1.0 - EARLY_DROP_RATIO * affine_s(16)
         assert subject.next_wake(NOW) == pytest.approx(lost_at)
         assert subject.expire(lost_at - 1e-6) == []
         assert ids(subject.expire(lost_at + 1e-6)) == [2]
         assert subject.next_wake(NOW) == pytest.approx(lost_at + 1.0)
 
     def test_the_parts_of_a_request_are_late_together(self) -> None:
-        parts = [queued(id, due_in_s=3 * DOOM_RATIO * affine_s(16)) for id in range(4)]
+        parts = [queued(id, due_in_s=3 * EARLY_DROP_RATIO * affine_s(16)) for id in range(4)]
         with pytest.raises(DeadlineExceeded):
             batcher().add(parts, NOW)
         batcher().add(parts[:2], NOW)
@@ -227,7 +229,7 @@ class TestHoldingBack:
         subject = batcher(policy="window", max_queue_delay_s=0.005)
         subject.add([queued(1)], NOW)
         wake_at = subject.next_wake(NOW, worker_free=False)
-        assert wake_at == pytest.approx(NOW + 2.0 - DOOM_RATIO * affine_s(16))
+        assert wake_at == pytest.approx(NOW + 2.0 - EARLY_DROP_RATIO * affine_s(16))
 
 
 def test_a_cost_function_that_fails_leaves_the_queue_as_it_was() -> None:
@@ -286,7 +288,7 @@ class AnyTraffic(RuleBasedStateMachine):
     ) -> None:
         self.now = NOW
         self.ids = count()
-        self.inside: dict[int, Queued] = {}
+        self.inside: dict[int, QueueItem] = {}
         self.max_rows, self.max_work, self.max_queue_size, self.delay_s = max_rows, max_work, max_queue_size, delay_s
         self.batcher = batcher(
             max_rows=max_rows, max_work=max_work, max_queue_size=max_queue_size, max_queue_delay_s=delay_s,
@@ -311,7 +313,7 @@ class AnyTraffic(RuleBasedStateMachine):
             assert refused.retry_after_s is not None and refused.retry_after_s > 0.0
             assert len(self.inside) + len(items) > self.max_queue_size
         except DeadlineExceeded:
-            assert DOOM_RATIO * sum(affine_s(item.shape.units) for item in items) >= due_in_s - 1e-9
+            assert EARLY_DROP_RATIO * sum(affine_s(item.shape.units) for item in items) >= due_in_s - 1e-9
         else:
             self.inside.update((item.id, item) for item in items)
 
@@ -329,7 +331,7 @@ class AnyTraffic(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         for item in self.batcher.expire(self.now):
-            assert self.now >= item.deadline - DOOM_RATIO * affine_s(item.shape.units) - 1e-9
+            assert self.now >= item.deadline - EARLY_DROP_RATIO * affine_s(item.shape.units) - 1e-9
             del self.inside[item.id]
 
     @rule()

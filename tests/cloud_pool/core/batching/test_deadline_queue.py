@@ -7,67 +7,69 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cloud_pool.core.batching.deadline_queue import CHUNK, SLACK, Entry, Line
-from cloud_pool.core.batching.grouping import Shape
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.deadline_queue import CHUNK, SLACK, DeadlineQueue, QueueEntry
+from cloud_pool.core.batching.grouping import WorkShape
+from cloud_pool.core.batching.queue_item import QueueItem
 
 
-def entry(id: int, key: float = 0.0, *, at: float = 0.0, alone_s: float = 0.01, doomed_at: float = 9.0) -> Entry:
-    return Entry(Queued(id, at, key, Shape(1, 1, 1.0)), key, alone_s, doomed_at)
+def entry(
+    id: int, key: float = 0.0, *, at: float = 0.0, alone_s: float = 0.01, infeasible_at: float = 9.0
+) -> QueueEntry:
+    return QueueEntry(QueueItem(id, at, key, WorkShape(1, 1, 1.0)), key, alone_s, infeasible_at)
 
 
-def ids(line: Line) -> list[int]:
+def ids(line: DeadlineQueue) -> list[int]:
     return [one.item.id for one in line]
 
 
 def test_an_empty_line_has_no_first_and_nothing_to_lose() -> None:
-    subject = Line()
+    subject = DeadlineQueue()
     assert subject.first is None
-    assert subject.next_doom_at is None
+    assert subject.next_infeasible_at is None
     assert subject.before(1.0) == (0, 0.0)
     assert subject.take(1) is None
-    assert subject.take_doomed(99.0) == []
+    assert subject.take_infeasible(99.0) == []
 
 
 def test_equal_keys_stand_by_arrival_then_by_number() -> None:
-    subject = Line()
+    subject = DeadlineQueue()
     for one in (entry(3, at=1.0), entry(2, at=2.0), entry(1, at=2.0), entry(4, key=-1.0, at=5.0)):
         subject.add(one)
     assert ids(subject) == [4, 3, 1, 2]
 
 
 def test_what_left_is_lost_no_more() -> None:
-    subject = Line()
-    subject.add(entry(1, doomed_at=1.0))
-    subject.add(entry(2, doomed_at=2.0))
+    subject = DeadlineQueue()
+    subject.add(entry(1, infeasible_at=1.0))
+    subject.add(entry(2, infeasible_at=2.0))
     subject.take(1)
-    assert subject.next_doom_at == 2.0
-    assert [one.item.id for one in subject.take_doomed(2.0)] == [2]
-    assert subject.next_doom_at is None
+    assert subject.next_infeasible_at == 2.0
+    assert [one.item.id for one in subject.take_infeasible(2.0)] == [2]
+    assert subject.next_infeasible_at is None
 
 
 def test_who_comes_back_with_more_time_is_not_lost_at_its_former_one() -> None:
-    subject = Line()
-    subject.add(entry(1, doomed_at=1.0))
+    subject = DeadlineQueue()
+    subject.add(entry(1, infeasible_at=1.0))
     subject.take(1)
-    subject.add(entry(1, doomed_at=3.0))
-    assert subject.next_doom_at == 3.0
-    assert subject.take_doomed(2.0) == []
-    assert [one.item.id for one in subject.take_doomed(3.0)] == [1]
+    subject.add(entry(1, infeasible_at=3.0))
+    assert subject.next_infeasible_at == 3.0
+    assert subject.take_infeasible(2.0) == []
+    assert [one.item.id for one in subject.take_infeasible(3.0)] == [1]
 
 
 def test_callers_who_come_and_leave_leave_nothing_behind() -> None:
-    subject = Line()
-    subject.add(entry(0, doomed_at=0.5))
+    subject = DeadlineQueue()
+    subject.add(entry(0, infeasible_at=0.5))
     for id in range(1, 1_000):
         subject.add(entry(id))
         subject.take(id)
     assert len(subject._dooms) <= 2 * len(subject) + SLACK + 1
-    assert repr(subject) == "<Line 1 in 1 chunks, 10 ms>"
+    assert repr(subject) == "<DeadlineQueue 1 in 1 chunks, 10 ms>"
 
 
 def test_a_long_line_is_cut_into_chunks_and_stays_in_order() -> None:
-    subject = Line()
+    subject = DeadlineQueue()
     for id in range(5 * CHUNK):
         subject.add(entry(id, key=float(id * 7919 % 1_009)))
     keys = [one.key for one in subject]
@@ -82,8 +84,8 @@ class AnyLine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line()
-        self.inside: dict[int, Entry] = {}
+        self.line = DeadlineQueue()
+        self.inside: dict[int, QueueEntry] = {}
         self.numbers = 0
 
     @rule(
@@ -91,12 +93,12 @@ class AnyLine(RuleBasedStateMachine):
         key=st.floats(0.0, 10.0),
         step=st.floats(-0.1, 0.1),
         alone_s=st.floats(0.001, 1.0),
-        doomed_at=st.floats(0.0, 10.0),
+        infeasible_at=st.floats(0.0, 10.0),
     )
-    def arrive(self, many: int, key: float, step: float, alone_s: float, doomed_at: float) -> None:
+    def arrive(self, many: int, key: float, step: float, alone_s: float, infeasible_at: float) -> None:
         for index in range(many):
             self.numbers += 1
-            one = entry(self.numbers, key + index * step, alone_s=alone_s, doomed_at=doomed_at + step)
+            one = entry(self.numbers, key + index * step, alone_s=alone_s, infeasible_at=infeasible_at + step)
             self.line.add(one)
             self.inside[self.numbers] = one
 
@@ -108,8 +110,8 @@ class AnyLine(RuleBasedStateMachine):
 
     @rule(now=st.floats(0.0, 10.0))
     def lose(self, now: float) -> None:
-        lost = self.line.take_doomed(now)
-        assert {one.item.id for one in lost} == {id for id, one in self.inside.items() if one.doomed_at <= now}
+        lost = self.line.take_infeasible(now)
+        assert {one.item.id for one in lost} == {id for id, one in self.inside.items() if one.infeasible_at <= now}
         for one in lost:
             del self.inside[one.item.id]
 
@@ -119,7 +121,7 @@ class AnyLine(RuleBasedStateMachine):
         assert list(self.line) == ordered
         assert self.line.first == (ordered[0] if ordered else None)
         assert len(self.line) == len(ordered)
-        assert self.line.next_doom_at == min((one.doomed_at for one in ordered), default=None)
+        assert self.line.next_infeasible_at == min((one.infeasible_at for one in ordered), default=None)
         assert self.line.total_s == pytest.approx(sum(one.alone_s for one in ordered), abs=1e-9)
         for key in (0.0, 5.0, 10.0):
             before = [one for one in ordered if one.key < key]

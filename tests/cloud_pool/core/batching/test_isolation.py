@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.core.batching.isolation import MAX_DEATHS, apart, verdict
+from cloud_pool.core.batching.isolation import MAX_DEATHS, final_error, retry_groups
 from tidegate.outcome import InternalError, Overloaded, Poisonous, ServeError
 from tidegate.workers.process import WorkerDied
 
 
 def test_after_an_error_the_members_are_halved() -> None:
-    assert apart("abcde", worker_died=False) == ["abc", "de"]
+    assert retry_groups("abcde", worker_died=False) == ["abc", "de"]
 
 
 def test_one_that_raised_by_itself_is_not_tried_again() -> None:
-    assert apart("a", worker_died=False) == []
+    assert retry_groups("a", worker_died=False) == []
 
 
 def test_after_a_death_each_is_by_itself_also_one_that_was() -> None:
-    assert apart("abc", worker_died=True) == [["a"], ["b"], ["c"]]
-    assert apart("a", worker_died=True) == [["a"]]
+    assert retry_groups("abc", worker_died=True) == [["a"], ["b"], ["c"]]
+    assert retry_groups("a", worker_died=True) == [["a"]]
 
 
 @given(st.integers(1, 200), st.data())
@@ -34,7 +34,7 @@ def test_a_bad_one_is_alone_after_at_most_two_calls_a_level(size: int, data: st.
         batch = pending.pop()
         calls += 1
         if bad in batch:
-            pending += apart(batch, worker_died=False)
+            pending += retry_groups(batch, worker_died=False)
         else:
             answered += batch
     assert sorted(answered) == [n for n in range(size) if n != bad]
@@ -53,7 +53,7 @@ def test_a_bad_one_is_alone_after_at_most_two_calls_a_level(size: int, data: st.
     ],
 )
 def test_only_who_failed_by_itself_is_called_poison(error: ServeError, deaths: list[int], is_poison: bool) -> None:
-    told = verdict(error, deaths)
+    told = final_error(error, deaths)
     assert isinstance(told, Poisonous) == is_poison
     assert told.message == error.message
     assert is_poison or told is error

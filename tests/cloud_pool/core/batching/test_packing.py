@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.batching.packing import Packer, layout_of
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.batching.packing import PackedLayout, layout_of
 from cloud_pool.core.batching.padding import Arrays, WrongResults
 from tests.cloud_pool.models import manifest_of
 from tidegate.engines.errors import EngineError
@@ -41,9 +41,9 @@ TEXT = manifest_of(
 PACKING = packing_of(TEXT, PACKED)
 
 
-def packer() -> Packer:
+def packer() -> PackedLayout:
     layout = layout_of(TEXT, VARIANT)
-    assert isinstance(layout, Packer)
+    assert isinstance(layout, PackedLayout)
     return layout
 
 
@@ -129,7 +129,7 @@ def test_another_number_of_rows_or_tokens_is_noticed(name: str, shape: tuple[int
 
 
 def test_all_lengths_may_share_and_weigh_what_is_real_of_them() -> None:
-    lane = Lane("m", TEXT, VARIANT, ((1.0, 0.001), (64.0, 0.064)))
+    lane = ModelInstance("m", TEXT, VARIANT, ((1.0, 0.001), (64.0, 0.064)))
     (short,) = lane.pieces(text([[1, 2, 3, 4]], [[1, 0, 0, 0]]), 4.0)
     (long,) = lane.pieces(text([[1] * 60]), 60.0)
     assert short.kind == long.kind
@@ -168,7 +168,7 @@ def test_an_engine_that_gets_nothing_to_pack_says_what_it_takes() -> None:
 
 
 def test_a_variant_that_does_not_pack_has_the_padded_layout() -> None:
-    assert not isinstance(layout_of(TEXT, replace(VARIANT, packed=None)), Packer)
+    assert not isinstance(layout_of(TEXT, replace(VARIANT, packed=None)), PackedLayout)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cloud_pool.core.batching.model_instance import Lane
-from cloud_pool.core.batching.padding import Arrays, Extent, Layout, WrongResults
+from cloud_pool.core.batching.model_instance import ModelInstance
+from cloud_pool.core.batching.padding import Arrays, BatchLayout, Extent, WrongResults
 from tests.cloud_pool.models import manifest_of
 from tidegate.models.manifest import Axis, Batching, Cost, Manifest, TensorSpec
 from tidegate.types import Datatype
@@ -54,7 +54,7 @@ def answer(stacked: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def test_rows_are_stacked_and_filled_up_with_zeros_and_the_mask_says_so() -> None:
-    stacked = Layout(TEXT).stack([text(2, fill=7), text(3, rows=2, fill=9)])
+    stacked = BatchLayout(TEXT).stack([text(2, fill=7), text(3, rows=2, fill=9)])
     assert stacked["input_ids"].tolist() == [[7, 7, 0], [9, 9, 9], [9, 9, 9]]
     assert stacked["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
     assert stacked["input_ids"].dtype == np.int64
@@ -62,11 +62,11 @@ def test_rows_are_stacked_and_filled_up_with_zeros_and_the_mask_says_so() -> Non
 
 def test_a_single_request_is_not_copied() -> None:
     arrays = text(5)
-    assert Layout(TEXT).stack([arrays]) is arrays
+    assert BatchLayout(TEXT).stack([arrays]) is arrays
 
 
 def test_each_caller_gets_its_own_rows_cut_to_its_own_length() -> None:
-    layout = Layout(TEXT)
+    layout = BatchLayout(TEXT)
     members = [text(2, fill=7), text(3, rows=2, fill=9)]
     first, second = layout.split(answer(layout.stack(members)), [layout.extent(member) for member in members])
     assert first["embedding"].tolist() == [[14, 14]]
@@ -77,7 +77,7 @@ def test_each_caller_gets_its_own_rows_cut_to_its_own_length() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 5), st.integers(1, 999)), min_size=1, max_size=8))
 def test_results_are_never_crossed_between_callers(wanted: list[tuple[int, int, int]]) -> None:
-    layout = Layout(TEXT)
+    layout = BatchLayout(TEXT)
     members = [text(length, rows, fill) for length, rows, fill in wanted]
     outputs = layout.split(answer(layout.stack(members)), [layout.extent(member) for member in members])
     for (length, rows, fill), own in zip(wanted, outputs, strict=True):
@@ -98,16 +98,16 @@ def test_results_are_never_crossed_between_callers(wanted: list[tuple[int, int, 
 )
 def test_a_wrong_number_of_results_is_found_before_anyone_is_answered(outputs: Arrays) -> None:
     with pytest.raises(WrongResults):
-        Layout(TEXT).split(outputs, [Extent(1, 4), Extent(2, 3)])
+        BatchLayout(TEXT).split(outputs, [Extent(1, 4), Extent(2, 3)])
 
 
 def test_texts_of_any_length_are_of_one_kind() -> None:
-    layout = Layout(TEXT)
+    layout = BatchLayout(TEXT)
     assert layout.kind(text(3)) == layout.kind(text(60, rows=4))
 
 
 def test_requests_whose_other_axes_or_types_differ_are_of_different_kinds() -> None:
-    layout = Layout(IMAGE)
+    layout = BatchLayout(IMAGE)
     assert layout.kind(image(8, 8)) == layout.kind(image(8, 8, rows=3))
     assert layout.kind(image(8, 8)) != layout.kind(image(8, 9))
     halves = {"image": image(8, 8)["image"].astype(np.float16)}
@@ -115,7 +115,7 @@ def test_requests_whose_other_axes_or_types_differ_are_of_different_kinds() -> N
 
 
 def test_requests_with_and_without_an_optional_input_are_of_different_kinds() -> None:
-    layout = Layout(TEXT)
+    layout = BatchLayout(TEXT)
     without = {"input_ids": text(3)["input_ids"]}
     assert layout.kind(text(3)) != layout.kind(without)
 
@@ -129,7 +129,7 @@ def test_text_elements_are_filled_up_with_nothing() -> None:
         batching=Batching(pad_axis="n"),
     )
     members = [{"words": np.array([[b"a"]], object)}, {"words": np.array([[b"b", b"c"]], object)}]
-    assert Layout(words).stack(members)["words"].tolist() == [[b"a", b""], [b"b", b"c"]]
+    assert BatchLayout(words).stack(members)["words"].tolist() == [[b"a", b""], [b"b", b"c"]]
 
 
 def test_a_model_whose_tensors_do_not_share_a_first_axis_runs_one_request_at_a_time() -> None:
@@ -139,18 +139,18 @@ def test_a_model_whose_tensors_do_not_share_a_first_axis_runs_one_request_at_a_t
         axes={"n": Axis()},
         cost=Cost("items", "x"),
     )
-    layout, arrays = Layout(scalar), {"x": np.ones(50, np.float32)}
+    layout, arrays = BatchLayout(scalar), {"x": np.ones(50, np.float32)}
     outputs: dict[str, NDArray[Any]] = {"sum": np.float32(50.0).reshape(())}
     assert not layout.joins_rows
     assert layout.extent(arrays) == Extent(1, 1)
     assert layout.split_rows(arrays, 4) == [arrays]
     assert layout.split(outputs, [Extent(1, 1)]) == [outputs]
-    lane = Lane("k", scalar, scalar.variants[0], [(1.0, 0.01)])
+    lane = ModelInstance("k", scalar, scalar.variants[0], [(1.0, 0.01)])
     assert lane.pieces(arrays, 50.0)[0].kind != lane.pieces(arrays, 50.0)[0].kind
 
 
 def test_a_request_larger_than_a_batch_goes_in_parts_and_comes_back_whole() -> None:
-    layout = Layout(TEXT)
+    layout = BatchLayout(TEXT)
     whole = text(3, rows=10)
     whole["input_ids"][:, 0] = range(10)
     parts = layout.split_rows(whole, 4)
@@ -160,8 +160,8 @@ def test_a_request_larger_than_a_batch_goes_in_parts_and_comes_back_whole() -> N
 
 
 class TestLane:
-    def lane(self, manifest: Manifest = TEXT) -> Lane:
-        return Lane("text:1/fp32", manifest, manifest.variants[0], [(1.0, 0.01), (100.0, 0.02)])
+    def lane(self, manifest: Manifest = TEXT) -> ModelInstance:
+        return ModelInstance("text:1/fp32", manifest, manifest.variants[0], [(1.0, 0.01), (100.0, 0.02)])
 
     def test_a_piece_knows_its_rows_length_and_work(self) -> None:
         (piece,) = self.lane().pieces(text(10, rows=3), 30.0)
@@ -181,13 +181,13 @@ class TestLane:
         assert (piece.shape.length, piece.shape.cells) == (1, 3.0)
 
     def test_a_lane_shows_who_waits_and_what_it_costs(self) -> None:
-        assert repr(self.lane()).startswith("<Lane text:1/fp32 <Batcher 0/256 waiting")
+        assert repr(self.lane()).startswith("<ModelInstance text:1/fp32 <Batcher 0/256 waiting")
 
 
 def test_a_request_that_fits_comes_back_as_it_is() -> None:
     outputs = answer(text(3))
-    assert Layout(TEXT).join_rows([outputs]) is outputs
+    assert BatchLayout(TEXT).join_rows([outputs]) is outputs
 
 
 def test_a_layout_shows_what_it_pads() -> None:
-    assert repr(Layout(TEXT)) == "<Layout joins rows, pads {'input_ids': (1,), 'attention_mask': (1,)}>"
+    assert repr(BatchLayout(TEXT)) == "<BatchLayout joins rows, pads {'input_ids': (1,), 'attention_mask': (1,)}>"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cloud_pool.core.batching.batcher import Batcher
-from cloud_pool.core.batching.grouping import Limits, Shape
+from cloud_pool.core.batching.grouping import BatchLimits, WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
-from cloud_pool.core.batching.policies import BLOCKING_RATIO, Adaptive, policy_of
-from cloud_pool.core.batching.queue_item import Queued
+from cloud_pool.core.batching.policies import BLOCKING_RATIO, AdaptivePolicy, policy_of
+from cloud_pool.core.batching.queue_item import QueueItem
 from tests.support.gateway.formula import Formula
 
 NOW = 100.0
@@ -24,11 +24,11 @@ def batcher(policy: Any, **overrides: Any) -> Batcher:
     return Batcher(Formula(affine_s), **{"max_rows": 8, "policy": policy, **overrides})
 
 
-def queued(id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, **more: Any) -> Queued:
-    return Queued(id, at, at + due_in_s, Shape(1, length, float(length)), **more)
+def queued(id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, **more: Any) -> QueueItem:
+    return QueueItem(id, at, at + due_in_s, WorkShape(1, length, float(length)), **more)
 
 
-def ids(items: list[Queued]) -> list[int]:
+def ids(items: list[QueueItem]) -> list[int]:
     return [item.id for item in items]
 
 
@@ -103,22 +103,24 @@ class TestAdaptive:
     def test_it_starts_at_fifty_milliseconds(self) -> None:
         subject = batcher("adaptive")
         subject.add([queued(1)], NOW)
-        assert subject.next_wake(NOW) == pytest.approx(NOW + Adaptive.START_S)
+        assert subject.next_wake(NOW) == pytest.approx(NOW + AdaptivePolicy.START_S)
 
-    @pytest.mark.parametrize(("batch_s", "aim_s"), [(0.002, Adaptive.LEAST_S), (0.03, 0.03), (0.7, Adaptive.MOST_S)])
+    @pytest.mark.parametrize(
+        ("batch_s", "aim_s"), [(0.002, AdaptivePolicy.LEAST_S), (0.03, 0.03), (0.7, AdaptivePolicy.MOST_S)]
+    )
     def test_it_goes_towards_what_batches_take_within_its_bounds(self, batch_s: float, aim_s: float) -> None:
-        subject = Adaptive(Formula(affine_s), Limits(8))
-        for _ in range(Adaptive.EVERY * 40):
+        subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
+        for _ in range(AdaptivePolicy.EVERY * 40):
             subject.took(batch_s)
         assert subject._delay_s == pytest.approx(aim_s, rel=0.01)
 
     def test_it_is_looked_at_again_only_after_ten_batches(self) -> None:
-        subject = Adaptive(Formula(affine_s), Limits(8))
-        for _ in range(Adaptive.EVERY - 1):
+        subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
+        for _ in range(AdaptivePolicy.EVERY - 1):
             subject.took(0.01)
-        assert repr(subject) == "<Adaptive 50 ms>"
+        assert repr(subject) == "<AdaptivePolicy 50 ms>"
         subject.took(0.01)
-        assert repr(subject) == "<Adaptive 38 ms>"
+        assert repr(subject) == "<AdaptivePolicy 38 ms>"
 
 
 class TestDeadline:
@@ -162,6 +164,6 @@ class TestDeadline:
 
 @pytest.mark.parametrize("name", ["deadline", "adaptive", "window", "eager", "none"])
 def test_every_policy_says_what_it_is(name: Any) -> None:
-    policy = policy_of(name, Formula(affine_s), Limits(8), max_queue_delay_s=0.005)
+    policy = policy_of(name, Formula(affine_s), BatchLimits(8), max_queue_delay_s=0.005)
     assert repr(policy).startswith(("<Deadline", "<Window", "<Adaptive"))
     assert policy.holds_back is (name not in ("eager", "none"))

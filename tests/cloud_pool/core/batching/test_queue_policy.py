@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.core.batching.batcher import DOOM_RATIO, Batcher
+from cloud_pool.core.batching.batcher import EARLY_DROP_RATIO, Batcher
 from cloud_pool.core.batching.deadline_queue import SLACK
-from cloud_pool.core.batching.grouping import Shape
-from cloud_pool.core.batching.queue_item import FAR_S, Queued
+from cloud_pool.core.batching.grouping import WorkShape
+from cloud_pool.core.batching.queue_item import FAR_S, QueueItem
 from cloud_pool.core.batching.queue_policy import QueuePolicies
 from tests.support.gateway.formula import Formula
 from tidegate.models.manifest import BatchingPolicy, QueuePolicy
@@ -27,11 +27,11 @@ def batcher(policies: QueuePolicies, **overrides: Any) -> Batcher:
     return Batcher(cost, **{"max_rows": 1, "policy": "eager", "queue_policies": policies, **overrides})
 
 
-def queued(id: int, *, at: float = NOW, due_in_s: float = 20.0, priority: int = 2) -> Queued:
-    return Queued(id, at, at + due_in_s, Shape(1, 8, 8.0), priority=priority)
+def queued(id: int, *, at: float = NOW, due_in_s: float = 20.0, priority: int = 2) -> QueueItem:
+    return QueueItem(id, at, at + due_in_s, WorkShape(1, 8, 8.0), priority=priority)
 
 
-def ids(items: list[Queued]) -> list[int]:
+def ids(items: list[QueueItem]) -> list[int]:
     return [item.id for item in items]
 
 
@@ -88,7 +88,7 @@ class TestReject:
         """Triton ignores a caller's timeout where the level has none."""
         subject = batcher(QueuePolicies(timeout(timeout_s)))
         subject.add([queued(1, due_in_s=due_in_s)], NOW)
-        out_at = min(timeout_s or 99.0, due_in_s - DOOM_RATIO * CALL_S)
+        out_at = min(timeout_s or 99.0, due_in_s - EARLY_DROP_RATIO * CALL_S)
         assert subject.next_wake(NOW) == pytest.approx(NOW + out_at)
 
     def test_each_level_has_its_own(self) -> None:
@@ -133,7 +133,7 @@ class TestDelay:
         subject.add([queued(2, due_in_s=3.0)], NOW)
         subject.add([queued(3, at=NOW + 0.9, due_in_s=9.0)], NOW + 0.9)
         assert ids(subject.release(NOW + 1.0)) == [3]
-        assert subject.next_wake(NOW + 1.0) == pytest.approx(NOW + 3.0 - DOOM_RATIO * CALL_S)
+        assert subject.next_wake(NOW + 1.0) == pytest.approx(NOW + 3.0 - EARLY_DROP_RATIO * CALL_S)
 
     def test_those_who_left_leave_nothing_behind(self) -> None:
         subject = batcher(QueuePolicies(timeout(50.0, "DELAY")))

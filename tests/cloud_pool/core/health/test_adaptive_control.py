@@ -9,58 +9,66 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.core.health.adaptive_control import LEAST_CAP, Action, Control, ControlLimits, Readings
+from cloud_pool.core.health.adaptive_control import (
+    LEAST_CAP,
+    AdaptiveControl,
+    ControlAction,
+    ControlLimits,
+    ControlReadings,
+)
 
-CALM = Readings(busy_ratio=0.7, memory_ratio=0.4, p99_s=0.02, batch_s=0.01, workers=2)
+CALM = ControlReadings(busy_ratio=0.7, memory_ratio=0.4, p99_s=0.02, batch_s=0.01, workers=2)
 LIMITS = ControlLimits(latency_target_s=0.1)
 FULL_MEMORY = replace(CALM, memory_ratio=0.95)
 LONG_BATCHES = replace(CALM, p99_s=0.15, batch_s=0.08)
 LONG_QUEUE = replace(CALM, p99_s=0.15, batch_s=0.02, busy_ratio=0.99)
 
 
-def looks(subject: Control, seen: Readings, seconds: float, *, since: float = 0.0) -> list[Action]:
+def looks(
+    subject: AdaptiveControl, seen: ControlReadings, seconds: float, *, since: float = 0.0
+) -> list[ControlAction]:
     """A look every 10 s."""
     return [action for n in range(int(seconds / 10)) for action in subject.decide(seen, since + 10.0 * n)]
 
 
 def test_in_ordinary_times_nothing_is_turned() -> None:
-    subject = Control(LIMITS)
+    subject = AdaptiveControl(LIMITS)
     assert looks(subject, CALM, 1000) == []
-    assert repr(subject) == "<Control batches x1, 0 held back, full precision>"
+    assert repr(subject) == "<AdaptiveControl batches x1, 0 held back, full precision>"
 
 
 class TestBatchCap:
     def test_it_is_halved_when_batches_make_answers_late_and_each_step_is_watched(self) -> None:
-        subject = Control(LIMITS)
+        subject = AdaptiveControl(LIMITS)
         turned = looks(subject, LONG_BATCHES, 300)
         assert [action.value for action in turned] == [1 / 2, 1 / 4, LEAST_CAP]
-        assert turned[0] == Action("batch_cap", 0.5, "p99 150 ms, batches 80 ms")
+        assert turned[0] == ControlAction("batch_cap", 0.5, "p99 150 ms, batches 80 ms")
 
     @pytest.mark.parametrize("better", [replace(CALM, busy_ratio=0.2, p99_s=0.09), CALM])
-    def test_it_is_raised_when_the_device_idles_or_answers_are_well_in_time(self, better: Readings) -> None:
-        subject = Control(LIMITS)
+    def test_it_is_raised_when_the_device_idles_or_answers_are_well_in_time(self, better: ControlReadings) -> None:
+        subject = AdaptiveControl(LIMITS)
         looks(subject, LONG_BATCHES, 100)
         assert [action.value for action in looks(subject, better, 200, since=200.0)] == [1 / 4, 1 / 2, 1.0]
 
     def test_where_it_is_the_queue_that_makes_answers_late_larger_batches_get_more_done(self) -> None:
-        subject = Control(LIMITS)
+        subject = AdaptiveControl(LIMITS)
         assert looks(subject, LONG_QUEUE, 100) == []
         looks(subject, LONG_BATCHES, 10)
         (raised,) = looks(subject, LONG_QUEUE, 60, since=100.0)
-        assert raised == Action("batch_cap", 1.0, "p99 150 ms by waiting")
+        assert raised == ControlAction("batch_cap", 1.0, "p99 150 ms by waiting")
 
     def test_between_late_and_calm_it_stays(self) -> None:
-        subject = Control(LIMITS)
+        subject = AdaptiveControl(LIMITS)
         looks(subject, LONG_BATCHES, 10)
         assert looks(subject, replace(CALM, p99_s=0.08, batch_s=0.06), 1000, since=100.0) == []
 
     def test_without_a_target_latency_turns_nothing(self) -> None:
-        assert looks(Control(ControlLimits()), replace(LONG_BATCHES, p99_s=99.0), 1000) == []
+        assert looks(AdaptiveControl(ControlLimits()), replace(LONG_BATCHES, p99_s=99.0), 1000) == []
 
 
 class TestMemory:
     def test_fewer_workers_compute_at_once_and_then_smaller_batches(self) -> None:
-        subject = Control(LIMITS)
+        subject = AdaptiveControl(LIMITS)
         turned = looks(subject, FULL_MEMORY, 200)
         assert [(action.knob, action.value) for action in turned[:3]] == [
             ("concurrency", 1.0),
@@ -71,7 +79,7 @@ class TestMemory:
         assert (subject.concurrency(2), subject.concurrency(1)) == (1, 1)
 
     def test_they_come_back_one_by_one_when_it_has_fallen_enough(self) -> None:
-        subject = Control(LIMITS)
+        subject = AdaptiveControl(LIMITS)
         four = replace(FULL_MEMORY, workers=4)
         looks(subject, four, 90)
         assert subject.concurrency(4) == 1
@@ -84,36 +92,36 @@ class TestPrecision:
     ALLOWED = replace(LIMITS, may_degrade=True)
 
     def test_it_is_never_lessened_where_nobody_allowed_it(self) -> None:
-        assert looks(Control(LIMITS), LONG_QUEUE, 10_000) == []
+        assert looks(AdaptiveControl(LIMITS), LONG_QUEUE, 10_000) == []
 
     def test_it_is_lessened_when_answers_stay_late_with_nothing_else_to_turn(self) -> None:
-        subject = Control(self.ALLOWED)
+        subject = AdaptiveControl(self.ALLOWED)
         assert looks(subject, LONG_QUEUE, 60) == []
-        assert subject.decide(LONG_QUEUE, 60.0) == [Action("precision", 0.0, "p99 150 ms over 100 ms")]
+        assert subject.decide(LONG_QUEUE, 60.0) == [ControlAction("precision", 0.0, "p99 150 ms over 100 ms")]
         assert subject.degraded
         assert "lesser" in repr(subject)
 
     def test_smaller_batches_are_tried_first(self) -> None:
-        turned = looks(Control(self.ALLOWED), LONG_BATCHES, 200)
+        turned = looks(AdaptiveControl(self.ALLOWED), LONG_BATCHES, 200)
         assert [action.knob for action in turned] == ["batch_cap"] * 3 + ["precision"]
 
     def test_a_late_moment_is_not_enough(self) -> None:
-        subject = Control(self.ALLOWED)
+        subject = AdaptiveControl(self.ALLOWED)
         for n in range(100):
             assert looks(subject, LONG_QUEUE, 50, since=100.0 * n) == []
             assert looks(subject, CALM, 50, since=100.0 * n + 50.0) == []
 
     def test_it_comes_back_when_answers_are_in_time_and_the_full_one_would_fit(self) -> None:
-        subject = Control(self.ALLOWED)
+        subject = AdaptiveControl(self.ALLOWED)
         looks(subject, LONG_QUEUE, 100)
         busy = replace(CALM, busy_ratio=0.6, full_cost_ratio=1.6)
         assert looks(subject, busy, 1000, since=100.0) == [], "it would be late again at once"
         (back,) = looks(subject, replace(busy, busy_ratio=0.4), 100, since=2000.0)
-        assert back == Action("precision", 1.0, "p99 20 ms, busy 40%")
+        assert back == ControlAction("precision", 1.0, "p99 20 ms, busy 40%")
         assert not subject.degraded
 
     def test_silence_is_calm(self) -> None:
-        subject = Control(self.ALLOWED)
+        subject = AdaptiveControl(self.ALLOWED)
         looks(subject, LONG_QUEUE, 100)
         (back,) = looks(subject, replace(CALM, p99_s=None, busy_ratio=0.0), 100, since=200.0)
         assert back.reason == "p99 of too few answers, busy 0%"
@@ -134,10 +142,10 @@ class TestPrecision:
     st.booleans(),
 )
 def test_whatever_is_seen_knobs_stay_in_their_range_and_rest_between_turns(rows: list, allowed: bool) -> None:  # type: ignore[type-arg]
-    subject, turned_at = Control(replace(LIMITS, may_degrade=allowed)), dict[str, float]()
+    subject, turned_at = AdaptiveControl(replace(LIMITS, may_degrade=allowed)), dict[str, float]()
     for n, (busy, memory, p99, batch, workers, _) in enumerate(rows):
         now = 10.0 * n
-        for action in subject.decide(Readings(busy, memory, p99, batch, workers, 1.6), now):
+        for action in subject.decide(ControlReadings(busy, memory, p99, batch, workers, 1.6), now):
             assert now - turned_at.get(action.knob, -inf) >= LIMITS.dwell_s
             turned_at[action.knob] = now
         assert subject.batch_cap_ratio in (1.0, 0.5, 0.25, LEAST_CAP)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.core.batching.grouping import Shape
+from cloud_pool.core.batching.grouping import WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
-from cloud_pool.core.health.watchdog import FLOOR_S, LONGEST, RATIO, left_s, patience_s
+from cloud_pool.core.health.watchdog import FLOOR_S, LONGEST, RATIO, patience_s, remaining_patience_s
 
-BATCH = Shape(10, 10, 100.0)
+BATCH = WorkShape(10, 10, 100.0)
 
 
 def test_a_short_batch_gets_the_floor() -> None:
@@ -43,4 +43,4 @@ def test_a_device_that_has_become_slower_gets_more() -> None:
 def test_seconds_in_which_it_was_kept_from_running_do_not_count(
     elapsed_s: float, starved_s: float, left: float
 ) -> None:
-    assert left_s(2.0, elapsed_s=elapsed_s, starved_s=starved_s) == pytest.approx(left)
+    assert remaining_patience_s(2.0, elapsed_s=elapsed_s, starved_s=starved_s) == pytest.approx(left)

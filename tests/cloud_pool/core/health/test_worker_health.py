@@ -11,7 +11,7 @@ import pytest
 from cloud_pool.core.health.worker_health import (
     BASELINE,
     CHECK_S,
-    Drift,
+    DriftDetector,
     HealthLimits,
     Vitals,
     WorkerHealth,
@@ -50,7 +50,7 @@ def checks(subject: WorkerHealth, vitals: Vitals, count: int, *, common: float =
 class TestDrift:
     def test_a_worker_that_becomes_half_as_fast_again_is_told_within_sixty_checks(self) -> None:
         for seed in range(20):
-            drift, random = Drift(10.0), Random(seed)
+            drift, random = DriftDetector(10.0), Random(seed)
             for _ in range(400):
                 drift.record(random.gauss(0.0, 0.15), 0.0)
             assert not drift.alarms
@@ -64,11 +64,11 @@ class TestDrift:
     def test_a_week_of_a_busy_machines_noise_is_about_one_alarm_at_most(self) -> None:
         alarms = 0
         for seed in range(4):
-            drift = Drift(10.0)
+            drift = DriftDetector(10.0)
             for sample in noise(seed):
                 drift.record(sample, 0.0)
                 if drift.alarms:
-                    alarms, drift = alarms + 1, Drift(10.0)
+                    alarms, drift = alarms + 1, DriftDetector(10.0)
         assert alarms <= 4
 
     def test_nothing_is_said_before_the_normal_is_known(self) -> None:

@@ -12,9 +12,9 @@ from cloud_pool.core.memory.device_memory import (
     STEPS,
     DeviceMemory,
     LaneMemory,
-    Need,
+    MemoryNeed,
     WorkCap,
-    in_words,
+    human_size,
     needed_bytes,
     shortfall,
 )
@@ -151,9 +151,9 @@ def test_a_models_batches_are_as_large_as_room_and_experience_allow() -> None:
 
 # The start
 
-TEXTS = Need("text/fp32", "torch-export", 100 * MIB, 10 * MIB)
-SCRIPT = Need("scripted/fp32", "torchscript", 500 * MIB, 50 * MIB)
-IMAGES = Need("digits/int8", "onnx", 1 * MIB, 1 * MIB)
+TEXTS = MemoryNeed("text/fp32", "torch-export", 100 * MIB, 10 * MIB)
+SCRIPT = MemoryNeed("scripted/fp32", "torchscript", 500 * MIB, 50 * MIB)
+IMAGES = MemoryNeed("digits/int8", "onnx", 1 * MIB, 1 * MIB)
 
 
 def test_what_fits_is_no_shortfall() -> None:
@@ -184,4 +184,4 @@ def test_a_shortfall_is_told_as_a_sum_with_names_and_the_way_out() -> None:
     [(inf, "unlimited"), (3.5 * GIB, "3.5 GiB"), (90 * MIB, "90 MiB"), (2048.0, "2 KiB"), (12.0, "12 bytes")],
 )
 def test_sizes_in_words(size: float, words: str) -> None:
-    assert in_words(size) == words
+    assert human_size(size) == words

@@ -7,62 +7,64 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.core.sharing.batch_choice import Group, whose_turn
+from cloud_pool.core.sharing.batch_choice import BatchCandidate, next_candidate
 
 NOW = 100.0
 
 
-def group(cost_s: float, due_in_s: float, *, worth: float = 1.0, guard_s: float = 0.0, member: int = 0) -> Group:
-    return Group((member,), cost_s, NOW + due_in_s, worth, guard_s)
+def group(
+    cost_s: float, due_in_s: float, *, worth: float = 1.0, guard_s: float = 0.0, member: int = 0
+) -> BatchCandidate:
+    return BatchCandidate((member,), cost_s, NOW + due_in_s, worth, guard_s)
 
 
 def test_the_earliest_deadline_goes_first() -> None:
     soon, late = group(0.05, 0.06), group(0.05, 1.0)
-    assert whose_turn([late, soon], NOW) is soon
+    assert next_candidate([late, soon], NOW) is soon
 
 
 def test_a_short_one_goes_before_a_long_one_that_can_wait_though_it_is_due_first() -> None:
     long, short = group(0.06, 0.2), group(0.01, 1.0)
-    assert whose_turn([long, short], NOW) is short
+    assert next_candidate([long, short], NOW) is short
 
 
 def test_nobody_passes_one_who_would_be_late_for_it() -> None:
     long, short = group(0.06, 0.065), group(0.01, 1.0)
-    assert whose_turn([long, short], NOW) is long
+    assert next_candidate([long, short], NOW) is long
 
 
 def test_a_guard_is_not_eaten_into() -> None:
     long, short = group(0.06, 0.1, guard_s=0.035), group(0.01, 1.0)
-    assert whose_turn([long, short], NOW) is long
+    assert next_candidate([long, short], NOW) is long
 
 
 def test_whose_patience_is_over_is_passed_only_by_those_who_are_worth_more() -> None:
     long, short = group(0.06, 1.0)._replace(patient_until=NOW), group(0.01, 2.0)
-    assert whose_turn([long, short], NOW) is long
+    assert next_candidate([long, short], NOW) is long
     worthier = group(0.01, 2.0, worth=2.0)
-    assert whose_turn([long, worthier], NOW) is worthier
+    assert next_candidate([long, worthier], NOW) is worthier
 
 
 def test_what_is_worth_least_for_its_time_gives_way_where_not_all_can_be_in_time() -> None:
     cheap, dear = group(0.5, 0.5, worth=0.5), group(0.1, 0.55, worth=2.0)
-    assert whose_turn([cheap, dear], NOW) is dear
+    assert next_candidate([cheap, dear], NOW) is dear
 
 
 def test_one_who_cannot_be_in_time_does_not_take_the_turn_of_one_who_can() -> None:
     hopeless, fine = group(0.5, 0.4, worth=9.0), group(0.1, 0.6)
-    assert whose_turn([hopeless, fine], NOW) is fine
+    assert next_candidate([hopeless, fine], NOW) is fine
 
 
 def test_where_none_can_be_in_time_the_worthiest_goes() -> None:
     one, other = group(0.5, 0.4), group(0.5, 0.3, worth=2.0)
-    assert whose_turn([one, other], NOW) is other
+    assert next_candidate([one, other], NOW) is other
 
 
 def test_under_load_what_is_still_to_come_is_counted_in() -> None:
     """There is room for both now, but not for both and those who come meanwhile."""
     bulk, document = group(0.12, 0.3, worth=0.5, guard_s=0.1), group(0.1, 0.35, worth=1.0)
-    assert whose_turn([bulk, document], NOW, stretch=1.0) is bulk
-    assert whose_turn([bulk, document], NOW, stretch=5.0) is document
+    assert next_candidate([bulk, document], NOW, stretch=1.0) is bulk
+    assert next_candidate([bulk, document], NOW, stretch=5.0) is document
 
 
 groups_lists = st.lists(
@@ -74,7 +76,7 @@ groups_lists = st.lists(
 )
 
 
-def late(groups: list[Group], at: float) -> int:
+def late(groups: list[BatchCandidate], at: float) -> int:
     count = 0
     for one in sorted(groups, key=lambda one: one.due_at):
         at += one.cost_s
@@ -83,8 +85,8 @@ def late(groups: list[Group], at: float) -> int:
 
 
 @given(groups_lists, st.floats(1.0, 10.0))
-def test_a_choice_makes_nobody_late_who_would_have_been_in_time(groups: list[Group], stretch: float) -> None:
-    chosen = whose_turn(groups, NOW, stretch)
+def test_a_choice_makes_nobody_late_who_would_have_been_in_time(groups: list[BatchCandidate], stretch: float) -> None:
+    chosen = next_candidate(groups, NOW, stretch)
     assert chosen in groups
     if late(groups, NOW) == 0 and stretch == 1.0:
         others = [one for one in groups if one is not chosen]
@@ -93,12 +95,12 @@ def test_a_choice_makes_nobody_late_who_would_have_been_in_time(groups: list[Gro
 
 
 @given(groups_lists)
-def test_without_load_a_feasible_order_stays_feasible_to_the_end(groups: list[Group]) -> None:
+def test_without_load_a_feasible_order_stays_feasible_to_the_end(groups: list[BatchCandidate]) -> None:
     if late(groups, NOW):
         return
     left, at = list(groups), NOW
     while left:
-        chosen = whose_turn(left, at)
+        chosen = next_candidate(left, at)
         at += chosen.cost_s
         assert at <= chosen.due_at + 1e-9 < inf
         left = [one for one in left if one is not chosen]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.core.sharing.fair_share import Shares
+from cloud_pool.core.sharing.fair_share import FairShare
 from tests.cloud_pool.models import TEXT, manifest_of
 from tidegate.models.manifest import Cost
 
@@ -18,11 +18,11 @@ SOON, LATE = 1.0, 100.0
 
 
 def test_with_nothing_owed_the_earliest_deadline_goes_first() -> None:
-    assert Shares().order({"a": LATE, "b": SOON, "c": inf}) == ["b", "a"]
+    assert FairShare().order({"a": LATE, "b": SOON, "c": inf}) == ["b", "a"]
 
 
 def test_a_heavy_model_with_short_deadlines_does_not_starve_a_light_one() -> None:
-    shares = Shares(window_s=0.25)
+    shares = FairShare(window_s=0.25)
     served = {"heavy": 0.0, "light": 0.0}
     while sum(served.values()) < 10.0:
         first = shares.order({"heavy": SOON, "light": LATE})[0]
@@ -34,7 +34,7 @@ def test_a_heavy_model_with_short_deadlines_does_not_starve_a_light_one() -> Non
 
 
 def test_weights_divide_device_seconds_and_not_requests() -> None:
-    shares = Shares({"heavy": 3.0})
+    shares = FairShare({"heavy": 3.0})
     served = {"heavy": 0.0, "light": 0.0}
     for _ in range(5000):
         first = shares.order({"heavy": LATE, "light": SOON})[0]
@@ -45,7 +45,7 @@ def test_weights_divide_device_seconds_and_not_requests() -> None:
 
 
 def test_who_would_be_late_goes_first_until_its_group_is_too_far_ahead() -> None:
-    shares = Shares(window_s=0.25)
+    shares = FairShare(window_s=0.25)
     turns = []
     for _ in range(8):
         turns.append(shares.order({"urgent": SOON, "patient": LATE})[0])
@@ -54,7 +54,7 @@ def test_who_would_be_late_goes_first_until_its_group_is_too_far_ahead() -> None
 
 
 def test_who_is_too_far_ahead_still_goes_when_nobody_else_has_work() -> None:
-    shares = Shares(window_s=0.1)
+    shares = FairShare(window_s=0.1)
     shares.order({"a": SOON, "b": LATE, "c": LATE})
     for _ in range(3):
         shares.charge("a", HEAVY_S)
@@ -62,7 +62,7 @@ def test_who_is_too_far_ahead_still_goes_when_nobody_else_has_work() -> None:
 
 
 def test_of_three_one_that_is_ahead_lets_those_go_that_are_not() -> None:
-    shares = Shares(window_s=0.2)
+    shares = FairShare(window_s=0.2)
     shares.order({"a": 1.0, "b": 2.0, "c": 3.0})
     for _ in range(3):
         shares.charge("a", HEAVY_S)  # a is 0.2 ahead, b and c are owed 0.1 each
@@ -70,7 +70,7 @@ def test_of_three_one_that_is_ahead_lets_those_go_that_are_not() -> None:
 
 
 def test_the_idle_save_up_no_more_than_a_window() -> None:
-    shares = Shares(window_s=0.1)
+    shares = FairShare(window_s=0.1)
     shares.order({"a": SOON, "b": LATE})
     for _ in range(10):
         shares.charge("a", HEAVY_S)
@@ -83,7 +83,7 @@ def test_the_idle_save_up_no_more_than_a_window() -> None:
 
 
 def test_a_single_caller_after_another_keeps_what_it_is_owed_between_two_requests() -> None:
-    shares = Shares(window_s=0.25)
+    shares = FairShare(window_s=0.25)
     waits = []
     for _ in range(20):
         batches = 0
@@ -98,7 +98,7 @@ def test_a_single_caller_after_another_keeps_what_it_is_owed_between_two_request
 
 
 def test_a_debt_is_paid_while_idle() -> None:
-    shares = Shares(window_s=0.25)
+    shares = FairShare(window_s=0.25)
     shares.order({"a": SOON, "b": LATE})
     for _ in range(4):
         shares.charge("a", HEAVY_S)
@@ -109,20 +109,20 @@ def test_a_debt_is_paid_while_idle() -> None:
 
 
 def test_what_was_predicted_and_not_needed_is_given_back() -> None:
-    shares = Shares()
+    shares = FairShare()
     shares.order({"a": SOON, "b": LATE})
     shares.charge("a", 0.4)
     shares.charge("a", -0.3)
     assert shares.owed_s("b") == pytest.approx(0.05)
-    assert repr(shares) == "<Shares owed: a -50 ms, b +50 ms>"
+    assert repr(shares) == "<FairShare owed: a -50 ms, b +50 ms>"
     shares.charge("a", inf)
     shares.charge("a", nan)
     assert shares.owed_s("b") == pytest.approx(0.05)
 
 
 def test_it_says_when_one_must_go_before_all_others() -> None:
-    shares = Shares(window_s=0.1)
-    assert repr(shares) == "<Shares owed: nothing>"
+    shares = FairShare(window_s=0.1)
+    assert repr(shares) == "<FairShare owed: nothing>"
     shares.order({"a": SOON, "b": LATE})
     assert not shares.is_owed("b")
     shares.charge("a", 0.3)
@@ -131,7 +131,7 @@ def test_it_says_when_one_must_go_before_all_others() -> None:
 
 
 def test_models_of_a_modality_share_its_weight_unless_they_have_their_own() -> None:
-    shares = Shares({"text": 2.0, "special": 1.0})
+    shares = FairShare({"text": 2.0, "special": 1.0})
     assert shares.group_of(TEXT) == "text"
     assert shares.group_of(manifest_of(name="special")) == "special"
     images = manifest_of(name="digits", cost=Cost("pixels", "ids"))
@@ -152,7 +152,7 @@ def test_nobody_with_work_is_ever_owed_much_more_than_a_window(
     events: list[tuple[str, float, str]], weights: dict[str, float]
 ) -> None:
     """Deadlines are as unfair as they can be: `favoured` is always due first. One of the groups may come and go."""
-    shares = Shares(weights, window_s=0.25)
+    shares = FairShare(weights, window_s=0.25)
     for favoured, took_s, idle in events:
         heads = {group: SOON if group == favoured else LATE for group in "abcde"}
         heads[idle] = inf
@@ -167,7 +167,7 @@ def test_nobody_with_work_is_ever_owed_much_more_than_a_window(
 def test_who_always_has_work_gets_its_weighted_share_in_any_stretch_of_time(
     events: list[tuple[str, float, str]], weight: float
 ) -> None:
-    shares = Shares({"a": weight}, window_s=0.25)
+    shares = FairShare({"a": weight}, window_s=0.25)
     total_s, had_s, everybody = 0.0, 0.0, "abcde"
     share = weight / (weight + len(everybody) - 1)
     least_behind_s = 0.0

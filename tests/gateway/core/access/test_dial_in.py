@@ -6,34 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.access.dial_in import GREETINGS, WITHIN_S, Reception
+from gateway.core.access.dial_in import GREETINGS, WITHIN_S, DialInAdmission
 
 
 def why_not(
-    reception: Reception, name: str, epoch: int = 1, *, proven: str = "", known: bool = True, now: float = 0.0
+    reception: DialInAdmission, name: str, epoch: int = 1, *, proven: str = "", known: bool = True, now: float = 0.0
 ) -> str:
     return reception.why_not(name, epoch, proven=proven, known=known, now=now)
 
 
 @pytest.mark.parametrize("name", ["", "edge/", "pool/a", "gateway/main", "edge/a/b", "edge/#", "edge/" + "a" * 65, "a"])
 def test_only_devices_come_in(name: str) -> None:
-    assert "only devices dial here" in why_not(Reception(8), name)
+    assert "only devices dial here" in why_not(DialInAdmission(8), name)
 
 
 def test_who_shows_a_credential_is_its_owner_and_nobody_else() -> None:
-    reception = Reception(8)
+    reception = DialInAdmission(8)
 
     assert why_not(reception, "edge/a", proven="edge/a", known=False) == ""
     assert "shows the credential of edge/b" in why_not(reception, "edge/a", proven="edge/b")
 
 
 def test_without_a_proof_only_devices_that_the_fleet_knows_come_in() -> None:
-    assert why_not(Reception(8), "edge/a", known=True) == ""
-    assert "not known to this fleet" in why_not(Reception(8), "edge/a", known=False)
+    assert why_not(DialInAdmission(8), "edge/a", known=True) == ""
+    assert "not known to this fleet" in why_not(DialInAdmission(8), "edge/a", known=False)
 
 
 def test_of_two_sessions_the_newer_has_the_name_and_of_two_streams_in_one_the_later() -> None:
-    reception = Reception(8)
+    reception = DialInAdmission(8)
     reception.enter("edge/a", 5)
 
     assert "a newer session of edge/a is here" in why_not(reception, "edge/a", 4)
@@ -45,7 +45,7 @@ def test_of_two_sessions_the_newer_has_the_name_and_of_two_streams_in_one_the_la
 
 
 def test_a_name_that_is_greeted_too_often_has_to_wait_and_others_do_not() -> None:
-    reception = Reception(8)
+    reception = DialInAdmission(8)
     assert [why_not(reception, "edge/a") for _ in range(GREETINGS)] == [""] * GREETINGS
 
     assert "within" in why_not(reception, "edge/a", now=WITHIN_S - 0.1)
@@ -54,7 +54,7 @@ def test_a_name_that_is_greeted_too_often_has_to_wait_and_others_do_not() -> Non
 
 
 def test_when_it_is_full_newcomers_are_refused_and_those_who_are_in_may_dial_again() -> None:
-    reception = Reception(2)
+    reception = DialInAdmission(2)
     reception.enter("edge/a", 1)
     reception.enter("edge/b", 1)
 
@@ -64,7 +64,7 @@ def test_when_it_is_full_newcomers_are_refused_and_those_who_are_in_may_dial_aga
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.booleans()), max_size=60))
 def test_there_is_one_stream_a_name_at_most_and_never_an_older_session(steps: list[tuple[str, int, bool]]) -> None:
-    reception, inside = Reception(3), dict[str, int]()
+    reception, inside = DialInAdmission(3), dict[str, int]()
     for now, (name, epoch, leaves) in enumerate(steps):
         if leaves:
             reception.leave(f"edge/{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.access.networks import LOOPBACK, PRIVATE, Networks, host_and_port
+from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks, host_and_port
 
 
 @pytest.mark.parametrize(("host", "inside"), [
@@ -15,19 +15,19 @@ from gateway.core.access.networks import LOOPBACK, PRIVATE, Networks, host_and_p
     ("kiosk.local", False),
 ])  # fmt: skip
 def test_private_networks_are_inside_and_all_else_is_not(host: str, inside: bool) -> None:
-    assert (host in Networks(PRIVATE)) is inside
+    assert (host in AllowedNetworks(PRIVATE)) is inside
 
 
 def test_loopback_is_allowed_where_it_is_named() -> None:
-    networks = Networks((*PRIVATE, *LOOPBACK))
+    networks = AllowedNetworks((*PRIVATE, *LOOPBACK))
     assert "127.0.0.1" in networks and "::1" in networks
     assert networks.why_not("kiosk.local") == ""  # to be resolved
     assert "in no network" in networks.why_not("8.8.8.8")
-    assert repr(Networks(["10.0.0.0/8"])) == "<Networks 10.0.0.0/8>"
+    assert repr(AllowedNetworks(["10.0.0.0/8"])) == "<AllowedNetworks 10.0.0.0/8>"
 
 
 def test_a_name_is_dialled_only_where_all_its_addresses_are_allowed() -> None:
-    networks = Networks(PRIVATE)
+    networks = AllowedNetworks(PRIVATE)
     assert networks.pick("kiosk", ["10.0.0.7", "10.0.0.8"]) == "10.0.0.7"
     with pytest.raises(ValueError, match=r"kiosk is 169\.254\.169\.254"):
         networks.pick("kiosk", ["10.0.0.7", "169.254.169.254"])

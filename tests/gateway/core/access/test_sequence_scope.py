@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.access.sequence_scope import MOST_CHARACTERS, name_of, owned
+from gateway.core.access.sequence_scope import MOST_CHARACTERS, scope_sequence, scoped_sequence_id
 from tidegate.oip.sequence import MAX_ID_CHARACTERS, sequence_of
 from tidegate.types import Call, InferRequest, Parameter
 
@@ -34,33 +34,33 @@ def call(tenant: str, **parameters: Parameter) -> Call:
     ],
 )
 def test_a_sequence_goes_by_its_owners_name(tenant: str, id: Parameter, name: Parameter) -> None:
-    seen = owned(call(tenant, sequence_id=id, sequence_start=True, other=1)).request.parameters
+    seen = scope_sequence(call(tenant, sequence_id=id, sequence_start=True, other=1)).request.parameters
     assert seen == {"sequence_id": name, "sequence_start": True, "other": 1}
     assert type(seen["sequence_id"]) is type(name)
 
 
 def test_what_belongs_to_no_sequence_is_passed_on_as_it_is() -> None:
     for same in (call("acme", priority=1), call("", sequence_id=7)):
-        assert owned(same) is same
+        assert scope_sequence(same) is same
 
 
 @given(TENANTS, IDS, TENANTS, IDS)
 def test_two_owners_or_two_ids_never_share_a_name(a: str, x: int | str, b: str, y: int | str) -> None:
-    assert (name_of(a, x) == name_of(b, y)) == ((a, x) == (b, y))
+    assert (scoped_sequence_id(a, x) == scoped_sequence_id(b, y)) == ((a, x) == (b, y))
 
 
 @given(TENANTS, IDS)
 def test_a_name_is_an_id_that_targets_take(tenant: str, id: int | str) -> None:
-    name = name_of(tenant, id)
+    name = scoped_sequence_id(tenant, id)
     assert isinstance(name, int) or len(name) <= MOST_CHARACTERS
-    assert not isinstance(id, str) or len(str(name_of(tenant, id * 200))) <= MOST_CHARACTERS
+    assert not isinstance(id, str) or len(str(scoped_sequence_id(tenant, id * 200))) <= MOST_CHARACTERS
     assert sequence_of({"sequence_id": name}) is not None
 
 
 @given(TENANTS, IDS, TENANTS)
 def test_who_says_anothers_name_for_a_sequence_gets_one_of_its_own(a: str, id: int | str, b: str) -> None:
-    name = name_of(a, id)
+    name = scoped_sequence_id(a, id)
     if a != b and a:
         assert isinstance(name, str)
         if len(name) <= MAX_ID_CHARACTERS:
-            assert name_of(b, name) != name
+            assert scoped_sequence_id(b, name) != name

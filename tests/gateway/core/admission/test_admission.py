@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.admission.admission import LONGEST_S, SHORTEST_S, Admission, Applicant
+from gateway.core.admission.admission import LONGEST_S, SHORTEST_S, Admission, AdmissionRequest
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.tenants import Tenants, TenantSpec
+from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from tests.support.gateway.doors import admission_of
 from tidegate.outcome import Overloaded
 
 NOW = 1000.0
 
 
-def who(tenant: str = "", priority: int = 0, asked: int = 0) -> Applicant:
-    return Applicant(tenant, priority, lambda: asked)
+def who(tenant: str = "", priority: int = 0, asked: int = 0) -> AdmissionRequest:
+    return AdmissionRequest(tenant, priority, lambda: asked)
 
 
 def swamp(door: Admission, now: float, *, loss: float = 0.5, for_s: float = 0.3) -> float:
@@ -67,7 +67,9 @@ def test_a_retry_meets_the_same_refusal() -> None:
 
 def test_the_state_and_the_cut_are_left_when_the_queues_are_gone() -> None:
     told: list[tuple[bool, str]] = []
-    door = Admission(AdaptiveLimit(1000), Tenants(), draw=lambda: 0.5, on_change=lambda on, why: told.append((on, why)))
+    door = Admission(
+        AdaptiveLimit(1000), TenantQuotas(), draw=lambda: 0.5, on_change=lambda on, why: told.append((on, why))
+    )
     now = swamp(door, NOW)
     for step in range(300):
         door.placed(0.0, 0.0, 0.0)
@@ -80,7 +82,7 @@ def test_the_state_and_the_cut_are_left_when_the_queues_are_gone() -> None:
 
 
 def test_without_shedding_the_state_is_kept_and_nobody_is_refused_for_it() -> None:
-    door = Admission(AdaptiveLimit(1000), Tenants(), draw=lambda: 0.5, shed=False)
+    door = Admission(AdaptiveLimit(1000), TenantQuotas(), draw=lambda: 0.5, shed=False)
     now = swamp(door, NOW)
     assert door.overloaded()
     assert all(door.enter(who(priority=4, asked=asked), now) is None for asked in range(50))
@@ -121,7 +123,7 @@ def test_a_tenant_pays_its_own_way_and_is_told_when_it_can_pay_again() -> None:
     draw=st.floats(0.0, 1.0, exclude_max=True),
 )
 def test_what_a_refused_caller_is_told_is_whole_milliseconds_within_bounds(stays: list[float], draw: float) -> None:
-    door = Admission(AdaptiveLimit(1), Tenants(), draw=lambda: draw)
+    door = Admission(AdaptiveLimit(1), TenantQuotas(), draw=lambda: draw)
     for stay_s in stays:
         assert door.enter(who(), NOW) is None
         door.leave("", stay_s)
@@ -158,5 +160,5 @@ def test_no_counter_leaks_whoever_comes_and_goes(steps: list[tuple[str, str]]) -
         assert door.tenants.of("acme").in_flight == inside.count("acme") <= 3
     for tenant in inside:
         door.leave(tenant, 0.1)
-    assert all(purse.in_flight == 0 for purse in door.tenants.purses.values())
-    assert set(door.tenants.purses) == {"acme", "default"}
+    assert all(quota.in_flight == 0 for quota in door.tenants.quotas.values())
+    assert set(door.tenants.quotas) == {"acme", "default"}

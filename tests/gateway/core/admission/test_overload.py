@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.core.admission.cut_level import LEVELS, CutLevel, level
 from gateway.core.admission.overload import ENTER_S, LEAVE_S, MIN_DECISIONS, WINDOW_S, Overload
-from gateway.core.admission.rejection import MOST, TARGET, Rejection
+from gateway.core.admission.rejection import MOST, TARGET, RejectionRate
 
 STEP_S = 0.01
 
@@ -177,7 +177,7 @@ def test_twice_the_weight_is_cut_half_as_often() -> None:
 
 
 def test_a_loss_is_answered_by_refusing_and_forgotten_when_it_is_gone() -> None:
-    one = Rejection()
+    one = RejectionRate()
     for _ in range(40):
         one.placed(0.5)
         one.placed(0.5)
@@ -194,19 +194,19 @@ def test_a_loss_is_answered_by_refusing_and_forgotten_when_it_is_gone() -> None:
 
 
 def test_shedding_begins_with_what_would_be_lost() -> None:
-    one = Rejection()
+    one = RejectionRate()
     for _ in range(10):
         one.placed(0.4)
     one.begin()
     assert one.rate == pytest.approx(0.4 - TARGET)
-    assert repr(one) == f"<Rejection {one.rate:.1%} for a loss of 40.0%>"
+    assert repr(one) == f"<RejectionRate {one.rate:.1%} for a loss of 40.0%>"
     one.end()
     assert one.rate == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), max_size=200))
 def test_the_rate_is_a_share_and_stands_while_nothing_is_shed(steps: list[tuple[float, bool]]) -> None:
-    one = Rejection()
+    one = RejectionRate()
     for loss, active in steps:
         one.placed(loss)
         before = one.rate

@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.placement_guard import Gate, strain_of
-from gateway.core.admission.tenants import DEFAULT, Bucket, Purse, Tenants, TenantSpec
+from gateway.core.admission.placement_guard import AdmissionGuard, queue_pressure
+from gateway.core.admission.tenants import DEFAULT, TenantQuota, TenantQuotas, TenantSpec, TokenBucket
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.placer import Placer
-from gateway.core.placement.utility import ValuePlacer, place_of
-from gateway.core.request.attempt import Attempt
-from gateway.core.request.hedge_by_chance import Crossing
+from gateway.core.placement.utility import UtilityPlacer, queue_position
+from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.request.hedge_by_chance import ChanceHedging
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
-from tidegate.caller import Grant, Identity, Limits
+from tidegate.caller import Grant, Identity, UsageLimits
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, Unreachable
 
 
 def busy(fleet: Fleet, target_id: str, count: int, *, due_in_s: float) -> None:
     for key in range(count):
-        fleet.targets[target_id].ledger.launch(1000 + key, 0.1, NOW, place_of(ask(budget_s=due_in_s)))
+        fleet.targets[target_id].queue_estimate.launch(1000 + key, 0.1, NOW, queue_position(ask(budget_s=due_in_s)))
 
 
 # buckets
@@ -38,7 +38,7 @@ def busy(fleet: Fleet, target_id: str, count: int, *, due_in_s: float) -> None:
 def test_a_budget_is_never_negative_and_never_gives_more_than_it_took_in(
     rate: float, burst_s: float, spends: list[tuple[float, float, float]]
 ) -> None:
-    bucket, now, granted_s, largest_s = Bucket(rate, burst_s), 0.0, 0.0, 0.0
+    bucket, now, granted_s, largest_s = TokenBucket(rate, burst_s), 0.0, 0.0, 0.0
     for gap_s, cost_s, actual_s in spends:
         now += gap_s
         if bucket.affords(cost_s, now):
@@ -54,7 +54,7 @@ def test_a_budget_is_never_negative_and_never_gives_more_than_it_took_in(
 
 
 def test_who_waits_as_long_as_told_can_pay() -> None:
-    bucket = Bucket(0.5, 1.0)
+    bucket = TokenBucket(0.5, 1.0)
     bucket.spend(1.5, 0.0)
     assert not bucket.affords(0.2, 0.0)
     wait_s = bucket.wait_s(0.2, 0.0)
@@ -64,19 +64,19 @@ def test_who_waits_as_long_as_told_can_pay() -> None:
 
 
 def test_a_rate_of_nothing_is_never_paid_and_an_endless_one_always() -> None:
-    assert not Bucket(0.0, 1.0).affords(0.0, 9e9)
-    assert Bucket(0.0, 1.0).wait_s(0.1, 5.0) == inf
-    assert Bucket(inf, 1.0).affords(1e9, 0.0)
-    assert Bucket(inf, 1.0).wait_s(1e9, 0.0) == 0.0
-    assert repr(Bucket(0.5, 2.0)) == "<Bucket 2.000 of 2, 0.5 a second>"
+    assert not TokenBucket(0.0, 1.0).affords(0.0, 9e9)
+    assert TokenBucket(0.0, 1.0).wait_s(0.1, 5.0) == inf
+    assert TokenBucket(inf, 1.0).affords(1e9, 0.0)
+    assert TokenBucket(inf, 1.0).wait_s(1e9, 0.0) == 0.0
+    assert repr(TokenBucket(0.5, 2.0)) == "<TokenBucket 2.000 of 2, 0.5 a second>"
 
 
 @given(st.lists(st.text(max_size=20), max_size=50))
 def test_names_that_nobody_configured_share_one_purse(names: list[str]) -> None:
-    tenants = Tenants({"acme": TenantSpec(weight=3.0)})
+    tenants = TenantQuotas({"acme": TenantSpec(weight=3.0)})
     for name in names:
         assert tenants.of(name).name in ("acme", DEFAULT)
-    assert len(tenants.purses) == 2
+    assert len(tenants.quotas) == 2
     assert tenants.weight_of("acme") == 3.0
     assert tenants.weight_of("somebody") == 1.0
 
@@ -169,7 +169,7 @@ def test_the_limit_stays_between_its_floor_and_its_cap(cap: int, windows: list[t
 def test_who_cannot_pay_for_the_cheapest_place_gets_the_other_and_who_can_pay_for_none_is_told_when() -> None:
     fleet = fleet_of(edge_a=variant("int8"), pool_main=variant("fp32", compute_s=0.02))
     door = admission_of(acme=TenantSpec(edge_s_per_s=0.1, pool_s_per_s=0.1, burst_s=0.5))
-    gate, purse = Gate(Placer(fleet), door), door.tenants.of("acme")
+    gate, quota = AdmissionGuard(Placer(fleet), door), door.tenants.of("acme")
     assert gate.fleet is fleet
     acme = ask()._replace(tenant="acme")
 
@@ -178,9 +178,9 @@ def test_who_cannot_pay_for_the_cheapest_place_gets_the_other_and_who_can_pay_fo
         return decision.chosen.target.id if decision.chosen else str(decision.refusal)
 
     assert place() == "edge/a"
-    purse.spend("edge", 0.6, NOW)
+    quota.spend("edge", 0.6, NOW)
     assert place() == "pool/main"
-    purse.spend("pool", 0.6, NOW)
+    quota.spend("pool", 0.6, NOW)
     assert place() == "over-budget: tenant 'acme' has used up its compute"
     assert gate.decide(ask(), NOW).chosen is not None, "others are not concerned"
 
@@ -190,10 +190,10 @@ def test_who_cannot_pay_for_the_cheapest_place_gets_the_other_and_who_can_pay_fo
 )
 def test_an_attempt_is_charged_what_it_took_and_nothing_when_it_was_refused(end: str, left_s: float) -> None:
     door = admission_of(acme=TenantSpec(edge_s_per_s=1e-9, burst_s=1.0))
-    gate = Gate(ValuePlacer(fleet_of(edge_a=variant(compute_s=0.01))), door)
+    gate = AdmissionGuard(UtilityPlacer(fleet_of(edge_a=variant(compute_s=0.01))), door)
     decision = gate.decide(ask()._replace(tenant="acme"), NOW)
-    assert decision.chosen is not None and decision.chosen.toll is not None
-    attempt, bucket = Attempt(decision.chosen, 1, 16.0, NOW), door.tenants.of("acme").buckets["edge"]
+    assert decision.chosen is not None and decision.chosen.observer is not None
+    attempt, bucket = AttemptTelemetry(decision.chosen, 1, 16.0, NOW), door.tenants.of("acme").buckets["edge"]
     charged_s = 1.0 - bucket.available(NOW)
     assert charged_s == pytest.approx(decision.chosen.compute_s)
     match end:
@@ -208,12 +208,12 @@ def test_an_attempt_is_charged_what_it_took_and_nothing_when_it_was_refused(end:
     assert bucket.available(NOW + 0.05) == pytest.approx(1.0 - charged_s if end == "cancelled" else left_s, abs=1e-6)
 
 
-def overloaded_gate(**extra: float) -> tuple[Gate, float]:
+def overloaded_gate(**extra: float) -> tuple[AdmissionGuard, float]:
     fleet = fleet_of(edge_a=variant(compute_s=0.1))
     busy(fleet, "edge/a", 20, due_in_s=9.0)
     door = admission_of()
     door.overload.on = True
-    return Gate(ValuePlacer(fleet), door), NOW
+    return AdmissionGuard(UtilityPlacer(fleet), door), NOW
 
 
 def test_in_overload_who_has_no_chance_is_refused_at_once_and_not_before() -> None:
@@ -232,17 +232,17 @@ def test_in_overload_who_takes_more_from_others_than_it_is_worth_is_refused() ->
     busy(fleet, "edge/a", 6, due_in_s=0.75)
     door = admission_of()
     door.overload.on = True
-    refusal = Gate(ValuePlacer(fleet), door).decide(ask(budget_s=0.6)._replace(weight=0.05), NOW).refusal
+    refusal = AdmissionGuard(UtilityPlacer(fleet), door).decide(ask(budget_s=0.6)._replace(weight=0.05), NOW).refusal
     assert isinstance(refusal, Overloaded)
     assert "more from others" in refusal.message
 
 
 def test_nobody_is_refused_for_the_sake_of_those_who_are_still_to_come() -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.1))
-    fleet.targets["edge/a"].ledger.congestion.sent(9.0, NOW)
+    fleet.targets["edge/a"].queue_estimate.congestion.sent(9.0, NOW)
     door = admission_of()
     door.overload.on = True
-    decision = Gate(ValuePlacer(fleet), door).decide(ask()._replace(weight=0.05), NOW)
+    decision = AdmissionGuard(UtilityPlacer(fleet), door).decide(ask()._replace(weight=0.05), NOW)
     (judged,) = decision.judged
     assert judged is not None
     assert judged.value < 0.0 < judged.worth, "its rent is more than it is worth"
@@ -260,24 +260,24 @@ def test_refusals_for_want_of_time_are_the_queues_fault_only_where_there_was_one
         fleet = fleet_of(edge_a=variant(compute_s=0.1))
         busy(fleet, "edge/a", queued, due_in_s=9.0)
         door = admission_of()
-        chosen = Gate(Placer(fleet), door).decide(ask(budget_s=2.0), NOW).chosen
+        chosen = AdmissionGuard(Placer(fleet), door).decide(ask(budget_s=2.0), NOW).chosen
         assert chosen is not None
-        assert (strain_of(chosen, 2.0) > 0.25) == bool(queued)
-        Attempt(chosen, 99, 16.0, NOW).failed(DeadlineExceeded("late"), NOW + 0.1, 0.5)
+        assert (queue_pressure(chosen, 2.0) > 0.25) == bool(queued)
+        AttemptTelemetry(chosen, 99, 16.0, NOW).failed(DeadlineExceeded("late"), NOW + 0.1, 0.5)
         assert door.overload._lost == lost
 
 
 def test_a_queue_with_no_time_to_spare_is_all_strain() -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.1))
     busy(fleet, "edge/a", 2, due_in_s=9.0)
-    chosen = Gate(Placer(fleet), admission_of()).decide(ask(budget_s=2.0), NOW).chosen
+    chosen = AdmissionGuard(Placer(fleet), admission_of()).decide(ask(budget_s=2.0), NOW).chosen
     assert chosen is not None
-    assert strain_of(chosen, 0.05) == inf
+    assert queue_pressure(chosen, 0.05) == inf
 
 
 def test_hedges_are_off_while_the_door_says_overloaded() -> None:
     door = admission_of()
-    crossing = Crossing(ValuePlacer(fleet_of(edge_a=variant())), overloaded=door.overloaded)
+    crossing = ChanceHedging(UtilityPlacer(fleet_of(edge_a=variant())), overloaded=door.overloaded)
     assert not crossing._overloaded()
     door.overload.on = True
     assert crossing._overloaded()
@@ -287,28 +287,30 @@ def test_hedges_are_off_while_the_door_says_overloaded() -> None:
 
 
 def test_requests_are_paid_for_one_by_one_and_the_wait_is_until_the_next() -> None:
-    purse = Purse("acme", TenantSpec(requests_per_s=2.0))
-    assert [purse.ask(NOW) for _ in range(3)] == [0.0, 0.0, pytest.approx(0.5)]
-    assert purse.ask(NOW + 0.5) == 0.0
+    quota = TenantQuota("acme", TenantSpec(requests_per_s=2.0))
+    assert [quota.ask(NOW) for _ in range(3)] == [0.0, 0.0, pytest.approx(0.5)]
+    assert quota.ask(NOW + 0.5) == 0.0
 
 
 def test_less_than_one_request_a_second_still_comes_to_one_now_and_then() -> None:
-    purse = Purse("acme", TenantSpec(requests_per_s=0.1))
-    assert [purse.ask(NOW), purse.ask(NOW)] == [0.0, pytest.approx(10.0)]
+    quota = TenantQuota("acme", TenantSpec(requests_per_s=0.1))
+    assert [quota.ask(NOW), quota.ask(NOW)] == [0.0, pytest.approx(10.0)]
 
 
 def test_bytes_may_be_owed_and_are_asked_for_first() -> None:
-    purse = Purse("acme", TenantSpec(bytes_per_s=100.0))
-    assert purse.ask(NOW) == 0.0
-    purse.carry(300, NOW)
-    assert purse.ask(NOW) == pytest.approx(2.0)
-    assert purse.ask(NOW + 2.0) == 0.0
+    quota = TenantQuota("acme", TenantSpec(bytes_per_s=100.0))
+    assert quota.ask(NOW) == 0.0
+    quota.carry(300, NOW)
+    assert quota.ask(NOW) == pytest.approx(2.0)
+    assert quota.ask(NOW + 2.0) == 0.0
 
 
 def test_a_purse_within_another_spends_from_both_and_the_tighter_one_counts() -> None:
-    tenants = Tenants({"acme": TenantSpec(requests_per_s=3.0, max_in_flight=2)})
-    tight = tenants.of_identity(Identity("key:1", Grant("acme", limits=Limits(requests_per_s=1.0, max_in_flight=1))))
-    wide = tenants.of_identity(Identity("key:2", Grant("acme", limits=Limits(requests_per_s=9.0))))
+    tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=3.0, max_in_flight=2)})
+    tight = tenants.of_identity(
+        Identity("key:1", Grant("acme", limits=UsageLimits(requests_per_s=1.0, max_in_flight=1)))
+    )
+    wide = tenants.of_identity(Identity("key:2", Grant("acme", limits=UsageLimits(requests_per_s=9.0))))
 
     assert [tight.ask(NOW) > 0, tight.ask(NOW) > 0] == [False, True]
     assert [wide.ask(NOW) > 0 for _ in range(3)] == [False, False, True], "the tenant's three are spent"
@@ -323,8 +325,8 @@ def test_a_purse_within_another_spends_from_both_and_the_tighter_one_counts() ->
 
 
 def test_compute_of_a_purse_within_is_refunded_to_both() -> None:
-    tenants = Tenants({"acme": TenantSpec(pool_s_per_s=1.0)})
-    inner = tenants.of_identity(Identity("key:1", Grant("acme", limits=Limits(pool_s_per_s=0.5))))
+    tenants = TenantQuotas({"acme": TenantSpec(pool_s_per_s=1.0)})
+    inner = tenants.of_identity(Identity("key:1", Grant("acme", limits=UsageLimits(pool_s_per_s=0.5))))
     inner.spend("pool", 1.0, NOW)
     assert not inner.affords("pool", 0.5, NOW)
     assert inner.wait_s("pool", 0.5, NOW) == pytest.approx(1.0)
@@ -334,25 +336,25 @@ def test_compute_of_a_purse_within_is_refunded_to_both() -> None:
 
 
 def test_who_is_authenticated_has_a_purse_as_large_as_the_default_one_but_its_own() -> None:
-    tenants = Tenants({"default": TenantSpec(requests_per_s=1.0)})
+    tenants = TenantQuotas({"default": TenantSpec(requests_per_s=1.0)})
     a, b = (tenants.of_identity(Identity("key:1", Grant(name))) for name in ("a", "b"))
     assert [a.ask(NOW) > 0, a.ask(NOW) > 0, b.ask(NOW) > 0] == [False, True, False]
 
 
 def test_changed_limits_take_effect_while_requests_are_inside() -> None:
-    tenants = Tenants()
-    purse = tenants.of_identity(Identity("key:1", Grant("a", limits=Limits(max_in_flight=1))))
-    purse.enter()
-    again = tenants.of_identity(Identity("key:1", Grant("a", limits=Limits(max_in_flight=2))))
-    assert again is purse
-    assert purse.has_place()
-    purse.leave()
-    assert purse.in_flight == 0
+    tenants = TenantQuotas()
+    quota = tenants.of_identity(Identity("key:1", Grant("a", limits=UsageLimits(max_in_flight=1))))
+    quota.enter()
+    again = tenants.of_identity(Identity("key:1", Grant("a", limits=UsageLimits(max_in_flight=2))))
+    assert again is quota
+    assert quota.has_place()
+    quota.leave()
+    assert quota.in_flight == 0
 
 
 def test_purses_are_bounded_and_whoever_is_new_then_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.admission.tenants.MOST_PURSES", 2)
-    tenants = Tenants()
+    monkeypatch.setattr("gateway.core.admission.tenants.MAX_QUOTAS", 2)
+    tenants = TenantQuotas()
     known = tenants.known("a")
     assert tenants.known("b") is tenants.of("default")
-    assert tenants.of_identity(Identity("key:1", Grant("a", limits=Limits(max_in_flight=1)))) is known
+    assert tenants.of_identity(Identity("key:1", Grant("a", limits=UsageLimits(max_in_flight=1)))) is known

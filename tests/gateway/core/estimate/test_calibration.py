@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.calibration import CENTRES, Calibration, Prediction, Reliability, calibrated
+from gateway.core.estimate.calibration import CENTRES, Calibration, Prediction, ReliabilityBins, apply_curve
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=200)
@@ -19,27 +19,27 @@ def learned(truth: dict[float, float], count: int = 3000, seed: int = 1) -> Cali
     calibration, chance = Calibration(), Random(seed)
     for _ in range(count):
         said = chance.choice(list(truth))
-        claimed = calibrated(said, calibration.curve)
+        claimed = apply_curve(said, calibration.curve)
         calibration.record(said, claimed, chance.random() < truth[said])
     return calibration
 
 
 @given(chances)
 def test_without_outcomes_a_chance_is_taken_at_its_word(chance: float) -> None:
-    assert calibrated(chance, Calibration().curve) == pytest.approx(chance)
+    assert apply_curve(chance, Calibration().curve) == pytest.approx(chance)
 
 
 @given(outcomes, chances, chances)
 def test_a_calibrated_chance_is_a_chance_and_keeps_the_order(
     seen: list[tuple[float, bool]], one: float, other: float
 ) -> None:
-    reliability = Reliability()
+    reliability = ReliabilityBins()
     for said, came in seen:
         reliability.record(said, came)
     curve = reliability.curve()
     assert list(curve) == sorted(curve)
     low, high = sorted((one, other))
-    assert 0.0 <= calibrated(low, curve) <= calibrated(high, curve) + 1e-12 <= 1.0 + 1e-12
+    assert 0.0 <= apply_curve(low, curve) <= apply_curve(high, curve) + 1e-12 <= 1.0 + 1e-12
     assert 0.0 <= reliability.ece <= 1.0
 
 
@@ -49,7 +49,7 @@ def test_a_calibrated_chance_is_a_chance_and_keeps_the_order(
 )
 def test_a_habitual_error_is_unlearned(said: float, came: float) -> None:
     calibration = learned({said: came})
-    assert calibrated(said, calibration.curve) == pytest.approx(came, abs=0.06)
+    assert apply_curve(said, calibration.curve) == pytest.approx(came, abs=0.06)
     assert calibration.raw.ece > 0.05
     assert calibration.claimed.ece < 0.08  # which includes what was claimed before anything was learned
 
@@ -58,30 +58,30 @@ def test_several_errors_are_unlearned_at_once_and_the_claims_are_reliable() -> N
     calibration = learned({0.1: 0.4, 0.5: 0.6, 0.9: 0.8, 0.99: 0.97}, count=8000)
     assert calibration.raw.ece > 0.10
     assert calibration.claimed.ece < 0.04
-    assert "claimed <Reliability ece" in repr(calibration)
+    assert "claimed <ReliabilityBins ece" in repr(calibration)
 
 
 def test_a_change_is_followed_within_some_hundred_outcomes() -> None:
     calibration = learned({0.9: 0.9})
     for _ in range(500):
         calibration.record(0.9, 0.9, came=False)
-    assert calibrated(0.9, calibration.curve) < 0.3
+    assert apply_curve(0.9, calibration.curve) < 0.3
 
 
 def test_few_outcomes_move_little() -> None:
     calibration = Calibration()
     for _ in range(8):
         calibration.record(0.975, 0.975, came=False)
-    assert 0.4 < calibrated(0.975, calibration.curve) < 0.7
+    assert 0.4 < apply_curve(0.975, calibration.curve) < 0.7
 
 
 def test_the_order_within_a_bin_is_kept() -> None:
     curve = learned({0.97: 0.90}).curve
-    assert calibrated(0.999, curve) - calibrated(0.98, curve) == pytest.approx(0.019)
+    assert apply_curve(0.999, curve) - apply_curve(0.98, curve) == pytest.approx(0.019)
 
 
 def test_bins_that_contradict_each_other_are_pooled() -> None:
-    reliability = Reliability()
+    reliability = ReliabilityBins()
     for _ in range(100):
         reliability.record(0.325, True)
         reliability.record(0.375, False)
@@ -91,7 +91,7 @@ def test_bins_that_contradict_each_other_are_pooled() -> None:
 
 
 def test_the_reliability_diagram_shows_only_what_was_said() -> None:
-    reliability = Reliability()
+    reliability = ReliabilityBins()
     assert reliability.bins() == ()
     assert reliability.ece == 0.0
     for came in (True, True, False, False):
@@ -119,4 +119,4 @@ def test_only_what_is_known_settles_a_prediction(end: object, recorded: list[tup
 
 
 def test_the_curve_of_nothing_is_the_centres() -> None:
-    assert Reliability().curve() == CENTRES
+    assert ReliabilityBins().curve() == CENTRES

@@ -9,23 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.conformal import LEAST, MISSES, MOST, Coverage, crowding_of
-from gateway.core.placement.interval import within_s
+from gateway.core.estimate.conformal import LEAST, MISSES, MOST, IntervalWidth, crowding_class
+from gateway.core.placement.interval import p95_s
 from gateway.core.placement.placer import Candidate, estimate
-from gateway.core.request.attempt import Attempt
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import BadAnswer, DeadlineExceeded, InvalidRequest, Overloaded, Unreachable
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=300))
 def test_a_width_stays_in_its_bounds_and_a_late_answer_never_narrows_it(ends: list[tuple[int, bool]]) -> None:
-    coverage = Coverage()
+    interval_width = IntervalWidth()
     for crowding, late in ends:
-        before = list(coverage.widths)
-        coverage.record(crowding, late=late)
-        assert LEAST <= coverage.widths[crowding] <= MOST
-        assert (coverage.widths[crowding] >= before[crowding]) is late or coverage.widths[crowding] in (LEAST, MOST)
-        assert [one for place, one in enumerate(coverage.widths) if place != crowding] == [
+        before = list(interval_width.widths)
+        interval_width.record(crowding, late=late)
+        assert LEAST <= interval_width.widths[crowding] <= MOST
+        assert (interval_width.widths[crowding] >= before[crowding]) is late or interval_width.widths[crowding] in (
+            LEAST,
+            MOST,
+        )
+        assert [one for place, one in enumerate(interval_width.widths) if place != crowding] == [
             one for place, one in enumerate(before) if place != crowding
         ]
 
@@ -42,23 +45,23 @@ def test_a_width_stays_in_its_bounds_and_a_late_answer_never_narrows_it(ends: li
 def test_ninety_five_in_a_hundred_come_within_the_margin_whatever_the_errors_are(
     outcome: Callable[[Random], float],
 ) -> None:
-    coverage, draw, late = Coverage(), Random(7), 0
+    interval_width, draw, late = IntervalWidth(), Random(7), 0
     for _ in range(5000):
-        is_late = outcome(draw) > coverage.widths[0]
-        coverage.record(0, late=is_late)
+        is_late = outcome(draw) > interval_width.widths[0]
+        interval_width.record(0, late=is_late)
         late += is_late
     assert late / 5000 == pytest.approx(MISSES, abs=0.012)
 
 
 def test_an_outage_is_forgotten_within_a_few_hundred_answers() -> None:
-    coverage = Coverage()
+    interval_width = IntervalWidth()
     for _ in range(1000):
-        coverage.record(2, late=True)
-    assert coverage.widths[2] == MOST
+        interval_width.record(2, late=True)
+    assert interval_width.widths[2] == MOST
     for _ in range(400):
-        coverage.record(2, late=False)
-    assert coverage.widths[2] == pytest.approx(2.0)
-    assert repr(coverage) == f"<Coverage 2.33 2.33 {coverage.widths[2]:.2f}>"
+        interval_width.record(2, late=False)
+    assert interval_width.widths[2] == pytest.approx(2.0)
+    assert repr(interval_width) == f"<IntervalWidth 2.33 2.33 {interval_width.widths[2]:.2f}>"
 
 
 @pytest.mark.parametrize(
@@ -68,15 +71,15 @@ def test_an_outage_is_forgotten_within_a_few_hundred_answers() -> None:
 def test_crowding_is_the_third_in_which_the_share_of_waiting_lies(
     wait_s: float, compute_s: float, crowding: int
 ) -> None:
-    assert crowding_of(wait_s, compute_s) == crowding
+    assert crowding_class(wait_s, compute_s) == crowding
 
 
-def launched() -> tuple[Candidate, Attempt, Coverage]:
+def launched() -> tuple[Candidate, AttemptTelemetry, IntervalWidth]:
     fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
-    assert fleet.targets["edge/a"].coverage is fleet.targets["edge/b"].coverage
-    assert fleet.targets["edge/a"].coverage is not fleet.targets["pool/main"].coverage
+    assert fleet.targets["edge/a"].interval_width is fleet.targets["edge/b"].interval_width
+    assert fleet.targets["edge/a"].interval_width is not fleet.targets["pool/main"].interval_width
     candidate = estimate(fleet.offered("minilm", "1")[0], ask().units, NOW)
-    return candidate, Attempt(candidate, 1, 16.0, NOW), candidate.target.coverage
+    return candidate, AttemptTelemetry(candidate, 1, 16.0, NOW), candidate.target.interval_width
 
 
 @pytest.mark.parametrize(
@@ -95,27 +98,27 @@ def launched() -> tuple[Candidate, Attempt, Coverage]:
     ],
 )
 def test_an_end_widens_or_narrows_margins_or_says_nothing_of_them(
-    end: Callable[[Attempt, float], None], wider: bool | None
+    end: Callable[[AttemptTelemetry, float], None], wider: bool | None
 ) -> None:
-    candidate, attempt, coverage = launched()
-    before = list(coverage.widths)
+    candidate, attempt, interval_width = launched()
+    before = list(interval_width.widths)
 
-    end(attempt, NOW + within_s(candidate))
+    end(attempt, NOW + p95_s(candidate))
 
     if wider is None:
-        assert coverage.widths == before
+        assert interval_width.widths == before
     else:
-        assert (coverage.widths[0] > before[0]) is wider
-        assert coverage.widths[1:] == before[1:]
+        assert (interval_width.widths[0] > before[0]) is wider
+        assert interval_width.widths[1:] == before[1:]
 
 
 def test_a_promise_is_as_wide_as_what_was_learned_and_rules_keep_their_margin() -> None:
     offered = fleet_of(edge_a=variant()).offered("minilm", "1")[0]
     before = estimate(offered, ask().units, NOW)
-    first_s = within_s(before)
+    first_s = p95_s(before)
     for _ in range(100):
-        offered.target.coverage.record(0, late=True)
+        offered.target.interval_width.record(0, late=True)
     after = estimate(offered, ask().units, NOW)
     assert after == before
     assert first_s == pytest.approx(before.finish_s + 2.33 / 1.645 * before.margin_s)
-    assert within_s(after) == pytest.approx(before.finish_s + MOST / 1.645 * before.margin_s)
+    assert p95_s(after) == pytest.approx(before.finish_s + MOST / 1.645 * before.margin_s)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.change_point import Regime
+from gateway.core.estimate.change_point import RttRegime
 from gateway.core.estimate.link_estimate import LARGE_BYTES, LinkEstimate
 from gateway.core.estimate.windowed_min import WindowedMin
 from gateway.core.placement.placer import estimate
-from gateway.core.request.attempt import Attempt
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, fleet_of, link_of, variant
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.types import Accepted
@@ -43,24 +43,24 @@ def test_a_minimum_of_nothing_is_the_default() -> None:
     [(1.5, None), (2.0, 27), (4.0, 6), (8.0, 4), (100.0, 2)],
 )
 def test_the_worse_the_round_trips_the_fewer_turn_the_weather(ratio: float, needed: int | None) -> None:
-    regime = Regime()
+    regime = RttRegime()
     turned_at = [count for count in range(1, 1000) if regime.record(0.100 * ratio, 0.100)]
     assert turned_at == ([] if needed is None else [needed])
-    assert regime.foul is (needed is not None)
+    assert regime.is_degraded is (needed is not None)
 
 
 def test_a_long_storm_is_over_as_soon_as_a_short_one() -> None:
-    regime = Regime()
+    regime = RttRegime()
     for _ in range(1000):
         regime.record(1.0, 0.1)
-    assert repr(regime) == "<Regime foul 5.0 of 5.0>"
+    assert repr(regime) == "<RttRegime foul 5.0 of 5.0>"
     calm = [regime.record(0.1, 0.1) for _ in range(12)]
     assert calm.index(True) == 9
-    assert repr(regime) == "<Regime fair 0.0 of 5.0>"
+    assert repr(regime) == "<RttRegime fair 0.0 of 5.0>"
 
 
 def test_on_loopback_three_times_a_fraction_of_a_millisecond_is_no_weather() -> None:
-    regime = Regime()
+    regime = RttRegime()
     assert not any(regime.record(0.0006, 0.0002) for _ in range(1000))
 
 
@@ -101,7 +101,7 @@ def test_the_path_is_the_same_object_until_something_is_learned() -> None:
 
 def test_in_foul_weather_only_the_last_two_seconds_count() -> None:
     link = link_of(*[0.010] * 20, *[0.200] * 4, every_s=0.1)
-    assert link.foul
+    assert link.is_degraded
     assert "foul" in repr(link)
     assert link.path(NOW).values_s.count(0.010) > 10
 
@@ -120,7 +120,7 @@ def test_a_lasting_change_is_the_new_calm_once_the_old_one_is_forgotten() -> Non
     for step in range(200):
         link.record(0.100, NOW + step * 0.1)
     assert link.calm_s == 0.100
-    assert not link.foul
+    assert not link.is_degraded
 
 
 @given(st.lists(st.tuples(seconds, st.floats(0.0, 3.0), st.integers(0, 10**7)), max_size=60), st.floats(0.0, 10.0))
@@ -149,7 +149,7 @@ def test_large_bodies_tell_the_bandwidth_and_are_not_taken_for_jitter() -> None:
         link.record(0.010 + 1e6 / 10e6, NOW + step, body_bytes=1_000_000)
     assert 1 / link.s_per_byte == pytest.approx(10e6)
     assert link.rtt_s == pytest.approx(0.010)
-    assert not link.foul
+    assert not link.is_degraded
 
 
 def test_a_bandwidth_that_changes_is_followed() -> None:
@@ -184,22 +184,22 @@ def test_a_link_that_has_been_long_known_forgets_nothing_for_one_short_round_tri
 def test_attempts_tell_the_link_of_acks_answers_and_silence() -> None:
     target = (fleet := fleet_of(edge_a=variant())).targets["edge/a"]
     candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
-    first = Attempt(candidate, 1, 16.0, NOW)
+    first = AttemptTelemetry(candidate, 1, 16.0, NOW)
     first.accepted(NOW + 0.008, Accepted(0, 0.010))
     assert target.link.rtt_s == pytest.approx(0.008)
     first.answered({"queue": 0.0, "compute": 0.01}, None, NOW + 0.018)
 
     for key in (2, 3):
-        Attempt(candidate, key, 16.0, NOW + 1.0).cancelled(NOW + 2.0)
-    Attempt(candidate, 4, 16.0, NOW + 1.0).failed(DeadlineExceeded("silence"), NOW + 2.0, 0.5)
+        AttemptTelemetry(candidate, key, 16.0, NOW + 1.0).cancelled(NOW + 2.0)
+    AttemptTelemetry(candidate, 4, 16.0, NOW + 1.0).failed(DeadlineExceeded("silence"), NOW + 2.0, 0.5)
     assert target.link.trust(NOW + 2.0) < 1e-3
-    Attempt(candidate, 5, 16.0, NOW + 2.0).failed(Overloaded("full"), NOW + 2.01, 0.5)
+    AttemptTelemetry(candidate, 5, 16.0, NOW + 2.0).failed(Overloaded("full"), NOW + 2.01, 0.5)
     assert target.link.trust(NOW + 2.01) == 1.0
 
 
 def test_a_large_answer_teaches_the_bandwidth() -> None:
     target = (fleet := fleet_of(edge_a=variant())).targets["edge/a"]
     candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
-    attempt = Attempt(candidate, 1, 16.0, NOW, body_bytes=500_000)
+    attempt = AttemptTelemetry(candidate, 1, 16.0, NOW, body_bytes=500_000)
     attempt.answered({"queue": 0.0, "compute": 0.01}, None, NOW + 0.112, body_bytes=500_000)
     assert target.link.s_per_byte == pytest.approx(0.1e-6)

@@ -9,10 +9,10 @@ from gateway.core.estimate.service_cost import CostModel, VariantCost, cost_clas
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import is_lesser
-from gateway.core.health.breaker import State
+from gateway.core.health.breaker import BreakerState
 from gateway.core.placement.placer import Candidate, estimate
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, report, variant
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import BadAnswer, DeadlineExceeded
@@ -145,8 +145,8 @@ def test_the_lesser_of_two_variants_needs_a_ground(one: VariantOffer, than: Vari
 def test_an_answer_teaches_cost_link_health_and_load() -> None:
     target = (fleet := fleet_of(edge_a=variant())).targets["edge/a"]
     candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
-    attempt = Attempt(candidate, 7, 16.0, NOW)
-    assert target.ledger.in_flight == 1
+    attempt = AttemptTelemetry(candidate, 7, 16.0, NOW)
+    assert target.queue_estimate.in_flight == 1
     assert "edge/a" in repr(attempt)
 
     link_s = attempt.answered({"queue": 0.002, "compute": 0.020}, report(0.5), NOW + 0.030)
@@ -154,15 +154,15 @@ def test_an_answer_teaches_cost_link_health_and_load() -> None:
     assert link_s == pytest.approx(0.008)
     assert target.link.rtt_s == pytest.approx(0.008)
     assert candidate.offered.cost.predict_s(16.0) > 0.010
-    assert target.ledger.in_flight == 0
-    assert target.ledger.wait_s(NOW + 0.030) == pytest.approx(0.5)
+    assert target.queue_estimate.in_flight == 0
+    assert target.queue_estimate.wait_s(NOW + 0.030) == pytest.approx(0.5)
 
 
 def test_an_answer_without_stage_times_teaches_what_is_left_as_compute() -> None:
     fleet = fleet_of(pool_a=variant())
     candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
     for key in range(60):
-        link_s = Attempt(candidate, key, 16.0, NOW).answered({}, None, NOW + 0.045)
+        link_s = AttemptTelemetry(candidate, key, 16.0, NOW).answered({}, None, NOW + 0.045)
 
     assert link_s == candidate.link_s
     assert candidate.offered.cost.predict_s(16.0) == pytest.approx(0.040, rel=0.1)
@@ -172,14 +172,14 @@ def test_errors_count_only_where_they_are_the_targets_fault() -> None:
     target = (fleet := fleet_of(edge_a=variant())).targets["edge/a"]
     candidate = estimate(fleet.offered("minilm", "1")[0], 16.0, NOW)
     for key in range(20):
-        Attempt(candidate, key, 16.0, NOW).failed(DeadlineExceeded("too short"), NOW, 0.5)
-        Attempt(candidate, key, 16.0, NOW).cancelled(NOW)
-    assert target.breaker.state is State.CLOSED
+        AttemptTelemetry(candidate, key, 16.0, NOW).failed(DeadlineExceeded("too short"), NOW, 0.5)
+        AttemptTelemetry(candidate, key, 16.0, NOW).cancelled(NOW)
+    assert target.breaker.state is BreakerState.CLOSED
 
     for key in range(5):
-        Attempt(candidate, key, 16.0, NOW).failed(BadAnswer("garbage"), NOW, 0.5)
-    assert target.breaker.state is State.OPEN
-    assert target.ledger.in_flight == 0
+        AttemptTelemetry(candidate, key, 16.0, NOW).failed(BadAnswer("garbage"), NOW, 0.5)
+    assert target.breaker.state is BreakerState.OPEN
+    assert target.queue_estimate.in_flight == 0
 
 
 def placed(fleet: Fleet) -> tuple[TargetView, Candidate]:
@@ -190,11 +190,11 @@ def placed(fleet: Fleet) -> tuple[TargetView, Candidate]:
 def test_an_ack_tells_of_a_queue_that_no_report_spoke_of() -> None:
     target, candidate = placed(fleet_of(edge_a=variant()))
     now = target.plain_from
-    attempt = Attempt(candidate, 1, 16.0, now)
+    attempt = AttemptTelemetry(candidate, 1, 16.0, now)
     attempt.accepted(now + candidate.link_s, Accepted(3, candidate.compute_s + 0.200))
     assert target.wait_s(now + candidate.link_s) == pytest.approx(0.200 + candidate.compute_s, abs=0.004)
 
-    short = Attempt(candidate._replace(ahead_s=0.200), 2, 16.0, now)
+    short = AttemptTelemetry(candidate._replace(ahead_s=0.200), 2, 16.0, now)
     short.accepted(now + candidate.link_s, Accepted(0, 0.0))
     assert target.wait_s(now + candidate.link_s) == pytest.approx(2 * candidate.compute_s, abs=0.004)
 
@@ -203,39 +203,39 @@ def test_waits_that_answers_report_are_held_against_what_was_predicted() -> None
     target, candidate = placed(fleet_of(edge_a=variant()))
     now = target.plain_from
     for key in range(100):
-        attempt = Attempt(candidate._replace(ahead_s=0.100), key, 16.0, now)
+        attempt = AttemptTelemetry(candidate._replace(ahead_s=0.100), key, 16.0, now)
         attempt.answered({"queue": 0.050, "compute": 0.010}, None, now + 0.062)
-    assert target.ledger.error.factor == pytest.approx(0.5, abs=0.05)
-    assert target.expects_s(0.100, now + 0.062) == pytest.approx(0.050, abs=0.005)
+    assert target.queue_estimate.error.factor == pytest.approx(0.5, abs=0.05)
+    assert target.expected_wait_s(0.100, now + 0.062) == pytest.approx(0.050, abs=0.005)
 
 
 def test_a_wait_predicted_from_our_own_caution_teaches_nothing() -> None:
     target, candidate = placed(fleet_of(edge_a=variant()))
     now = target.plain_from
     target.refused(0.5, now)
-    assert target.expects_s(0.5, now) == 0.5
-    attempt = Attempt(candidate._replace(ahead_s=0.5), 1, 16.0, now)
+    assert target.expected_wait_s(0.5, now) == 0.5
+    attempt = AttemptTelemetry(candidate._replace(ahead_s=0.5), 1, 16.0, now)
     attempt.accepted(now + 0.002, Accepted(0, 0.010))
-    target.ledger.report(report(0.040), "link", now + 0.002)
+    target.queue_estimate.report(report(0.040), "link", now + 0.002)
     attempt.answered({"queue": 0.001, "compute": 0.010}, None, now + 0.013)
-    assert target.ledger.error.factor == 1.0
-    assert target.ledger.wait_s(now + 0.013) > 0.02, "nor does it take anything out of the queue"
+    assert target.queue_estimate.error.factor == 1.0
+    assert target.queue_estimate.wait_s(now + 0.013) > 0.02, "nor does it take anything out of the queue"
 
 
 def test_no_learned_factor_shortens_a_pause_that_the_target_asked_for() -> None:
     target, _ = placed(fleet_of(edge_a=variant()))
     now = target.plain_from
     for _ in range(200):
-        target.ledger.error.record(0.1, 0.01)
+        target.queue_estimate.error.record(0.1, 0.01)
     target.refused(0.5, now)
-    assert target.expects_s(0.5, now) == 0.5
-    assert target.expects_s(0.5, now + 0.5) < 0.1
+    assert target.expected_wait_s(0.5, now) == 0.5
+    assert target.expected_wait_s(0.5, now + 0.5) < 0.1
 
 
 def test_an_attempt_that_was_moved_was_a_claim_that_failed_and_one_given_up_was_none() -> None:
-    placer = ValuePlacer(fleet_of(edge_a=variant()))
+    placer = UtilityPlacer(fleet_of(edge_a=variant()))
     for hopeless in (False, True):
         candidate = placer.decide(ask(), NOW).chosen
         assert candidate is not None
-        Attempt(candidate, 1, 16.0, NOW).cancelled(NOW + 0.01, hopeless=hopeless)
+        AttemptTelemetry(candidate, 1, 16.0, NOW).cancelled(NOW + 0.01, hopeless=hopeless)
     assert [came for _, came, weight in placer.calibration.claimed.bins() if weight == 1.0] == [0.0]

@@ -8,36 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.shadow_price import MEMORY_S, Congestion
+from gateway.core.estimate.shadow_price import MEMORY_S, ShadowPrice
 from tests.support.gateway.fleets import NOW
 
 MOST_RENT = 100.0
 
 
-def steady(share: float) -> Congestion:
+def steady(share: float) -> ShadowPrice:
     """A target that was sent so much of its time, a hundredth of a second at a time, up to `NOW`."""
-    congestion = Congestion()
+    congestion = ShadowPrice()
     for tick in range(1000):
         congestion.sent(share * 0.010, NOW - (999 - tick) * 0.010)
     return congestion
 
 
 def test_where_nothing_was_sent_a_second_is_free() -> None:
-    assert Congestion().rent(NOW) == 0.0
-    assert Congestion().rate(NOW) == 0.0
+    assert ShadowPrice().per_second(NOW) == 0.0
+    assert ShadowPrice().rate(NOW) == 0.0
 
 
 @pytest.mark.parametrize(("share", "rent"), [(0.1, 1 / 9), (0.5, 1.0), (0.8, 4.0), (0.95, 9.5), (2.0, 20.0)])
 def test_the_fuller_it_is_the_more_a_second_costs(share: float, rent: float) -> None:
     assert steady(share).rate(NOW) == pytest.approx(share, rel=0.02)
-    assert steady(share).rent(NOW) == pytest.approx(rent, rel=0.15)
-    assert repr(steady(0.5)).startswith("<Congestion 0.5")
+    assert steady(share).per_second(NOW) == pytest.approx(rent, rel=0.15)
+    assert repr(steady(0.5)).startswith("<ShadowPrice 0.5")
 
 
 def test_the_rate_falls_by_a_factor_of_e_in_its_memory() -> None:
     congestion = steady(0.5)
     assert congestion.rate(NOW + MEMORY_S) == pytest.approx(congestion.rate(NOW) / e)
-    assert congestion.rent(NOW + 20 * MEMORY_S) < 1e-6
+    assert congestion.per_second(NOW + 20 * MEMORY_S) < 1e-6
 
 
 sendings = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1e6)), max_size=40)
@@ -47,13 +47,13 @@ sendings = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1e6)), max_siz
 def test_rents_have_bounds_fall_with_time_and_rise_with_work(
     sent: list[tuple[float, float]], later_s: float, work_s: float
 ) -> None:
-    congestion, now = Congestion(), NOW
+    congestion, now = ShadowPrice(), NOW
     for pause_s, some_work_s in sent:
         now += pause_s
-        before = congestion.rent(now)
+        before = congestion.per_second(now)
         congestion.sent(some_work_s, now)
-        assert before <= congestion.rent(now) <= MOST_RENT + 1e-9
-    assert 0.0 <= congestion.rent(now + later_s) <= congestion.rent(now)
-    after_it = congestion.rent(now + later_s)
+        assert before <= congestion.per_second(now) <= MOST_RENT + 1e-9
+    assert 0.0 <= congestion.per_second(now + later_s) <= congestion.per_second(now)
+    after_it = congestion.per_second(now + later_s)
     congestion.sent(work_s, now + later_s)
-    assert congestion.rent(now + later_s) >= after_it
+    assert congestion.per_second(now + later_s) >= after_it

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.fleet.attestation import GONE, UNASKED, Attestation
+from gateway.core.fleet.attestation import ATTESTATION_OFF, CONNECTION_ENDED, Attestation
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkUp
 from gateway.core.placement.fallback import least_request
 from gateway.core.placement.placer import Decision, Placer
-from gateway.core.placement.probing import Probing
-from gateway.core.placement.utility import ValuePlacer
+from gateway.core.placement.probing import ProbePlacer
+from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.escalation import Escalations
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.request.hedging import Hedges, LatestUseful
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from gateway.core.request.machine import Action, Launch, RequestMachine
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import BadAnswer, NothingAlive, Overloaded, ServeError, Unreachable
@@ -48,7 +48,7 @@ def candidates(decision: Decision) -> set[str]:
     return {one.target.id for one in decision.candidates}
 
 
-@pytest.mark.parametrize("make", [Placer, ValuePlacer])
+@pytest.mark.parametrize("make", [Placer, UtilityPlacer])
 def test_only_attested_targets_are_candidates_where_that_is_required(make: type[Placer]) -> None:
     assert candidates(make(hospital()).decide(ask(attested=True), NOW)) == {"edge/a"}
     assert candidates(make(hospital()).decide(ask(), NOW)) == {"edge/a", "edge/b", "pool/main"}
@@ -79,20 +79,20 @@ def test_where_nobody_is_attested_the_caller_is_told_so_and_why_of_each_target()
     assert refusal.message.startswith("no target offers minilm attested for 1 row × 16: ")
     assert "edge/a is not attested: its evidence ends 2027-01-15T08:00:00Z, before the deadline" in refusal.message
     assert "edge/b is not attested: key 77 is not allowed" in refusal.message
-    assert f"pool/main is not attested: {UNASKED.why_not}" in refusal.message
+    assert f"pool/main is not attested: {ATTESTATION_OFF.why_not}" in refusal.message
 
 
 def test_evidence_ends_with_its_connection_and_the_next_begins_with_none() -> None:
     fleet = hospital()
     offers = fleet.targets["edge/a"].offers
     fleet.fold(LinkUp("edge/a", "edge/a", 1, offers), NOW)  # nobody said that the one before had ended
-    assert fleet.targets["edge/a"].attestation is GONE
+    assert fleet.targets["edge/a"].attestation is CONNECTION_ENDED
 
     attest(fleet, "edge/a", until(NOW + 600.0))
     fleet.fold(LinkDown("edge/a", "cut"), NOW)
     fleet.fold(LinkUp("edge/a", "edge/a", 1, offers), NOW)
     assert Placer(fleet).decide(ask(attested=True), NOW).chosen is None
-    assert fleet.targets["edge/a"].attestation is GONE
+    assert fleet.targets["edge/a"].attestation is CONNECTION_ENDED
 
 
 def test_nobody_without_evidence_is_probed_by_such_a_request() -> None:
@@ -100,7 +100,7 @@ def test_nobody_without_evidence_is_probed_by_such_a_request() -> None:
     for _ in range(20):
         fleet.targets["pool/main"].breaker.trip("it kept failing", NOW, 0.5)
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, lambda: 0.0)
+    placer.probes = ProbePlacer(fleet, lambda: 0.0)
     later = NOW + 120.0
 
     probed = placer.decide(ask(at=later, budget_s=5.0), later)
@@ -113,7 +113,7 @@ def test_nobody_without_evidence_is_probed_by_such_a_request() -> None:
 
 def test_an_answer_says_the_evidence_in_one_line() -> None:
     assert str(until(NOW)) == "software; key=3f9a; expires=2027-01-15T08:00:00Z"
-    assert str(GONE) == GONE.why_not
+    assert str(CONNECTION_ENDED) == CONNECTION_ENDED.why_not
 
 
 EVENTS = st.lists(
@@ -130,9 +130,9 @@ def test_under_any_events_nothing_is_launched_where_evidence_does_not_reach_the_
     policy: str, budget_s: float, events: list[tuple[str, int]]
 ) -> None:
     fleet = hospital()
-    places = ValuePlacer(fleet) if policy == "value" else Placer(fleet)
-    places.probes = Probing(fleet, lambda: 0.0)
-    hedges: Hedges = Crossing(places) if isinstance(places, ValuePlacer) else LatestUseful()
+    places = UtilityPlacer(fleet) if policy == "value" else Placer(fleet)
+    places.probes = ProbePlacer(fleet, lambda: 0.0)
+    hedges: HedgePolicy = ChanceHedging(places) if isinstance(places, UtilityPlacer) else DeadlineHedging()
     asked = ask(attested=True, budget_s=budget_s)
     machine = RequestMachine(asked, places, hedges=hedges, escalations=Escalations(0.5))
     now = NOW

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.estimate.link_estimate import SLACK_S
-from gateway.core.fleet.ejection import Balance, slow_start_share
+from gateway.core.fleet.ejection import EjectionPolicy, slow_start_share
 from gateway.core.fleet.fleet import STATIC_REDIAL_S, Fleet
-from gateway.core.fleet.indexed_set import Roster
+from gateway.core.fleet.indexed_set import IndexedSet
 from gateway.core.fleet.link_events import LinkDown, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.breaker import State, Verdict
+from gateway.core.health.breaker import AttemptVerdict, BreakerState
 from gateway.core.health.success_window import SuccessWindow
 from gateway.core.placement.placer import Placer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
@@ -20,7 +20,7 @@ from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, varian
 
 def fail(target: TargetView, times: int = 5, at: float = NOW) -> None:
     for _ in range(times):
-        target.breaker.record(Verdict.FAILURE, at, 0.5)
+        target.breaker.record(AttemptVerdict.FAILURE, at, 0.5)
 
 
 def edges(count: int, *, pools: int = 0) -> Fleet:
@@ -44,7 +44,7 @@ def test_up_to_half_of_the_edges_are_taken_out_and_no_more() -> None:
     for number in range(2):
         fail(fleet.targets[f"edge/{number}"])
     assert taken(fleet) == {"edge/2", "edge/3", "pool/0"}
-    assert repr(fleet.balance) == "<Balance 2 of 5 ejected>"
+    assert repr(fleet.balance) == "<EjectionPolicy 2 of 5 ejected>"
 
     fail(fleet.targets["edge/2"])
     assert taken(fleet) == {"edge/0", "edge/1", "edge/2", "edge/3", "pool/0"}
@@ -102,7 +102,7 @@ def test_targets_whose_link_is_down_count_for_neither_side() -> None:
     assert fleet.balance.ejected == ("edge/1",)
     fleet.remove("edge/1")
     assert fleet.balance.ejected == ()
-    assert repr(fleet.balance) == "<Balance 0 of 2 ejected>"
+    assert repr(fleet.balance) == "<EjectionPolicy 0 of 2 ejected>"
 
 
 def test_ejections_are_told_once_and_so_are_returns() -> None:
@@ -115,7 +115,7 @@ def test_ejections_are_told_once_and_so_are_returns() -> None:
     for _ in range(2):
         assert target.allows(NOW + 1.0)
         assert target.breaker.launched(NOW + 1.0)
-        target.breaker.record(Verdict.SUCCESS, NOW + 1.0, 0.5, probe=True)
+        target.breaker.record(AttemptVerdict.SUCCESS, NOW + 1.0, 0.5, probe=True)
 
     assert told == [("edge/0", True), ("edge/0", False)]
 
@@ -123,15 +123,15 @@ def test_ejections_are_told_once_and_so_are_returns() -> None:
 def test_who_is_trusted_again_starts_slowly_and_says_so() -> None:
     fleet = edges(3)
     target = fleet.targets["edge/0"]
-    target.ledger.launch(1, 0.050, NOW + 20.0)
+    target.queue_estimate.launch(1, 0.050, NOW + 20.0)
     fail(target, at=NOW + 20.0)
     target.breaker.heard(NOW + 20.0)
     target.breaker.heard(NOW + 20.0)
 
     assert target.wait_s(NOW + 20.0) == pytest.approx(0.5)
     assert target.state(NOW + 24.0) == ("ready", "warming up: counts for 40% of its capacity")
-    target.ledger.launch(2, 0.050, NOW + 30.0)
-    assert target.wait_s(NOW + 30.0) == target.ledger.wait_s(NOW + 30.0)
+    target.queue_estimate.launch(2, 0.050, NOW + 30.0)
+    assert target.wait_s(NOW + 30.0) == target.queue_estimate.wait_s(NOW + 30.0)
     assert target.state(NOW + 30.0) == ("ready", "")
 
 
@@ -172,7 +172,7 @@ def test_attempts_that_outlive_their_target_leave_the_count_alone() -> None:
     gone = fleet.targets["edge/0"]
     fleet.remove("edge/0")
     fail(gone)
-    assert repr(fleet.balance) == "<Balance 0 of 2 ejected>"
+    assert repr(fleet.balance) == "<EjectionPolicy 0 of 2 ejected>"
 
 
 def test_attempts_of_the_process_before_do_not_start_the_new_one_slowly() -> None:
@@ -181,7 +181,7 @@ def test_attempts_of_the_process_before_do_not_start_the_new_one_slowly() -> Non
     before = target.breaker
     fleet.fold(LinkUp("edge/0", "edge/0", 2, target.offers), NOW)
     for _ in range(5):
-        before.record(Verdict.FAILURE, NOW + 5.0, 0.5)
+        before.record(AttemptVerdict.FAILURE, NOW + 5.0, 0.5)
     assert slow_start_share(NOW + 5.0 - target.warm_since) == 1.0
     assert not target.ejected
 
@@ -201,7 +201,7 @@ def test_three_attempts_without_an_ack_take_the_path_out_after_three_times_the_p
     assert target.takes(NOW + 1.0 + 3.1 * patience_s), "seen once"
     assert not target.takes(NOW + 1.0 + 3.1 * patience_s + 1.01 * SLACK_S)
     assert target.state(NOW + 1.2)[1].startswith("the way to it kept failing (three requests were not acknowledged)")
-    assert target.breaker.state is State.CLOSED, "the process has done nothing wrong"
+    assert target.breaker.state is BreakerState.CLOSED, "the process has done nothing wrong"
 
 
 def test_two_attempts_without_an_ack_do_not() -> None:
@@ -269,7 +269,11 @@ def test_whatever_happens_somebody_stays_and_the_counts_are_right(steps: list[tu
             fleet.heard(target_id, load=None, doubt="", accepting=event == "accept", now=now)
 
         usable = [one for one in fleet.targets.values() if one.up and one.accepting]
-        ejected = [one for one in usable if one.breaker.state is not State.CLOSED or one.path.state is not State.CLOSED]
+        ejected = [
+            one
+            for one in usable
+            if one.breaker.state is not BreakerState.CLOSED or one.path.state is not BreakerState.CLOSED
+        ]
         assert set(fleet.balance.ejected) == {one.id for one in ejected}
         out = [one for one in usable if not one.takes(now)]
         assert 2 * len(out) <= len(usable)
@@ -282,7 +286,7 @@ def test_whatever_happens_somebody_stays_and_the_counts_are_right(steps: list[tu
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_a_roster_is_a_dictionary_that_can_be_indexed(steps: list[tuple[int, bool]]) -> None:
-    roster: Roster[int, int] = Roster()
+    roster: IndexedSet[int, int] = IndexedSet()
     model: dict[int, int] = {}
     for serial, (key, put) in enumerate(steps):
         if put:
@@ -295,7 +299,7 @@ def test_a_roster_is_a_dictionary_that_can_be_indexed(steps: list[tuple[int, boo
         assert {key: roster.get(key) for key in model} == model
         assert len(roster) == len(model)
     assert roster.get(99) is None
-    assert repr(roster) == f"<Roster of {len(model)}>"
+    assert repr(roster) == f"<IndexedSet of {len(model)}>"
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 4.0), st.booleans()), max_size=60))
@@ -313,7 +317,7 @@ def test_a_success_window_counts_the_last_ten_seconds_exactly(steps: list[tuple[
 
 
 def test_a_balance_of_nobody_is_calm() -> None:
-    balance = Balance()
+    balance = EjectionPolicy()
     balance.forget("edge/0")
     assert not balance.panic
     assert not balance.spares(edge=True)

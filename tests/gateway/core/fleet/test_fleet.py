@@ -8,11 +8,11 @@ import pytest
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
-from gateway.core.fleet.offer_index import Offered
+from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetSpec, TargetView
-from gateway.core.health.breaker import State, Verdict
+from gateway.core.health.breaker import AttemptVerdict, BreakerState
 from gateway.core.placement.placer import Placer
-from gateway.core.placement.probing import Probing
+from gateway.core.placement.probing import ProbePlacer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.types import LoadReport
 
@@ -86,7 +86,7 @@ def test_offers_may_change_over_the_link_and_over_mqtt() -> None:
     fleet = fleet_of(edge_a=variant())
     fleet.fold(LinkLoad("edge/a", LOAD, (offer(state="loading"),)), NOW)
     assert offered_by(fleet) == []
-    assert fleet.targets["edge/a"].ledger.load == LOAD
+    assert fleet.targets["edge/a"].queue_estimate.load == LOAD
 
     fleet.heard("edge/a", load=None, doubt="", offers=(offer(),), now=NOW)
     assert offered_by(fleet) == ["edge/a"]
@@ -144,17 +144,17 @@ def test_a_new_process_starts_with_a_closed_breaker_and_a_new_connection_with_a_
     fleet = fleet_of(edge_a=variant(), edge_b=variant())
     target = fleet.targets["edge/a"]
     for _ in range(5):
-        target.breaker.record(Verdict.FAILURE, NOW, 0.5)
+        target.breaker.record(AttemptVerdict.FAILURE, NOW, 0.5)
     target.path.trip("silent", NOW, 0.5)
     assert target.state(NOW)[0] == "down"
     assert not target.allows(NOW)
 
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
-    assert target.path.state is State.OPEN  # the same process on the same link: nothing new
+    assert target.path.state is BreakerState.OPEN  # the same process on the same link: nothing new
 
     fleet.fold(LinkDown("edge/a", "reset"), NOW)
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
-    assert (target.path.state, target.breaker.state) == (State.CLOSED, State.OPEN)
+    assert (target.path.state, target.breaker.state) == (BreakerState.CLOSED, BreakerState.OPEN)
     assert target.ejected
 
     fleet.fold(LinkUp("edge/a", "edge/a", 2, (offer(),)), NOW)
@@ -180,7 +180,7 @@ def test_row_13_a_ghost_that_mqtt_tells_of_gets_no_request_however_often_it_is_t
     fleet = fleet_of(edge_a=variant())
     fleet.add(spec("edge/ghost", static=False), NOW)
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, lambda: 0.0)  # would explore whenever it may
+    placer.probes = ProbePlacer(fleet, lambda: 0.0)  # would explore whenever it may
     for sequence in range(20):
         now = NOW + 20.0 + sequence
         fleet.heard("edge/ghost", load=LoadReport(1, sequence, 0, 0, 0.0), doubt="", offers=(offer(),), now=now)
@@ -191,11 +191,11 @@ def test_row_13_a_ghost_that_mqtt_tells_of_gets_no_request_however_often_it_is_t
 
 def test_row_13_old_and_repeated_reports_change_nothing() -> None:
     fleet = fleet_of(edge_a=variant())
-    ledger = fleet.targets["edge/a"].ledger
+    queue_estimate = fleet.targets["edge/a"].queue_estimate
     fleet.heard("edge/a", load=LoadReport(2, 7, 0, 0, 0.2), doubt="", now=NOW)
     for epoch, sequence in ((2, 7), (2, 3), (1, 99)):
         fleet.heard("edge/a", load=LoadReport(epoch, sequence, 9, 9, 9.0), doubt="", now=NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.2)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.2)
 
 
 def test_targets_that_come_up_one_by_one_are_listed_once_each() -> None:
@@ -203,7 +203,7 @@ def test_targets_that_come_up_one_by_one_are_listed_once_each() -> None:
     listed = 0
 
     class Counting(Fleet):
-        def _ready_offers(self, target: TargetView) -> Iterator[Offered]:
+        def _ready_offers(self, target: TargetView) -> Iterator[Offer]:
             nonlocal listed
             for one in super()._ready_offers(target):
                 listed += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkRtt
-from gateway.core.fleet.link_health import LENGTH, Timeline, link_state
+from gateway.core.fleet.link_health import LENGTH, RttTimeline, link_state
 from tests.support.gateway.fleets import NOW, fleet_of, variant
 
 
@@ -15,8 +15,8 @@ def fleet_with(rtt_s: float) -> Fleet:
     return fleet
 
 
-def watched(fleet: Fleet, samples: int = 20) -> Timeline:
-    timeline = Timeline()
+def watched(fleet: Fleet, samples: int = 20) -> RttTimeline:
+    timeline = RttTimeline()
     for _ in range(samples):
         timeline.sample(fleet.targets["edge/a"])
     return timeline

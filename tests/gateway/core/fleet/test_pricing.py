@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.pricing import METERED_BYTE, TIER, Tier, byte_price_of, price_of
 from gateway.core.placement.placer import Placer, estimate
-from gateway.core.placement.utility import ValuePlacer
+from gateway.core.placement.utility import UtilityPlacer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
-from tidegate.fleet.conditions import UNTOLD, Conditions
+from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
 SHARES = st.floats(0.0, 1.0)
 DEGREES = st.floats(-100.0, 200.0)
 CONDITIONS = st.builds(
-    Conditions,
+    DeviceConditions,
     battery=st.none() | SHARES,
     charging=st.booleans(),
     temperature_c=st.none() | DEGREES,
@@ -29,25 +29,25 @@ TIERS = st.sampled_from(sorted(TIER))
 
 @pytest.mark.parametrize(("conditions", "times"), [
     (UNTOLD, 1.0),
-    (Conditions(battery=0.8), 1.0),
-    (Conditions(battery=0.4), 7.0),
-    (Conditions(battery=0.2), 14.5),
-    (Conditions(battery=0.0), 25.0),
-    (Conditions(battery=0.1, charging=True), 1.0),
-    (Conditions(temperature_c=65.0), 1.0),
-    (Conditions(temperature_c=75.0), 2.0),
-    (Conditions(temperature_c=120.0), 5.0),
-    (Conditions(temperature_c=30.0, throttled=True), 5.0),
-    (Conditions(battery=0.4, throttled=True), 35.0),
-    (Conditions(metered=True), 1.0),
+    (DeviceConditions(battery=0.8), 1.0),
+    (DeviceConditions(battery=0.4), 7.0),
+    (DeviceConditions(battery=0.2), 14.5),
+    (DeviceConditions(battery=0.0), 25.0),
+    (DeviceConditions(battery=0.1, charging=True), 1.0),
+    (DeviceConditions(temperature_c=65.0), 1.0),
+    (DeviceConditions(temperature_c=75.0), 2.0),
+    (DeviceConditions(temperature_c=120.0), 5.0),
+    (DeviceConditions(temperature_c=30.0, throttled=True), 5.0),
+    (DeviceConditions(battery=0.4, throttled=True), 35.0),
+    (DeviceConditions(metered=True), 1.0),
 ])  # fmt: skip
-def test_a_devices_second_costs_what_the_table_says(conditions: Conditions, times: float) -> None:
+def test_a_devices_second_costs_what_the_table_says(conditions: DeviceConditions, times: float) -> None:
     assert price_of("edge", conditions) == pytest.approx(times * TIER["edge"])
 
 
 @given(TIERS, CONDITIONS, st.floats(1.0, 1e6))
 def test_prices_are_positive_bounded_and_never_below_the_tiers_own(
-    tier: Tier, conditions: Conditions, scarcity: float
+    tier: Tier, conditions: DeviceConditions, scarcity: float
 ) -> None:
     price = price_of(tier, conditions, scarcity)
     assert TIER[tier] <= price / scarcity * (1 + 1e-9)
@@ -56,13 +56,13 @@ def test_prices_are_positive_bounded_and_never_below_the_tiers_own(
 
 
 @given(CONDITIONS, SHARES, SHARES)
-def test_less_charge_is_never_cheaper(conditions: Conditions, one: float, other: float) -> None:
+def test_less_charge_is_never_cheaper(conditions: DeviceConditions, one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert price_of("edge", replace(conditions, battery=low)) >= price_of("edge", replace(conditions, battery=high))
 
 
 @given(CONDITIONS, DEGREES, DEGREES)
-def test_more_heat_is_never_cheaper(conditions: Conditions, one: float, other: float) -> None:
+def test_more_heat_is_never_cheaper(conditions: DeviceConditions, one: float, other: float) -> None:
     cool, hot = sorted((one, other))
     warmer = price_of("edge", replace(conditions, temperature_c=hot))
     assert warmer >= price_of("edge", replace(conditions, temperature_c=cool))
@@ -71,7 +71,7 @@ def test_more_heat_is_never_cheaper(conditions: Conditions, one: float, other: f
 
 
 @given(CONDITIONS, st.floats(1.0, 1e3), st.floats(1.0, 1e3))
-def test_more_scarcity_is_never_cheaper(conditions: Conditions, one: float, other: float) -> None:
+def test_more_scarcity_is_never_cheaper(conditions: DeviceConditions, one: float, other: float) -> None:
     assert price_of("pool", conditions, min(one, other)) <= price_of("pool", conditions, max(one, other))
 
 
@@ -80,7 +80,7 @@ def twins(*, pool: bool = False) -> Fleet:
     return fleet_of(edge_a=variant(compute_s=0.010), pool_main=variant(compute_s=0.010)) if pool else fleet
 
 
-def tell(fleet: Fleet, target_id: str, conditions: Conditions) -> None:
+def tell(fleet: Fleet, target_id: str, conditions: DeviceConditions) -> None:
     fleet.heard(target_id, load=None, doubt="", now=NOW, conditions=conditions)
 
 
@@ -90,37 +90,37 @@ def goes_to(fleet: Fleet, policy: type[Placer], **asked: int) -> str:
     return decision.chosen.target.id
 
 
-@pytest.mark.parametrize("policy", [Placer, ValuePlacer])
+@pytest.mark.parametrize("policy", [Placer, UtilityPlacer])
 def test_a_weak_device_leaves_its_work_to_a_slower_one_and_takes_it_back_when_it_charges(policy: type[Placer]) -> None:
     fleet = twins()
     assert goes_to(fleet, policy) == "edge/a"
 
-    tell(fleet, "edge/a", Conditions(battery=0.21))
+    tell(fleet, "edge/a", DeviceConditions(battery=0.21))
     assert goes_to(fleet, policy) == "edge/b"
-    tell(fleet, "edge/b", Conditions(battery=0.21, throttled=True))
+    tell(fleet, "edge/b", DeviceConditions(battery=0.21, throttled=True))
     assert goes_to(fleet, policy) == "edge/a"
 
-    tell(fleet, "edge/a", Conditions(battery=0.21, charging=True))
+    tell(fleet, "edge/a", DeviceConditions(battery=0.21, charging=True))
     assert goes_to(fleet, policy) == "edge/a"
 
 
 def test_twins_whose_batteries_differ_by_a_little_still_share_the_work() -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.010), edge_b=variant(compute_s=0.011))
-    tell(fleet, "edge/a", Conditions(battery=0.60))
-    tell(fleet, "edge/b", Conditions(battery=0.62))
+    tell(fleet, "edge/a", DeviceConditions(battery=0.60))
+    tell(fleet, "edge/b", DeviceConditions(battery=0.62))
     placer, went = Placer(fleet), []
     for key in range(6):
         candidate = placer.decide(ask(), NOW).chosen
         assert candidate is not None
-        candidate.target.ledger.launch(key, candidate.compute_s, NOW)
+        candidate.target.queue_estimate.launch(key, candidate.compute_s, NOW)
         went.append(candidate.target.id)
     assert sorted(went) == ["edge/a"] * 3 + ["edge/b"] * 3
 
 
-@pytest.mark.parametrize("policy", [Placer, ValuePlacer])
+@pytest.mark.parametrize("policy", [Placer, UtilityPlacer])
 def test_large_bodies_stay_off_a_metered_link_and_small_ones_do_not(policy: type[Placer]) -> None:
     fleet = twins(pool=True)
-    tell(fleet, "edge/a", Conditions(metered=True))
+    tell(fleet, "edge/a", DeviceConditions(metered=True))
     assert fleet.is_metered
     assert goes_to(fleet, policy, body_bytes=100, answer_bytes=100) == "edge/a"
     assert goes_to(fleet, policy, body_bytes=100, answer_bytes=40_000) == "pool/main"
@@ -133,13 +133,13 @@ def test_the_cost_counts_bytes_both_ways() -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.010))
     (offered,) = fleet.offered("minilm", "1")
     free = estimate(offered, 1.0, NOW, 3000, 2000).cost
-    tell(fleet, "edge/a", Conditions(metered=True))
+    tell(fleet, "edge/a", DeviceConditions(metered=True))
     assert estimate(offered, 1.0, NOW, 3000, 2000).cost == pytest.approx(free + 5000 * METERED_BYTE)
 
 
 def test_a_device_that_is_gone_is_metered_no_more() -> None:
     fleet = twins()
-    tell(fleet, "edge/a", Conditions(metered=True))
+    tell(fleet, "edge/a", DeviceConditions(metered=True))
     fleet.remove("edge/a")
     assert not fleet.is_metered
 
@@ -155,5 +155,5 @@ def test_scarcity_makes_the_cloud_dearer_and_nobody_else() -> None:
 
 def test_a_device_that_takes_no_new_work_says_how_it_is() -> None:
     fleet = twins()
-    fleet.heard("edge/a", load=None, doubt="", now=NOW, accepting=False, conditions=Conditions(battery=0.1))
+    fleet.heard("edge/a", load=None, doubt="", now=NOW, accepting=False, conditions=DeviceConditions(battery=0.1))
     assert fleet.targets["edge/a"].state(NOW) == ("down", "it takes no new work (battery at 10%)")

@@ -6,78 +6,78 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.fleet.queue_estimate import Ledger
-from gateway.core.placement.placer import estimate, work_of
+from gateway.core.fleet.queue_estimate import QueueEstimate
+from gateway.core.placement.placer import added_work_s, estimate
 from tests.support.gateway.fleets import NOW, fleet_of, report, variant
 from tidegate.fleet.offers import VariantOffer
 
 
 def test_who_is_given_up_while_it_is_computed_still_takes_its_time_there() -> None:
-    ledger = Ledger()
-    ledger.launch(1, 0.100, NOW)
-    ledger.launch(2, 0.050, NOW)
-    ledger.accepted(1)
-    ledger.abandon(1, NOW + 0.04)
-    assert ledger.wait_s(NOW + 0.04) == pytest.approx(0.060 + 0.050)
-    assert ledger.in_flight == 1
-    ledger.finish(2, NOW + 0.15)
-    assert ledger.wait_s(NOW + 0.15) == 0.0
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.100, NOW)
+    queue_estimate.launch(2, 0.050, NOW)
+    queue_estimate.accepted(1)
+    queue_estimate.abandon(1, NOW + 0.04)
+    assert queue_estimate.wait_s(NOW + 0.04) == pytest.approx(0.060 + 0.050)
+    assert queue_estimate.in_flight == 1
+    queue_estimate.finish(2, NOW + 0.15)
+    assert queue_estimate.wait_s(NOW + 0.15) == 0.0
 
 
 def test_who_is_given_up_while_it_waits_or_was_never_accepted_frees_its_time() -> None:
-    ledger = Ledger()
+    queue_estimate = QueueEstimate()
     for attempt in (1, 2, 3):
-        ledger.launch(attempt, 0.100, NOW)
-        ledger.accepted(attempt)
-    ledger.abandon(3, NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.200)
-    silent = Ledger()
+        queue_estimate.launch(attempt, 0.100, NOW)
+        queue_estimate.accepted(attempt)
+    queue_estimate.abandon(3, NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.200)
+    silent = QueueEstimate()
     silent.launch(1, 0.100, NOW)
     silent.abandon(1, NOW + 0.05)
     assert silent.wait_s(NOW + 0.05) == 0.0
 
 
 def test_who_is_given_up_when_it_should_have_been_done_leaves_nothing() -> None:
-    ledger = Ledger()
-    ledger.launch(1, 0.100, NOW)
-    ledger.accepted(1)
-    ledger.abandon(1, NOW + 0.2)
-    assert ledger.wait_s(NOW + 0.2) == 0.0
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.100, NOW)
+    queue_estimate.accepted(1)
+    queue_estimate.abandon(1, NOW + 0.2)
+    assert queue_estimate.wait_s(NOW + 0.2) == 0.0
 
 
 def test_own_launches_count_at_once_and_leave_with_their_end() -> None:
-    ledger = Ledger()
-    ledger.launch(1, 0.100, NOW)
-    ledger.launch(2, 0.100, NOW)
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.100, NOW)
+    queue_estimate.launch(2, 0.100, NOW)
 
-    assert ledger.wait_s(NOW) == pytest.approx(0.200)
-    assert ledger.in_flight == 2
-    ledger.finish(1, NOW + 0.1)
-    assert ledger.wait_s(NOW + 0.1) == pytest.approx(0.100)
-    ledger.finish(2, NOW + 0.2)
-    assert ledger.wait_s(NOW + 0.2) == 0.0
-    assert "0 in flight" in repr(ledger)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.200)
+    assert queue_estimate.in_flight == 2
+    queue_estimate.finish(1, NOW + 0.1)
+    assert queue_estimate.wait_s(NOW + 0.1) == pytest.approx(0.100)
+    queue_estimate.finish(2, NOW + 0.2)
+    assert queue_estimate.wait_s(NOW + 0.2) == 0.0
+    assert "0 in flight" in repr(queue_estimate)
 
 
 def test_the_head_of_the_queue_works_its_way_down_but_not_below_the_rest() -> None:
-    ledger = Ledger()
-    ledger.launch(1, 0.100, NOW)
-    ledger.launch(2, 0.050, NOW)
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.100, NOW)
+    queue_estimate.launch(2, 0.050, NOW)
 
-    assert ledger.wait_s(NOW + 0.040) == pytest.approx(0.110)
-    assert ledger.wait_s(NOW + 9.0) == pytest.approx(0.050)  # overdue: nothing is known of how much is to come
+    assert queue_estimate.wait_s(NOW + 0.040) == pytest.approx(0.110)
+    assert queue_estimate.wait_s(NOW + 9.0) == pytest.approx(0.050)  # overdue: nothing is known of how much is to come
 
 
 def test_a_pool_adds_half_a_call_once_for_the_one_that_is_running() -> None:
-    ledger = Ledger(batches=True)
-    assert ledger.wait_s(NOW) == 0.0
-    ledger.launch(1, 0.010, NOW, call_s=0.040)
-    assert ledger.wait_s(NOW) == pytest.approx(0.010 + 0.020)
-    ledger.launch(2, 0.010, NOW, call_s=0.060)
-    assert ledger.wait_s(NOW) == pytest.approx(0.020 + 0.030)
+    queue_estimate = QueueEstimate(batches=True)
+    assert queue_estimate.wait_s(NOW) == 0.0
+    queue_estimate.launch(1, 0.010, NOW, call_s=0.040)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.010 + 0.020)
+    queue_estimate.launch(2, 0.010, NOW, call_s=0.060)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.020 + 0.030)
     for attempt in (1, 2):
-        ledger.finish(attempt, NOW)
-    assert ledger.wait_s(NOW) == 0.0
+        queue_estimate.finish(attempt, NOW)
+    assert queue_estimate.wait_s(NOW) == 0.0
 
 
 def test_work_at_an_edge_is_all_of_the_compute_and_at_a_pool_what_it_adds_to_a_call() -> None:
@@ -86,111 +86,111 @@ def test_work_at_an_edge_is_all_of_the_compute_and_at_a_pool_what_it_adds_to_a_c
     work = {}
     for one in fleet.offered("minilm", "1"):
         candidate = estimate(one, 51.0, NOW)
-        work[one.target.id] = work_of(candidate) / candidate.compute_s
+        work[one.target.id] = added_work_s(candidate) / candidate.compute_s
     assert work["edge/a"] == 1.0
     assert work["pool/a"] == pytest.approx(0.005 / 0.045, rel=0.05)
     assert work["pool/b"] == pytest.approx(0.05), "nothing is free, even where the table says so"
 
 
 def test_others_work_is_known_from_reports_and_fades() -> None:
-    ledger = Ledger()
-    assert ledger.report(report(0.6), "link", NOW)
+    queue_estimate = QueueEstimate()
+    assert queue_estimate.report(report(0.6), "link", NOW)
 
-    assert ledger.wait_s(NOW) == pytest.approx(0.6)
-    assert 0.0 < ledger.wait_s(NOW + 0.3) < 0.3
-    assert ledger.wait_s(NOW + 2.0) == 0.0
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.6)
+    assert 0.0 < queue_estimate.wait_s(NOW + 0.3) < 0.3
+    assert queue_estimate.wait_s(NOW + 2.0) == 0.0
 
 
 def test_what_was_acknowledged_is_in_the_next_report_and_what_was_not_adds_to_it() -> None:
-    ledger = Ledger()
+    queue_estimate = QueueEstimate()
     for attempt, work_s in ((1, 0.100), (2, 0.050), (3, 0.020)):
-        ledger.launch(attempt, work_s, NOW)
-    ledger.accepted(1)
-    ledger.accepted(1)
-    ledger.accepted(99)
-    ledger.report(report(0.300, sequence=1), "link", NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.370)
+        queue_estimate.launch(attempt, work_s, NOW)
+    queue_estimate.accepted(1)
+    queue_estimate.accepted(1)
+    queue_estimate.accepted(99)
+    queue_estimate.report(report(0.300, sequence=1), "link", NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.370)
 
-    ledger.accepted(2)
-    assert ledger.wait_s(NOW) == pytest.approx(0.370), "the report before its ack says nothing of it"
-    ledger.report(report(0.350, sequence=2), "link", NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.370)
+    queue_estimate.accepted(2)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.370), "the report before its ack says nothing of it"
+    queue_estimate.report(report(0.350, sequence=2), "link", NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.370)
 
-    ledger.finish(1, NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.370), "what it did to the queue is for the next report to say"
-    ledger.finish(3, NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.350)
+    queue_estimate.finish(1, NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.370), "what it did to the queue is for the next report to say"
+    queue_estimate.finish(3, NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.350)
 
 
 def test_a_promise_that_differs_from_what_was_thought_corrects_the_wait_by_as_much() -> None:
-    ledger = Ledger()
-    ledger.launch(1, 0.100, NOW)
-    ledger.report(report(0.300), "link", NOW)
-    ledger.corrected(0.250, NOW + 0.010)
-    assert ledger.wait_s(NOW + 0.010) == pytest.approx(0.65, abs=0.02)
-    ledger.corrected(-0.5, NOW + 0.010)
-    assert ledger.wait_s(NOW + 0.010) == pytest.approx(0.15, abs=0.02)
-    ledger.corrected(-9.0, NOW + 0.010)
-    assert ledger.wait_s(NOW + 0.010) == pytest.approx(0.09), "what we have there ourselves is a floor"
-    assert ledger.reported_at == NOW, "an ack is no report"
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.100, NOW)
+    queue_estimate.report(report(0.300), "link", NOW)
+    queue_estimate.apply_ack(0.250, NOW + 0.010)
+    assert queue_estimate.wait_s(NOW + 0.010) == pytest.approx(0.65, abs=0.02)
+    queue_estimate.apply_ack(-0.5, NOW + 0.010)
+    assert queue_estimate.wait_s(NOW + 0.010) == pytest.approx(0.15, abs=0.02)
+    queue_estimate.apply_ack(-9.0, NOW + 0.010)
+    assert queue_estimate.wait_s(NOW + 0.010) == pytest.approx(0.09), "what we have there ourselves is a floor"
+    assert queue_estimate.reported_at == NOW, "an ack is no report"
 
 
 @pytest.mark.parametrize("batches", [False, True])
 def test_a_promise_that_says_what_was_thought_changes_nothing_however_often(batches: bool) -> None:
-    ledger = Ledger(batches=batches)
-    ledger.launch(1, 0.010, NOW, call_s=0.040)
-    ledger.report(report(0.200), "link", NOW)
-    before_s = ledger.wait_s(NOW)
+    queue_estimate = QueueEstimate(batches=batches)
+    queue_estimate.launch(1, 0.010, NOW, call_s=0.040)
+    queue_estimate.report(report(0.200), "link", NOW)
+    before_s = queue_estimate.wait_s(NOW)
     for _ in range(9):
-        ledger.corrected(0.0, NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(before_s)
+        queue_estimate.apply_ack(0.0, NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(before_s)
 
 
 @pytest.mark.parametrize("word_s", [float("inf"), 1e12])
 def test_an_absurd_promise_is_bounded_and_forgotten(word_s: float) -> None:
-    ledger = Ledger()
-    ledger.corrected(word_s, NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(60.0)
-    assert ledger.wait_s(NOW + 1.5) == 0.0
+    queue_estimate = QueueEstimate()
+    queue_estimate.apply_ack(word_s, NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(60.0)
+    assert queue_estimate.wait_s(NOW + 1.5) == 0.0
 
 
 def test_an_idle_report_does_not_hide_what_we_sent_ourselves() -> None:
-    ledger = Ledger()
-    ledger.launch(1, 0.100, NOW)
-    ledger.report(report(0.0), "mqtt", NOW)
-    assert ledger.wait_s(NOW) == pytest.approx(0.100)
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.100, NOW)
+    queue_estimate.report(report(0.0), "mqtt", NOW)
+    assert queue_estimate.wait_s(NOW) == pytest.approx(0.100)
 
 
 def test_reports_are_ordered_per_road_and_epochs_over_all_roads() -> None:
-    ledger = Ledger()
-    assert ledger.report(report(0.1, sequence=5), "link", NOW)
-    assert not ledger.report(report(0.9, sequence=5), "link", NOW)
-    assert ledger.report(report(0.2, sequence=1), "mqtt", NOW)
-    assert ledger.report(report(0.3, sequence=1, epoch=2), "link", NOW)
-    assert not ledger.report(report(0.9, sequence=9, epoch=1), "mqtt", NOW)
-    assert ledger.load == report(0.3, sequence=1, epoch=2)
+    queue_estimate = QueueEstimate()
+    assert queue_estimate.report(report(0.1, sequence=5), "link", NOW)
+    assert not queue_estimate.report(report(0.9, sequence=5), "link", NOW)
+    assert queue_estimate.report(report(0.2, sequence=1), "mqtt", NOW)
+    assert queue_estimate.report(report(0.3, sequence=1, epoch=2), "link", NOW)
+    assert not queue_estimate.report(report(0.9, sequence=9, epoch=1), "mqtt", NOW)
+    assert queue_estimate.load == report(0.3, sequence=1, epoch=2)
 
 
 @given(st.lists(st.tuples(st.sampled_from("lfrac"), st.floats(0.0, 1.0), st.floats(0.0, 0.5)), max_size=60))
 def test_waits_are_never_negative_and_an_empty_ledger_is_exactly_empty(
     steps: list[tuple[str, float, float]],
 ) -> None:
-    ledger, now, under_way = Ledger(batches=len(steps) % 2 == 0), NOW, list[int]()
+    queue_estimate, now, under_way = QueueEstimate(batches=len(steps) % 2 == 0), NOW, list[int]()
     for key, (step, size_s, pause_s) in enumerate(steps):
         now += pause_s
         if step == "l":
-            ledger.launch(key, size_s, now, call_s=pause_s)
+            queue_estimate.launch(key, size_s, now, call_s=pause_s)
             under_way.append(key)
         elif step == "f" and under_way:
-            ledger.finish(under_way.pop(key % len(under_way)), now)
+            queue_estimate.finish(under_way.pop(key % len(under_way)), now)
         elif step == "r":
-            ledger.report(report(size_s, sequence=key + 1), "link", now)
+            queue_estimate.report(report(size_s, sequence=key + 1), "link", now)
         elif step == "a" and under_way:
-            ledger.accepted(under_way[key % len(under_way)])
+            queue_estimate.accepted(under_way[key % len(under_way)])
         elif step == "c":
-            ledger.corrected(size_s - 0.5, now)
-        assert ledger.wait_s(now) >= 0.0
-        assert ledger.in_flight == len(under_way)
+            queue_estimate.apply_ack(size_s - 0.5, now)
+        assert queue_estimate.wait_s(now) >= 0.0
+        assert queue_estimate.in_flight == len(under_way)
     for left in under_way:
-        ledger.finish(left, now)
-    assert ledger.wait_s(now + 2.0) == 0.0
+        queue_estimate.finish(left, now)
+    assert queue_estimate.wait_s(now + 2.0) == 0.0

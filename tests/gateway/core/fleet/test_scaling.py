@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
-from gateway.core.fleet.scaling import DRAIN_S, KNOWN_S, Needed, Scaling, ScalingSpec
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
+from gateway.core.fleet.scaling import DRAIN_S, KNOWN_S, ReplicaNeed, ReplicaScaler, ScalingSpec
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.outcome import Overloaded
 
@@ -25,13 +25,13 @@ class Traffic:
     """Requests at a rate that may change, and a need that is looked at every five seconds."""
 
     def __init__(self, seed: int = 1, **asked: float) -> None:
-        self.scaling = Scaling(ScalingSpec(**asked))  # type: ignore[arg-type]
+        self.scaling = ReplicaScaler(ScalingSpec(**asked))  # type: ignore[arg-type]
         self.now = NOW
         self.replicas = 1
         self._draw = Random(seed)
         self._looked_at = NOW
 
-    def flow(self, seconds: float, rate: Callable[[float], float], *, backlog_s: float = 0.0) -> Needed:
+    def flow(self, seconds: float, rate: Callable[[float], float], *, backlog_s: float = 0.0) -> ReplicaNeed:
         """Independent arrivals; each need is followed at once."""
         until, began = self.now + seconds, self.now
         while self.now < until:
@@ -155,7 +155,7 @@ def test_those_turned_away_count_as_load() -> None:
 def test_the_need_stays_within_its_bounds_and_never_falls_faster_than_it_may(
     told: list[tuple[float, float, float, int, bool]],
 ) -> None:
-    scaling, now = Scaling(ScalingSpec(min_replicas=2, max_replicas=9, scale_down_s=60.0)), NOW
+    scaling, now = ReplicaScaler(ScalingSpec(min_replicas=2, max_replicas=9, scale_down_s=60.0)), NOW
     wishes: list[tuple[float, int]] = []  # the backlog alone asks for so many
     for gap_s, work_s, slack_s, replicas, in_time in told:
         now += gap_s
@@ -172,7 +172,7 @@ def test_the_need_stays_within_its_bounds_and_never_falls_faster_than_it_may(
 
 def pools() -> Fleet:
     fleet = fleet_of()
-    fleet.scaling = Scaling(ScalingSpec())
+    fleet.scaling = ReplicaScaler(ScalingSpec())
     for target_id in ("pool/a", "edge/b"):
         fleet.add(spec(target_id), NOW)
         fleet.fold(LinkUp(target_id, target_id, 1, (offer(variant()),)), NOW)
@@ -182,14 +182,14 @@ def pools() -> Fleet:
 def test_attempts_at_the_pool_tell_what_they_cost_and_those_at_edges_do_not() -> None:
     fleet = pools()
     assert fleet.scaling is not None
-    placer, at = ValuePlacer(fleet), NOW
+    placer, at = UtilityPlacer(fleet), NOW
     for target, other in (("edge/b", "pool/a"), ("pool/a", "edge/b")):
         for key in range(100):
             at += 0.1
             chosen = placer.decide(ask(at=at), at, [other]).chosen
             assert chosen is not None
             assert chosen.target.id == target
-            Attempt(chosen, key, 16.0, at).answered({"queue": 0.0, "compute": 0.01}, None, at + 0.012)
+            AttemptTelemetry(chosen, key, 16.0, at).answered({"queue": 0.0, "compute": 0.01}, None, at + 0.012)
         needed = fleet.replicas_needed(at + 1.0)
         assert needed is not None
         assert (needed.load > 0.0) is (target == "pool/a")
@@ -198,13 +198,13 @@ def test_attempts_at_the_pool_tell_what_they_cost_and_those_at_edges_do_not() ->
 def test_a_refusal_of_the_pool_counts_as_late() -> None:
     fleet = pools()
     assert fleet.scaling is not None
-    chosen = ValuePlacer(fleet).decide(ask(), NOW, ["edge/b"]).chosen
+    chosen = UtilityPlacer(fleet).decide(ask(), NOW, ["edge/b"]).chosen
     assert chosen is not None
     before = fleet.scaling.strain
     at = NOW
     for key in range(200):
         at += 0.5
-        Attempt(chosen, key, 16.0, at).failed(Overloaded("full"), at + 0.001, 0.5)
+        AttemptTelemetry(chosen, key, 16.0, at).failed(Overloaded("full"), at + 0.001, 0.5)
         fleet.replicas_needed(at)
     assert fleet.scaling.strain > before
 

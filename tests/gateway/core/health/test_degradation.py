@@ -14,14 +14,14 @@ from gateway.core.fleet.ejection import SLOW_START_S
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetView
-from gateway.core.health.degradation import HOLD_S, WIDER, Change, Condition, Degradation, Name
+from gateway.core.health.degradation import HOLD_S, WIDER, Condition, ConditionChange, Degradation, Name
 from gateway.core.health.detectors import COLD_ANSWERS, IDLE_S
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.observe.conditions import MOST_SERIES, condition_family, conditions_of
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.observe.conditions import MOST_SERIES, condition_family, conditions_json
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.outcome import InternalError
 from tidegate.types import LoadReport
 
@@ -39,7 +39,7 @@ class Life:
     def __init__(self) -> None:
         self.subject = Degradation()
         self.now = NOW
-        self.changes: list[Change] = []
+        self.changes: list[ConditionChange] = []
 
     def answers(
         self, count: int, times: float = 1.0, *, every_s: float = 1.0, spread: float = 0.1, seed: int = 0
@@ -50,7 +50,13 @@ class Life:
             self.subject.answered(INT8, 0.010, 0.010 * times * exp(draw.gauss(0.0, spread)), self.now)
             self.look()
 
-    def look(self, *, rtt_s: float = 0.003, wait_s: float = 0.0, conditions: Conditions = Conditions()) -> None:  # noqa: B008
+    def look(
+        self,
+        *,
+        rtt_s: float = 0.003,
+        wait_s: float = 0.0,
+        conditions: DeviceConditions = DeviceConditions(),  # noqa: B008
+    ) -> None:
         self.subject.look(self.now, rtt_s=rtt_s, wait_s=wait_s, conditions=conditions)
         self.changes += self.subject.take_changes()
 
@@ -60,7 +66,7 @@ class Life:
         *,
         rtt_s: Callable[[int], float] = lambda _: 0.003,
         wait_s: Callable[[int], float] = lambda _: 0.0,
-        conditions: Callable[[int], Conditions] = lambda _: Conditions(),
+        conditions: Callable[[int], DeviceConditions] = lambda _: DeviceConditions(),
     ) -> None:
         for second in range(count):
             self.now += 1.0
@@ -187,8 +193,8 @@ def test_a_wait_that_is_long_and_grows_is_a_build_up_and_a_steady_one_is_none() 
 
 
 def test_memory_that_grows_and_will_be_full_within_hours_is_a_leak_and_a_sawtooth_is_none() -> None:
-    def device(rss_mib: float) -> Conditions:
-        return Conditions(memory_bytes=int(rss_mib * MIB), memory_limit_bytes=2048 * MIB)
+    def device(rss_mib: float) -> DeviceConditions:
+        return DeviceConditions(memory_bytes=int(rss_mib * MIB), memory_limit_bytes=2048 * MIB)
 
     life = Life()
     life.seconds(3600, conditions=lambda second: device(400.0 + second % 97))
@@ -200,7 +206,7 @@ def test_memory_that_grows_and_will_be_full_within_hours_is_a_leak_and_a_sawtoot
 
 def test_memory_that_a_device_does_not_tell_is_no_leak() -> None:
     life = Life()
-    life.seconds(100, conditions=lambda second: Conditions(memory_bytes=second * MIB))
+    life.seconds(100, conditions=lambda second: DeviceConditions(memory_bytes=second * MIB))
     assert names(life.subject) == []
 
 
@@ -209,13 +215,13 @@ def test_memory_that_a_device_does_not_tell_is_no_leak() -> None:
 
 def test_heat_has_two_thresholds() -> None:
     life = Life()
-    life.seconds(20, conditions=lambda _: Conditions(temperature_c=84.0))
+    life.seconds(20, conditions=lambda _: DeviceConditions(temperature_c=84.0))
     assert names(life.subject) == []
-    life.seconds(5, conditions=lambda _: Conditions(temperature_c=86.0))
+    life.seconds(5, conditions=lambda _: DeviceConditions(temperature_c=86.0))
     assert names(life.subject) == ["thermal"]
-    life.seconds(100, conditions=lambda second: Conditions(temperature_c=80.0, throttled=second % 7 == 0))
+    life.seconds(100, conditions=lambda second: DeviceConditions(temperature_c=80.0, throttled=second % 7 == 0))
     assert names(life.subject) == ["thermal"]
-    life.seconds(15, conditions=lambda _: Conditions(temperature_c=70.0))
+    life.seconds(15, conditions=lambda _: DeviceConditions(temperature_c=70.0))
     assert [change.begun for change in life.changes] == [True, False]
 
 
@@ -239,7 +245,7 @@ def test_conditions_begin_and_end_in_turn_and_last_for_the_hold_unless_the_proce
     held: dict[str, Condition] = {}
     for gap_s, what, size in told:
         now += gap_s
-        hot = Conditions(temperature_c=min(150.0, 10.0 * size), throttled=size > 10.0)
+        hot = DeviceConditions(temperature_c=min(150.0, 10.0 * size), throttled=size > 10.0)
         match what:
             case "answer":
                 for _ in range(10):
@@ -271,14 +277,14 @@ def two_edges() -> tuple[Fleet, TargetView]:
 
 def answered(fleet: Fleet, target: TargetView, times: float, count: int, at: float) -> float:
     """That many answers from the target, through the evidence that the conductor notes."""
-    placer = ValuePlacer(fleet)
+    placer = UtilityPlacer(fleet)
     for key in range(count):
         at += 1.0
         asked = ask(at=at)
         others = [one for one in fleet.targets if one != target.id]
         chosen = placer.decide(asked, at, others).chosen
         assert chosen is not None
-        attempt = Attempt(chosen, key, asked.units, at)
+        attempt = AttemptTelemetry(chosen, key, asked.units, at)
         attempt.answered({"queue": 0.0, "compute": 0.010 * times}, None, at + 0.010 * times + 0.002)
         fleet.fold(LinkRtt(target.id, 0.002), at + 0.09)
     return at
@@ -314,7 +320,7 @@ def test_heat_stays_a_price_until_it_is_over() -> None:
     usual = target.price
 
     def beat(at: float, degrees: float) -> None:
-        fleet.heard(target.id, load=None, doubt="", conditions=Conditions(temperature_c=degrees), now=at)
+        fleet.heard(target.id, load=None, doubt="", conditions=DeviceConditions(temperature_c=degrees), now=at)
         fleet.fold(LinkRtt(target.id, 0.002), at)
 
     beat(NOW + 1.0, 90.0)
@@ -331,7 +337,7 @@ def test_a_leak_makes_a_second_dearer() -> None:
     fleet, target = two_edges()
     usual = target.price
     for minute in range(60):
-        told = Conditions(memory_bytes=(400 + 20 * minute) * MIB, memory_limit_bytes=2048 * MIB)
+        told = DeviceConditions(memory_bytes=(400 + 20 * minute) * MIB, memory_limit_bytes=2048 * MIB)
         at = NOW + 61.0 * minute
         fleet.heard(target.id, load=None, doubt="", conditions=told, now=at)
         fleet.fold(LinkRtt(target.id, 0.002), at)
@@ -343,7 +349,7 @@ def build_up(fleet: Fleet, target: TargetView) -> float:
     at = NOW
     for second in range(60):
         at = NOW + 1.0 + second
-        target.ledger.report(LoadReport(1, second + 1, second, 1, 0.02 * second), "link", at)
+        target.queue_estimate.report(LoadReport(1, second + 1, second, 1, 0.02 * second), "link", at)
         fleet.fold(LinkRtt(target.id, 0.002), at)
     assert "queue_buildup" in target.degradation.active
     return at
@@ -351,8 +357,8 @@ def build_up(fleet: Fleet, target: TargetView) -> float:
 
 def test_hedges_stay_away_from_a_queue_that_builds_up_while_somebody_else_is_there() -> None:
     fleet, target = two_edges()
-    crossing = Crossing(ValuePlacer(fleet))
-    first = ValuePlacer(fleet).decide(ask(), NOW, ["edge/a", "pool/p"]).chosen
+    crossing = ChanceHedging(UtilityPlacer(fleet))
+    first = UtilityPlacer(fleet).decide(ask(), NOW, ["edge/a", "pool/p"]).chosen
     assert first is not None
     assert sorted(crossing.avoid([first])) == ["edge/b"]
     build_up(fleet, target)
@@ -365,10 +371,10 @@ def test_hedges_stay_away_from_a_queue_that_builds_up_while_somebody_else_is_the
 
 def test_failures_through_the_evidence_keep_hedges_away_and_a_new_process_is_given_a_chance() -> None:
     fleet, target = two_edges()
-    chosen = ValuePlacer(fleet).decide(ask(), NOW, ["edge/b", "pool/p"]).chosen
+    chosen = UtilityPlacer(fleet).decide(ask(), NOW, ["edge/b", "pool/p"]).chosen
     assert chosen is not None
     for key in range(4):
-        Attempt(chosen, key, 16.0, NOW).failed(InternalError("broken"), NOW + 0.01, 0.5)
+        AttemptTelemetry(chosen, key, 16.0, NOW).failed(InternalError("broken"), NOW + 0.01, 0.5)
     fleet.fold(LinkRtt(target.id, 0.002), NOW + 1.0)
     assert fleet.unhedged == {"edge/a"}
     fleet.fold(LinkUp("edge/a", "edge/a", 2, (offer(variant("int8")),)), NOW + 2.0)
@@ -381,7 +387,7 @@ def test_failures_through_the_evidence_keep_hedges_away_and_a_new_process_is_giv
 def test_what_ails_is_told_as_json_and_as_a_bounded_metric() -> None:
     fleet, target = two_edges()
     at = build_up(fleet, target)
-    (told,) = conditions_of(fleet, at + 5.0)
+    (told,) = conditions_json(fleet, at + 5.0)
     assert (told["target"], told["condition"], told["variant"]) == ("edge/a", "queue_buildup", None)
     assert told["for_s"] >= 5.0
     (sample,) = condition_family(fleet).samples

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from gateway.core.history.recorder import MOST_RAW, Flown, Memory
+from gateway.core.history.recorder import MAX_PACKED_BYTES, FlightRecorder, RequestRecord
 from gateway.core.placement.placer import Placer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
-from tests.support.gateway.flowns import flown
+from tests.support.gateway.flowns import request_record
 
 DECISION = Placer(fleet_of(edge_a=variant())).decide(ask(), NOW)
 
@@ -29,13 +29,13 @@ class Deferred:
             do()
 
 
-def bare(number: int) -> Flown:
-    return replace(flown(number=number), decision=None)
+def bare(number: int) -> RequestRecord:
+    return replace(request_record(number=number), decision=None)
 
 
 def test_decisions_are_packed_later_and_whoever_reads_finds_them_packed() -> None:
-    deferred, heard, kept = Deferred(), list[Flown](), list[Flown]()
-    memory = Memory(1000, defer=deferred)
+    deferred, heard, kept = Deferred(), list[RequestRecord](), list[RequestRecord]()
+    memory = FlightRecorder(1000, defer=deferred)
     memory.watchers.append(heard.append)
     memory.taps.append(kept.append)
     memory.add(bare(1), DECISION)
@@ -49,16 +49,16 @@ def test_decisions_are_packed_later_and_whoever_reads_finds_them_packed() -> Non
 
 
 def test_numbers_rise_also_where_one_needs_no_packing() -> None:
-    memory = Memory(1000, defer=Deferred())
+    memory = FlightRecorder(1000, defer=Deferred())
     memory.add(bare(1), DECISION)
-    memory.add(flown(number=2))
+    memory.add(request_record(number=2))
     assert [one.number for one in memory] == [1, 2]
 
 
 def test_decisions_that_are_held_as_they_are_are_few() -> None:
-    kept = list[Flown]()
-    memory = Memory(1000, defer=Deferred())
+    kept = list[RequestRecord]()
+    memory = FlightRecorder(1000, defer=Deferred())
     memory.taps.append(kept.append)
-    for number in range(3 * MOST_RAW):
+    for number in range(3 * MAX_PACKED_BYTES):
         memory.add(bare(number), DECISION)
-    assert len(kept) == 3 * MOST_RAW
+    assert len(kept) == 3 * MAX_PACKED_BYTES

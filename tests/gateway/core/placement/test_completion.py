@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.link_estimate import LinkEstimate, Path
-from gateway.core.placement.completion import Timing, if_silent, timing
+from gateway.core.estimate.link_estimate import LinkEstimate, RttDistribution
+from gateway.core.placement.completion import CompletionTime, chance_after_silence, completion_time
 from tests.support.gateway.fleets import NOW
 
 durations = st.floats(0.0, 2.0)
@@ -18,16 +18,16 @@ spreads = st.floats(0.001, 0.5)
 chances = st.floats(0.0, 1.0)
 
 
-def path_of(*values_s: float) -> Path:
+def path_of(*values_s: float) -> RttDistribution:
     share, count = 1.0 / len(values_s), len(values_s)
     below = tuple(index * share for index in range(count + 1))
-    return Path(tuple(sorted(values_s)), (share,) * count, below, sorted(values_s)[(count - 1) // 2])
+    return RttDistribution(tuple(sorted(values_s)), (share,) * count, below, sorted(values_s)[(count - 1) // 2])
 
 
 paths = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=34).map(lambda values: path_of(*values))
 
 
-def exact(one: Timing, budget_s: float) -> float:
+def exact(one: CompletionTime, budget_s: float) -> float:
     pairs = zip(one.path.values_s, one.path.weights, strict=True)
     return one.trust * sum(
         weight * 0.5 * (1 + erf((budget_s - value - one.busy_s) / one.spread_s / sqrt(2))) for value, weight in pairs
@@ -36,27 +36,27 @@ def exact(one: Timing, budget_s: float) -> float:
 
 @given(paths, durations, spreads, st.sampled_from([1.0, 0.25, 1 / 64]), durations)
 def test_it_is_the_weighted_sum_of_normal_tails(
-    path: Path, busy_s: float, spread_s: float, trust: float, budget_s: float
+    path: RttDistribution, busy_s: float, spread_s: float, trust: float, budget_s: float
 ) -> None:
-    one = Timing(path, busy_s, spread_s, trust)
+    one = CompletionTime(path, busy_s, spread_s, trust)
     assert one.by(budget_s) == pytest.approx(exact(one, budget_s), abs=1e-4)
     assert 0.0 <= one.by(budget_s) <= trust
 
 
 @given(paths, durations, spreads, st.sampled_from([1.0, 0.25, 1 / 64]), durations)
 def test_the_shortest_round_trip_bounds_it(
-    path: Path, busy_s: float, spread_s: float, trust: float, budget_s: float
+    path: RttDistribution, busy_s: float, spread_s: float, trust: float, budget_s: float
 ) -> None:
-    one = Timing(path, busy_s, spread_s, trust)
+    one = CompletionTime(path, busy_s, spread_s, trust)
     assert one.by(budget_s) <= one.at_most(budget_s) <= trust
     assert one.at_most(budget_s) <= exact(one._replace(path=path_of(path.values_s[0])), budget_s) + 1e-4
 
 
 @given(paths, durations, spreads, durations, durations)
 def test_more_time_and_less_work_never_make_it_less_likely(
-    path: Path, busy_s: float, spread_s: float, budget_s: float, more_s: float
+    path: RttDistribution, busy_s: float, spread_s: float, budget_s: float, more_s: float
 ) -> None:
-    one = Timing(path, busy_s, spread_s)
+    one = CompletionTime(path, busy_s, spread_s)
     # Cutting the tails at four spreads costs at most 3.2e-5.
     assert one.by(budget_s + more_s) >= one.by(budget_s) - 1e-4
     assert one._replace(busy_s=busy_s + more_s).by(budget_s) <= one.by(budget_s) + 1e-4
@@ -66,7 +66,7 @@ def test_more_time_and_less_work_never_make_it_less_likely(
     ("budget_s", "chance"), [(0.050, 0.0), (0.110, 0.25), (0.120, 0.5), (0.200, 0.5), (0.320, 0.75), (1.0, 1.0)]
 )
 def test_a_link_with_two_humps_gives_two_steps(budget_s: float, chance: float) -> None:
-    two_humps = Timing(path_of(0.010, 0.220), busy_s=0.100, spread_s=0.001)
+    two_humps = CompletionTime(path_of(0.010, 0.220), busy_s=0.100, spread_s=0.001)
     assert two_humps.by(budget_s) == pytest.approx(chance, abs=1e-3)
 
 
@@ -76,20 +76,20 @@ def test_the_spread_has_the_moments_of_a_lognormal_compute_and_an_uncertain_wait
     mean_s = sum(drawn) / len(drawn)
     spread_s = sqrt(sum((one - mean_s) ** 2 for one in drawn) / len(drawn))
 
-    one = timing(path_of(0.0), wait_s=0.050, wait_variance=0.015**2, compute_s=0.020, sigma=0.4)
+    one = completion_time(path_of(0.0), wait_s=0.050, wait_variance=0.015**2, compute_s=0.020, sigma=0.4)
 
     assert one.busy_s == pytest.approx(mean_s, rel=0.01)
     assert one.spread_s == pytest.approx(spread_s, rel=0.02)
 
 
 def test_bodies_take_their_time_on_the_wire() -> None:
-    near = timing(path_of(0.01), 0.0, 1e-6, 0.01, 0.2)
-    assert timing(path_of(0.01), 0.0, 1e-6, 0.01, 0.2, wire_s=0.5).busy_s == pytest.approx(near.busy_s + 0.5)
+    near = completion_time(path_of(0.01), 0.0, 1e-6, 0.01, 0.2)
+    assert completion_time(path_of(0.01), 0.0, 1e-6, 0.01, 0.2, wire_s=0.5).busy_s == pytest.approx(near.busy_s + 0.5)
 
 
 def test_a_silent_path_is_believed_only_as_far_as_its_trust() -> None:
     link = LinkEstimate(prior_rtt_s=0.010)
-    assert timing(link.path(NOW), 0.0, 1e-6, 0.01, 0.2, trust=0.25).by(60.0) == 0.25
+    assert completion_time(link.path(NOW), 0.0, 1e-6, 0.01, 0.2, trust=0.25).by(60.0) == 0.25
 
 
 # silence
@@ -108,7 +108,7 @@ def test_a_silent_path_is_believed_only_as_far_as_its_trust() -> None:
     ],
 )
 def test_what_silence_leaves(by_now: float, by_deadline: float, claimed: float, left: float) -> None:
-    assert if_silent(by_now, by_deadline, claimed) == pytest.approx(left, abs=1e-3)
+    assert chance_after_silence(by_now, by_deadline, claimed) == pytest.approx(left, abs=1e-3)
 
 
 @given(chances, chances, chances)
@@ -116,17 +116,17 @@ def test_silence_leaves_a_chance_that_is_never_above_the_claim(
     by_now: float, by_deadline: float, claimed: float
 ) -> None:
     by_now = min(by_now, by_deadline)
-    assert 0.0 <= if_silent(by_now, by_deadline, claimed) <= claimed + 1e-12
+    assert 0.0 <= chance_after_silence(by_now, by_deadline, claimed) <= claimed + 1e-12
 
 
 @given(paths, spreads, st.floats(0.2, 2.0), st.floats(0.5, 0.99))
 def test_the_longer_the_silence_lasts_after_the_usual_time_the_less_is_left(
-    path: Path, spread_s: float, budget_s: float, claimed: float
+    path: RttDistribution, spread_s: float, budget_s: float, claimed: float
 ) -> None:
-    one = Timing(path, 0.05, spread_s)
+    one = CompletionTime(path, 0.05, spread_s)
     by_deadline = one.by(budget_s)
-    at_first = if_silent(one.by(0.0), by_deadline, claimed)
-    at_last = if_silent(one.by(budget_s), by_deadline, claimed)
+    at_first = chance_after_silence(one.by(0.0), by_deadline, claimed)
+    at_last = chance_after_silence(one.by(budget_s), by_deadline, claimed)
     assert at_last <= at_first + 1e-9
 
 
@@ -138,17 +138,17 @@ BROKEN = 0.02
 
 @given(paths, durations, spreads, durations, durations, st.floats(0.001, 0.5))
 def test_no_ack_yet_leaves_a_chance_that_is_none_too_high(
-    path: Path, busy_s: float, spread_s: float, silence_s: float, budget_s: float, broken: float
+    path: RttDistribution, busy_s: float, spread_s: float, silence_s: float, budget_s: float, broken: float
 ) -> None:
-    left = Timing(path, busy_s, spread_s).unacknowledged(silence_s, budget_s, broken)
+    left = CompletionTime(path, busy_s, spread_s).unacknowledged(silence_s, budget_s, broken)
     assert 0.0 <= left <= 1.0
 
 
 @given(paths, durations, spreads, durations, durations, durations)
 def test_it_falls_with_silence_and_rises_with_the_budget(
-    path: Path, busy_s: float, spread_s: float, silence_s: float, budget_s: float, more_s: float
+    path: RttDistribution, busy_s: float, spread_s: float, silence_s: float, budget_s: float, more_s: float
 ) -> None:
-    one = Timing(path, busy_s, spread_s)
+    one = CompletionTime(path, busy_s, spread_s)
     left = one.unacknowledged(silence_s, budget_s, BROKEN)
     # Cutting the tails at four spreads costs at most 3.2e-5, and a small share that is left makes more of it.
     assert one.unacknowledged(silence_s + more_s, budget_s, BROKEN) <= left + 2e-3
@@ -156,11 +156,11 @@ def test_it_falls_with_silence_and_rises_with_the_budget(
 
 
 def test_silence_shorter_than_any_round_trip_leaves_all_but_what_is_broken() -> None:
-    assert Timing(path_of(0.02, 0.03), 0.01, 0.001).unacknowledged(0.01, 1.0, BROKEN) == pytest.approx(1 / 1.02)
+    assert CompletionTime(path_of(0.02, 0.03), 0.01, 0.001).unacknowledged(0.01, 1.0, BROKEN) == pytest.approx(1 / 1.02)
 
 
 def test_of_two_humps_only_the_longer_is_still_possible() -> None:
-    two_humps = Timing(path_of(0.010, 0.220), busy_s=0.100, spread_s=0.001)
+    two_humps = CompletionTime(path_of(0.010, 0.220), busy_s=0.100, spread_s=0.001)
     assert two_humps.unacknowledged(0.005, 0.200, BROKEN) == pytest.approx(0.5 / 1.02)
     assert two_humps.unacknowledged(0.011, 0.200, BROKEN) == 0.0, "the long way takes more than there is"
     assert two_humps.unacknowledged(0.011, 0.400, BROKEN) == pytest.approx(0.5 / 0.52)
@@ -168,11 +168,11 @@ def test_of_two_humps_only_the_longer_is_still_possible() -> None:
 
 
 def test_a_silence_that_nobody_has_seen_speaks_for_a_broken_path() -> None:
-    one = Timing(path_of(*[0.010] * 9, 0.020), busy_s=0.010, spread_s=0.001)
+    one = CompletionTime(path_of(*[0.010] * 9, 0.020), busy_s=0.010, spread_s=0.001)
     chances = [one.unacknowledged(silence_s, 60.0, BROKEN) for silence_s in (0.020, 0.040, 0.080)]
     assert chances == [pytest.approx(share / (share + BROKEN)) for share in (0.1, 0.1 / 16, 0.1 / 256)]
     assert one.unacknowledged(0.080, 0.100, BROKEN) == 0.0, "a quarter longer than it is silent, and then the compute"
 
 
 def test_where_round_trips_take_no_time_silence_still_has_a_chance() -> None:
-    assert 0.0 < Timing(path_of(0.0, 0.0), 0.010, 0.001).unacknowledged(0.0, 1.0, BROKEN) < 1.0
+    assert 0.0 < CompletionTime(path_of(0.0, 0.0), 0.010, 0.001).unacknowledged(0.0, 1.0, BROKEN) < 1.0

@@ -8,9 +8,9 @@ from math import nan
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.fallback import HEALED, Guarded, PredictionFailed
+from gateway.core.placement.fallback import HEALED, FallbackPlacer, PredictionFailed
 from gateway.core.placement.placer import Ask, Decision, Placer
-from gateway.core.placement.utility import ValuePlacer
+from gateway.core.placement.utility import UtilityPlacer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import NothingAlive
 
@@ -39,7 +39,7 @@ class Scene:
         )
         self.predictor = Predictor(self.fleet)
         self.heard: list[Exception | None] = []
-        self.subject = Guarded(self.predictor, self.fleet, on_change=self.heard.append)
+        self.subject = FallbackPlacer(self.predictor, self.fleet, on_change=self.heard.append)
 
     def decide(self, exclude: Collection[str] = (), **more: object) -> Decision:
         return self.subject.decide(ask(**more), NOW, exclude)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ class Scene:
     def load(self, target_id: str, attempts: int) -> None:
         target = self.fleet.targets[target_id]
         for key in range(attempts):
-            target.ledger.launch((hash(target_id) % 1000) * 1000 + key, 0.01, NOW)
+            target.queue_estimate.launch((hash(target_id) % 1000) * 1000 + key, 0.01, NOW)
 
 
 def chosen(decision: Decision) -> tuple[str, str]:
@@ -58,7 +58,7 @@ def chosen(decision: Decision) -> tuple[str, str]:
 def test_a_sound_decision_passes_as_it_is() -> None:
     scene = Scene()
     assert chosen(scene.decide()) == chosen(Placer(scene.fleet).decide(ask(), NOW))
-    assert repr(scene.subject).startswith("<Guarded sound")
+    assert repr(scene.subject).startswith("<FallbackPlacer sound")
     assert scene.heard == []
 
 
@@ -107,9 +107,9 @@ def test_work_beyond_the_table_takes_its_last_point_and_an_unmeasured_target_a_u
     fleet = fleet_of(edge_a=variant(compute_s=None), edge_b=variant(compute_s=0.04))
     predictor = Predictor(fleet)
     predictor.error = ZeroDivisionError("boom")
-    subject = Guarded(predictor, fleet, on_change=lambda _: None)
+    subject = FallbackPlacer(predictor, fleet, on_change=lambda _: None)
     assert chosen(subject.decide(ask(units=5000.0), NOW))[0] == "edge/b"
-    fleet.targets["edge/b"].ledger.launch(1, 0.01, NOW)
+    fleet.targets["edge/b"].queue_estimate.launch(1, 0.01, NOW)
     assert chosen(subject.decide(ask(units=5000.0), NOW))[0] == "edge/a"
 
 
@@ -136,11 +136,11 @@ def test_a_number_that_is_none_is_told_with_its_target() -> None:
     assert "nan" in str(error)
 
 
-@pytest.mark.parametrize("policy", [Placer, ValuePlacer])
+@pytest.mark.parametrize("policy", [Placer, UtilityPlacer])
 def test_estimators_that_say_nan_stop_neither_policy(policy: type[Placer]) -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.02), edge_b=variant(compute_s=0.02))
     heard: list[Exception | None] = []
-    subject = Guarded(policy(fleet), fleet, on_change=heard.append)
+    subject = FallbackPlacer(policy(fleet), fleet, on_change=heard.append)
     for offered in fleet.offered("minilm", "1"):
         offered.cost._factor = nan
         subject.decide(ask(), NOW)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkUp
 from gateway.core.placement.placer import Decision, Placer
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.request.hedging import Hedges, LatestUseful
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from gateway.core.request.machine import Action, Launch, RequestMachine
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.outcome import BadAnswer, NothingAlive, Overloaded, ServeError, Unreachable
@@ -52,7 +52,7 @@ def test_only_targets_inside_of_the_pin_are_candidates(pin: Pin, may: set[str]) 
 def test_a_pinned_answer_says_so_also_when_a_variant_is_demanded() -> None:
     assert chosen(Placer(campus()).decide(ask(pin="edge"), NOW)) == ("edge/a", "pinned")
     assert chosen(Placer(campus()).decide(ask(pin="edge", variant="fp32"), NOW)) == ("edge/b", "pinned")
-    assert chosen(ValuePlacer(campus()).decide(ask(pin="site"), NOW))[1] == "pinned"
+    assert chosen(UtilityPlacer(campus()).decide(ask(pin="site"), NOW))[1] == "pinned"
 
 
 def test_a_pin_with_nobody_inside_is_refused_with_each_targets_reason() -> None:
@@ -89,7 +89,7 @@ def test_in_a_fleet_that_is_too_large_to_look_at_all_a_pin_finds_the_few_inside(
     fleet.add(site, NOW)
     fleet.fold(LinkUp(site.id, site.id, 1, (offer(variant("fp32", compute_s=0.1, quality=1.0)),)), NOW)
 
-    for placer in (Placer(fleet), ValuePlacer(fleet)):
+    for placer in (Placer(fleet), UtilityPlacer(fleet)):
         for _ in range(20):
             assert chosen(placer.decide(ask(pin="site", min_quality=0.98), NOW)) == ("pool/site", "pinned")
             assert chosen(placer.decide(ask(pin="edge"), NOW))[0].startswith("edge/")
@@ -114,8 +114,8 @@ def test_under_any_events_nothing_is_launched_outside_of_the_pin_or_below_the_fl
     policy: str, pin: Pin, floor: float, budget_s: float, events: list[tuple[str, int]]
 ) -> None:
     fleet = campus()
-    places = ValuePlacer(fleet) if policy == "value" else Placer(fleet)
-    hedges: Hedges = Crossing(places) if isinstance(places, ValuePlacer) else LatestUseful()
+    places = UtilityPlacer(fleet) if policy == "value" else Placer(fleet)
+    hedges: HedgePolicy = ChanceHedging(places) if isinstance(places, UtilityPlacer) else DeadlineHedging()
     asked = ask(pin=pin, min_quality=floor, budget_s=budget_s)
     machine = RequestMachine(asked, places, hedges=hedges)
     now = NOW

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkUp
-from gateway.core.health.breaker import Verdict
-from gateway.core.placement.interval import implied_chance
+from gateway.core.health.breaker import AttemptVerdict
+from gateway.core.placement.interval import chance_from_margin
 from gateway.core.placement.placer import (
     Candidate,
     Decision,
@@ -56,7 +56,7 @@ def test_twins_share_the_work_by_earliest_finish() -> None:
     for key in range(6):
         candidate = placer.decide(ask(), NOW).chosen
         assert candidate is not None
-        candidate.target.ledger.launch(key, candidate.compute_s, NOW)
+        candidate.target.queue_estimate.launch(key, candidate.compute_s, NOW)
         went.append(candidate.target.id)
     assert went == ["edge/a", "edge/b"] * 3
 
@@ -138,7 +138,7 @@ def test_a_demanded_variant_is_honoured_by_name_or_precision() -> None:
 def test_an_open_breaker_and_an_excluded_target_are_no_candidates() -> None:
     fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
     for _ in range(5):
-        fleet.targets["edge/a"].breaker.record(Verdict.FAILURE, NOW, 0.5)
+        fleet.targets["edge/a"].breaker.record(AttemptVerdict.FAILURE, NOW, 0.5)
     assert chosen(Placer(fleet).decide(ask(), NOW, exclude=["edge/b"]))[0] == "pool/main"
 
 
@@ -163,7 +163,7 @@ def test_a_target_under_probation_says_so() -> None:
     fleet = fleet_of(edge_a=variant(), edge_b=variant("bf16"))
     breaker = fleet.targets["edge/a"].breaker
     for _ in range(5):
-        breaker.record(Verdict.FAILURE, NOW, 0.5)
+        breaker.record(AttemptVerdict.FAILURE, NOW, 0.5)
     breaker.launched(NOW + 1.0)
     refusal = Placer(fleet).decide(ask(variant="fp32"), NOW + 1.0).refusal
     assert "edge/a is suspect: it kept failing (5 calls in a row failed) and is being probed" in str(refusal)
@@ -213,7 +213,7 @@ def test_the_best_other_is_on_another_target() -> None:
 
 @pytest.mark.parametrize(("budget_s", "chance"), [(0.30, 0.5), (0.40, 0.95), (0.20, 0.05), (9.0, 1.0)])
 def test_a_margin_stands_for_a_chance(budget_s: float, chance: float) -> None:
-    assert implied_chance(candidate(0.3, margin_s=0.1), budget_s) == pytest.approx(chance, abs=1e-3)
+    assert chance_from_margin(candidate(0.3, margin_s=0.1), budget_s) == pytest.approx(chance, abs=1e-3)
 
 
 # hedging

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.pricing import Tier
-from gateway.core.fleet.queue_estimate import Ledger
+from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.placer import Ask, estimate
-from gateway.core.placement.utility import ValuePlacer, place_of
+from gateway.core.placement.utility import UtilityPlacer, queue_position
 from tests.support.gateway.fleets import NOW, ask
 from tests.support.gateway.plain_placement import Plain, PlainLedger, plain_candidates
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.types import LoadReport
 
@@ -52,12 +52,14 @@ def in_use(fleet: Fleet, id: str, draw: Random) -> None:
             link_s * (1.0 + 3.0 * draw.random() ** 4), NOW - 3.0 + 0.2 * turn, draw.choice((0, 0, 65536))
         )
     if draw.random() < 0.5:
-        target.ledger.report(LoadReport(1, 1, 2, 1, 0.2 * draw.random()), "link", NOW - 0.2 * draw.random())
+        target.queue_estimate.report(LoadReport(1, 1, 2, 1, 0.2 * draw.random()), "link", NOW - 0.2 * draw.random())
     for key in range(draw.randrange(6)):
         due = ask(budget_s=0.5 * draw.random())
-        target.ledger.launch(key, 0.05 * draw.random(), NOW - 0.1 + 0.01 * key, draw.choice((None, place_of(due))))
+        target.queue_estimate.launch(
+            key, 0.05 * draw.random(), NOW - 0.1 + 0.01 * key, draw.choice((None, queue_position(due)))
+        )
     for _ in range(draw.randrange(30)):
-        target.ledger.error.record(0.05 * draw.random(), 0.08 * draw.random())
+        target.queue_estimate.error.record(0.05 * draw.random(), 0.08 * draw.random())
     if draw.random() < 0.2:  # acknowledged once, silent now
         target.link.acknowledges = True
         for key in range(draw.randrange(1, 5)):
@@ -69,7 +71,7 @@ def in_use(fleet: Fleet, id: str, draw: Random) -> None:
     if draw.random() < 0.1:
         target.breaker.trip("for the test", NOW - 0.1, 0.5)
     if draw.random() < 0.2:
-        fleet.heard(id, load=None, doubt="", now=NOW, conditions=Conditions(battery=draw.random(), metered=True))
+        fleet.heard(id, load=None, doubt="", now=NOW, conditions=DeviceConditions(battery=draw.random(), metered=True))
 
 
 def question(draw: Random) -> Ask:
@@ -78,14 +80,14 @@ def question(draw: Random) -> Ask:
     )
 
 
-def schooled(placer: ValuePlacer, draw: Random) -> ValuePlacer:
+def schooled(placer: UtilityPlacer, draw: Random) -> UtilityPlacer:
     for _ in range(draw.choice((0, 200))):
         said = draw.random()
         placer.calibration.record(said, said, draw.random() < 0.9 * said)
     return placer
 
 
-def plain(placer: ValuePlacer, asked: Ask) -> list[Plain]:
+def plain(placer: UtilityPlacer, asked: Ask) -> list[Plain]:
     offers = placer.fleet.offered(asked.model, asked.version)
     return plain_candidates(offers, asked, placer.prices, placer.calibration.curve, NOW)
 
@@ -93,7 +95,7 @@ def plain(placer: ValuePlacer, asked: Ask) -> list[Plain]:
 @given(seeds)
 def test_every_prediction_is_the_plain_one(seed: int) -> None:
     draw = Random(seed)
-    placer = ValuePlacer(fleet_in_use(draw))
+    placer = UtilityPlacer(fleet_in_use(draw))
     asked = question(draw)
     for one in plain(placer, asked):
         quick = estimate(one.offered, asked.units, NOW, asked.body_bytes, asked.answer_bytes)
@@ -105,7 +107,7 @@ def test_every_prediction_is_the_plain_one(seed: int) -> None:
 @settings(max_examples=200)
 def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> None:
     draw = Random(seed)
-    placer = schooled(ValuePlacer(fleet_in_use(draw)), draw)
+    placer = schooled(UtilityPlacer(fleet_in_use(draw)), draw)
     asked = question(draw)
     everybody = plain(placer, asked) if len(placer.fleet.targets) <= 32 else []
 
@@ -124,8 +126,8 @@ def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> Non
 @given(seeds, st.floats(0.0, 1.0, exclude_max=True))
 def test_where_gateways_take_turns_it_is_one_of_the_two_best(seed: int, luck: float) -> None:
     draw = Random(seed)
-    placer = schooled(ValuePlacer(fleet_in_use(draw)), draw)
-    placer.herd_draw = lambda: luck
+    placer = schooled(UtilityPlacer(fleet_in_use(draw)), draw)
+    placer.tie_breaking_draw = lambda: luck
     asked = question(draw)
     everybody = plain(placer, asked) if len(placer.fleet.targets) <= 32 else []
 
@@ -143,7 +145,7 @@ events = st.lists(st.tuples(st.sampled_from(["launch", "finish", "report", "acce
 
 @given(events)
 def test_a_ledgers_wait_is_the_plain_one_whatever_happened_to_it(happened: list[tuple[str, int]]) -> None:
-    quick, slow, now = Ledger(), PlainLedger(), NOW
+    quick, slow, now = QueueEstimate(), PlainLedger(), NOW
     for sequence, (what, seed) in enumerate(happened):
         draw = Random(seed)
         now += 0.2 * draw.random() ** 3

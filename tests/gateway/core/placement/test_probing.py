@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.health.breaker import Verdict
-from gateway.core.history.decision_record import weighed
+from gateway.core.health.breaker import AttemptVerdict
+from gateway.core.history.decision_record import pack_decision
 from gateway.core.placement.placer import Ask, Decision, Placer
-from gateway.core.placement.probing import LONG_S, PATIENCE_S, SHARE, Probing
-from gateway.core.placement.tie_breaking import prefers_second
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.attempt import Attempt
+from gateway.core.placement.probing import LONG_S, PATIENCE_S, SHARE, ProbePlacer
+from gateway.core.placement.tie_breaking import samples_runner_up
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import BadAnswer, NothingAlive
 
@@ -28,7 +28,7 @@ def always() -> float:
 
 def broken(fleet: Fleet, target_id: str, at: float = NOW) -> None:
     for _ in range(5):
-        fleet.targets[target_id].breaker.record(Verdict.FAILURE, at, 0.5)
+        fleet.targets[target_id].breaker.record(AttemptVerdict.FAILURE, at, 0.5)
 
 
 def three() -> Fleet:
@@ -39,7 +39,7 @@ def three() -> Fleet:
 
 def placed(fleet: Fleet, one: Ask, now: float, draw: float = 0.999, exclude: tuple[str, ...] = ()) -> Decision:
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, lambda: draw)
+    placer.probes = ProbePlacer(fleet, lambda: draw)
     return placer.decide(one, now, exclude)
 
 
@@ -75,13 +75,13 @@ def test_a_target_on_trial_gets_a_request_that_can_bear_it(
 def test_what_was_judged_goes_with_the_candidates_one_by_one_also_where_a_probe_is_added() -> None:
     fleet = three()
     broken(fleet, "edge/a")
-    placer = ValuePlacer(fleet)
-    placer.probes = Probing(fleet, lambda: 0.999)
+    placer = UtilityPlacer(fleet)
+    placer.probes = ProbePlacer(fleet, lambda: 0.999)
     now = NOW + 0.51
     decision = placer.decide(prioritized(LOW, at=now), now)
     assert where(decision) == ("edge/a", "probe")
     assert len(decision.judged) == len(decision.candidates)
-    kept = weighed(decision)
+    kept = pack_decision(decision)
     assert kept is not None, "a probe is remembered as any other request"
 
 
@@ -91,7 +91,7 @@ def test_one_probe_at_a_time() -> None:
     now = NOW + 1.0
     decision = placed(fleet, prioritized(LOW, at=now), now)
     assert decision.chosen is not None and decision.chosen.target.id == "edge/a"
-    probe = Attempt(decision.chosen, 1, 16.0, now)
+    probe = AttemptTelemetry(decision.chosen, 1, 16.0, now)
     assert where(placed(fleet, prioritized(LOW, at=now), now))[0] == "edge/b"
 
     probe.failed(BadAnswer("still broken"), now, 0.5)
@@ -152,9 +152,9 @@ def test_nobody_explores_in_overload() -> None:
     fleet = three()
     now = NOW + 2 * LONG_S
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, always, overloaded=lambda: True)
+    placer.probes = ProbePlacer(fleet, always, overloaded=lambda: True)
     assert placer.decide(prioritized(LOW, at=now), now).reason != "probe"
-    assert repr(placer.probes) == "<Probing <Balance 0 of 3 ejected>>"
+    assert repr(placer.probes) == "<ProbePlacer <EjectionPolicy 0 of 3 ejected>>"
 
 
 def test_a_trial_takes_only_work_that_its_target_takes() -> None:
@@ -170,20 +170,20 @@ def test_a_trial_takes_only_work_that_its_target_takes() -> None:
     [(0.0, 0.49, True), (0.0, 0.51, False), (0.15, 0.04, True), (0.15, 0.06, False), (9.0, 0.0, False)],
 )
 def test_the_second_best_is_taken_the_oftener_the_less_it_is_worse(loss: float, draw: float, second: bool) -> None:
-    assert prefers_second(1.0, 1.0 - loss, draw) is second
+    assert samples_runner_up(1.0, 1.0 - loss, draw) is second
 
 
 def test_gateways_that_share_targets_take_twins_in_turn_and_others_do_not() -> None:
     fleet = fleet_of(edge_a=variant(), edge_b=variant(), edge_c=variant(compute_s=1.9))
-    placer = ValuePlacer(fleet)
+    placer = UtilityPlacer(fleet)
     assert where(placer.decide(ask(), NOW))[0] == "edge/a"
 
-    placer.herd_draw = always
+    placer.tie_breaking_draw = always
     assert where(placer.decide(ask(), NOW))[0] == "edge/b"
-    placer.herd_draw = never
+    placer.tie_breaking_draw = never
     assert where(placer.decide(ask(), NOW))[0] == "edge/a"
 
     fleet = fleet_of(edge_a=variant())
-    placer = ValuePlacer(fleet)
-    placer.herd_draw = always
+    placer = UtilityPlacer(fleet)
+    placer.tie_breaking_draw = always
     assert where(placer.decide(ask(), NOW))[0] == "edge/a", "there is no second"

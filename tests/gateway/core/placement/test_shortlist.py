@@ -61,7 +61,7 @@ def test_the_fastest_idle_ones_are_always_seen_once_they_are_known() -> None:
 
     # when the fastest are busy, the next fastest class that is idle is seen instead
     for number in range(20):
-        fleet.targets[f"edge/{number}"].ledger.launch(number, 0.010, NOW)
+        fleet.targets[f"edge/{number}"].queue_estimate.launch(number, 0.010, NOW)
     for _ in range(30):
         seen = listed(shortlist, fleet)
     idle = [int(one.partition("/")[2]) for one in seen if one.startswith("edge/")]
@@ -113,7 +113,7 @@ def test_what_it_chooses_is_nearly_as_good_as_the_best_of_all() -> None:
     """With a tenth of a thousand edges busy, the finish of the chosen one is within a class of the best."""
     fleet, draw = large(1000, slow=0.010), Random(3)
     for number in range(100):
-        fleet.targets[f"edge/{number}"].ledger.launch(number, 0.050, NOW)
+        fleet.targets[f"edge/{number}"].queue_estimate.launch(number, 0.050, NOW)
     placer, losses = Placer(fleet), []
     best_s = 0.002 + 0.010 * 2.0  # of edge/100, idle
     for number in range(400):
@@ -150,9 +150,9 @@ def test_it_lists_only_offers_that_stand_and_each_once(steps: list[tuple[int, st
         elif what == "down":
             fleet.fold(LinkDown(target.id, "gone"), NOW)
         elif what == "busy":
-            target.ledger.launch(target.ledger.in_flight, 0.01, NOW)
-        elif what == "idle" and target.ledger.in_flight:
-            target.ledger.finish(target.ledger.in_flight - 1, NOW)
+            target.queue_estimate.launch(target.queue_estimate.in_flight, 0.01, NOW)
+        elif what == "idle" and target.queue_estimate.in_flight:
+            target.queue_estimate.finish(target.queue_estimate.in_flight - 1, NOW)
         offers = fleet.offers("minilm", "1")
         seen = shortlist.of("minilm", "1", offers, 16.0)
         assert all(offers.all.get((one.target.id, one.variant.name)) is one for one in seen)

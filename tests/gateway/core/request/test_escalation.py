@@ -6,8 +6,8 @@ import pytest
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.placer import Ask, Candidate, Placer
-from gateway.core.request.escalation import Escalations, due_at
-from gateway.core.request.hedging import LatestUseful
+from gateway.core.request.escalation import Escalations, provisional_due_at
+from gateway.core.request.hedging import DeadlineHedging
 from gateway.core.request.machine import Answer, Launch, RequestMachine, WakeAt
 from tests.gateway.core.request.test_machine import answer, cancelled, launched, woken_at
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
@@ -138,7 +138,7 @@ def test_a_sure_answer_of_the_lesser_variant_ends_it_beside_a_pending_better_one
 
 
 def test_a_pending_attempt_of_the_same_variant_is_pointless_after_an_unsure_answer() -> None:
-    class Early(LatestUseful):
+    class Early(DeadlineHedging):
         def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
             return now + 0.1
 
@@ -193,7 +193,7 @@ def test_a_model_that_is_sure_of_nothing_moves_no_more_than_its_share_of_the_loa
 
 
 def test_escalations_take_nothing_from_hedges() -> None:
-    class Purse(LatestUseful):
+    class Purse(DeadlineHedging):
         spent = 0
 
         def may_hedge(self) -> bool:
@@ -202,11 +202,11 @@ def test_escalations_take_nothing_from_hedges() -> None:
 
         may_fall_back = may_hedge
 
-    purse = Purse()
-    one = RequestMachine(ask(), Placer(edge_and_pool()), hedges=purse, escalations=Escalations(0.5))
+    quota = Purse()
+    one = RequestMachine(ask(), Placer(edge_and_pool()), hedges=quota, escalations=Escalations(0.5))
     one.arrived(NOW)
     assert launched(one.answered(0, NOW + 0.01, 0.0)) == [(1, "pool/main")]
-    assert purse.spent == 0
+    assert quota.spent == 0
 
 
 def test_a_floor_that_the_caller_set_is_only_raised() -> None:
@@ -219,7 +219,7 @@ def test_a_floor_that_the_caller_set_is_only_raised() -> None:
     ("budget_s", "reserve_s"), [(0.002, 0.001), (0.02, 0.002), (0.5, 0.010), (1.0, 0.020), (60.0, 0.020)]
 )
 def test_a_provisional_answer_is_due_a_little_before_the_deadline(budget_s: float, reserve_s: float) -> None:
-    assert due_at(NOW, NOW + budget_s) == pytest.approx(NOW + budget_s - reserve_s)
+    assert provisional_due_at(NOW, NOW + budget_s) == pytest.approx(NOW + budget_s - reserve_s)
 
 
 def test_it_shows_its_threshold_and_purse() -> None:

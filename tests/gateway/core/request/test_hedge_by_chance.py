@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.estimate.link_estimate import SLACK_S
-from gateway.core.estimate.shadow_price import Congestion
+from gateway.core.estimate.shadow_price import ShadowPrice
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.utility import ValuePlacer
-from gateway.core.request.hedge_by_chance import MIN_GAIN, MOST_GAIN, SOONEST_S, Crossing, domain_of
-from gateway.core.request.hedging import Hedge, LatestUseful, Watched
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import MIN_GAIN, MOST_GAIN, SOONEST_S, ChanceHedging, failure_domain
+from gateway.core.request.hedging import DeadlineHedging, Hedge, PendingAttempt
 from tests.support.gateway.crossing import Scene, edge_and_pool
 from tests.support.gateway.fleets import NOW, ask, variant
 
@@ -84,29 +84,29 @@ def test_a_gain_that_does_not_pay_is_left() -> None:
 
 def test_no_hedge_in_overload() -> None:
     scene = edge_and_pool()
-    scene.crossing = Crossing(scene.placer, overloaded=lambda: True)
+    scene.crossing = ChanceHedging(scene.placer, overloaded=lambda: True)
     assert scene.plan(after_s=0.5) is None
     assert scene.plan(after_s=0.050, promised_in_s=3.0) is None, "nor is anybody moved"
 
 
 def test_a_queue_is_no_reason_against_a_hedge_but_what_it_burdens_others_with_is() -> None:
     scene = edge_and_pool()
-    ledger = scene.fleet.targets["pool/main"].ledger
+    queue_estimate = scene.fleet.targets["pool/main"].queue_estimate
     for key in range(4):
-        ledger.launch(key, 0.020, NOW)
-    ledger.congestion = Congestion()
+        queue_estimate.launch(key, 0.020, NOW)
+    queue_estimate.congestion = ShadowPrice()
     assert scene.plan(after_s=0.5) == Hedge(NOW + 0.5)
 
     decision = scene.elsewhere(NOW + 0.5)
     assert decision.chosen is not None
-    assert decision.chosen.stake is not None
-    for burden, hedges in ((0.5, True), (0.9, False)):
-        chosen = decision.chosen._replace(stake=decision.chosen.stake._replace(burden=burden))
-        watched = Watched(scene.first, NOW)
+    assert decision.chosen.claim is not None
+    for externality, hedges in ((0.5, True), (0.9, False)):
+        chosen = decision.chosen._replace(claim=decision.chosen.claim._replace(externality=externality))
+        watched = PendingAttempt(scene.first, NOW)
         planned = scene.crossing.plan(scene.ask, watched, decision._replace(chosen=chosen), NOW + 0.5)
         assert (planned is not None) is hedges
-    bare = decision._replace(chosen=decision.chosen._replace(stake=None))
-    assert scene.crossing.plan(scene.ask, Watched(scene.first, NOW), bare, NOW + 0.5) is not None
+    bare = decision._replace(chosen=decision.chosen._replace(claim=None))
+    assert scene.crossing.plan(scene.ask, PendingAttempt(scene.first, NOW), bare, NOW + 0.5) is not None
 
 
 def test_no_hedge_where_nobody_else_is_left() -> None:
@@ -139,7 +139,7 @@ def test_a_hedge_is_never_planned_for_the_past_nor_too_late(
     now = NOW + share * budget_s
     decision = scene.elsewhere(now)
     hedge = scene.crossing.plan(
-        scene.ask, Watched(scene.first, NOW, promised_in_s and NOW + promised_in_s), decision, now
+        scene.ask, PendingAttempt(scene.first, NOW, promised_in_s and NOW + promised_in_s), decision, now
     )
     if hedge is not None:
         assert decision.chosen is not None
@@ -173,7 +173,7 @@ def test_where_acks_are_usual_a_missing_one_is_looked_after_when_nine_of_ten_wou
 def test_a_doubtful_bet_is_looked_after_at_once() -> None:
     scene = Scene(budget_s=0.125, edge_a=variant("int8", compute_s=0.100), pool_main=variant(compute_s=0.020))
     assert first_look_after_s(scene) == pytest.approx(SOONEST_S)
-    scene.first = scene.first._replace(stake=None)
+    scene.first = scene.first._replace(claim=None)
     assert first_look_after_s(scene) != pytest.approx(SOONEST_S), "without a claim nothing is known to be doubtful"
 
 
@@ -192,14 +192,14 @@ def test_a_look_that_comes_too_late_for_the_other_is_brought_forward_or_left_out
 @pytest.mark.parametrize(("promised_in_s", "at_once"), [(0.2, False), (0.9, False), (1.05, True), (60.0, True)])
 def test_an_ack_with_a_doubtful_promise_is_looked_after_at_once(promised_in_s: float, at_once: bool) -> None:
     scene = edge_and_pool()
-    watched = Watched(scene.first, NOW, NOW + promised_in_s)
+    watched = PendingAttempt(scene.first, NOW, NOW + promised_in_s)
     later = watched.promised_at + scene.first.margin_s  # type: ignore[operator]
     assert scene.crossing.second_look(scene.ask, watched, NOW + 0.010) == (NOW + 0.010 if at_once else later)
 
 
 def test_without_chances_a_promise_is_believed() -> None:
     scene = edge_and_pool()
-    rule, watched = LatestUseful(), Watched(scene.first, NOW, NOW + 0.9)
+    rule, watched = DeadlineHedging(), PendingAttempt(scene.first, NOW, NOW + 0.9)
     assert rule.second_look(scene.ask, watched, NOW) is None
     assert rule.plan(scene.ask, watched, scene.elsewhere(NOW), NOW) == Hedge(NOW + 0.9)
     late = watched._replace(promised_at=NOW + 9.0)
@@ -222,7 +222,7 @@ def test_without_chances_a_promise_is_believed() -> None:
     ],
 )
 def test_targets_on_one_machine_fail_together(address: str, domain: str) -> None:
-    assert domain_of(TargetSpec("edge/a", "edge", address)) == domain
+    assert failure_domain(TargetSpec("edge/a", "edge", address)) == domain
 
 
 def test_a_hedge_avoids_the_whole_machine() -> None:
@@ -230,8 +230,8 @@ def test_a_hedge_avoids_the_whole_machine() -> None:
     for target_id, address in (("edge/a", "10.0.0.7:1"), ("edge/b", "10.0.0.7:2"), ("edge/c", "10.0.0.8:1")):
         fleet.add(TargetSpec(target_id, "edge", address), NOW)
     scene = edge_and_pool()
-    crossing = Crossing(ValuePlacer(fleet))
+    crossing = ChanceHedging(UtilityPlacer(fleet))
     tried = scene.first._replace(offered=scene.first.offered._replace(target=fleet.targets["edge/a"]))
     assert sorted(crossing.avoid([tried])) == ["edge/a", "edge/b"]
-    assert LatestUseful().avoid([tried]) == ["edge/a"]
-    assert "LatestUseful" in repr(LatestUseful())
+    assert DeadlineHedging().avoid([tried]) == ["edge/a"]
+    assert "DeadlineHedging" in repr(DeadlineHedging())

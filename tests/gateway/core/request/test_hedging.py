@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.request.attempt import Attempt
-from gateway.core.request.hedge_by_chance import Crossing
+from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from gateway.core.request.token_budget import TokenBudget
 from tests.support.gateway.crossing import GONE, Scene, edge_and_pool
@@ -21,22 +21,22 @@ from tidegate.types import Accepted
 
 
 def test_hedges_stop_first_and_fallbacks_may_overdraw() -> None:
-    purse = TokenBudget(share=0.5, cap=2.0)
-    assert [purse.spend() for _ in range(3)] == [True, True, False]
-    assert [purse.overdraw() for _ in range(3)] == [True, True, False]
-    assert repr(purse) == "<TokenBudget -2.0 of 2>"
+    quota = TokenBudget(share=0.5, cap=2.0)
+    assert [quota.spend() for _ in range(3)] == [True, True, False]
+    assert [quota.overdraw() for _ in range(3)] == [True, True, False]
+    assert repr(quota) == "<TokenBudget -2.0 of 2>"
     for _ in range(6):
-        purse.earn()
-    assert purse.spend()
-    assert not purse.spend()
+        quota.earn()
+    assert quota.spend()
+    assert not quota.spend()
 
 
 @given(st.lists(st.sampled_from(["earn", "spend", "overdraw"]), max_size=300))
 def test_second_attempts_stay_a_share_of_the_requests(steps: list[str]) -> None:
-    purse, spent = TokenBudget(share=0.05, cap=5.0), 0
+    quota, spent = TokenBudget(share=0.05, cap=5.0), 0
     for step in steps:
-        spent += bool(getattr(purse, step)())
-        assert -5.0 <= purse.tokens <= 5.0
+        spent += bool(getattr(quota, step)())
+        assert -5.0 <= quota.tokens <= 5.0
     assert spent <= 0.05 * steps.count("earn") + 10.0 + 1e-9
 
 
@@ -75,7 +75,7 @@ def test_the_machine_hedges_at_the_crossing_and_says_so() -> None:
 def test_a_silent_attempt_that_nobody_might_help_is_looked_at_again_when_somebody_may() -> None:
     """Overload at the one instant at which it was looked at is no reason to let it die in silence seconds later."""
     scene, overloaded = edge_and_pool(budget_s=10.0), True
-    scene.crossing = Crossing(scene.placer, overloaded=lambda: overloaded)
+    scene.crossing = ChanceHedging(scene.placer, overloaded=lambda: overloaded)
     machine = machine_of(scene)
     at, actions = NOW, machine.arrived(NOW)
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_silent_attempt_that_nobody_might_help_is_looked_at_again_when_somebod
 
 def test_a_request_that_nobody_helps_is_looked_at_a_handful_of_times() -> None:
     scene = edge_and_pool(budget_s=10.0)
-    scene.crossing = Crossing(scene.placer, overloaded=lambda: True)
+    scene.crossing = ChanceHedging(scene.placer, overloaded=lambda: True)
     machine = machine_of(scene)
     actions, looks = machine.arrived(NOW), 0
     while not machine.done:
@@ -104,7 +104,7 @@ def test_a_request_that_nobody_helps_is_looked_at_a_handful_of_times() -> None:
 
 def test_a_last_resort_is_declared_and_degraded() -> None:
     scene = Scene(priority=4, pool_main=variant(compute_s=0.050), edge_a=variant("int8", compute_s=0.100))
-    scene.fleet.targets["edge/a"].ledger.congestion.sent(1.0, NOW)  # so that the pool is chosen
+    scene.fleet.targets["edge/a"].queue_estimate.congestion.sent(1.0, NOW)  # so that the pool is chosen
     scene.crossing.tokens.tokens = 5.0  # a token is worth more than a quarter of an answer
     machine = machine_of(scene)
     actions = machine.arrived(NOW)
@@ -117,7 +117,7 @@ def test_a_last_resort_is_declared_and_degraded() -> None:
 
 def test_without_tokens_there_is_no_hedge_but_a_fallback_until_that_is_overdrawn_too() -> None:
     scene = edge_and_pool()
-    scene.crossing = Crossing(scene.placer, tokens=TokenBudget(share=0.0, cap=1.0))
+    scene.crossing = ChanceHedging(scene.placer, tokens=TokenBudget(share=0.0, cap=1.0))
     assert scene.crossing.may_hedge()
 
     silent = machine_of(scene)
@@ -139,7 +139,7 @@ def test_without_tokens_there_is_no_hedge_but_a_fallback_until_that_is_overdrawn
 
 def test_a_hopeless_promise_moves_the_request_at_once_and_for_nothing() -> None:
     scene = edge_and_pool()
-    scene.crossing = Crossing(scene.placer, tokens=TokenBudget(share=0.0, cap=0.0))
+    scene.crossing = ChanceHedging(scene.placer, tokens=TokenBudget(share=0.0, cap=0.0))
     machine = machine_of(scene)
     machine.arrived(NOW)
 
@@ -237,13 +237,13 @@ def test_ten_thousand_random_lives_keep_the_invariants() -> None:
         scene.ask = ask(budget_s=chance.uniform(0.05, 1.0), at=now)._replace(priority=chance.randrange(5))
         now, was_hedged = _live(machine_of(scene), scene, now, chance, life)
         hedged += was_hedged
-    assert all(target.ledger.in_flight == 0 for target in scene.fleet.targets.values())
+    assert all(target.queue_estimate.in_flight == 0 for target in scene.fleet.targets.values())
     assert 100 < hedged <= 30 + 10_000 * 0.05
     assert scene.placer.calibration.claimed.ece < 0.5
 
 
 def _live(machine: RequestMachine, scene: Scene, now: float, chance: Random, life: int) -> tuple[float, bool]:
-    attempts: dict[int, Attempt] = {}
+    attempts: dict[int, AttemptTelemetry] = {}
     ends, hedged, wake_at = 0, False, now
     actions = machine.arrived(now)
     while True:
@@ -251,7 +251,7 @@ def _live(machine: RequestMachine, scene: Scene, now: float, chance: Random, lif
             match action:
                 case Launch(number, candidate):
                     assert now < scene.ask.deadline
-                    attempts[number] = Attempt(candidate, life * 10 + number, 16.0, now)
+                    attempts[number] = AttemptTelemetry(candidate, life * 10 + number, 16.0, now)
                 case WakeAt(at):
                     wake_at = at
                 case Cancel(number, hopeless):
@@ -270,7 +270,7 @@ def _live(machine: RequestMachine, scene: Scene, now: float, chance: Random, lif
 
 
 def _event(
-    machine: RequestMachine, attempts: dict[int, Attempt], now: float, wake_at: float, chance: Random
+    machine: RequestMachine, attempts: dict[int, AttemptTelemetry], now: float, wake_at: float, chance: Random
 ) -> list[Action]:
     if now >= wake_at or not attempts:
         return machine.timer(max(now, wake_at))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.core.admission.concurrency import AdaptiveLimit
-from gateway.core.admission.placement_guard import Charge
+from gateway.core.admission.placement_guard import TenantCharge
 from gateway.core.health.breaker import blame
-from gateway.core.request.attempt import Attempt
+from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.machine import Action, Cancel, RequestMachine
 from gateway.core.request.token_budget import TokenBudget
 from tests.support.interleave.draws import profile_of
@@ -58,16 +58,16 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert script_of(7) == script_of(7) != script_of(8)
 
 
-def _forgets_the_ledger(self: Attempt, error: ServeError, now: float, draw: float) -> None:
+def _forgets_the_ledger(self: AttemptTelemetry, error: ServeError, now: float, draw: float) -> None:
     self._link.ended(self._key, now, heard=False)
     self._end(blame(error), now, draw)
 
 
-def _takes_the_hopeless_for_any_other(self: Attempt, now: float, *, hopeless: bool = False) -> None:
+def _takes_the_hopeless_for_any_other(self: AttemptTelemetry, now: float, *, hopeless: bool = False) -> None:
     _cancelled(self, now)
 
 
-_cancelled = Attempt.cancelled
+_cancelled = AttemptTelemetry.cancelled
 
 
 def _orphans_one(self: RequestMachine) -> list[Action]:
@@ -79,11 +79,11 @@ def _orphans_one(self: RequestMachine) -> list[Action]:
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "words"),
     [
-        (Attempt, "failed", _forgets_the_ledger, "under way"),
-        (Attempt, "cancelled", _takes_the_hopeless_for_any_other, "were settled"),
+        (AttemptTelemetry, "failed", _forgets_the_ledger, "under way"),
+        (AttemptTelemetry, "cancelled", _takes_the_hopeless_for_any_other, "were settled"),
         (RequestMachine, "_finish", _orphans_one, "orphaned"),
         (TokenBudget, "spend", lambda self: True, "should have"),
-        (Charge, "failed", lambda self, now: None, "should have spent"),
+        (TenantCharge, "failed", lambda self, now: None, "should have spent"),
         (AdaptiveLimit, "release", lambda self: None, "should have"),
     ],
 )

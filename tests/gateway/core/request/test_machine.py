@@ -7,7 +7,7 @@ import pytest
 from gateway.core.fleet.fleet import LOOK_AGAIN_S, Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.placement.placer import Placer
-from gateway.core.placement.probing import Probing
+from gateway.core.placement.probing import ProbePlacer
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
 from tidegate.outcome import (
@@ -277,7 +277,7 @@ def all_links_are_lost(*, in_order: bool = False) -> tuple[RequestMachine, Fleet
     """A request that waits for the one target there is, whose link is gone by now."""
     fleet = fleet_of(edge_a=variant("int8", compute_s=0.010))
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, lambda: 0.5)
+    placer.probes = ProbePlacer(fleet, lambda: 0.5)
     one = RequestMachine(ask(budget_s=2.0), placer)
     one.arrived(NOW)
     fleet.fold(LinkDown("edge/a", "connection reset", in_order), NOW)
@@ -300,7 +300,7 @@ def test_when_every_link_was_lost_just_now_a_request_waits_until_one_is_back() -
 def test_a_request_that_arrives_meanwhile_waits_as_well_and_is_a_first_attempt() -> None:
     _, fleet = all_links_are_lost()
     placer = Placer(fleet)
-    placer.probes = Probing(fleet, lambda: 0.5)
+    placer.probes = ProbePlacer(fleet, lambda: 0.5)
     one = RequestMachine(ask(budget_s=2.0), placer)
     assert woken_at(one.arrived(NOW)) == NOW + LOOK_AGAIN_S
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)

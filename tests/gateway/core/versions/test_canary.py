@@ -9,16 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.versions.canary import Phase, Revisions, Spec, State, Step, Waves
-from tidegate.fleet.reported import ModelReport, Refusal, Reported, RolloutState
+from gateway.core.versions.canary import (
+    CanaryRollout,
+    CanaryState,
+    DeviceStep,
+    DocumentRevisions,
+    RolloutPhase,
+    RolloutSpec,
+)
+from tidegate.fleet.reported import DocumentRefusal, ModelReport, Reported, RolloutState
 
 FORTY = tuple(f"edge-{number:02}" for number in range(1, 41))
 
 
-def spec(devices: tuple[str, ...] = FORTY, **changes: Any) -> Spec:
-    revisions = {device: Revisions(7, 8) for device in devices}
+def spec(devices: tuple[str, ...] = FORTY, **changes: Any) -> RolloutSpec:
+    revisions = {device: DocumentRevisions(7, 8) for device in devices}
     given = {"waves": (0.05, 0.25, 1.0), "success_ratio": 0.95, "max_errors": 2, "deadline_s": 100.0, **changes}
-    return Spec("r-1", "digits", "2", devices, revisions, **given)
+    return RolloutSpec("r-1", "digits", "2", devices, revisions, **given)
 
 
 def report(device: str, state: str, *, revision: int = 7, reason: str = "", running: str = "1") -> Reported:
@@ -29,17 +36,17 @@ def report(device: str, state: str, *, revision: int = 7, reason: str = "", runn
     return Reported(device, 1, 1, 0, accepted={scope: revision}, models=(model,))
 
 
-def say(waves: Waves, state: str, *devices: str, **rest: Any) -> None:
+def say(waves: CanaryRollout, state: str, *devices: str, **rest: Any) -> None:
     waves.hear({device: report(device, state, **rest) for device in devices})
     waves.advance(0.0)
 
 
-def asked(waves: Waves) -> tuple[str, ...]:
+def asked(waves: CanaryRollout) -> tuple[str, ...]:
     return tuple(waves.asks)
 
 
-def begun(**changes: Any) -> Waves:
-    waves = Waves(spec(**changes))
+def begun(**changes: Any) -> CanaryRollout:
+    waves = CanaryRollout(spec(**changes))
     waves.advance(0.0)
     return waves
 
@@ -56,7 +63,7 @@ def test_the_canaries_are_asked_first_and_the_next_wave_after_they_have_committe
     assert asked(waves) == FORTY
     say(waves, "committed", *FORTY[10:])
 
-    assert waves.state.phase is Phase.SUCCEEDED and waves.state.reason == "40 of 40 devices have committed"
+    assert waves.state.phase is RolloutPhase.SUCCEEDED and waves.state.reason == "40 of 40 devices have committed"
 
 
 @pytest.mark.parametrize(
@@ -77,10 +84,10 @@ def test_silence_is_no_success_and_past_the_deadline_an_error() -> None:
     waves = begun(max_errors=2)
 
     waves.advance(99.0)
-    assert waves.state.phase is Phase.RUNNING and waves.count(Step.ASKED) == 2
+    assert waves.state.phase is RolloutPhase.RUNNING and waves.count(DeviceStep.ASKED) == 2
     waves.advance(2.0)
 
-    assert waves.count(Step.OVERDUE) == 2 and waves.state.phase is Phase.PAUSED
+    assert waves.count(DeviceStep.OVERDUE) == 2 and waves.state.phase is RolloutPhase.PAUSED
     assert "0 of 2 devices have committed" in waves.state.reason
     assert "not said a word" in waves.state.parts["edge-01"].reason
 
@@ -89,7 +96,7 @@ def test_a_device_that_is_late_and_commits_after_all_is_a_success() -> None:
     waves = begun()
     waves.advance(101.0)
     say(waves, "downloading", "edge-01")
-    assert waves.state.parts["edge-01"].step is Step.OVERDUE
+    assert waves.state.parts["edge-01"].step is DeviceStep.OVERDUE
 
     say(waves, "committed", "edge-01", "edge-02")
     waves.resume()
@@ -103,11 +110,11 @@ def test_too_many_errors_call_back_everybody_who_was_asked_with_the_reason() -> 
     say(waves, "committed", "edge-01", running="2")
     say(waves, "rolled_back", "edge-02", reason="probe_accuracy: top-1 0.2")
 
-    assert waves.state.phase is Phase.RETURNING
+    assert waves.state.phase is RolloutPhase.RETURNING
     assert waves.asks == {"edge-01": True, "edge-02": True}
     assert "edge-02: probe_accuracy" in waves.state.reason
     say(waves, "committed", "edge-01", "edge-02", revision=8)
-    assert waves.state.phase is Phase.RETURNED and waves.count(Step.BACK) == 2
+    assert waves.state.phase is RolloutPhase.RETURNED and waves.count(DeviceStep.BACK) == 2
     assert "probe_accuracy" in waves.state.reason
 
 
@@ -116,24 +123,24 @@ def test_an_error_that_comes_after_the_commit_counts() -> None:
     say(waves, "committed", *FORTY[:2])
     say(waves, "rolled_back", "edge-01", reason="crash_loop")
 
-    assert waves.state.phase is Phase.RETURNING
+    assert waves.state.phase is RolloutPhase.RETURNING
     assert set(waves.asks.values()) == {True} and set(waves.asks) == set(FORTY[:10])
 
 
 def test_a_document_that_a_device_refuses_is_an_error_with_its_reason() -> None:
     waves = begun(max_errors=5)
-    refused = Reported("edge-01", 1, 1, 0, refused=(Refusal("device/edge-01", "signature", 7),))
+    refused = Reported("edge-01", 1, 1, 0, refused=(DocumentRefusal("device/edge-01", "signature", 7),))
     waves.hear({"edge-01": refused})
 
     part = waves.state.parts["edge-01"]
-    assert (part.step, part.reason) == (Step.FAILED, "refused_signature")
+    assert (part.step, part.reason) == (DeviceStep.FAILED, "refused_signature")
 
 
 def test_reports_of_other_documents_say_nothing_about_this_one() -> None:
     waves = begun()
     say(waves, "committed", *FORTY[:2], revision=6)
 
-    assert waves.count(Step.ASKED) == 2
+    assert waves.count(DeviceStep.ASKED) == 2
 
 
 def test_a_wave_bakes_before_the_next_and_what_fails_meanwhile_counts() -> None:
@@ -143,20 +150,20 @@ def test_a_wave_bakes_before_the_next_and_what_fails_meanwhile_counts() -> None:
     assert asked(waves) == FORTY[:2]
     say(waves, "rolled_back", "edge-02", reason="err_rate")
 
-    assert waves.state.phase is Phase.RETURNING
+    assert waves.state.phase is RolloutPhase.RETURNING
 
 
 def test_a_device_that_cannot_be_heard_does_not_hold_up_the_return_for_ever() -> None:
     waves = begun()
     waves.abort("operator")
     say(waves, "committed", "edge-01", revision=8)
-    assert waves.state.phase is Phase.RETURNING
+    assert waves.state.phase is RolloutPhase.RETURNING
     waves.advance(101.0)
 
-    assert waves.state.phase is Phase.RETURNED
+    assert waves.state.phase is RolloutPhase.RETURNED
     assert waves.state.notes[-1].words == "1 devices are back, 1 have not said so"
     say(waves, "committed", "edge-02", revision=8)
-    assert waves.count(Step.BACK) == 2
+    assert waves.count(DeviceStep.BACK) == 2
 
 
 def test_nothing_is_asked_while_paused_and_a_stall_that_is_taken_as_it_is_goes_on() -> None:
@@ -168,10 +175,10 @@ def test_nothing_is_asked_while_paused_and_a_stall_that_is_taken_as_it_is_goes_o
     waves.advance(0.0)
     say(waves, "failed", "edge-02", reason="disk_full")
     say(waves, "committed", "edge-03")
-    assert waves.state.phase is Phase.PAUSED
+    assert waves.state.phase is RolloutPhase.PAUSED
     waves.resume()
 
-    assert waves.state.phase is Phase.SUCCEEDED and "2 of 3" in waves.state.reason
+    assert waves.state.phase is RolloutPhase.SUCCEEDED and "2 of 3" in waves.state.reason
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,7 @@ def test_an_order_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_the_way_back_has_the_greater_revision() -> None:
     with pytest.raises(ValueError):
-        Revisions(7, 7)
+        DocumentRevisions(7, 7)
 
 
 DEVICES = FORTY[:6]
@@ -202,7 +209,7 @@ happening = st.one_of(
 @settings(max_examples=200)
 @given(st.lists(happening, max_size=40))
 def test_whatever_happens_no_rule_is_broken(events: list[tuple[Any, ...]]) -> None:
-    waves = Waves(spec(DEVICES, waves=(0.2, 0.5, 1.0), max_errors=1, success_ratio=0.8))
+    waves = CanaryRollout(spec(DEVICES, waves=(0.2, 0.5, 1.0), max_errors=1, success_ratio=0.8))
     called_back: set[str] = set()
     for event in events:
         match event:
@@ -218,7 +225,7 @@ def test_whatever_happens_no_rule_is_broken(events: list[tuple[Any, ...]]) -> No
                 waves.abort("operator")
             case ("restart",):
                 raw = msgspec.json.encode(waves.state)
-                waves = Waves(waves.spec, msgspec.json.decode(raw, type=State))
+                waves = CanaryRollout(waves.spec, msgspec.json.decode(raw, type=CanaryState))
         asks = waves.asks
         # Who was called back is never asked forward again, and after that nobody is asked for the first time.
         assert all(asks[device] for device in called_back)
@@ -227,5 +234,5 @@ def test_whatever_happens_no_rule_is_broken(events: list[tuple[Any, ...]]) -> No
         called_back |= {device for device, back in asks.items() if back}
         # No more are asked than the waves so far allow, and a next one only after enough of the last have committed.
         assert len(asks) <= (0, *waves.spec.sizes)[waves.state.wave + 1]
-        if waves.state.phase in (Phase.RETURNING, Phase.RETURNED):
+        if waves.state.phase in (RolloutPhase.RETURNING, RolloutPhase.RETURNED):
             assert all(asks.values())

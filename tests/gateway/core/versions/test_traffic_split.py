@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.versions.traffic_split import BadSplit, Split, Splits
-from gateway.core.versions.version_figures import ALIKE, Agreement, Figures, wilson
+from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
+from gateway.core.versions.version_figures import ALIKE, Agreement, VersionFigures, wilson_interval
 
-SPLIT = Split("1", "2", share=0.1, tenants=("acme",))
-SET = Splits({"minilm": SPLIT}, {"digits": "3"})
+SPLIT = TrafficSplit("1", "2", share=0.1, tenants=("acme",))
+SET = TrafficSplits({"minilm": SPLIT}, {"digits": "3"})
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_whose_turn_it_is(model: str, wish: str, tenant: str, draw: float, turn:
 def test_the_candidate_gets_its_share_of_draws_and_whoever_did_not_ask_for_it_has_the_other(
     share: float, draw: float
 ) -> None:
-    turn = Splits({"m": Split("1", "2", share=share)}).turn("m", "", "", draw)
+    turn = TrafficSplits({"m": TrafficSplit("1", "2", share=share)}).turn("m", "", "", draw)
     assert turn == (("2", "1") if draw < share else ("1",))
 
 
 def test_promotion_and_return_end_the_split_and_say_what_is_meant() -> None:
     promoted, returned = SET.after_promotion("minilm"), SET.after_return("minilm")
-    assert promoted == Splits({}, {"digits": "3", "minilm": "2"})
-    assert returned == Splits({}, {"digits": "3", "minilm": "1"})
+    assert promoted == TrafficSplits({}, {"digits": "3", "minilm": "2"})
+    assert returned == TrafficSplits({}, {"digits": "3", "minilm": "1"})
     for done in (promoted, returned):
-        with pytest.raises(BadSplit, match="no candidate of 'minilm'"):
+        with pytest.raises(InvalidSplit, match="no candidate of 'minilm'"):
             done.after_promotion("minilm")
 
 
@@ -61,16 +61,16 @@ def test_promotion_and_return_end_the_split_and_say_what_is_meant() -> None:
     ],
 )
 def test_a_split_that_makes_no_sense_says_why(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(BadSplit, match=words):
+    with pytest.raises(InvalidSplit, match=words):
         msgspec.structs.replace(SPLIT, **changes)
 
 
 def test_what_is_set_is_the_same_after_a_file() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(SET), type=Splits) == SET
+    assert msgspec.json.decode(msgspec.json.encode(SET), type=TrafficSplits) == SET
 
 
 def test_figures_count_each_ending_once_and_durations_of_answers_only() -> None:
-    figures = Figures()
+    figures = VersionFigures()
     for took_s in (0.010, 0.020, 0.200):
         figures.record("in_time", took_s)
     figures.record("late", 2.0)
@@ -79,15 +79,15 @@ def test_figures_count_each_ending_once_and_durations_of_answers_only() -> None:
     p50, _, p99 = figures.quantiles_s
     assert p50 == pytest.approx(0.020, rel=0.06)
     assert p99 == pytest.approx(2.0, rel=0.06)
-    assert Figures().in_time_ratio is None
-    assert Figures().in_time_interval is None
+    assert VersionFigures().in_time_ratio is None
+    assert VersionFigures().in_time_interval is None
 
 
 def test_the_interval_holds_the_share_and_narrows_with_what_is_known() -> None:
-    few, many = wilson(9, 10), wilson(900, 1000)
+    few, many = wilson_interval(9, 10), wilson_interval(900, 1000)
     assert few.low < many.low < 0.9 < many.high < few.high
-    assert wilson(10, 10).high == pytest.approx(1.0)
-    assert wilson(0, 10).low == pytest.approx(0.0)
+    assert wilson_interval(10, 10).high == pytest.approx(1.0)
+    assert wilson_interval(0, 10).low == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(("classes", "agreeing"), [(True, 2), (False, 1)])

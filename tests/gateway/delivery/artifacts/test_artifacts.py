@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from gateway.config.auth import AuthConfig
-from gateway.delivery.artifacts.access import admit_by, secured_for_devices
-from gateway.delivery.artifacts.pacing import Pace
-from gateway.delivery.artifacts.server import PIECE_BYTES, ArtifactDoor
-from gateway.delivery.artifacts.store import ArtifactStore, OutOfStep, WrongContent
+from gateway.delivery.artifacts.access import credential_check, secured_for_devices
+from gateway.delivery.artifacts.pacing import BytePacer
+from gateway.delivery.artifacts.server import PIECE_BYTES, ArtifactServer
+from gateway.delivery.artifacts.store import ArtifactStore, OffsetMismatch, WrongContent
 from gateway.delivery.artifacts.upload import MAX_PIECE_BYTES, intake_routes
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
@@ -27,7 +27,7 @@ from tests.support.gateway.guarded import keys_in
 from tests.support.serving.host import FakeHost
 from tidegate.oip.http.server import error_middleware
 from tidegate.security.tls import Tls
-from tidegate.servers.http_server import http_door
+from tidegate.servers.http_server import open_http_server
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -44,14 +44,14 @@ def stored(root: Path, content: bytes = CONTENT) -> ArtifactStore:
 
 @asynccontextmanager
 async def served(routes: list[web.RouteDef]) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    door = http_door(routes, "127.0.0.1", 0, key="artifacts.port", max_body_bytes=2**20, grace_s=0.1)
+    door = open_http_server(routes, "127.0.0.1", 0, key="artifacts.port", max_body_bytes=2**20, grace_s=0.1)
     async with door as address, aiohttp.ClientSession() as session:
         yield address, session
 
 
 async def test_a_broken_off_download_goes_on_where_it_was(tmp_path: Path) -> None:
     async with (
-        served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http),
+        served(ArtifactServer(stored(tmp_path)).routes()) as (url, http),
         http.get(url + PATH, headers={"Range": "bytes=0-299999"}) as first,
     ):
         got = await first.read()
@@ -77,7 +77,7 @@ async def test_a_broken_off_download_goes_on_where_it_was(tmp_path: Path) -> Non
 )
 async def test_what_a_device_may_ask(tmp_path: Path, headers: dict[str, str], status: int, length: int | None) -> None:
     async with (
-        served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http),
+        served(ArtifactServer(stored(tmp_path)).routes()) as (url, http),
         http.get(url + PATH, headers=headers) as answer,
     ):
         body = await answer.read()
@@ -89,7 +89,7 @@ async def test_what_a_device_may_ask(tmp_path: Path, headers: dict[str, str], st
 
 
 async def test_head_tells_the_size_and_sends_nothing(tmp_path: Path) -> None:
-    async with served(ArtifactDoor(stored(tmp_path)).routes()) as (url, http), http.head(url + PATH) as answer:
+    async with served(ArtifactServer(stored(tmp_path)).routes()) as (url, http), http.head(url + PATH) as answer:
         assert (answer.status, answer.headers["Content-Length"]) == (200, str(len(CONTENT)))
         assert answer.headers["ETag"] == f'"{DIGEST}"' and answer.headers["Accept-Ranges"] == "bytes"
 
@@ -110,7 +110,7 @@ async def test_head_tells_the_size_and_sends_nothing(tmp_path: Path) -> None:
 async def test_only_names_of_contents_lead_to_files(tmp_path: Path, path: str) -> None:
     store = stored(tmp_path / "store")
     (tmp_path / "secret").write_text("a secret")
-    async with served(ArtifactDoor(store).routes()) as (url, _):
+    async with served(ArtifactServer(store).routes()) as (url, _):
         # By hand: clients tidy paths before they send them.
         host, _, port = url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -127,14 +127,14 @@ async def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("a secret")
     store.path("0" * 64).symlink_to(tmp_path / "secret")
     async with (
-        served(ArtifactDoor(store).routes()) as (url, http),
+        served(ArtifactServer(store).routes()) as (url, http),
         http.get(f"{url}/artifacts/sha256/{'0' * 64}") as answer,
     ):
         assert answer.status == 404
 
 
 async def test_more_downloads_than_allowed_are_told_to_come_back(tmp_path: Path) -> None:
-    door = ArtifactDoor(stored(tmp_path), max_concurrent=1, pace=Pace(PIECE_BYTES * 10.0))
+    door = ArtifactServer(stored(tmp_path), max_concurrent=1, pace=BytePacer(PIECE_BYTES * 10.0))
     async with served(door.routes()) as (url, http), http.get(url + PATH) as first:
         await first.content.readany()
         async with http.get(url + PATH) as second:
@@ -150,7 +150,7 @@ async def test_whoever_may_not_is_refused_before_anything_is_looked_at(tmp_path:
         raise web.HTTPForbidden
 
     async with (
-        served(ArtifactDoor(ArtifactStore(tmp_path / "none"), admit=nobody).routes()) as (url, http),
+        served(ArtifactServer(ArtifactStore(tmp_path / "none"), admit=nobody).routes()) as (url, http),
         http.get(url + PATH) as answer,
     ):
         assert answer.status == 403
@@ -218,7 +218,7 @@ def test_a_store_takes_pieces_in_order_only(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     store.append(DIGEST, 0, CONTENT[:10])
 
-    with pytest.raises(OutOfStep) as refused:
+    with pytest.raises(OffsetMismatch) as refused:
         store.append(DIGEST, 20, CONTENT[20:])
     with pytest.raises(WrongContent):
         store.finish(DIGEST)
@@ -234,8 +234,8 @@ async def test_over_tls_a_device_of_ours_may_fetch_and_nobody_else(tmp_path: Pat
     # Callers' certificates are of another CA, as where a company has one of its own: that opens no door here.
     tls = Tls(ours.config("gateway/main", client_ca=strangers.store.ca_cert))
     secured = secured_for_devices(tls)
-    door = http_door(
-        ArtifactDoor(stored(tmp_path / "store"), admit=admit_by(None, secured)).routes(),
+    door = open_http_server(
+        ArtifactServer(stored(tmp_path / "store"), admit=credential_check(None, secured)).routes(),
         "127.0.0.1",
         0,
         key="artifacts.port",
@@ -263,10 +263,12 @@ async def test_where_no_certificate_is_demanded_the_gateways_auth_asks_for_a_key
     pki, keys = FleetPki(tmp_path / "pki"), keys_in(tmp_path)
     asking = secured_for_devices(Tls(pki.config("gateway/main", require_client_cert=False)))
     async with GatewayGuard(AuthConfig(keys_file=keys.path), FakeHost(), admission_of(), Audit()) as guard:
-        assert admit_by(guard, asking) is not None
-        assert admit_by(guard, secured_for_devices(Tls(pki.config("gateway/main")))) is None
-        routes = ArtifactDoor(stored(tmp_path / "store"), admit=admit_by(guard, None)).routes()
-        door = http_door(routes, "127.0.0.1", 0, key="x", max_body_bytes=1, grace_s=0.1, middlewares=[error_middleware])
+        assert credential_check(guard, asking) is not None
+        assert credential_check(guard, secured_for_devices(Tls(pki.config("gateway/main")))) is None
+        routes = ArtifactServer(stored(tmp_path / "store"), admit=credential_check(guard, None)).routes()
+        door = open_http_server(
+            routes, "127.0.0.1", 0, key="x", max_body_bytes=1, grace_s=0.1, middlewares=[error_middleware]
+        )
         async with door as url, aiohttp.ClientSession() as http:
             async with http.get(url + PATH) as without:
                 assert without.status == 401

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.delivery.artifacts.byte_range import Unsatisfiable, byte_range, still_fits
-from gateway.delivery.artifacts.pacing import Pace
+from gateway.delivery.artifacts.byte_range import UnsatisfiableRange, byte_range, if_range_matches
+from gateway.delivery.artifacts.pacing import BytePacer
 
 SIZE = 100
 WHOLE = [
@@ -40,7 +40,7 @@ def test_a_range_is_cut_to_the_file(header: str, wanted: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize(("header", "size"), [("bytes=100-", 100), ("bytes=-0", 100), ("bytes=0-", 0), ("bytes=-5", 0)])
 def test_a_range_outside_of_the_file_is_refused(header: str, size: int) -> None:
-    with pytest.raises(Unsatisfiable):
+    with pytest.raises(UnsatisfiableRange):
         byte_range(header, size)
 
 
@@ -48,7 +48,7 @@ def test_a_range_outside_of_the_file_is_refused(header: str, size: int) -> None:
 def test_no_header_reaches_outside_of_the_file(header: str, size: int) -> None:
     try:
         part = byte_range(header, size)
-    except Unsatisfiable:
+    except UnsatisfiableRange:
         return
     if part is not None:
         first, count = part
@@ -56,13 +56,13 @@ def test_no_header_reaches_outside_of_the_file(header: str, size: int) -> None:
 
 
 def test_a_range_counts_only_for_the_content_that_was_begun() -> None:
-    assert still_fits("", '"a"') and still_fits('"a"', '"a"')
-    assert not still_fits('"b"', '"a"') and not still_fits("Sat, 01 Jan 2000 00:00:00 GMT", '"a"')
+    assert if_range_matches("", '"a"') and if_range_matches('"a"', '"a"')
+    assert not if_range_matches('"b"', '"a"') and not if_range_matches("Sat, 01 Jan 2000 00:00:00 GMT", '"a"')
 
 
 @given(readers=st.integers(1, 8), pieces=st.integers(1, 20))
 def test_readers_share_the_rate_evenly_and_never_exceed_it(readers: int, pieces: int) -> None:
-    pace, now, sent = Pace(1000.0), 0.0, [0] * readers
+    pace, now, sent = BytePacer(1000.0), 0.0, [0] * readers
     at = [0.0] * readers
     for _ in range(pieces * readers):
         reader = min(range(readers), key=lambda one: (at[one], sent[one]))

@@ -13,11 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from gateway.core.versions.canary import Phase
+from gateway.core.versions.canary import RolloutPhase
 from gateway.delivery.artifacts.store import ArtifactStore
-from gateway.delivery.rollouts.coordinator import Conflict, Rollouts
-from gateway.delivery.rollouts.journal import Journal
-from gateway.delivery.rollouts.order import BadOrder, Documents, Order, decode_order
+from gateway.delivery.rollouts.coordinator import RolloutConflict, RolloutController
+from gateway.delivery.rollouts.journal import RolloutJournal
+from gateway.delivery.rollouts.order import DeviceDocuments, InvalidOrder, RolloutOrder, decode_order
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from tests.support.models.tiny_models import double_manifest, tiny_repository
 from tests.support.mqtt.device_messages import offer as fleet_offer
@@ -25,14 +25,14 @@ from tidegate import clock
 from tidegate.fleet.reported import ModelReport, Reported, RolloutState
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, save_manifest
-from tidegate.rollout.desired import Desired
-from tidegate.rollout.signing import claimed, opened
-from tidegate.tools.delivery.files import Held
-from tidegate.tools.delivery.order import Device, Offer, OrderError, Signing, Terms, make_order
+from tidegate.rollout.desired import DesiredDocument
+from tidegate.rollout.signing import read_unverified, verify_document
+from tidegate.tools.delivery.files import LocalArtefact
+from tidegate.tools.delivery.order import ListedDevice, ListedOffer, OrderError, OrderSigning, OrderTerms, make_order
 from tidegate.tools.delivery.plan import plan_of, version_files
 
 KEY = Ed25519PrivateKey.generate()
-SIGNING = Signing([KEY])
+SIGNING = OrderSigning([KEY])
 NAMES = ("edge-1", "edge-2", "edge-3", "edge-4")
 
 
@@ -52,7 +52,7 @@ class Road:
 
     def __init__(self, *names: str) -> None:
         self.session = 1
-        self.said: dict[str, Desired] = {}
+        self.said: dict[str, DesiredDocument] = {}
         self.room = 100
         self._reports: dict[str, Reported | None] = dict.fromkeys(names)
         self._sequence = 0
@@ -61,7 +61,7 @@ class Road:
         if self.room <= 0:
             return False
         self.room -= 1
-        self.said[device] = opened(message, SIGNING.trusted)[0]
+        self.said[device] = verify_document(message, SIGNING.trusted)[0]
         return True
 
     def devices(self, now: float) -> tuple[DeviceView, ...]:
@@ -97,13 +97,13 @@ def order_of(models: Repository, *, devices: tuple[str, ...] = NAMES, at: int = 
         "id": "double-2-a", "model": "double", "version": "2", "waves": (0.25, 1.0), "success_ratio": 1.0,
         "max_errors": 0, "deadline_s": 600.0, **spec,
     }  # fmt: skip
-    there = [Device(name, "fresh", at, offers=(Offer("double", "1"),)) for name in devices]
-    terms = Terms("double", plan_of(new, "2"), ("http://127.0.0.1:8004",), 1)
+    there = [ListedDevice(name, "fresh", at, offers=(ListedOffer("double", "1"),)) for name in devices]
+    terms = OrderTerms("double", plan_of(new, "2"), ("http://127.0.0.1:8004",), 1)
     return make_order(given, there, terms, lambda version: plan_of(old, version), SIGNING)
 
 
 def fill(store: ArtifactStore, models: Repository) -> None:
-    files: list[Held] = [one for version in ("1", "2") for one in version_files(models, "double", version)[1]]
+    files: list[LocalArtefact] = [one for version in ("1", "2") for one in version_files(models, "double", version)[1]]
     for one in files:
         if store.size_bytes(one.artefact.sha256) is None:
             store.append(one.artefact.sha256, 0, one.path.read_bytes())
@@ -128,8 +128,8 @@ def store(tmp_path: Path, models: Repository) -> ArtifactStore:
     return store
 
 
-def performer(store: ArtifactStore, road: Road, shipped: list[Manifest] | None = None) -> Rollouts:
-    return Rollouts(store, road, (shipped if shipped is not None else []).extend)
+def performer(store: ArtifactStore, road: Road, shipped: list[Manifest] | None = None) -> RolloutController:
+    return RolloutController(store, road, (shipped if shipped is not None else []).extend)
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ async def test_a_rollout_asks_its_canary_then_the_rest_and_the_version_is_known(
         await until(lambda: set(road.said) == set(NAMES))
         road.report("committed", *NAMES)
         rollouts.fleet_changed()
-        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ async def test_what_fails_comes_back_by_itself_with_documents_that_the_operator_
         assert "probe_accuracy" in rollouts.all["double-2-a"].state.reason
         road.report("committed", "edge-1", "edge-2")
         rollouts.fleet_changed()
-        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.RETURNED)
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.RETURNED)
         assert set(road.said) == {"edge-1", "edge-2"}
 
 
@@ -206,7 +206,7 @@ async def test_a_gateway_that_comes_back_goes_on_where_it_was_and_says_everythin
         assert {one.version for one in shipped} == {"1", "2"}
         again.report("committed", *NAMES)
         rollouts.fleet_changed()
-        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
 
 
 @pytest.mark.slow
@@ -233,13 +233,13 @@ async def test_what_cannot_be_remembered_is_not_said(
     road, tried = Road(*NAMES), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def full(_self: Journal, _id: str, _state: bytes) -> None:
+    def full(_self: RolloutJournal, _id: str, _state: bytes) -> None:
         loop.call_soon_threadsafe(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with performer(store, road) as rollouts:
         with monkeypatch.context() as patched:
-            patched.setattr(Journal, "save", full)
+            patched.setattr(RolloutJournal, "save", full)
             await rollouts.begin(decode_order(order_of(models)))
             await asyncio.wait_for(tried.wait(), 60.0)
             tried.clear()
@@ -256,12 +256,12 @@ async def test_a_rollback_after_success_needs_no_key(store: ArtifactStore, model
         await until(lambda: len(road.said) == 4)
         road.report("committed", *NAMES)
         rollouts.fleet_changed()
-        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
         rollouts.command("double-2-a", "abort", "operator: it says odd things")
         await until(lambda: {one.revision for one in road.said.values()} == {2})
 
         assert {one.models["double"].version for one in road.said.values()} == {"1"}
-        with pytest.raises(Conflict, match="nothing to abort"):
+        with pytest.raises(RolloutConflict, match="nothing to abort"):
             rollouts.command("double-2-a", "abort", "again")
 
 
@@ -269,17 +269,17 @@ async def test_a_rollback_after_success_needs_no_key(store: ArtifactStore, model
 async def test_what_is_in_the_way_is_said(store: ArtifactStore, models: Repository, tmp_path: Path) -> None:
     road = Road(*NAMES)
     async with performer(store, road) as rollouts:
-        with pytest.raises(Conflict, match="no device 'nobody'"):
+        with pytest.raises(RolloutConflict, match="no device 'nobody'"):
             await rollouts.begin(decode_order(order_of(models, devices=("nobody",))))
         await rollouts.begin(decode_order(order_of(models)))
-        with pytest.raises(Conflict, match="a rollout 'double-2-a' already"):
+        with pytest.raises(RolloutConflict, match="a rollout 'double-2-a' already"):
             await rollouts.begin(decode_order(order_of(models)))
-        with pytest.raises(Conflict, match="edge-1 is in rollout double-2-a"):
+        with pytest.raises(RolloutConflict, match="edge-1 is in rollout double-2-a"):
             await rollouts.begin(decode_order(order_of(models, id="b")))
         rollouts.command("double-2-a", "abort", "operator")
     empty = ArtifactStore(tmp_path / "empty")
     async with performer(empty, Road(*NAMES)) as rollouts:
-        with pytest.raises(Conflict, match=r"files are not here: .*tidegate model push"):
+        with pytest.raises(RolloutConflict, match=r"files are not here: .*tidegate model push"):
             await rollouts.begin(decode_order(order_of(models)))
         assert not (empty.root / "rollouts").exists()
 
@@ -295,19 +295,19 @@ async def test_an_order_of_yesterday_is_refused_once_a_device_has_had_a_newer_do
         await until(lambda: len(road.said) == 4)
         road.report("committed", *NAMES)
         rollouts.fleet_changed()
-        await until(lambda: rollouts.all["double-2-a"].state.phase is Phase.SUCCEEDED)
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
 
-        with pytest.raises(Conflict, match="has had revision 2 meanwhile"):
+        with pytest.raises(RolloutConflict, match="has had revision 2 meanwhile"):
             await rollouts.begin(stale)
         await rollouts.begin(decode_order(order_of(models, id="next", at=2)))
         await until(lambda: road.said["edge-1"].revision == 3)
-        with pytest.raises(Conflict, match="newer document since"):
+        with pytest.raises(RolloutConflict, match="newer document since"):
             rollouts.command("double-2-a", "abort", "operator")
 
 
-def forged(order: Order, device: str, message: bytes) -> Order:
+def forged(order: RolloutOrder, device: str, message: bytes) -> RolloutOrder:
     """The order with another message forward."""
-    documents = Documents(msgspec.Raw(message), order.documents[device].back)
+    documents = DeviceDocuments(msgspec.Raw(message), order.documents[device].back)
     return replace(order, documents={**order.documents, device: documents})
 
 
@@ -316,15 +316,15 @@ async def test_an_order_with_documents_of_others_is_refused(store: ArtifactStore
     others, later = order.documents["edge-2"].message(back=False), order.documents["edge-1"].message(back=True)
     rollouts = performer(store, Road(*NAMES))
 
-    with pytest.raises(BadOrder, match="device/edge-2"):
+    with pytest.raises(InvalidOrder, match="device/edge-2"):
         await rollouts.begin(forged(order, "edge-1", others))
-    with pytest.raises(BadOrder, match="revision 2, stands where"):
+    with pytest.raises(InvalidOrder, match="revision 2, stands where"):
         await rollouts.begin(forged(order, "edge-1", later))
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"spec":{},"documents":{}}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_order_is_refused(raw: bytes) -> None:
-    with pytest.raises(BadOrder):
+    with pytest.raises(InvalidOrder):
         decode_order(raw)
 
 
@@ -335,40 +335,40 @@ def test_other_models_of_a_device_are_carried_over_if_one_of_our_keys_has_signed
     order = decode_order(order_of(models, devices=("edge-1",)))
     standing = bytes(order.documents["edge-1"].forward).decode()
     _, rounds = version_files(models, "rounds", "1")
-    terms = Terms("rounds", plan_of(rounds, "1"), ("http://127.0.0.1:1",), 1)
-    device = Device("edge-1", "fresh", 2, document=standing)
+    terms = OrderTerms("rounds", plan_of(rounds, "1"), ("http://127.0.0.1:1",), 1)
+    device = ListedDevice("edge-1", "fresh", 2, document=standing)
 
     def nobody(version: str) -> Any:
         raise AssertionError(version)
 
     spec = {"id": "r", "model": "rounds", "version": "1"}
     made = decode_order(make_order(spec, [device], terms, nobody, SIGNING))
-    forward, back = (claimed(made.documents["edge-1"].message(back=back)) for back in (False, True))
+    forward, back = (read_unverified(made.documents["edge-1"].message(back=back)) for back in (False, True))
 
     assert (forward.revision, back.revision) == (3, 4)
     assert set(forward.models) == {"double", "rounds"} and forward.models["double"].version == "2"
     assert set(back.models) == {"double"} and back.remove == ("rounds",)
-    stranger = Signing([Ed25519PrivateKey.generate()])
+    stranger = OrderSigning([Ed25519PrivateKey.generate()])
     with pytest.raises(OrderError, match="not by your key"):
         make_order(spec, [device], terms, nobody, stranger)
     replaced = replace_unsigned(terms)
     made = decode_order(make_order(spec, [device], replaced, nobody, stranger))
-    assert set(claimed(bytes(made.documents["edge-1"].forward)).models) == {"rounds"}
+    assert set(read_unverified(bytes(made.documents["edge-1"].forward)).models) == {"rounds"}
 
 
-def replace_unsigned(terms: Terms) -> Terms:
-    return Terms(terms.model, terms.plan, terms.urls, terms.issued_s, replace_unsigned=True)
+def replace_unsigned(terms: OrderTerms) -> OrderTerms:
+    return OrderTerms(terms.model, terms.plan, terms.urls, terms.issued_s, replace_unsigned=True)
 
 
 def test_a_rotation_is_signed_by_the_old_key_and_the_new_and_names_the_new(models: Repository) -> None:
     new = Ed25519PrivateKey.generate()
-    both = Signing([KEY, new], rotate=True)
+    both = OrderSigning([KEY, new], rotate=True)
     _, files = version_files(models, "double", "2")
-    terms = Terms("double", plan_of(files, "2"), (), 1)
+    terms = OrderTerms("double", plan_of(files, "2"), (), 1)
     spec = {"id": "r", "model": "double", "version": "2"}
-    made = decode_order(make_order(spec, [Device("edge-1", "fresh", 0)], terms, lambda _: terms.plan, both))
+    made = decode_order(make_order(spec, [ListedDevice("edge-1", "fresh", 0)], terms, lambda _: terms.plan, both))
 
-    desired = opened(bytes(made.documents["edge-1"].forward), SIGNING.trusted)[0]
+    desired = verify_document(bytes(made.documents["edge-1"].forward), SIGNING.trusted)[0]
     assert desired.keys == both.successors and len(desired.keys) == 1
 
 

@@ -10,19 +10,19 @@ from gateway.app import Gateway
 from gateway.catalog import Catalog
 from gateway.config.gateway import GatewayConfig
 from gateway.core.fleet.link_events import LinkDown, LinkUp
-from gateway.core.fleet.link_health import Timeline, link_state
-from gateway.core.fleet.scaling import Scaling, ScalingSpec
-from gateway.core.history.recorder import Flown, Note
-from gateway.core.request.hedge_by_chance import Crossing
-from gateway.core.versions.traffic_split import Split, Splits
-from gateway.delivery.trials import Trials, Watched
+from gateway.core.fleet.link_health import RttTimeline, link_state
+from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
+from gateway.core.history.recorder import RequestEvent, RequestRecord
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
+from gateway.delivery.trials import TrialFigures, Trials
 from gateway.observe.conditions import condition_family
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scaling import scaling_families
 from gateway.operate.trial_report import trial_families
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, offer, spec, variant
-from tests.support.gateway.flowns import answered, flown, given, went
+from tests.support.gateway.flowns import answered, given, request_record, went
 from tests.support.observe.metric_tables import check
 from tidegate import clock
 from tidegate.config import load
@@ -33,9 +33,9 @@ from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, R
 REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (1, 4), bytes(32)),))
 
 
-def metrics(**keys: int) -> Metrics:
+def metrics(**keys: int) -> GatewayMetrics:
     fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
-    return Metrics(fleet, admission_of(4), version_of=lambda request: "1", **keys)
+    return GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", **keys)
 
 
 def call() -> Call:
@@ -54,7 +54,7 @@ def reply(left_s: float = 1.0, attempts: int = 1, *, fallback: bool = False, **s
     )
 
 
-def value(counted: Metrics, name: str, **labels: str) -> float:
+def value(counted: GatewayMetrics, name: str, **labels: str) -> float:
     """Of the one series with these labels; 0 where there is none."""
     text = Exposition(counted.collect).render()[0].decode()
     found = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
@@ -75,9 +75,9 @@ RETRIED = (
 )
 
 
-def busy_pool() -> Scaling:
+def busy_pool() -> ReplicaScaler:
     """One that has seen enough to know what it needs."""
-    scaling = Scaling(ScalingSpec())
+    scaling = ReplicaScaler(ScalingSpec())
     for second in range(200):
         scaling.arrived(0.030, 0.010, 0.5, NOW + second)
     scaling.decide(NOW + 200.0, replicas=1, backlog_s=0.0)
@@ -86,23 +86,23 @@ def busy_pool() -> Scaling:
 
 def on_trial() -> Trials:
     trials = Trials(None, Catalog(()), lambda: 0.5, lambda: False)
-    trials.splits = Splits({"minilm": Split("1", "2", share=0.1)})
-    trials.watched["minilm"] = Watched()
+    trials.splits = TrafficSplits({"minilm": TrafficSplit("1", "2", share=0.1)})
+    trials.watched["minilm"] = TrialFigures()
     trials.watched["minilm"].agreement.record([0.99, 0.5], [True, False], classes=False)
     return trials
 
 
 def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels() -> None:
     fleet = fleet_of(edge_a=variant(), pool_main=variant())
-    counted = Metrics(fleet, admission_of(4), version_of=lambda request: "1", calibration_error=lambda: 0.1)
+    counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", calibration_error=lambda: 0.1)
     counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool()), *trial_families(on_trial())])
     counted.began(call())
     counted.answered(call(), reply(), NOW + 0.07)
     counted.answered(call(), reply(left_s=-0.1, fallback=True), NOW + 0.07)
     counted.ended(call(), Overloaded("full"), NOW + 0.07)
-    counted.landed(flown())
+    counted.landed(request_record())
     counted.generative.embedded("minilm", 12, 0.01)
-    counted.landed(flown(reasons=("cheapest", "fallback"), notes=[*RETRIED]))
+    counted.landed(request_record(reasons=("cheapest", "fallback"), notes=[*RETRIED]))
     silent = check(
         counted.collect(), "Gateway", "OpenAI's routes, in OpenTelemetry's words", "Triton's names, at all three"
     )
@@ -182,7 +182,7 @@ def test_requests_inside_are_pending_until_their_end() -> None:
     assert value(counted, "nv_inference_pending_request_count", model="minilm", version="1") == 1
 
 
-def hedged(won: bool, what: str = "cancelled") -> list[Note]:
+def hedged(won: bool, what: str = "cancelled") -> list[RequestEvent]:
     second = (
         answered(1, "edge/b", 0.050) if won else went(1, "edge/b", 0.050, ends=0.090, what=what, words="internal: x")
     )
@@ -194,17 +194,17 @@ def hedged(won: bool, what: str = "cancelled") -> list[Note]:
     ("notes", "by", "result"),
     [(hedged(True), 1, "won"), (hedged(False), 0, "cancelled"), (hedged(False, "failed"), 0, "lost")],
 )
-def test_a_hedge_is_counted_by_what_became_of_it(notes: list[Note], by: int, result: str) -> None:
+def test_a_hedge_is_counted_by_what_became_of_it(notes: list[RequestEvent], by: int, result: str) -> None:
     counted = metrics()
-    counted.landed(flown(notes=notes, end=given(attempt=by)))
+    counted.landed(request_record(notes=notes, end=given(attempt=by)))
     assert value(counted, "tidegate_hedge_total", result=result) == 1
     assert value(counted, "tidegate_hedge_total") == 1
 
 
 def test_a_hedge_that_there_was_no_budget_for_is_counted_as_suppressed() -> None:
     gateway = Gateway(load(GatewayConfig))
-    hedges = gateway.conductor.hedges
-    assert isinstance(hedges, Crossing)
+    hedges = gateway.dispatcher.hedges
+    assert isinstance(hedges, ChanceHedging)
     while hedges.may_hedge():
         pass
     assert value(gateway.metrics, "tidegate_hedge_total", result="suppressed") == 1
@@ -212,7 +212,9 @@ def test_a_hedge_that_there_was_no_budget_for_is_counted_as_suppressed() -> None
 
 def test_a_fallback_is_counted_by_the_error_before_it() -> None:
     counted = metrics()
-    counted.landed(flown(notes=[*RETRIED], reasons=("cheapest", "fallback"), end=given("pool/main", attempt=1)))
+    counted.landed(
+        request_record(notes=[*RETRIED], reasons=("cheapest", "fallback"), end=given("pool/main", attempt=1))
+    )
     assert value(counted, "tidegate_fallback_attempts_total", cause="unreachable", result="answered") == 1
     assert value(counted, "tidegate_target_attempts_total", target="edge/a", result="failed") == 1
     assert value(counted, "tidegate_target_attempts_total", target="pool/main", result="answered") == 1
@@ -220,30 +222,30 @@ def test_a_fallback_is_counted_by_the_error_before_it() -> None:
 
 def test_an_answer_is_held_against_what_was_predicted_of_it() -> None:
     counted = metrics()
-    counted.landed(flown(notes=answered(0, "edge/a", 0.0, took_s=0.060)))  # 0.05 were predicted
-    counted.landed(flown(notes=answered(0, "edge/a", 0.0, took_s=30.0)))
+    counted.landed(request_record(notes=answered(0, "edge/a", 0.0, took_s=0.060)))  # 0.05 were predicted
+    counted.landed(request_record(notes=answered(0, "edge/a", 0.0, took_s=30.0)))
     assert value(counted, "tidegate_predicted_latency_error_seconds_bucket", tier="edge", le="0.01") == 1
     assert value(counted, "tidegate_predicted_latency_error_seconds_bucket", tier="edge", le="+Inf") == 2
     assert value(counted, "tidegate_prediction_promises_total", tier="edge", result="broken") >= 1
 
 
-def big_fleet(agents: int) -> Metrics:
+def big_fleet(agents: int) -> GatewayMetrics:
     fleet = fleet_of()
     for number in range(agents):
         name = f"edge/{number:05}"
         fleet.add(spec(name), NOW)
         fleet.fold(LinkUp(name, name, 1, (offer(variant()),)), NOW)
         fleet.targets[name].asked_at = NOW + number
-    counted = Metrics(fleet, admission_of(4), version_of=lambda request: "1", most_targets=100)
+    counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", most_targets=100)
     for number in range(agents):
         counted.landed(flown_at(f"edge/{number:05}"))
     return counted
 
 
-FLOWN = flown()
+FLOWN = request_record()
 
 
-def flown_at(target: str) -> Flown:
+def flown_at(target: str) -> RequestRecord:
     return replace(FLOWN, notes=tuple(answered(0, target, 0.0)))
 
 
@@ -276,7 +278,7 @@ def test_the_troubled_have_series_of_their_own_and_the_rest_shows_the_worst() ->
 def test_a_link_is_as_sick_on_the_scrape_as_it_is_on_the_page() -> None:
     counted = metrics()
     fleet = counted._fleet
-    timelines = {name: Timeline() for name in fleet.targets}
+    timelines = {name: RttTimeline() for name in fleet.targets}
     counted.timeline_of = timelines.get
     for target in fleet.targets.values():
         target.link.record(0.002, NOW)
@@ -294,12 +296,12 @@ def test_a_link_is_as_sick_on_the_scrape_as_it_is_on_the_page() -> None:
 
 def test_series_of_a_target_end_when_it_leaves_and_others_get_its_place() -> None:
     counted = metrics(most_targets=1)
-    counted.landed(flown(notes=answered(0, "edge/a", 0.0)))
-    counted.landed(flown(notes=answered(0, "edge/b", 0.0)))
+    counted.landed(request_record(notes=answered(0, "edge/a", 0.0)))
+    counted.landed(request_record(notes=answered(0, "edge/b", 0.0)))
     assert value(counted, "tidegate_target_attempts_total", target="rest") == 1
     counted._fleet.remove("edge/a")
     assert value(counted, "tidegate_target_attempts_total", target="edge/a") == 0
-    counted.landed(flown(notes=answered(0, "edge/b", 0.0)))
+    counted.landed(request_record(notes=answered(0, "edge/b", 0.0)))
     assert value(counted, "tidegate_target_attempts_total", target="edge/b") == 1
     assert value(counted, "tidegate_target_attempts_total", target="rest") == 1, "a counter never falls"
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.metrics.requests import MOST_NOTED
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, variant
@@ -21,10 +21,10 @@ from tidegate.types import Call, Datatype, InferRequest, InferResponse, LoadRepo
 REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (3, 4), bytes(96)),))
 
 
-def metrics() -> Metrics:
+def metrics() -> GatewayMetrics:
     fleet = fleet_of(edge_a=variant(), pool_main=variant())
-    fleet.targets["edge/a"].ledger.report(LoadReport(1, 1, 0, 0, 0.0), "mqtt", clock.now() - 5.0)
-    return Metrics(fleet, admission_of(4), version_of=lambda request: "1")
+    fleet.targets["edge/a"].queue_estimate.report(LoadReport(1, 1, 0, 0, 0.0), "mqtt", clock.now() - 5.0)
+    return GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1")
 
 
 def reply(*, fallback: bool = False, degraded: bool = False, left_s: float | None = 1.0) -> Reply:
@@ -36,7 +36,7 @@ def reply(*, fallback: bool = False, degraded: bool = False, left_s: float | Non
     )
 
 
-def samples(counted: Metrics) -> dict[tuple[str, str], float]:
+def samples(counted: GatewayMetrics) -> dict[tuple[str, str], float]:
     """(name, labels) → value, of what a scrape returns."""
     text = Exposition(counted.collect).render()[0].decode()
     return {

@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.app import Gateway
-from gateway.core.estimate.sliding_stats import Lately
+from gateway.core.estimate.sliding_stats import SlidingStats
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.health.degradation import Condition
-from gateway.operate.console.history import POINTS, REFUSED, Watch
+from gateway.operate.console.history import POINTS, REFUSED, ConsoleHistory
 from gateway.operate.console.page import page_files
-from gateway.operate.console.snapshot import FOUND, ROWS, Sight
+from gateway.operate.console.snapshot import FOUND, ROWS, ConsoleView
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target, until
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, offer, spec
 from tests.support.gateway.guarded import guarded
-from tidegate.fleet.conditions import Conditions
+from tidegate.fleet.conditions import DeviceConditions
 from tidegate.outcome import InvalidRequest, NothingAlive
 from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
 
@@ -39,8 +39,8 @@ class Models:
         self.manifests: tuple[Any, ...] = ()
 
 
-def sight_of(fleet: Fleet) -> Sight:
-    return Sight("main", Watch(fleet, lambda: 0), fleet, admission_of(), Models(), {})  # type: ignore[arg-type]
+def sight_of(fleet: Fleet) -> ConsoleView:
+    return ConsoleView("main", ConsoleHistory(fleet, lambda: 0), fleet, admission_of(), Models(), {})  # type: ignore[arg-type]
 
 
 def fleet_of_many(edges: int) -> Fleet:
@@ -59,8 +59,8 @@ def reply(served_by: str = "edge/a", left_s: float = 1.0) -> Reply:
     return Reply(InferResponse("minilm", "1", ()), route=Route(served_by, "cheapest", "int8"), budget_left_s=left_s)
 
 
-async def seen(sight: Sight) -> dict[str, Any]:
-    return sight.snapshot(NOW + 1.0, NOW, await sight.states(lambda: asyncio.sleep(0.0)))  # noqa: TID251
+async def seen(console_view: ConsoleView) -> dict[str, Any]:
+    return console_view.snapshot(NOW + 1.0, NOW, await console_view.states(lambda: asyncio.sleep(0.0)))  # noqa: TID251
 
 
 async def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
@@ -84,12 +84,12 @@ async def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() ->
 
 
 async def test_whoever_is_ill_comes_before_whoever_is_busy() -> None:
-    sight = sight_of(fleet_of_many(100))
+    console_view = sight_of(fleet_of_many(100))
     for _ in range(50):
-        sight.watch.answered(call(), reply("edge/kiosk-00001"), NOW + 0.010)
-    sight.fleet.heard("edge/kiosk-00099", load=None, doubt="stale", now=NOW)
+        console_view.watch.answered(call(), reply("edge/kiosk-00001"), NOW + 0.010)
+    console_view.fleet.heard("edge/kiosk-00099", load=None, doubt="stale", now=NOW)
 
-    shown = [one["id"] for one in (await seen(sight))["targets"]]
+    shown = [one["id"] for one in (await seen(console_view))["targets"]]
 
     assert shown[:3] == ["pool/main", "edge/kiosk-00099", "edge/kiosk-00001"]
 
@@ -111,7 +111,7 @@ def test_callers_own_mistakes_and_cancelled_requests_are_no_lateness() -> None:
 def test_ends_that_are_counted_together_read_as_if_each_had_been_counted(
     ends: list[tuple[float, float, float]], looked: bool
 ) -> None:
-    watch, each = sight_of(fleet_of_many(1)).watch, Lately[str]()
+    watch, each = sight_of(fleet_of_many(1)).watch, SlidingStats[str]()
     now = NOW
     for after_s, took_s, left_s in ends:
         now += after_s
@@ -125,21 +125,21 @@ def test_ends_that_are_counted_together_read_as_if_each_had_been_counted(
 
 
 def test_timelines_of_targets_that_are_gone_go() -> None:
-    sight = sight_of(fleet_of_many(3))
-    sight.watch.tick(NOW, NOW)
-    assert len(sight.watch.timelines) == 4
-    sight.fleet.remove("edge/kiosk-00001")
-    sight.watch.tick(NOW + 5.0, NOW)
-    assert len(sight.watch.timelines) == 3
-    assert sight.detail("edge/kiosk-00001", NOW) is None
+    console_view = sight_of(fleet_of_many(3))
+    console_view.watch.tick(NOW, NOW)
+    assert len(console_view.watch.timelines) == 4
+    console_view.fleet.remove("edge/kiosk-00001")
+    console_view.watch.tick(NOW + 5.0, NOW)
+    assert len(console_view.watch.timelines) == 3
+    assert console_view.detail("edge/kiosk-00001", NOW) is None
 
 
 async def test_what_a_device_keeps_for_a_gateway_stands_in_its_row_and_its_detail() -> None:
-    sight = sight_of(fleet_of_many(2))
-    sight.fleet.targets["edge/kiosk-00001"].conditions = Conditions(kept=17)
+    console_view = sight_of(fleet_of_many(2))
+    console_view.fleet.targets["edge/kiosk-00001"].conditions = DeviceConditions(kept=17)
 
-    rows = {one["id"]: one["conditions"] for one in (await seen(sight))["targets"]}
-    details = [sight.detail(name, NOW) or {} for name in ("edge/kiosk-00000", "edge/kiosk-00001")]
+    rows = {one["id"]: one["conditions"] for one in (await seen(console_view))["targets"]}
+    details = [console_view.detail(name, NOW) or {} for name in ("edge/kiosk-00000", "edge/kiosk-00001")]
 
     assert rows["edge/kiosk-00001"] == "17 things kept for a gateway"
     assert rows["edge/kiosk-00000"] == ""
@@ -147,11 +147,11 @@ async def test_what_a_device_keeps_for_a_gateway_stands_in_its_row_and_its_detai
 
 
 async def test_what_ails_a_target_is_shown_and_found() -> None:
-    sight = sight_of(fleet_of_many(3))
-    ailing = sight.fleet.targets["edge/kiosk-00001"].degradation.active
+    console_view = sight_of(fleet_of_many(3))
+    ailing = console_view.fleet.targets["edge/kiosk-00001"].degradation.active
     ailing["slow_drift"] = Condition("slow_drift", NOW, "answers take 1.6 times what they took")
 
-    shown = await seen(sight)
+    shown = await seen(console_view)
 
     assert shown["verdict"]["state"] == "attention"
     assert shown["verdict"]["sentence"] == "edge/kiosk-00001 has slow_drift: answers take 1.6 times what they took"
@@ -159,13 +159,16 @@ async def test_what_ails_a_target_is_shown_and_found() -> None:
 
 
 async def test_a_model_that_nobody_offers_any_more_is_trouble_once_somebody_wants_it() -> None:
-    sight = sight_of(fleet_of_many(1))
-    sight.catalog.manifests = (SimpleNamespace(name="minilm", version="1"), SimpleNamespace(name="spare", version="1"))
-    sight.watch.answered(call(), reply(), NOW)
-    assert (await seen(sight))["verdict"]["state"] == "well"
-    for name in list(sight.fleet.targets):
-        sight.fleet.fold(LinkUp(name, name, 1, ()), NOW)
-    assert (await seen(sight))["verdict"]["sentence"] == "Nobody offers minilm just now"
+    console_view = sight_of(fleet_of_many(1))
+    console_view.catalog.manifests = (
+        SimpleNamespace(name="minilm", version="1"),
+        SimpleNamespace(name="spare", version="1"),
+    )
+    console_view.watch.answered(call(), reply(), NOW)
+    assert (await seen(console_view))["verdict"]["state"] == "well"
+    for name in list(console_view.fleet.targets):
+        console_view.fleet.fold(LinkUp(name, name, 1, ()), NOW)
+    assert (await seen(console_view))["verdict"]["sentence"] == "Nobody offers minilm just now"
 
 
 async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
@@ -175,16 +178,16 @@ async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
         nonlocal breaths
         breaths += 1
 
-    sight = sight_of(fleet_of_many(5000))
-    assert len(await sight.states(breathe)) == 5001
+    console_view = sight_of(fleet_of_many(5000))
+    assert len(await console_view.states(breathe)) == 5001
     assert breaths == 25
 
 
 async def test_a_target_that_leaves_while_a_large_fleet_is_looked_at_is_not_shown() -> None:
-    sight = sight_of(fleet_of_many(300))
-    states = await sight.states(lambda: asyncio.sleep(0.0))  # noqa: TID251
-    sight.fleet.remove("edge/kiosk-00000")
-    shown = sight.snapshot(NOW + 1.0, NOW, states)
+    console_view = sight_of(fleet_of_many(300))
+    states = await console_view.states(lambda: asyncio.sleep(0.0))  # noqa: TID251
+    console_view.fleet.remove("edge/kiosk-00000")
+    shown = console_view.snapshot(NOW + 1.0, NOW, states)
     assert "edge/kiosk-00000" not in [one["id"] for one in shown["targets"]]
     assert shown["health"]["edge"]["well"] == 299
 

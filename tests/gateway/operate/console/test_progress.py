@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.versions.canary import Waves
-from gateway.operate.console.progress import SHOWN, rollout_findings, rollouts_told
+from gateway.core.versions.canary import CanaryRollout
+from gateway.operate.console.progress import SHOWN, rollout_findings, rollout_rows
 from tests.gateway.core.versions.test_canary import FORTY, begun, say
 
 
@@ -11,7 +11,7 @@ def test_a_rollout_under_way_says_its_wave_and_how_many_have_committed() -> None
     waves = begun()
     say(waves, "committed", *FORTY[:2])
 
-    (told,) = rollouts_told([waves])
+    (told,) = rollout_rows([waves])
 
     assert (told["phase"], told["wave"], told["waves"], told["devices"]) == ("running", 2, 3, 40)
     assert told["done_share"] == 0.05
@@ -24,7 +24,7 @@ def test_one_that_comes_back_is_a_finding_with_its_reason_and_counts_who_is_back
     say(waves, "committed", *FORTY[:2])
     say(waves, "failed", *FORTY[2:5], reason="golden cases differ")
 
-    (told,), (finding,) = rollouts_told([waves]), rollout_findings([waves])
+    (told,), (finding,) = rollout_rows([waves]), rollout_findings([waves])
 
     assert told["phase"] == "returning"
     assert told["done_share"] == 0.0
@@ -35,10 +35,10 @@ def test_one_that_comes_back_is_a_finding_with_its_reason_and_counts_who_is_back
 def test_what_is_under_way_is_shown_before_what_is_over_and_the_list_has_an_end() -> None:
     going, over = begun(), []
     for _ in range(2 * SHOWN):
-        one: Waves = begun(waves=(1.0,))
+        one: CanaryRollout = begun(waves=(1.0,))
         say(one, "committed", *FORTY)
         over.append(one)
 
-    told = rollouts_told([going, *over])
+    told = rollout_rows([going, *over])
 
     assert [one["phase"] for one in told] == ["running", *["succeeded"] * (SHOWN - 1)]

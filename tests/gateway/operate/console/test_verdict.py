@@ -6,28 +6,36 @@ from typing import Any
 
 import pytest
 
-from gateway.core.estimate.sliding_stats import Recent
+from gateway.core.estimate.sliding_stats import WindowSummary
 from gateway.core.fleet.link_health import Health
-from gateway.operate.console.verdict import MOST_FINDINGS, Finding, Ill, Verdict, verdict
+from gateway.operate.console.verdict import (
+    MOST_FINDINGS,
+    ConsoleFinding,
+    ConsoleVerdict,
+    HealthFinding,
+    console_verdict,
+)
 
-NOTHING = Recent(0, 0, 0, 0.0, 0.0, 0, 0.0, ())
+NOTHING = WindowSummary(0, 0, 0, 0.0, 0.0, 0, 0.0, ())
 
 
-def recent(asked: int, late: int) -> Recent:
+def recent(asked: int, late: int) -> WindowSummary:
     """So many in the rates' window, and so many of them late."""
-    return Recent(asked - late, late, 0, (asked - late) / 15, asked / 15, asked, late / asked, (0.01, 0.02, 0.03))
+    return WindowSummary(
+        asked - late, late, 0, (asked - late) / 15, asked / 15, asked, late / asked, (0.01, 0.02, 0.03)
+    )
 
 
-def judged(**given: Any) -> Verdict:
+def judged(**given: Any) -> ConsoleVerdict:
     usual: dict[str, Any] = {
         "targets": 4, "ill": (), "total": recent(100, 0), "by_class": (), "homeless": (), "overloaded": "",
         "panic": False, "refused_devices": (),
     }  # fmt: skip
-    return verdict(**(usual | given))
+    return console_verdict(**(usual | given))
 
 
-def ill(number: int, health: Health = "slow") -> Ill:
-    return Ill(f"edge/e{number}", health, f"why {number}")
+def ill(number: int, health: Health = "slow") -> HealthFinding:
+    return HealthFinding(f"edge/e{number}", health, f"why {number}")
 
 
 def test_nothing_against_it_is_well_also_when_nobody_asks() -> None:
@@ -57,7 +65,7 @@ def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
         ({"overloaded": "queues"}, "trouble", "Overloaded, the least important are shed: queues"),
         ({"panic": True}, "trouble", "Most targets fail"),
         ({"refused_devices": ["attic"]}, "attention", "attic is not dialled"),
-        ({"others": [Finding("attention", "edge/a has slow_drift")]}, "attention", "edge/a has slow_drift"),
+        ({"others": [ConsoleFinding("attention", "edge/a has slow_drift")]}, "attention", "edge/a has slow_drift"),
         ({"total": recent(100, 5)}, "attention", "5.0% of requests are late or fail"),
         ({"total": recent(100, 50)}, "trouble", "50% of requests are late or fail"),
         ({"total": recent(9, 9)}, "well", "All is well"),
@@ -76,7 +84,7 @@ def test_the_class_that_is_worst_off_is_named() -> None:
 
 
 def test_trouble_comes_first_and_there_is_an_end_to_findings() -> None:
-    many = [Finding("attention", f"finding {number}") for number in range(50)]
+    many = [ConsoleFinding("attention", f"finding {number}") for number in range(50)]
     said = judged(others=many, homeless=["minilm"])
     assert said.findings[0].level == "trouble"
     assert len(said.findings) == MOST_FINDINGS

@@ -14,13 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.netsim.links.delay import Delay
-from tidegate.netsim.links.direction import Direction, Stage
+from tidegate.netsim.links.direction import Direction, LinkStage
 from tidegate.netsim.links.distributions import Constant, Distribution, LogNormal, Normal, Pareto, Uniform
-from tidegate.netsim.links.loss import Outage, Stall
-from tidegate.netsim.links.profile import Alternation, BadWeather, Jitter, LinkProfile, Partitions, Recording, build
+from tidegate.netsim.links.loss import OutageStage, StallStage
+from tidegate.netsim.links.profile import (
+    Alternation,
+    BadWeather,
+    CapacityRecording,
+    Jitter,
+    LinkProfile,
+    Partitions,
+    build,
+)
 from tidegate.netsim.links.rate import Rate
 from tidegate.netsim.links.regime import Either, Weather, Windows
-from tidegate.netsim.links.trace import OPPORTUNITY_BYTES, Trace, TraceRate
+from tidegate.netsim.links.trace import OPPORTUNITY_BYTES, CapacityTrace, TraceRate
 
 SHARED_TRACES = Path(__file__).parents[5] / "shared" / "traces"
 
@@ -32,7 +40,7 @@ def streams(seed: int) -> Callable[[str], Callable[[], float]]:
     return lambda name: Random(f"{seed}/{name}").random
 
 
-def any_stage(kind: int, seed: int) -> Stage:
+def any_stage(kind: int, seed: int) -> LinkStage:
     draw = Random(seed).random
     weather = Weather(mean_on_s=0.2, mean_off_s=0.7, draw=Random(seed + 1).random)
     match kind:
@@ -43,11 +51,11 @@ def any_stage(kind: int, seed: int) -> Stage:
         case 2:
             return Rate(200e3)
         case 3:
-            return Stall(0.05, bad=weather, bad_chance=0.4, draw=draw)
+            return StallStage(0.05, bad=weather, bad_chance=0.4, draw=draw)
         case 4:
-            return Outage(weather)
+            return OutageStage(weather)
         case _:
-            return TraceRate(Trace([0.0, 0.003, 0.003, 0.2, 0.5]), offset_s=0.1, scale=2.0)
+            return TraceRate(CapacityTrace([0.0, 0.003, 0.003, 0.2, 0.5]), offset_s=0.1, scale=2.0)
 
 
 @given(sendings, st.lists(st.integers(0, 5), max_size=4), st.integers(0, 99))
@@ -108,7 +116,7 @@ def test_what_overflows_a_queue_is_sent_again_and_still_arrives() -> None:
 def test_a_saturated_trace_delivers_exactly_the_recorded_volume(
     times: list[int], offset_s: float, scale: float, size: int
 ) -> None:
-    trace = Trace([one / 1e3 for one in times])
+    trace = CapacityTrace([one / 1e3 for one in times])
     link, first = TraceRate(trace, offset_s=offset_s, scale=scale), trace.first_at_or_after(offset_s)
     for number in range(1, 200):
         at = link.leaves_at(size, 0.0)
@@ -119,7 +127,7 @@ def test_a_saturated_trace_delivers_exactly_the_recorded_volume(
 
 @given(times_ms, st.floats(0.0, 3.0))
 def test_the_first_opportunity_is_found_by_counting_as_by_search(times: list[int], at: float) -> None:
-    trace = Trace([one / 1e3 for one in times])
+    trace = CapacityTrace([one / 1e3 for one in times])
 
     found = trace.first_at_or_after(at)
 
@@ -128,27 +136,27 @@ def test_the_first_opportunity_is_found_by_counting_as_by_search(times: list[int
 
 
 def test_opportunities_that_found_nothing_to_send_are_lost() -> None:
-    link = TraceRate(Trace([0.1, 0.2, 0.3, 0.4]))
+    link = TraceRate(CapacityTrace([0.1, 0.2, 0.3, 0.4]))
     assert link.leaves_at(1500, 0.25) == pytest.approx(0.3)
     assert link.leaves_at(3000, 0.25) == pytest.approx(0.5)  # 0.4 and, around the end, 0.5
 
 
 def test_a_trace_file_is_read_and_a_bad_one_names_its_line() -> None:
-    assert Trace.parse("1\n2\n\n10\n").times_s == [0.001, 0.002, 0.01]
+    assert CapacityTrace.parse("1\n2\n\n10\n").times_s == [0.001, 0.002, 0.01]
     with pytest.raises(ValueError, match="line 2"):
-        Trace.parse("1\nnope\n")
+        CapacityTrace.parse("1\nnope\n")
     with pytest.raises(ValueError, match="at least one time"):
-        Trace.parse("")
+        CapacityTrace.parse("")
     with pytest.raises(ValueError, match="not decrease"):
-        Trace.parse("5\n3\n")
+        CapacityTrace.parse("5\n3\n")
     with pytest.raises(ValueError, match="last longer than 0"):
-        Trace.parse("0\n")
+        CapacityTrace.parse("0\n")
 
 
 @pytest.mark.parametrize("bad", [{"scale": 0.0}, {"offset_s": -1.0}])
 def test_a_trace_cannot_be_scaled_to_nothing_or_begun_before_it_begins(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
-        TraceRate(Trace([0.1]), **bad)
+        TraceRate(CapacityTrace([0.1]), **bad)
 
 
 @pytest.mark.slow
@@ -157,7 +165,7 @@ def test_a_recorded_link_delivers_what_was_recorded(name: str) -> None:
     path = SHARED_TRACES / name
     if not path.exists():
         pytest.skip(f"no recording at {path}: recordings are not part of the repository")
-    trace = Trace.parse(path.read_text())
+    trace = CapacityTrace.parse(path.read_text())
     link = TraceRate(trace)
     delivered = 0
     while link.leaves_at(1500, 0.0) <= trace.period_s:
@@ -219,15 +227,15 @@ def test_windows_that_touch_are_one_and_either_joins_overlapping_ones() -> None:
 
 
 def test_an_outage_ends_with_the_next_retransmission_after_it() -> None:
-    outage = Outage(Windows([(1.0, 2.0)]))
+    outage = OutageStage(Windows([(1.0, 2.0)]))
     assert outage.leaves_at(1, 0.9) == 0.9
     assert outage.leaves_at(1, 1.0) == pytest.approx(2.4)  # tries at 1.2, 1.6, 2.4
     assert outage.leaves_at(1, 1.9) == pytest.approx(2.1)
-    assert Outage(Windows([(1.0, inf)])).leaves_at(1, 1.5) == inf
+    assert OutageStage(Windows([(1.0, inf)])).leaves_at(1, 1.5) == inf
 
 
 def test_healing_a_blackhole_lets_new_bytes_through() -> None:
-    direction = Direction([Outage(Windows([(1.0, inf)]))])
+    direction = Direction([OutageStage(Windows([(1.0, inf)]))])
     assert direction.delivered_at(10, 2.0) == inf
 
     direction.change([])
@@ -242,7 +250,7 @@ def test_healing_a_blackhole_lets_new_bytes_through() -> None:
         (lambda: Alternation(every_s=1.0, for_s=2.0), "below every_s"),
         (lambda: LinkProfile(to_mbit=-1.0), "to_mbit"),
         (lambda: LinkProfile(loss=1.0), "loss"),
-        (lambda: LinkProfile(to_mbit=1.0, recording=Recording("a", "b")), "not both"),
+        (lambda: LinkProfile(to_mbit=1.0, recording=CapacityRecording("a", "b")), "not both"),
     ],
 )
 def test_a_profile_that_makes_no_sense_is_refused(wrong: Callable[[], object], words: str) -> None:
@@ -277,8 +285,8 @@ def test_a_partition_cuts_one_direction_of_a_link() -> None:
 
 
 def test_a_recorded_link_starts_where_it_is_told() -> None:
-    profile = LinkProfile(delay_ms=0.0, recording=Recording("a", "b", offset_s=0.15))
-    link = build(profile, streams(1), traces=(Trace([0.1, 0.2, 0.3]), Trace([0.5])))
+    profile = LinkProfile(delay_ms=0.0, recording=CapacityRecording("a", "b", offset_s=0.15))
+    link = build(profile, streams(1), traces=(CapacityTrace([0.1, 0.2, 0.3]), CapacityTrace([0.5])))
     assert link.to_target.delivered_at(1500, 0.0) == pytest.approx(0.05)
     assert link.from_target.delivered_at(1500, 0.0) == pytest.approx(0.35)
 
@@ -290,11 +298,11 @@ def test_every_jitter_that_can_be_written_can_be_built(dist: str) -> None:
 
 
 def test_a_new_connection_is_not_held_up_by_what_an_old_one_lost() -> None:
-    old = Direction([Outage(Windows([(1.0, 2.0)])), Rate(1e6)])
+    old = Direction([OutageStage(Windows([(1.0, 2.0)])), Rate(1e6)])
     assert old.delivered_at(1000, 1.9) > 2.05
     assert old.delivered_at(1000, 2.01) > 2.05  # behind it
 
-    assert Direction([Outage(Windows([(1.0, 2.0)]))]).connection().delivered_at(1000, 2.02) == 2.02
+    assert Direction([OutageStage(Windows([(1.0, 2.0)]))]).connection().delivered_at(1000, 2.02) == 2.02
 
 
 def test_steady_weather_has_one_length_and_random_gaps() -> None:

@@ -25,31 +25,31 @@ from tidegate.netsim.links.distributions import (
     Pareto,
     Uniform,
 )
-from tidegate.netsim.links.limit import Limit
+from tidegate.netsim.links.limit import ByteLimit
 from tidegate.netsim.links.nat import NatBinding
 from tidegate.netsim.links.profile import (
     Alternation,
     BadWeather,
+    CapacityRecording,
     Jitter,
     LinkProfile,
-    Recording,
     States,
     build,
     with_files,
 )
 from tidegate.netsim.links.rate import Rate
 from tidegate.netsim.links.regime import Chain, Since, Windows
-from tidegate.netsim.links.stream import Layer, LimitSpec, StreamProfile, limit_of, nat_idle_s
-from tidegate.netsim.links.stream import Path as Way
-from tidegate.netsim.links.trace import Trace, TraceRate
+from tidegate.netsim.links.stream import LimitSpec, LinkLayer, StreamProfile, limit_of, nat_idle_s
+from tidegate.netsim.links.stream import StreamPath as Way
+from tidegate.netsim.links.trace import CapacityTrace, TraceRate
 
 
 def draws(seed: int = 1) -> Callable[..., Draw]:
     return lambda *names: Random(f"{seed}/{names}").random
 
 
-def layer(profile: StreamProfile, direction: str = "both", **options: object) -> Layer:
-    return Layer.build("base", profile, direction=direction, draw=draws(), **options)  # type: ignore[arg-type]
+def layer(profile: StreamProfile, direction: str = "both", **options: object) -> LinkLayer:
+    return LinkLayer.build("base", profile, direction=direction, draw=draws(), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_a_fleet_s_link_may_have_measured_jitter_and_a_csv_recording(tmp_path: P
 
 
 def test_a_csv_of_rates_gives_its_volume_and_its_silence() -> None:
-    trace = Trace.parse_csv("s,up,mbit\n5,9,1.2\n6,9,0\n8,9,2.4\n9,0,0\n")
+    trace = CapacityTrace.parse_csv("s,up,mbit\n5,9,1.2\n6,9,0\n8,9,2.4\n9,0,0\n")
     assert trace.period_s == 4.0
     assert len(trace.times_s) == 300
     assert sum(1.0 < at <= 3.0 for at in trace.times_s) == 0
-    assert len(Trace.parse_csv("s,up,mbit\n5,9,1.2\n6,9,0\n", column="up").times_s) == 750
+    assert len(CapacityTrace.parse_csv("s,up,mbit\n5,9,1.2\n6,9,0\n", column="up").times_s) == 750
 
 
 @pytest.mark.parametrize(
@@ -130,23 +130,23 @@ def test_a_csv_of_rates_gives_its_volume_and_its_silence() -> None:
 )
 def test_a_bad_csv_of_rates_is_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Trace.parse_csv(text)
+        CapacityTrace.parse_csv(text)
 
 
 def test_a_recording_that_does_not_loop_ends() -> None:
-    link = TraceRate(Trace.parse("100\n200\n", loops=False))
+    link = TraceRate(CapacityTrace.parse("100\n200\n", loops=False))
     assert link.leaves_at(3000, 0.0) == pytest.approx(0.2)
     assert link.leaves_at(1, 0.0) == inf
-    assert TraceRate(Trace([0.1], loops=False)).leaves_at(1, 5.0) == inf
+    assert TraceRate(CapacityTrace([0.1], loops=False)).leaves_at(1, 5.0) == inf
 
 
 def test_a_recording_begins_when_it_is_told_to() -> None:
-    link = TraceRate(Trace([0.1, 0.2, 0.3]), offset_s=0.15, starts_at=100.0)
+    link = TraceRate(CapacityTrace([0.1, 0.2, 0.3]), offset_s=0.15, starts_at=100.0)
     assert link.leaves_at(1500, 100.0) == pytest.approx(100.05)
 
 
 def test_a_recorded_link_s_queue_has_an_end() -> None:
-    link = TraceRate(Trace([0.1, 0.2, 0.3, 0.4]), queue_bytes=3000)
+    link = TraceRate(CapacityTrace([0.1, 0.2, 0.3, 0.4]), queue_bytes=3000)
     assert link.enters_at(1500, 0.0) == 0.0
     link.leaves_at(1500, 0.0)
     link.leaves_at(1500, 0.0)
@@ -157,7 +157,7 @@ def test_a_recorded_link_s_queue_has_an_end() -> None:
 
 
 def test_what_overflows_a_recorded_link_s_queue_is_sent_again() -> None:
-    link = TraceRate(Trace([0.1, 0.3, 0.5, 0.7]), queue_bytes=3000, overflow="drop")
+    link = TraceRate(CapacityTrace([0.1, 0.3, 0.5, 0.7]), queue_bytes=3000, overflow="drop")
     link.leaves_at(3000, 0.0)
     assert link.leaves_at(1500, 0.0) == pytest.approx(0.7)  # again at 0.2, and at 0.6 there is room
     assert link.retransmissions == 2
@@ -174,7 +174,7 @@ def test_a_rate_says_when_there_is_room() -> None:
     assert dropping.enters_at(10_000, 0.0) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("stage", [Rate(1e5), TraceRate(Trace([0.01, 0.02]), queue_bytes=1e6)])
+@pytest.mark.parametrize("stage", [Rate(1e5), TraceRate(CapacityTrace([0.01, 0.02]), queue_bytes=1e6)])
 def test_a_capacity_that_begins_again_has_forgotten_what_was_queued(stage: Rate | TraceRate) -> None:
     stage.leaves_at(100_000, 0.0)
     stage.restart(0.1)
@@ -213,8 +213,8 @@ def test_a_chain_s_time_does_not_depend_on_who_asks() -> None:
         (lambda: LinkProfile(states=States(1, 1, 1), bad=BadWeather(every_s=2, for_s=1)), "not both"),
         (lambda: LinkProfile(delay_ms=-1.0), "delay_ms"),
         (lambda: LinkProfile(queue_kbyte=0.0), "queue_kbyte"),
-        (lambda: Recording("a", "b", scale=0.0), "scale"),
-        (lambda: Recording("a", "b", offset_s=-1.0), "offset_s"),
+        (lambda: CapacityRecording("a", "b", scale=0.0), "scale"),
+        (lambda: CapacityRecording("a", "b", offset_s=-1.0), "offset_s"),
         (lambda: StreamProfile(nat_idle_s=0.0), "nat_idle_s"),
         (lambda: LimitSpec(-1), "bytes"),
     ],
@@ -251,7 +251,7 @@ def test_a_gate_is_shut_while_the_link_is_gone_and_opens_with_the_next_retransmi
 @given(st.lists(st.tuples(st.floats(0.0, 0.1), st.integers(1, 3000)), min_size=1, max_size=50), st.integers(0, 9))
 def test_segments_leave_in_order_and_arrive_in_order(sent: list[tuple[float, int]], seed: int) -> None:
     profile = StreamProfile(delay_ms=5.0, jitter=Jitter("pareto", 5.0, 1.5), loss=0.1, to_mbit=1.0)
-    way = Way([Layer.build("base", profile, direction="both", draw=draws(seed))], 0, 1)
+    way = Way([LinkLayer.build("base", profile, direction="both", draw=draws(seed))], 0, 1)
     now = last = 0.0
     for gap_s, size in sent:
         now += gap_s
@@ -283,8 +283,8 @@ def test_a_stream_is_cut_as_finely_as_its_slowest_stage_needs() -> None:
     assert Way([layer(StreamProfile(to_mbit=80.0))], 0, 1).segment == 10_000
     assert Way([layer(StreamProfile(to_mbit=0.1))], 0, 1).segment == 1500
     assert Way([layer(StreamProfile(loss=0.1))], 0, 1).segment == 1500
-    traced = StreamProfile(recording=Recording("a", "b", scale=2.0, offset_s=0.0))
-    assert Way([layer(traced, traces=(Trace([1.0]), Trace([1.0])))], 0, 1).segment == 3000
+    traced = StreamProfile(recording=CapacityRecording("a", "b", scale=2.0, offset_s=0.0))
+    assert Way([layer(traced, traces=(CapacityTrace([1.0]), CapacityTrace([1.0])))], 0, 1).segment == 3000
 
 
 def test_a_nat_remembers_who_speaks_and_forgets_who_is_silent_for_good() -> None:
@@ -294,7 +294,7 @@ def test_a_nat_remembers_who_speaks_and_forgets_who_is_silent_for_good() -> None
 
 
 def test_a_limit_passes_exactly_its_bytes() -> None:
-    limit = Limit(10, "close")
+    limit = ByteLimit(10, "close")
     assert [limit.take(size) for size in (4, 4, 4, 4)] == [4, 4, 2, 0]
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tidegate import clock
 from tidegate.netsim.links.stream import StreamProfile
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CLEAR = StreamProfile(delay_ms=0.0)
@@ -102,10 +102,12 @@ async def upstream(serve: Serve) -> AsyncIterator[tuple[str, int]]:
 
 
 @contextlib.asynccontextmanager
-async def linked(serve: Serve = echo, profile: StreamProfile | None = None, **options: object) -> AsyncIterator[Link]:
+async def linked(
+    serve: Serve = echo, profile: StreamProfile | None = None, **options: object
+) -> AsyncIterator[LinkProxy]:
     """A link to such an upstream, whose books are checked at its end."""
     async with upstream(serve) as address:
-        async with Link(address, **options) as link:  # type: ignore[arg-type]
+        async with LinkProxy(address, **options) as link:  # type: ignore[arg-type]
             if profile is not None:
                 link.apply(profile)
             yield link
@@ -116,7 +118,7 @@ async def linked(serve: Serve = echo, profile: StreamProfile | None = None, **op
 class Client:
     """Use `async with`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: LinkProxy) -> None:
         self._link = link
 
     async def __aenter__(self) -> Client:
@@ -164,7 +166,7 @@ async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
-async def newcomer(link: Link) -> str:
+async def newcomer(link: LinkProxy) -> str:
     """How a link meets a new connection."""
     try:
         async with Client(link) as client:

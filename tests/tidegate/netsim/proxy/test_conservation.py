@@ -13,7 +13,7 @@ from tests.tidegate.netsim.proxy.ends import Client, echo, linked, pattern
 from tidegate import clock
 from tidegate.netsim.links.profile import Alternation, Jitter, States
 from tidegate.netsim.links.stream import StreamProfile
-from tidegate.netsim.proxy.ledger import Ledger, Totals
+from tidegate.netsim.proxy.ledger import ByteLedger, Totals
 
 profiles = st.builds(
     StreamProfile,
@@ -76,7 +76,7 @@ def _change(link: object, change: tuple[str, object] | None) -> None:
 
 
 def test_books_that_are_right_have_no_error() -> None:
-    ledger = Ledger()
+    ledger = ByteLedger()
     ledger.take(b"hello")
     assert ledger.error(held_bytes=5) is None
     ledger.give(b"hello")
@@ -88,14 +88,14 @@ def test_books_that_are_right_have_no_error() -> None:
     [(b"hell", 0, "5 bytes in, but 4 out"), (b"hello!", 0, "6 out"), (b"olleh", 0, "are not the bytes that went in")],
 )
 def test_a_byte_too_few_too_many_or_moved_is_found(out: bytes, held: int, words: str) -> None:
-    ledger = Ledger()
+    ledger = ByteLedger()
     ledger.take(b"hello")
     ledger.give(out)
     assert words in (ledger.error(held) or "")
 
 
 def test_what_was_dropped_is_accounted_for_by_its_reason() -> None:
-    ledger = Ledger()
+    ledger = ByteLedger()
     ledger.refuse(3, "limit")
     ledger.take(b"hello")
     ledger.give(b"hel")

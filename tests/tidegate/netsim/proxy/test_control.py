@@ -21,15 +21,15 @@ from click.testing import CliRunner
 from tests.tidegate.netsim.proxy.ends import Client, echo, upstream
 from tidegate.netsim.proxy.cli import link as command
 from tidegate.netsim.proxy.control import control_app
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.netsim.proxy.status import words
-from tidegate.netsim.proxy.timeline import Timeline
+from tidegate.netsim.proxy.timeline import LinkTimeline
 
 ROOT = Path(__file__).parents[4]
 
 
 class Controlled:
-    def __init__(self, link: Link, http: TestClient[Any, Any]) -> None:
+    def __init__(self, link: LinkProxy, http: TestClient[Any, Any]) -> None:
         self.link = link
         self._http = http
 
@@ -42,8 +42,8 @@ class Controlled:
 async def controlled() -> AsyncIterator[Controlled]:
     async with (
         upstream(echo) as address,
-        Link(address) as link,
-        Timeline(link) as timeline,
+        LinkProxy(address) as link,
+        LinkTimeline(link) as timeline,
         TestClient(TestServer(control_app(timeline))) as http,
     ):
         yield Controlled(link, http)
@@ -124,7 +124,7 @@ async def test_a_browser_is_turned_away(controlled: Controlled) -> None:
 
 async def test_the_status_line_tells_rates_and_what_is_broken(controlled: Controlled) -> None:
     link = controlled.link
-    async with Timeline(link) as timeline:
+    async with LinkTimeline(link) as timeline:
         before = link.state()
         async with Client(link) as client:
             await client.ask(bytes(125_000))

@@ -10,10 +10,10 @@ import pytest
 from tests.support.loop import on_virtual_time
 from tests.tidegate.netsim.proxy.ends import CLEAR, Client, Recorder, linked, pattern, pour, source, upstream
 from tidegate import clock
-from tidegate.netsim.links.profile import Jitter, Recording
+from tidegate.netsim.links.profile import CapacityRecording, Jitter
 from tidegate.netsim.links.stream import StreamProfile
-from tidegate.netsim.links.trace import Trace
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.links.trace import CapacityTrace
+from tidegate.netsim.proxy.link import LinkProxy
 
 
 @on_virtual_time
@@ -68,10 +68,11 @@ async def test_a_full_queue_delays_everybody_by_its_length() -> None:
 
 @on_virtual_time
 async def test_a_recorded_link_gives_each_opportunity_at_its_time_and_begins_anew() -> None:
-    trace = Trace([0.1, 0.1, 0.25, 0.4])
-    async with upstream(source(9_000)) as address, Link(address) as link:
+    trace = CapacityTrace([0.1, 0.1, 0.25, 0.4])
+    async with upstream(source(9_000)) as address, LinkProxy(address) as link:
         link.apply(
-            StreamProfile(delay_ms=0.0, recording=Recording("a", "b", offset_s=0.0)), traces=(Trace([1e-3]), trace)
+            StreamProfile(delay_ms=0.0, recording=CapacityRecording("a", "b", offset_s=0.0)),
+            traces=(CapacityTrace([1e-3]), trace),
         )
         began_at = clock.now()
         async with Client(link) as client:
@@ -85,12 +86,12 @@ async def test_a_recorded_link_gives_each_opportunity_at_its_time_and_begins_ane
 @on_virtual_time
 async def test_at_every_instant_a_recorded_link_has_given_exactly_what_was_recorded() -> None:
     # However reads have cut the stream: a segment across two opportunities would be late by a part of a packet.
-    trace = Trace([0.05 * number for number in range(1, 101)])
+    trace = CapacityTrace([0.05 * number for number in range(1, 101)])
     async with linked(pour, CLEAR) as link:
         link.partition("blackhole", "from")
         async with Client(link) as client:
             await clock.sleep(1.0)
-            recording = Recording("a", "b", offset_s=0.0)
+            recording = CapacityRecording("a", "b", offset_s=0.0)
             link.apply(StreamProfile(delay_ms=0.0, recording=recording), traces=(trace, trace))
             began_at, got = clock.now(), 0
             link.heal()

@@ -12,10 +12,10 @@ import pytest
 from tests.support.loop import on_virtual_time
 from tests.tidegate.netsim.proxy.ends import CLEAR, Client, echo, linked, newcomer, upstream
 from tidegate import clock
-from tidegate.netsim.links.profile import Recording
+from tidegate.netsim.links.profile import CapacityRecording
 from tidegate.netsim.links.stream import StreamProfile
 from tidegate.netsim.proxy.events import EventLog
-from tidegate.netsim.proxy.link import Link, LinkError
+from tidegate.netsim.proxy.link import LinkError, LinkProxy
 
 
 @on_virtual_time
@@ -81,7 +81,7 @@ async def test_shutdown_leaves_no_socket_no_task_and_no_timer() -> None:
     gc.collect()
     before, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     async with upstream(echo) as address:
-        async with Link(address) as link:
+        async with LinkProxy(address) as link:
             link.apply(StreamProfile(delay_ms=1000.0))
             clients = [Client(link) for _ in range(5)]
             for client in clients:
@@ -121,7 +121,7 @@ async def test_orders_that_make_no_sense_are_refused_in_words() -> None:
         with pytest.raises(LinkError, match="'base' is the link itself"):
             link.put("base", CLEAR, "to")
         with pytest.raises(LinkError, match="files were not read"):
-            link.apply(StreamProfile(recording=Recording("a", "b")))
+            link.apply(StreamProfile(recording=CapacityRecording("a", "b")))
         assert link.broken is None
 
 

@@ -12,7 +12,7 @@ from tests.tidegate.netsim.proxy.ends import CLEAR, Client, Recorder, echo, link
 from tidegate import clock
 from tidegate.netsim.links.profile import Alternation
 from tidegate.netsim.links.stream import LimitSpec, StreamProfile
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 
 
 @on_virtual_time
@@ -119,7 +119,7 @@ async def test_connecting_to_a_deaf_port_times_out_and_works_again_after_healing
 async def test_an_upstream_that_refuses_resets_the_client() -> None:
     async with upstream(echo) as address:
         pass
-    async with Link(address) as link:
+    async with LinkProxy(address) as link:
         assert await newcomer(link) == "reset"
         assert [event.what for event in link.log.events()][-2:] == ["refused", "close"]
 

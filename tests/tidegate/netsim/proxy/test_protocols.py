@@ -20,7 +20,7 @@ from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tests.tidegate.netsim.proxy.ends import CLEAR, Client, linked, pattern, source
 from tidegate.netsim.links.profile import Jitter
 from tidegate.netsim.links.stream import StreamProfile
-from tidegate.netsim.proxy.link import Link
+from tidegate.netsim.proxy.link import LinkProxy
 
 pytestmark = pytest.mark.slow
 WIFI = StreamProfile(delay_ms=2.0, jitter=Jitter("lognormal", 1.0), to_mbit=200.0, from_mbit=200.0, queue_kbyte=256)
@@ -47,7 +47,7 @@ async def test_grpc_calls_pass_and_fail_as_on_a_network() -> None:
     server, port = await grpc_server()
     options = (("grpc.keepalive_time_ms", 10_000), ("grpc.use_local_subchannel_pool", 1))
     try:
-        async with Link(("127.0.0.1", port)) as link, grpc.aio.insecure_channel(link.address, options) as channel:
+        async with LinkProxy(("127.0.0.1", port)) as link, grpc.aio.insecure_channel(link.address, options) as channel:
             link.apply(WIFI)
             say = channel.unary_unary(METHOD)
             bodies = [pattern(size) for size in (0, 1, 70_000, 1_000_000)]
@@ -80,7 +80,7 @@ async def test_a_grpc_client_of_a_server_that_accepts_and_says_nothing_hears_of_
     server, port = await grpc_server()
     options = (("grpc.use_local_subchannel_pool", 1),)
     try:
-        async with Link(("127.0.0.1", port)) as link:
+        async with LinkProxy(("127.0.0.1", port)) as link:
             link.partition("silent")
             async with grpc.aio.insecure_channel(link.address, options) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -97,7 +97,7 @@ async def test_a_grpc_client_of_a_server_that_accepts_and_says_nothing_hears_of_
 @pytest.mark.needs_mosquitto
 async def test_mqtt_keeps_every_acknowledged_message_over_a_link_that_breaks(tmp_path: Path) -> None:
     with Mosquitto(tmp_path) as broker:
-        async with Link(("127.0.0.1", broker.port)) as link:
+        async with LinkProxy(("127.0.0.1", broker.port)) as link:
             link.apply(WIFI)
             listener, speaker = Mqtt("listener", link), Mqtt("speaker", link)
             await listener.started()
@@ -117,7 +117,7 @@ async def test_mqtt_keeps_every_acknowledged_message_over_a_link_that_breaks(tmp
 class Mqtt:
     """A paho client that keeps its session, told of what arrives on the loop."""
 
-    def __init__(self, name: str, link: Link) -> None:
+    def __init__(self, name: str, link: LinkProxy) -> None:
         self.topics: set[str] = set()
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -186,7 +186,7 @@ async def test_tls_passes_untouched(certificate: tuple[Path, Path]) -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    async with server, Link(server.sockets[0].getsockname()) as link:
+    async with server, LinkProxy(server.sockets[0].getsockname()) as link:
         link.apply(WIFI)
         trust = ssl.create_default_context(cafile=str(certificate[0]))
         reader, writer = await asyncio.open_connection(link.host, link.port, ssl=trust)

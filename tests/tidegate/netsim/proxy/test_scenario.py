@@ -12,7 +12,7 @@ from tidegate import clock
 from tidegate.netsim.links.stream import StreamProfile
 from tidegate.netsim.proxy.link import LinkError
 from tidegate.netsim.proxy.scenario import load, names, of
-from tidegate.netsim.proxy.timeline import Timeline
+from tidegate.netsim.proxy.timeline import LinkTimeline
 
 SHARED_TRACES = Path(__file__).parents[5] / "shared" / "traces"
 
@@ -31,7 +31,7 @@ async def test_every_scenario_that_comes_along_says_where_its_figures_come_from_
     loaded = load(name)
     assert loaded.scenario.summary.endswith(".")
     assert loaded.scenario.source
-    async with linked() as link, Timeline(link) as timeline:
+    async with linked() as link, LinkTimeline(link) as timeline:
         timeline.play(loaded)
         async with Client(link) as client:
             assert 0.0 < await client.ask() < 30.0
@@ -43,7 +43,7 @@ async def test_partitions_of_a_timeline_come_go_and_come_again_at_their_instants
         {"summary": "", "timeline": [{"at_s": 5, "for_s": 3, "every_s": 10, "times": 2, "partition": "blackhole"}]},
         "mine", Path(),
     )  # fmt: skip
-    async with linked() as link, Timeline(link) as timeline:
+    async with linked() as link, LinkTimeline(link) as timeline:
         timeline.play(scenario)
         await clock.sleep(0.5)
         broken = []
@@ -56,7 +56,7 @@ async def test_partitions_of_a_timeline_come_go_and_come_again_at_their_instants
 @on_virtual_time
 async def test_the_end_of_a_step_does_not_undo_what_came_after_it() -> None:
     scenario = of({"summary": "", "timeline": [{"at_s": 1, "for_s": 5, "partition": "blackhole"}]}, "mine", Path())
-    async with linked() as link, Timeline(link) as timeline:
+    async with linked() as link, LinkTimeline(link) as timeline:
         timeline.play(scenario)
         await clock.sleep(2.0)
         link.partition("silent")
@@ -84,7 +84,7 @@ async def test_toxics_of_a_timeline_are_put_and_taken_away_and_another_scenario_
         "mine",
         Path(),
     )
-    async with linked() as link, Timeline(link) as timeline, Client(link) as client:
+    async with linked() as link, LinkTimeline(link) as timeline, Client(link) as client:
         timeline.play(scenario)
         assert await client.ask() == pytest.approx(0.25, abs=0.01)
         await clock.sleep(1.0)
@@ -99,7 +99,11 @@ async def test_toxics_of_a_timeline_are_put_and_taken_away_and_another_scenario_
 @on_virtual_time
 async def test_a_scenario_whose_files_are_missing_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("summary: x\nlink: {recording: {to_target: no.up, from_target: no.down}}\n")
-    async with linked(profile=StreamProfile(delay_ms=5.0)) as link, Timeline(link) as timeline, Client(link) as client:
+    async with (
+        linked(profile=StreamProfile(delay_ms=5.0)) as link,
+        LinkTimeline(link) as timeline,
+        Client(link) as client,
+    ):
         with pytest.raises(LinkError, match=r"no\.up"):
             timeline.play(load(str(tmp_path / "mine.yaml")))
         assert await client.ask() == pytest.approx(0.01, abs=0.001)
@@ -140,7 +144,7 @@ async def test_a_scenario_names_recordings_by_their_path(tmp_path: Path) -> None
     (tmp_path / "mine.yaml").write_text(
         f"summary: recorded\nlink: {{delay_ms: 20, recording: {{to_target: {to}, from_target: {back}}}}}\n"
     )
-    async with linked() as link, Timeline(link) as timeline:
+    async with linked() as link, LinkTimeline(link) as timeline:
         timeline.play(load(str(tmp_path / "mine.yaml")))
         async with Client(link) as client:
             assert await client.ask() >= 0.04

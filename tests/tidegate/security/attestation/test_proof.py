@@ -19,11 +19,18 @@ from hypothesis import strategies as st
 from tests.support.serving.hosts import ECHO
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.security.attestation import software
-from tidegate.security.attestation.measurement import Measurement, Served, measured
-from tidegate.security.attestation.proof import MAX_BYTES, VERIFIERS, Proof, appraise, key_hash, proven
-from tidegate.security.attestation.verdict import Challenge, Policy, Reason, Refused, Verdict, Verified
-from tidegate.security.authority import Authority, Pair
-from tidegate.security.certificate_identity import Identity
+from tidegate.security.attestation.measurement import Measurement, ServedVariant, measure_process
+from tidegate.security.attestation.proof import MAX_BYTES, VERIFIERS, Proof, key_hash, make_proof, verify_proof
+from tidegate.security.attestation.verdict import (
+    AttestationPolicy,
+    Challenge,
+    Reason,
+    RefusedEvidence,
+    Verdict,
+    VerifiedEvidence,
+)
+from tidegate.security.authority import Authority, CertificatePair
+from tidegate.security.certificate_identity import CertificateIdentity
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 NOW_S = NOW.timestamp()
@@ -31,8 +38,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
 KEY_ID = software.key_id(PUBLIC)
-MEASUREMENT = Measurement("1.0", (Served("echo", "3", "fp32", "0" * 64),))
-POLICY = Policy({KEY_ID: PUBLIC}, max_age_s=600.0)
+MEASUREMENT = Measurement("1.0", (ServedVariant("echo", "3", "fp32", "0" * 64),))
+POLICY = AttestationPolicy({KEY_ID: PUBLIC}, max_age_s=600.0)
 NONCE, ASKER = b"n" * 32, sha256(b"the gateway's key").digest()
 
 
@@ -42,14 +49,14 @@ def authority(name: str) -> Authority:
 
 
 @cache
-def pair(who: str = "edge/edge-1", ca: str = "ours", days: float = 10, begins_days: float = -1) -> Pair:
+def pair(who: str = "edge/edge-1", ca: str = "ours", days: float = 10, begins_days: float = -1) -> CertificatePair:
     begins = NOW + timedelta(days=begins_days)
-    return authority(ca).issue(Identity.parse(who), (), valid=timedelta(days=days), now=begins)
+    return authority(ca).issue(CertificateIdentity.parse(who), (), valid=timedelta(days=days), now=begins)
 
 
 def sent(
     *,
-    tls: Pair | None = None,
+    tls: CertificatePair | None = None,
     nonce: bytes = NONCE,
     asker: bytes = ASKER,
     key: Ed25519PrivateKey = KEY,
@@ -59,17 +66,17 @@ def sent(
     """What a target sends."""
     certificate, tls_key = parts(tls or pair())
     challenge = Challenge(nonce, key_hash(certificate), asker)
-    return proven(kind, software.signed(key, measurement, challenge), challenge, certificate, tls_key)
+    return make_proof(kind, software.sign(key, measurement, challenge), challenge, certificate, tls_key)
 
 
-def parts(tls: Pair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def parts(tls: CertificatePair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = serialization.load_pem_private_key(tls.key, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return x509.load_pem_x509_certificate(tls.cert), key
 
 
-def judged(raw: bytes, *, nonce: bytes = NONCE, asker: bytes = ASKER, policy: Policy = POLICY) -> Verdict:
-    return appraise(
+def judged(raw: bytes, *, nonce: bytes = NONCE, asker: bytes = ASKER, policy: AttestationPolicy = POLICY) -> Verdict:
+    return verify_proof(
         raw,
         target="edge/edge-1",
         nonce=nonce,
@@ -81,16 +88,18 @@ def judged(raw: bytes, *, nonce: bytes = NONCE, asker: bytes = ASKER, policy: Po
 
 
 def test_evidence_for_this_question_is_verified_for_as_long_as_the_policy_lets_it() -> None:
-    assert judged(sent()) == Verified("software", KEY_ID, NOW_S + 600.0)
+    assert judged(sent()) == VerifiedEvidence("software", KEY_ID, NOW_S + 600.0)
 
 
 def test_it_counts_no_longer_than_the_targets_certificate() -> None:
     short = pair(days=1.0 + 60.0 / 86_400, begins_days=-1)  # a minute is left
-    assert judged(sent(tls=short)) == Verified("software", KEY_ID, NOW_S + 60.0)
+    assert judged(sent(tls=short)) == VerifiedEvidence("software", KEY_ID, NOW_S + 60.0)
 
 
 def test_a_measurement_that_is_allowed_by_name_is_verified() -> None:
-    assert isinstance(judged(sent(), policy=Policy({KEY_ID: PUBLIC}, frozenset({MEASUREMENT.digest}))), Verified)
+    assert isinstance(
+        judged(sent(), policy=AttestationPolicy({KEY_ID: PUBLIC}, frozenset({MEASUREMENT.digest}))), VerifiedEvidence
+    )
 
 
 def stitched(**changed: object) -> bytes:
@@ -104,16 +113,18 @@ def under_another_name() -> bytes:
     """Software evidence of an allowed key under a TLS proof of its own, by a target that holds no such key."""
     certificate, tls_key = parts(pair())
     theirs = msgspec.msgpack.decode(sent(tls=pair("edge/edge-2")), type=Proof)
-    return proven(software.KIND, theirs.evidence, Challenge(NONCE, key_hash(certificate), ASKER), certificate, tls_key)
+    return make_proof(
+        software.KIND, theirs.evidence, Challenge(NONCE, key_hash(certificate), ASKER), certificate, tls_key
+    )
 
 
 def resigned() -> bytes:
     """An allowed key's name over a statement that it did not sign."""
     certificate, tls_key = parts(pair())
     challenge = Challenge(NONCE, key_hash(certificate), ASKER)
-    forged = msgspec.msgpack.decode(software.signed(OTHER_KEY, MEASUREMENT, challenge), type=software.Evidence)
+    forged = msgspec.msgpack.decode(software.sign(OTHER_KEY, MEASUREMENT, challenge), type=software.Evidence)
     evidence = msgspec.msgpack.encode(msgspec.structs.replace(forged, key=PUBLIC))
-    return proven(software.KIND, evidence, challenge, certificate, tls_key)
+    return make_proof(software.KIND, evidence, challenge, certificate, tls_key)
 
 
 REFUSED: dict[str, tuple[Callable[[], bytes], Reason, str]] = {
@@ -135,7 +146,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], Reason, str]] = {
     "too large": (lambda: b"x" * (MAX_BYTES + 1), "unreadable", "at most"),
     "nothing": (lambda: b"", "unreadable", "cannot be read"),
     "no software evidence": (
-        lambda: proven("software", b"?", Challenge(NONCE, key_hash(parts(pair())[0]), ASKER), *parts(pair())),
+        lambda: make_proof("software", b"?", Challenge(NONCE, key_hash(parts(pair())[0]), ASKER), *parts(pair())),
         "unreadable",
         "its software evidence cannot be read",
     ),
@@ -146,14 +157,14 @@ REFUSED: dict[str, tuple[Callable[[], bytes], Reason, str]] = {
 def test_what_is_not_for_this_question_of_this_target_is_refused_by_name(name: str) -> None:
     make, reason, words = REFUSED[name]
     verdict = judged(make())
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, RefusedEvidence)
     assert verdict.reason == reason
     assert words in verdict.words
 
 
 def test_a_measurement_that_is_not_allowed_is_refused_with_its_digest() -> None:
-    verdict = judged(sent(), policy=Policy({KEY_ID: PUBLIC}, frozenset({"f" * 64})))
-    assert isinstance(verdict, Refused) and verdict.reason == "wrong-measurement"
+    verdict = judged(sent(), policy=AttestationPolicy({KEY_ID: PUBLIC}, frozenset({"f" * 64})))
+    assert isinstance(verdict, RefusedEvidence) and verdict.reason == "wrong-measurement"
     assert MEASUREMENT.digest in verdict.words
 
 
@@ -173,23 +184,25 @@ def test_a_certificate_whose_key_is_of_another_kind_proves_nothing() -> None:
         .sign(ca, hashes.SHA256())
     )
     verdict = judged(stitched(certificate=certificate.public_bytes(serialization.Encoding.DER)))
-    assert isinstance(verdict, Refused) and verdict.reason == "wrong-proof"
+    assert isinstance(verdict, RefusedEvidence) and verdict.reason == "wrong-proof"
 
 
 def test_a_ca_that_cannot_be_read_verifies_nobody() -> None:
-    verdict = appraise(sent(), target="edge/edge-1", nonce=NONCE, asker_key=ASKER, ca=b"?", now=NOW_S, policy=POLICY)
-    assert isinstance(verdict, Refused) and verdict.reason == "wrong-certificate"
+    verdict = verify_proof(
+        sent(), target="edge/edge-1", nonce=NONCE, asker_key=ASKER, ca=b"?", now=NOW_S, policy=POLICY
+    )
+    assert isinstance(verdict, RefusedEvidence) and verdict.reason == "wrong-certificate"
 
 
 def test_a_further_kind_is_one_entry_and_gets_the_64_bytes_that_hardware_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
 
-    def chip(evidence: bytes, challenge: Challenge, now: float, policy: Policy) -> Verdict:
+    def chip(evidence: bytes, challenge: Challenge, now: float, policy: AttestationPolicy) -> Verdict:
         seen.append(challenge.report_data)
-        return Verified("chip", "vcek-1", now + policy.max_age_s)
+        return VerifiedEvidence("chip", "vcek-1", now + policy.max_age_s)
 
     monkeypatch.setitem(VERIFIERS, "chip", chip)
-    assert judged(sent(kind="chip")) == Verified("chip", "vcek-1", NOW_S + 600.0)
+    assert judged(sent(kind="chip")) == VerifiedEvidence("chip", "vcek-1", NOW_S + 600.0)
     assert [len(one) for one in seen] == [64]
 
 
@@ -197,14 +210,14 @@ def test_a_further_kind_is_one_entry_and_gets_the_64_bytes_that_hardware_signs(m
 def test_with_any_byte_changed_nothing_is_verified(place: int, flip: int) -> None:
     raw = bytearray(_SENT)
     raw[place % len(raw)] ^= flip
-    assert isinstance(judged(bytes(raw)), Refused)
+    assert isinstance(judged(bytes(raw)), RefusedEvidence)
 
 
 def test_a_certificate_with_an_odd_serial_number_is_refused_without_a_word_on_standard_error() -> None:
     serial = x509.load_pem_x509_certificate(pair().cert).serial_number
     raw = bytearray(_SENT)
     raw[_SENT.index(serial.to_bytes((serial.bit_length() + 7) // 8))] |= 0x80  # which makes it negative
-    assert isinstance(judged(bytes(raw)), Refused)
+    assert isinstance(judged(bytes(raw)), RefusedEvidence)
 
 
 @pytest.mark.parametrize(
@@ -216,16 +229,16 @@ def test_a_certificate_with_an_odd_serial_number_is_refused_without_a_word_on_st
 )
 def test_a_certificate_that_the_library_does_not_know_is_refused_and_no_error(was: bytes, becomes: bytes) -> None:
     assert was in _SENT
-    assert isinstance(judged(_SENT.replace(was, becomes)), Refused)
+    assert isinstance(judged(_SENT.replace(was, becomes)), RefusedEvidence)
 
 
 @given(st.binary(max_size=300))
 def test_whatever_comes_is_refused_and_never_an_error(raw: bytes) -> None:
-    assert isinstance(judged(raw), Refused)
-    assert isinstance(judged(stitched(evidence=raw)), Refused)
-    assert isinstance(judged(stitched(certificate=raw)), Refused)
-    assert isinstance(judged(stitched(signature=raw)), Refused)
-    assert isinstance(software.verify(raw, Challenge(NONCE, ASKER, ASKER), NOW_S, POLICY), Refused)
+    assert isinstance(judged(raw), RefusedEvidence)
+    assert isinstance(judged(stitched(evidence=raw)), RefusedEvidence)
+    assert isinstance(judged(stitched(certificate=raw)), RefusedEvidence)
+    assert isinstance(judged(stitched(signature=raw)), RefusedEvidence)
+    assert isinstance(software.verify(raw, Challenge(NONCE, ASKER, ASKER), NOW_S, POLICY), RefusedEvidence)
 
 
 @given(*[st.binary(min_size=32, max_size=32)] * 3)
@@ -243,14 +256,14 @@ def test_a_challenge_has_parts_of_32_bytes(parts_: tuple[bytes, bytes, bytes]) -
 
 def test_a_measurement_names_what_is_served_whatever_the_order_of_offers() -> None:
     fp32 = ModelOffer("echo", "3", (VariantOffer("fp32", "fp32"), VariantOffer("odd", "fp32")))
-    found = measured("1.0", (fp32,), lambda _name, _version: ECHO)
+    found = measure_process("1.0", (fp32,), lambda _name, _version: ECHO)
     digests = {one.name: one.sha256 for one in ECHO.variants}
     assert [(one.variant, one.sha256) for one in found.served] == [
         ("fp32", digests.get("fp32", "unknown")),
         ("odd", "unknown"),
     ]
-    again = measured("1.0", (fp32,), lambda _name, _version: ECHO)
-    assert again.digest == found.digest != measured("1.1", (fp32,), lambda _name, _version: ECHO).digest
+    again = measure_process("1.0", (fp32,), lambda _name, _version: ECHO)
+    assert again.digest == found.digest != measure_process("1.1", (fp32,), lambda _name, _version: ECHO).digest
 
 
 _SENT = sent()

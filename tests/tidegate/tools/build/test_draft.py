@@ -7,20 +7,20 @@ import pytest
 
 from tidegate.models.manifest import Axis, Bounds, Cost, TensorSpec
 from tidegate.models.validate import problems
-from tidegate.tools.build.agree import Agreed
-from tidegate.tools.build.draft import Wishes, batch_axis, draft, mask_of, parse_cost, row_axis
+from tidegate.tools.build.agree import AgreedSignature
+from tidegate.tools.build.draft import DraftOptions, batch_axis, draft, mask_of, parse_cost, row_axis
 from tidegate.tools.build.errors import BuildError
 from tidegate.types import Datatype
 
 IDS = TensorSpec("ids", Datatype.INT64, ("batch", "sequence"), bounds=Bounds(0, 99))
 MASK = TensorSpec("attention_mask", Datatype.INT64, ("batch", "sequence"))
 VECTOR = TensorSpec("vector", Datatype.FP32, ("batch", 4))
-TEXT = Agreed((IDS, MASK), (VECTOR,), {"batch": (1, None), "sequence": (1, 256)})
-IMAGE = Agreed((TensorSpec("image", Datatype.FP32, ("batch", 3, 8, 8)),), (VECTOR,), {"batch": (1, None)})
+TEXT = AgreedSignature((IDS, MASK), (VECTOR,), {"batch": (1, None), "sequence": (1, 256)})
+IMAGE = AgreedSignature((TensorSpec("image", Datatype.FP32, ("batch", 3, 8, 8)),), (VECTOR,), {"batch": (1, None)})
 
 
 def test_a_text_model_is_counted_in_tokens_and_its_mask_is_known_by_name() -> None:
-    found = draft("m", "1", TEXT, Wishes())
+    found = draft("m", "1", TEXT, DraftOptions())
     assert found.manifest.cost == Cost("tokens", "ids")
     assert mask_of(found.manifest) == msgspec.structs.replace(MASK, bounds=Bounds(0, 1))
     assert (batch_axis(found.manifest), row_axis(found.manifest)) == ("batch", "sequence")
@@ -29,25 +29,25 @@ def test_a_text_model_is_counted_in_tokens_and_its_mask_is_known_by_name() -> No
 
 
 def test_an_image_model_is_counted_in_pixels_and_anything_else_in_items() -> None:
-    assert draft("m", "1", IMAGE, Wishes()).manifest.cost == Cost("pixels", "image")
-    flat = Agreed((TensorSpec("x", Datatype.FP32, ("batch", 3)),), (VECTOR,), {"batch": (1, None)})
-    assert draft("m", "1", flat, Wishes()).manifest.cost == Cost("items", "x")
+    assert draft("m", "1", IMAGE, DraftOptions()).manifest.cost == Cost("pixels", "image")
+    flat = AgreedSignature((TensorSpec("x", Datatype.FP32, ("batch", 3)),), (VECTOR,), {"batch": (1, None)})
+    assert draft("m", "1", flat, DraftOptions()).manifest.cost == Cost("items", "x")
 
 
 def test_each_choice_is_a_sentence_that_names_its_flag() -> None:
-    assert draft("m", "1", TEXT, Wishes()).choices == (
+    assert draft("m", "1", TEXT, DraftOptions()).choices == (
         "ids: values 0 to 99, by the table that they index",
         "attention_mask: values 0 to 1, by its name (--bounds attention_mask=0:1)",
         "axis sequence: 1 to 256, by the artefacts",
         "cost: tokens of ids (--cost tokens:ids)",
     )
-    assert draft("m", "1", IMAGE, Wishes()).choices[0] == (
+    assert draft("m", "1", IMAGE, DraftOptions()).choices[0] == (
         "image: any values; nothing limits them (--bounds image=MIN:MAX)"
     )
 
 
 def test_what_the_user_said_is_not_chosen() -> None:
-    wishes = Wishes(
+    wishes = DraftOptions(
         axes={"batch": (1, 8)}, bounds={"ids": (0, 9), "attention_mask": (0, 1)}, cost="items:ids", default_budget_s=0.5
     )
     found = draft("m", "1", TEXT, wishes)
@@ -60,7 +60,7 @@ def test_what_the_user_said_is_not_chosen() -> None:
 
 
 def test_a_tokenizer_makes_it_a_text_model() -> None:
-    text = draft("m", "1", TEXT, Wishes(tokenizer="t.json")).manifest.text
+    text = draft("m", "1", TEXT, DraftOptions(tokenizer="t.json")).manifest.text
     assert text is not None
     assert (text.tokenizer, text.max_tokens, text.input_ids, text.attention_mask, text.output) == (
         "t.json",
@@ -72,28 +72,28 @@ def test_a_tokenizer_makes_it_a_text_model() -> None:
 
 
 def test_an_outputs_own_axis_may_be_empty_and_a_fixed_batch_is_one_row() -> None:
-    agreed = Agreed(
+    agreed = AgreedSignature(
         (TensorSpec("image", Datatype.FP32, (1, 3, 8, 8)),),
         (TensorSpec("boxes", Datatype.FP32, ("found", 4)),),
         {"found": (1, None)},
     )
-    manifest = draft("m", "1", agreed, Wishes()).manifest
+    manifest = draft("m", "1", agreed, DraftOptions()).manifest
     assert manifest.axes["found"].min == 0
     assert manifest.batching.max_batch_size == 1
     assert batch_axis(manifest) is None
 
 
 def test_inputs_with_different_first_axes_cannot_be_joined() -> None:
-    agreed = Agreed(
+    agreed = AgreedSignature(
         (TensorSpec("a", Datatype.FP32, ("n",)), TensorSpec("b", Datatype.FP32, ("m",))),
         (VECTOR,),
         {"n": (1, 9), "m": (1, 9), "batch": (1, None)},
     )
-    assert draft("m", "1", agreed, Wishes()).manifest.batching.max_batch_size == 1
+    assert draft("m", "1", agreed, DraftOptions()).manifest.batching.max_batch_size == 1
 
 
 def test_a_draft_lacks_nothing_but_its_variants() -> None:
-    assert problems(draft("m", "1", TEXT, Wishes(tokenizer="t.json")).manifest) == (
+    assert problems(draft("m", "1", TEXT, DraftOptions(tokenizer="t.json")).manifest) == (
         "variants: must name at least one variant",
     )
 
@@ -101,21 +101,21 @@ def test_a_draft_lacks_nothing_but_its_variants() -> None:
 @pytest.mark.parametrize(
     ("agreed", "wishes", "message"),
     [
-        (TEXT, Wishes(axes={"width": (1, 2)}), r"--axis width: not an axis \(axes: batch, sequence\)"),
-        (TEXT, Wishes(bounds={"x": (1, 2)}), r"--bounds x: not an input \(inputs: ids, attention_mask\)"),
-        (TEXT, Wishes(cost="words:ids"), "'words' is not one of tokens, pixels, items, bytes"),
-        (TEXT, Wishes(cost="tokens"), r"'' is not an input \(inputs: ids, attention_mask\)"),
-        (IMAGE, Wishes(tokenizer="t.json"), "the model has no text input"),
+        (TEXT, DraftOptions(axes={"width": (1, 2)}), r"--axis width: not an axis \(axes: batch, sequence\)"),
+        (TEXT, DraftOptions(bounds={"x": (1, 2)}), r"--bounds x: not an input \(inputs: ids, attention_mask\)"),
+        (TEXT, DraftOptions(cost="words:ids"), "'words' is not one of tokens, pixels, items, bytes"),
+        (TEXT, DraftOptions(cost="tokens"), r"'' is not an input \(inputs: ids, attention_mask\)"),
+        (IMAGE, DraftOptions(tokenizer="t.json"), "the model has no text input"),
     ],
 )
-def test_a_wish_that_cannot_be_granted_is_named(agreed: Agreed, wishes: Wishes, message: str) -> None:
+def test_a_wish_that_cannot_be_granted_is_named(agreed: AgreedSignature, wishes: DraftOptions, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         draft("m", "1", agreed, wishes)
 
 
 def test_strings_have_no_values_to_limit() -> None:
-    agreed = Agreed((TensorSpec("words", Datatype.BYTES, ("batch",)),), (VECTOR,), {"batch": (1, 9)})
-    assert not [one for one in draft("m", "1", agreed, Wishes()).choices if one.startswith("words")]
+    agreed = AgreedSignature((TensorSpec("words", Datatype.BYTES, ("batch",)),), (VECTOR,), {"batch": (1, 9)})
+    assert not [one for one in draft("m", "1", agreed, DraftOptions()).choices if one.startswith("words")]
 
 
 def test_a_cost_is_a_feature_of_an_input() -> None:

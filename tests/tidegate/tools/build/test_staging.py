@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.tools.build.staging import model_lock, staged
+from tidegate.tools.build.staging import model_lock, staged_version
 
 
 def write(root: Path, content: str) -> None:
-    with model_lock(root, "m"), staged(root, "m", "1") as folder:
+    with model_lock(root, "m"), staged_version(root, "m", "1") as folder:
         (folder / "artefact").write_text(content)
 
 
@@ -28,7 +28,7 @@ def test_a_build_that_ends_well_is_in_its_place(tmp_path: Path) -> None:
 
 
 def test_nothing_is_in_its_place_while_it_is_built(tmp_path: Path) -> None:
-    with model_lock(tmp_path, "m"), staged(tmp_path, "m", "1") as folder:
+    with model_lock(tmp_path, "m"), staged_version(tmp_path, "m", "1") as folder:
         (folder / "artefact").write_text("half")
         assert not (tmp_path / "m" / "1").exists()
         assert folder.name.startswith(".")
@@ -36,7 +36,7 @@ def test_nothing_is_in_its_place_while_it_is_built(tmp_path: Path) -> None:
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path, "old")
-    with pytest.raises(RuntimeError), model_lock(tmp_path, "m"), staged(tmp_path, "m", "1") as folder:
+    with pytest.raises(RuntimeError), model_lock(tmp_path, "m"), staged_version(tmp_path, "m", "1") as folder:
         (folder / "artefact").write_text("half")
         raise RuntimeError
     assert visible(tmp_path) == ["1"]
@@ -61,7 +61,7 @@ def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), model_lock(tmp_path, "m"), staged(tmp_path, "m", "1"):
+    with pytest.raises(KeyboardInterrupt), model_lock(tmp_path, "m"), staged_version(tmp_path, "m", "1"):
         raise KeyboardInterrupt
     assert visible(tmp_path) == []
 

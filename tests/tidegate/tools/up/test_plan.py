@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.tools.up.plan import Options, Plan, PlanError, Port, plan
+from tidegate.tools.up.plan import Options, Plan, PlanError, PlannedPort, plan
 from tidegate.tools.up.ports import PortsTaken, check_free
 
 DATA = Path("/data")
@@ -106,7 +106,7 @@ def taken() -> Iterator[int]:
 
 def test_a_taken_port_is_named_with_what_it_was_for_and_the_flag_that_moves_it(taken: int) -> None:
     with pytest.raises(PortsTaken) as refused:
-        check_free([Port("127.0.0.1", taken, "gateway metrics")])
+        check_free([PlannedPort("127.0.0.1", taken, "gateway metrics")])
     assert f"port {taken}" in str(refused.value)
     assert "gateway metrics" in str(refused.value)
     assert "--ports-from" in str(refused.value)
@@ -114,7 +114,7 @@ def test_a_taken_port_is_named_with_what_it_was_for_and_the_flag_that_moves_it(t
 
 def test_every_taken_port_is_named_at_once(taken: int) -> None:
     with pytest.raises(PortsTaken, match=r"(?s)one thing.*another thing"):
-        check_free([Port("127.0.0.1", taken, "one thing"), Port("127.0.0.1", taken, "another thing")])
+        check_free([PlannedPort("127.0.0.1", taken, "one thing"), PlannedPort("127.0.0.1", taken, "another thing")])
 
 
 def test_a_port_that_a_grpc_server_shares_is_taken_nevertheless() -> None:
@@ -123,7 +123,7 @@ def test_a_port_that_a_grpc_server_shares_is_taken_nevertheless() -> None:
         sharing.bind(("127.0.0.1", 0))
         sharing.listen()
         with pytest.raises(PortsTaken, match="already in use"):
-            check_free([Port("127.0.0.1", sharing.getsockname()[1], "gateway gRPC")])
+            check_free([PlannedPort("127.0.0.1", sharing.getsockname()[1], "gateway gRPC")])
 
 
 def test_a_port_whose_server_has_just_closed_is_free() -> None:
@@ -133,12 +133,12 @@ def test_a_port_whose_server_has_just_closed_is_free() -> None:
             connection, _ = server.accept()
             connection.close()  # the server's side closes first and lingers in TIME_WAIT
             client.recv(1)
-    check_free([Port("127.0.0.1", number, "gateway HTTP")])
+    check_free([PlannedPort("127.0.0.1", number, "gateway HTTP")])
 
 
 def test_an_address_that_is_not_this_machines_says_why_it_cannot_be_used() -> None:
     with pytest.raises(PortsTaken, match="Cannot assign requested address"):
-        check_free([Port("192.0.2.1", 8000, "gateway HTTP")])
+        check_free([PlannedPort("192.0.2.1", 8000, "gateway HTTP")])
 
 
 def linked(*links: str, edges: int = 2, broker: str | None = None) -> Plan:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tidegate.engines.bert import Activation, Architecture
-from tidegate.engines.torch_packed import METADATA, Described
+from tidegate.engines.torch_packed import METADATA, PackedMetadata
 from tidegate.tools.build.errors import BuildError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -31,7 +31,7 @@ def pack_bert(source: Path, target: Path, precision: Precision) -> Architecture:
     """Write `target` from the folder `source`. Raises BuildError."""
     architecture = read_architecture(source)
     weights = _weights(source / "model.safetensors")
-    described = msgspec.json.encode(Described("bert", architecture)).decode()
+    described = msgspec.json.encode(PackedMetadata("bert", architecture)).decode()
     save_file(
         {name: weight.to(_DTYPES[precision]).contiguous() for name, weight in weights.items()},
         target,

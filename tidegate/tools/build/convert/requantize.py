@@ -16,9 +16,9 @@ from tidegate.engines.engine import EngineError
 from tidegate.engines.onnx import OnnxEngine
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Manifest
-from tidegate.tools.build.agree import agree
+from tidegate.tools.build.agree import agreed_signature
 from tidegate.tools.build.convert.quantize import quantize_dynamically, quantize_statically
-from tidegate.tools.build.draft import Draft, Wishes, batch_axis, draft, row_axis
+from tidegate.tools.build.draft import Draft, DraftOptions, batch_axis, draft, row_axis
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.compare import Metric, closeness, latencies_s
 from tidegate.tools.build.inspect.onnx_file import inspect_onnx
@@ -54,7 +54,9 @@ def requantize(
     finally:
         temporary.unlink(missing_ok=True)
     samples = load_samples(evaluation, inputs) if evaluation else given
-    yield from _report(source, target, draft("model", "1", agree([signature]), Wishes()), samples, metric)
+    yield from _report(
+        source, target, draft("model", "1", agreed_signature([signature]), DraftOptions()), samples, metric
+    )
 
 
 def _report(source: Path, target: Path, drafted: Draft, samples: Samples | None, metric: Metric) -> Iterator[str]:

@@ -14,7 +14,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError, load_manifest, save_manifest
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.progress import Progress
-from tidegate.tools.build.staging import model_lock, staged
+from tidegate.tools.build.staging import model_lock, staged_version
 
 # name → (module with `build`, version); the modules import torch and more, so only the one that is built is imported
 RECIPES = {"minilm": ("tidegate.tools.build.demo.minilm", "2"), "digits": ("tidegate.tools.build.demo.digits", "2")}
@@ -26,20 +26,20 @@ def build_demo(
     """Bring demo model `name` into the repository at `root`. Raises BuildError."""
     module, version = RECIPES[name]
     with model_lock(root, name):
-        if not force and (manifest := whole(root, name, version)) is not None:
+        if not force and (manifest := intact_manifest(root, name, version)) is not None:
             return manifest, "kept"
         try:
             recipe = importlib.import_module(module)
         except ImportError as error:
             raise BuildError(f"building {name} needs {error.name}: pip install 'tidegate[build]'") from error
-        with staged(root, name, version) as folder:
+        with staged_version(root, name, version) as folder:
             manifest = recipe.build(folder, progress)
             save_manifest(folder, manifest)
     progress("done", 1.0)
     return manifest, "built"
 
 
-def whole(root: Path, name: str, version: str) -> Manifest | None:
+def intact_manifest(root: Path, name: str, version: str) -> Manifest | None:
     """The version's manifest if all that it names is there and unchanged."""
     repository = Repository(root)
     try:

@@ -43,9 +43,9 @@ from tidegate.models.manifest import (
 from tidegate.tools.build.convert.export import export_onnx, export_program
 from tidegate.tools.build.convert.quantize import quantize_statically
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.evaluate.calibrate import Wishes, calibrated
+from tidegate.tools.build.evaluate.calibrate import CalibrationOptions, calibrate_manifest
 from tidegate.tools.build.evaluate.measure import top1
-from tidegate.tools.build.evaluate.threshold import Goal
+from tidegate.tools.build.evaluate.threshold import CalibrationGoal
 from tidegate.tools.build.progress import Progress, part_of
 from tidegate.tools.build.samples import Samples
 from tidegate.types import Datatype
@@ -55,7 +55,7 @@ INPUT, OUTPUT = "image", "probabilities"
 MOST_ROWS = 256
 EDGE_MOST_ROWS = 4
 _HELD_OUT, _CALIBRATION = 450, 225
-_ESCALATED = Goal("share", 0.1)  # of the edge's answers: about as many as most of its mistakes are among
+_ESCALATED = CalibrationGoal("share", 0.1)  # of the edge's answers: about as many as most of its mistakes are among
 _SEED = 7
 _AXES = {INPUT: {0: "batch"}}
 _RANGE_ROWS = 256  # training images that int8's scales are fixed from
@@ -94,7 +94,9 @@ def build(folder: Path, progress: Progress) -> Manifest:
     onnx.unlink()
     progress("measuring on the held-out images", 0.97)
     manifest = _manifest(folder)
-    return calibrated(manifest, folder, _ESCALATED, Wishes(), calibration_samples(), held_out_samples()).manifest
+    return calibrate_manifest(
+        manifest, folder, _ESCALATED, CalibrationOptions(), calibration_samples(), held_out_samples()
+    ).manifest
 
 
 class Classifier(nn.Module):

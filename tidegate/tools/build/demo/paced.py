@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from tidegate.engines.errors import EngineError
-from tidegate.engines.paced import Pace, read_pace
+from tidegate.engines.paced import PacedModel, read_pace
 from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import (
     Axis,
@@ -34,7 +34,7 @@ from tidegate.models.manifest import (
 )
 from tidegate.models.repository import Repository, save_manifest
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.staging import model_lock, staged
+from tidegate.tools.build.staging import model_lock, staged_version
 from tidegate.types import Datatype
 
 Points = tuple[tuple[float, float], ...]
@@ -44,7 +44,7 @@ _WIDTH = 384
 _PRECISIONS: dict[Where, str] = {"edge": "int8", "pool": "fp32"}
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
+class PacedCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What it costs where; the keys of a scenario's model. None: it does not run there."""
 
     edge_ms: Points | None = None
@@ -57,7 +57,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class PacedNoise:
     """Of the logarithm of a call's time, by place, and the seed of its chance."""
 
     edge: float = 0.1
@@ -66,7 +66,7 @@ class Noise:
 
 
 def add_paced(
-    name: str, costs: Costs, root: Path, *, like: str = "", noise: Noise = Noise(), force: bool = False
+    name: str, costs: PacedCosts, root: Path, *, like: str = "", noise: PacedNoise = PacedNoise(), force: bool = False
 ) -> Manifest:
     """Put a paced model into the repository at `root`. Raises BuildError, ModelNotFound, RepositoryError."""
     place = root / name / _VERSION
@@ -75,7 +75,7 @@ def add_paced(
     repository = Repository(root)
     shape = repository.manifest(like) if like else text_encoder(costs.feature, costs.max_batch)
     tokenizer = repository.tokenizer(shape) if like else None
-    with model_lock(root, name), staged(root, name, _VERSION) as folder:
+    with model_lock(root, name), staged_version(root, name, _VERSION) as folder:
         given: tuple[tuple[Where, Points | None], ...] = (("edge", costs.edge_ms), ("pool", costs.pool_ms))
         variants = tuple(
             _variant(where, cost_ms, folder, shape, costs, noise) for where, cost_ms in given if cost_ms is not None
@@ -108,7 +108,7 @@ def text_encoder(feature: Feature = "tokens", max_batch: int = 32) -> Manifest:
     )
 
 
-def costs_of_scenario(path: Path, model: str = "") -> Costs:
+def costs_of_scenario(path: Path, model: str = "") -> PacedCosts:
     """The costs of a scenario's model, which needs no name where there is one only. Raises BuildError."""
     try:
         raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -123,12 +123,12 @@ def costs_of_scenario(path: Path, model: str = "") -> Costs:
     if name not in models:
         raise BuildError(f"{path}: there is no model {name!r} (models: {', '.join(models)})")
     try:
-        return msgspec.convert(models[name], Costs)
+        return msgspec.convert(models[name], PacedCosts)
     except msgspec.ValidationError as error:
         raise BuildError(f"{path}: key 'models.{name}': {error}") from error
 
 
-def points(flag: str, words: str) -> Points:
+def parse_points(flag: str, words: str) -> Points:
     """ "8:8,512:250" as points of (work units, milliseconds). Raises BuildError."""
     try:
         pairs = [pair.split(":") for pair in words.split(",")]
@@ -137,10 +137,12 @@ def points(flag: str, words: str) -> Points:
         raise BuildError(f"{flag} {words!r}: must look like UNITS:MS,UNITS:MS, with numbers") from error
 
 
-def _variant(where: Where, cost_ms: Points, folder: Path, shape: Manifest, costs: Costs, noise: Noise) -> Variant:
+def _variant(
+    where: Where, cost_ms: Points, folder: Path, shape: Manifest, costs: PacedCosts, noise: PacedNoise
+) -> Variant:
     precision = _PRECISIONS[where]
     path = folder / f"{precision}.paced.yaml"
-    pace = Pace(
+    pace = PacedModel(
         input=shape.cost.input,
         inputs={spec.name: spec.shape for spec in shape.inputs},
         cost_ms=cost_ms,

@@ -23,11 +23,17 @@ from numpy.typing import NDArray
 
 from tidegate.arrays import array_to_tensor
 from tidegate.engines.engine import Engine, EngineError, load_engine
-from tidegate.models.confidence import Judge
+from tidegate.models.confidence import ConfidenceMeasure
 from tidegate.models.manifest import Confidence, Manifest, Measure, Quality, Variant, Where
 from tidegate.models.repository import Repository, save_manifest
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.evaluate.threshold import Goal, Graded, Outlook, outlook, threshold_for
+from tidegate.tools.build.evaluate.threshold import (
+    CalibrationGoal,
+    GradedSamples,
+    ThresholdOutlook,
+    threshold_for,
+    threshold_outlook,
+)
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.staging import model_lock
 
@@ -40,7 +46,7 @@ _WITH_DATA = {"digits": "tidegate.tools.build.demo.digits"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CalibrationOptions:
     """How to read confidence; None: as the manifest says, else the margin of its first output."""
 
     measure: Measure | None = None
@@ -49,14 +55,14 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class CalibrationResult:
     """`manifest` has the new section; the outlooks are of the samples that chose it and of those that did not."""
 
     manifest: Manifest
     edge: Variant
     pool: Variant
-    calibration: Outlook
-    held_out: Outlook
+    calibration: ThresholdOutlook
+    held_out: ThresholdOutlook
 
     @property
     def confidence(self) -> Confidence:
@@ -67,13 +73,13 @@ class Calibrated:
 def calibrate(
     repository: Repository,
     name: str,
-    goal: Goal,
+    goal: CalibrationGoal,
     *,
     version: str = "",
     data: Path | None = None,
-    wishes: Wishes = Wishes(),
+    wishes: CalibrationOptions = CalibrationOptions(),
     write: bool = True,
-) -> Calibrated:
+) -> CalibrationResult:
     """Choose the threshold of a model in the repository, and write it into its manifest.
 
     Raises:
@@ -84,16 +90,21 @@ def calibrate(
     calibration, held_out = _samples(manifest, data)
     for variant in variants_of(manifest):
         repository.verify(manifest, variant)
-    found = calibrated(manifest, repository.folder(manifest), goal, wishes, calibration, held_out)
+    found = calibrate_manifest(manifest, repository.folder(manifest), goal, wishes, calibration, held_out)
     if write:
         with model_lock(repository.root, name):
             save_manifest(repository.folder(manifest), found.manifest)
     return found
 
 
-def calibrated(
-    manifest: Manifest, folder: Path, goal: Goal, wishes: Wishes, calibration: Samples, held_out: Samples
-) -> Calibrated:
+def calibrate_manifest(
+    manifest: Manifest,
+    folder: Path,
+    goal: CalibrationGoal,
+    wishes: CalibrationOptions,
+    calibration: Samples,
+    held_out: Samples,
+) -> CalibrationResult:
     """The manifest of the version in `folder` with a threshold that reaches the goal on `calibration`."""
     edge, pool = variants_of(manifest)
     how = _how(manifest, wishes)
@@ -109,11 +120,11 @@ def calibrated(
             "where it holds scores, say --softmax"
         )
     threshold = threshold_for(goal, graded[0])
-    chosen, told = (outlook(part, threshold) for part in graded)
+    chosen, told = (threshold_outlook(part, threshold) for part in graded)
     share = min(1.0, max(_LEAST_SHARE, round(2 * chosen.escalated, 2)))
     how = msgspec.structs.replace(how, threshold=threshold, max_share=share)
     measured = _with_qualities(manifest, {edge.name: told.edge, pool.name: told.pool}, told.samples)
-    return Calibrated(msgspec.structs.replace(measured, confidence=how), edge, pool, chosen, told)
+    return CalibrationResult(msgspec.structs.replace(measured, confidence=how), edge, pool, chosen, told)
 
 
 def variants_of(manifest: Manifest) -> tuple[Variant, Variant]:
@@ -135,7 +146,7 @@ def _best(manifest: Manifest, where: Where) -> Variant | None:
     )
 
 
-def _how(manifest: Manifest, wishes: Wishes) -> Confidence:
+def _how(manifest: Manifest, wishes: CalibrationOptions) -> Confidence:
     """The section with a threshold yet to be found."""
     known = manifest.confidence or Confidence(manifest.outputs[0].name, "margin", threshold=1.0)
     names = [spec.name for spec in manifest.outputs]
@@ -193,12 +204,12 @@ def _described(array: NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _graded(manifest: Manifest, how: Confidence, edge: Engine, pool: Engine, samples: Samples) -> Graded:
+def _graded(manifest: Manifest, how: Confidence, edge: Engine, pool: Engine, samples: Samples) -> GradedSamples:
     assert samples.labels is not None  # both kinds of samples have them
-    judge, spec = Judge(manifest, how), next(spec for spec in manifest.outputs if spec.name == how.output)
+    judge, spec = ConfidenceMeasure(manifest, how), next(spec for spec in manifest.outputs if spec.name == how.output)
     answers = [edge.infer(feed)[how.output] for feed in samples.feeds]
     better = [pool.infer(feed)[how.output] for feed in samples.feeds]
-    return Graded(
+    return GradedSamples(
         np.array([judge.of(array_to_tensor(spec.name, answer, spec.datatype)) for answer in answers]),
         _right(answers, samples.labels),
         _right(better, samples.labels),

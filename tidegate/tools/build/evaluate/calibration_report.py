@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from tidegate.tools.build.evaluate.calibrate import Calibrated
-from tidegate.tools.build.evaluate.threshold import Outlook
+from tidegate.tools.build.evaluate.calibrate import CalibrationResult
+from tidegate.tools.build.evaluate.threshold import ThresholdOutlook
 
 
-def as_words(found: Calibrated) -> Iterator[str]:
+def as_words(found: CalibrationResult) -> Iterator[str]:
     """A small table, line by line."""
     manifest, how = found.manifest, found.confidence
     scores = f"softmax of {how.output}" if how.softmax else how.output
@@ -23,11 +23,11 @@ def as_words(found: Calibrated) -> Iterator[str]:
     yield _row("held out", found.held_out)
 
 
-def _row(name: str, seen: Outlook) -> str:
+def _row(name: str, seen: ThresholdOutlook) -> str:
     return f"{name:12}{seen.samples:9}{seen.escalated:11.1%}{seen.edge:12.2%}{seen.pool:12.2%}{seen.combined:10.2%}"
 
 
-def as_values(found: Calibrated, *, written: bool) -> dict[str, Any]:
+def as_values(found: CalibrationResult, *, written: bool) -> dict[str, Any]:
     """The same as plain values; shares and accuracies go from 0 to 1."""
     return {
         "model": found.manifest.name,

@@ -26,7 +26,7 @@ _NEAR = 0.25  # of the wished share: how far below it the largest cut may be
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class CalibrationGoal:
     """What to reach, from 0 to 1."""
 
     kind: Literal["share", "accuracy"]
@@ -34,7 +34,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Graded:
+class GradedSamples:
     """One entry per sample: how sure the edge was, and whether edge and pool were right."""
 
     confidence: NDArray[np.float64]
@@ -43,7 +43,7 @@ class Graded:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ThresholdOutlook:
     """What a threshold does to some samples: the part that is escalated, and accuracies from 0 to 1."""
 
     samples: int
@@ -60,15 +60,15 @@ class _Cut(NamedTuple):
     accuracy: float
 
 
-def outlook(graded: Graded, threshold: float) -> Outlook:
+def threshold_outlook(graded: GradedSamples, threshold: float) -> ThresholdOutlook:
     """What `threshold` does to these samples."""
     unsure = graded.confidence < threshold
     combined = np.where(unsure, graded.pool_right, graded.edge_right)
     means = (float(array.mean()) for array in (unsure, graded.edge_right, graded.pool_right, combined))
-    return Outlook(len(unsure), *means)
+    return ThresholdOutlook(len(unsure), *means)
 
 
-def threshold_for(goal: Goal, graded: Graded) -> float:
+def threshold_for(goal: CalibrationGoal, graded: GradedSamples) -> float:
     """The threshold that reaches the goal on these samples. Raises BuildError: none does; it names the best one."""
     cuts = list(_cuts(graded))
     cut = (
@@ -99,7 +99,7 @@ def _by_accuracy(accuracy: float, cuts: list[_Cut]) -> _Cut:
     )
 
 
-def _cuts(graded: Graded) -> Iterator[_Cut]:
+def _cuts(graded: GradedSamples) -> Iterator[_Cut]:
     """Every threshold that makes a difference, from the lowest: above 0, since what is 0 is hard for any."""
     order = np.argsort(graded.confidence, kind="stable")
     confidences = graded.confidence[order]

@@ -15,7 +15,7 @@ import torch
 
 from tidegate.models.manifest import Bounds
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.inspect.signature import Dimension, Port, Signature
+from tidegate.tools.build.inspect.signature import Dimension, ModelSignature, SignaturePort
 from tidegate.types import Datatype
 
 _DATATYPES = {
@@ -26,7 +26,7 @@ _DATATYPES = {
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-def inspect_program(path: Path) -> Signature:
+def inspect_program(path: Path) -> ModelSignature:
     """Raises BuildError: the file is no exported program, or takes or gives something that is no tensor."""
     try:
         program = torch.export.load(path)
@@ -37,7 +37,7 @@ def inspect_program(path: Path) -> Signature:
     (returned,) = (node.args[0] for node in program.graph.nodes if node.op == "output")
     users = [node for node in returned if getattr(node, "name", None) in program.graph_signature.user_outputs]
     names = _output_names(program, len(users))
-    return Signature(
+    return ModelSignature(
         source=path.name,
         inputs=tuple(_port(path, node.name, node, _bounds(program, node)) for node in holders),
         outputs=tuple(_port(path, name, node, None) for name, node in zip(names, users, strict=True)),
@@ -53,11 +53,11 @@ def _output_names(program: Any, count: int) -> list[str]:
     return [str(key) for key in keys] if len(keys) == count else [""] * count
 
 
-def _port(path: Path, name: str, node: Any, bounds: Bounds | None) -> Port:
+def _port(path: Path, name: str, node: Any, bounds: Bounds | None) -> SignaturePort:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in _DATATYPES:
         raise BuildError(f"{path}: {node.name!r} is not a tensor of a type that the protocol knows")
-    return Port(name, _DATATYPES[value.dtype], tuple(map(_dimension, value.shape)), bounds)
+    return SignaturePort(name, _DATATYPES[value.dtype], tuple(map(_dimension, value.shape)), bounds)
 
 
 def _dimension(length: Any) -> Dimension:

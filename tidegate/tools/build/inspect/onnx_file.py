@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from tidegate.models.manifest import Bounds
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.inspect.signature import Dimension, Port, Signature
+from tidegate.tools.build.inspect.signature import Dimension, ModelSignature, SignaturePort
 from tidegate.types import Datatype
 
 _DATATYPES = {
@@ -31,7 +31,7 @@ _QUANTIZED = ("DynamicQuantize", "QuantizeLinear", "QLinear", "MatMulInteger", "
 _SAME_VALUES = {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
 
 
-def inspect_onnx(path: Path) -> Signature:
+def inspect_onnx(path: Path) -> ModelSignature:
     """Raises BuildError: it is no ONNX model, keeps its weights elsewhere, or takes or gives what is no tensor."""
     try:
         graph = onnx.load(path, load_external_data=False).graph
@@ -45,7 +45,7 @@ def inspect_onnx(path: Path) -> Signature:
             "onnx.save(onnx.load(path), path, save_as_external_data=False)"
         )
     weights = {weight.name for weight in graph.initializer}
-    return Signature(
+    return ModelSignature(
         source=path.name,
         inputs=tuple(
             _port(path, value, _bounds(graph, value.name)) for value in graph.input if value.name not in weights
@@ -55,11 +55,11 @@ def inspect_onnx(path: Path) -> Signature:
     )
 
 
-def _port(path: Path, value: Any, bounds: Bounds | None) -> Port:
+def _port(path: Path, value: Any, bounds: Bounds | None) -> SignaturePort:
     tensor = value.type.tensor_type
     if tensor.elem_type not in _DATATYPES:
         raise BuildError(f"{path}: {value.name!r} is not a tensor of a type that the protocol knows")
-    return Port(value.name, _DATATYPES[tensor.elem_type], tuple(map(_dimension, tensor.shape.dim)), bounds)
+    return SignaturePort(value.name, _DATATYPES[tensor.elem_type], tuple(map(_dimension, tensor.shape.dim)), bounds)
 
 
 def _dimension(dimension: Any) -> Dimension:

@@ -13,14 +13,14 @@ from tidegate.engines.errors import EngineError
 from tidegate.engines.torch_packed import IDS, MASK, describe
 from tidegate.models.manifest import Bounds
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.inspect.signature import Port, Signature
+from tidegate.tools.build.inspect.signature import ModelSignature, SignaturePort
 from tidegate.types import Datatype
 
 _PRECISIONS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 _ROWS = ("batch", "sequence")
 
 
-def inspect_packed(path: Path) -> Signature:
+def inspect_packed(path: Path) -> ModelSignature:
     """Raises BuildError: the file is none of ours, or lacks a table."""
     try:
         describe(path)
@@ -33,13 +33,13 @@ def inspect_packed(path: Path) -> Signature:
         raise BuildError(str(error)) from error
     except (safetensors.SafetensorError, ValueError) as error:
         raise BuildError(f"{path}: lacks a table of a BERT: {error}") from error
-    return Signature(
+    return ModelSignature(
         source=path.name,
         inputs=(
-            Port(IDS, Datatype.INT64, _ROWS, Bounds(0, vocabulary - 1)),
-            Port(MASK, Datatype.INT64, _ROWS, Bounds(0, 1)),
+            SignaturePort(IDS, Datatype.INT64, _ROWS, Bounds(0, vocabulary - 1)),
+            SignaturePort(MASK, Datatype.INT64, _ROWS, Bounds(0, 1)),
         ),
-        outputs=(Port("", Datatype.FP32, ("batch", hidden)),),
+        outputs=(SignaturePort("", Datatype.FP32, ("batch", hidden)),),
         precision=precision,
         ranges={"batch": (1, None), "sequence": (1, most)},
     )

@@ -15,7 +15,7 @@ Dimension = int | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class SignaturePort:
     """One input or output. Formats that do not name their outputs leave `name` empty."""
 
     name: str
@@ -25,11 +25,11 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ModelSignature:
     """`ranges` holds the least and largest length of symbols whose format limits them; None means no limit."""
 
     source: str  # the file's name, for what is said about it
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[SignaturePort, ...]
+    outputs: tuple[SignaturePort, ...]
     precision: str
     ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)

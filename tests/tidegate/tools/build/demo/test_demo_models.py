@@ -18,9 +18,9 @@ from tidegate.models.manifest import Bounds, EngineName, Manifest
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import Repository
 from tidegate.tools.build.demo.corpus import texts
-from tidegate.tools.build.demo.demo_models import RECIPES, build_demo, whole
+from tidegate.tools.build.demo.demo_models import RECIPES, build_demo, intact_manifest
 from tidegate.tools.build.evaluate.measure import cosines, top1
-from tidegate.tools.build.progress import silent
+from tidegate.tools.build.progress import no_progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # whoever comes first waits for the build
 
@@ -93,7 +93,7 @@ def reference() -> NDArray[Any]:
 
 def test_every_demo_model_is_whole(demo_repository: Repository) -> None:
     for name, (_, version) in RECIPES.items():
-        assert whole(demo_repository.root, name, version) is not None
+        assert intact_manifest(demo_repository.root, name, version) is not None
 
 
 def test_minilm_is_described_as_clients_were_promised(minilm: Manifest) -> None:
@@ -285,9 +285,9 @@ def test_what_is_whole_is_kept_and_what_is_not_is_built_again(demo_repository: R
     import shutil
 
     shutil.copytree(demo_repository.root / "digits", tmp_path / "digits")
-    assert build_demo("digits", tmp_path, silent)[1] == "kept"
+    assert build_demo("digits", tmp_path, no_progress)[1] == "kept"
     (tmp_path / "digits" / RECIPES["digits"][1] / "int8.onnx").write_bytes(b"cut off")
-    manifest, how = build_demo("digits", tmp_path, silent)
+    manifest, how = build_demo("digits", tmp_path, no_progress)
     assert how == "built"
     Repository(tmp_path).verify(manifest, manifest.variants_for("edge")[0])
 
