@@ -69,8 +69,9 @@ class DeviceArbiter:
         needed_bytes, room_bytes = footprint.predict_bytes(units), max(rooms, default=inf)
         if needed_bytes > room_bytes:
             raise OutOfMemory(
-                f"{lane.key} should need {human_size(needed_bytes)} for a row of {units:g} units of work, but there are "
-                f"{human_size(room_bytes)} beside the weights (key 'memory_limit_bytes'); send shorter rows",
+                f"{lane.key} should need {human_size(needed_bytes)} for a row of {units:g} units of work, "
+                f"but there are {human_size(room_bytes)} beside the weights (key 'memory_limit_bytes'); "
+                "send shorter rows",
                 retry_after_s=RETRY_AFTER_S,
             )
 

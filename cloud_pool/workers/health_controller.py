@@ -2,7 +2,7 @@
 
     read       what each worker computed, holds and used since the last look, and how full the memory is
     health     is one of them not what it was?                            cloud_pool/core/health/worker_health.py
-    recycling  then is it replaced now, and is there memory to start its successor first?   core/recycling.py, replica.py
+    recycling  then is it replaced now, and is there memory to start its successor first?   recycling.py, replica.py
     control    batch cap, concurrency, precision                          cloud_pool/core/health/adaptive_control.py
 
 It never touches a request: everything that it does, it does to the scheduler's limits or to a slot. Whatever it does

@@ -1,7 +1,7 @@
 """The models of this device put together: the static repository's and the deployed ones, how they start and change.
 
     read()     what is there, per model: the generation to serve first, and those to fall back to    (boot.py)
-    start()    one model after another is loaded                                                     (edge_agent/serving/runner_set.py)
+    start()    one model after another is loaded                                                     (runner_set.py)
     inside     documents come in and are rolled out, where `rollout` is configured                   (deployer/)
 
 Without `rollout` this is the static repository alone, and one that cannot be served is a reason not to start. With it

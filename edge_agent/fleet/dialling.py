@@ -1,6 +1,6 @@
 """Dials the gateways that cannot dial this device, and answers them on the streams that result.
 
-    Dialling   looks about a second at a time at who is there and who is not (`edge_agent/core/dial_policy.py` decides), and keeps …
+    Dialling   looks about a second at a time at who is there and who is not (`core/dial_policy.py` decides), keeps …
     _Road      … one task for each gateway that is to be dialled: dial, answer until the stream ends, dial again
 
 A stream that was lost is dialled again once the gateway takes connections (`reachability.py`), so that a device is back

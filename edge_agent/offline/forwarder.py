@@ -1,4 +1,4 @@
-"""Takes what the store keeps to a gateway, at the pace of `edge_agent/core/drain.py`, and deletes what a gateway has taken.
+"""Takes what the store keeps to a gateway, at the pace of `core/drain.py`, and deletes what a gateway has taken.
 
     session + a gateway that takes things → train → receipts → deleted here → pause → train …
 

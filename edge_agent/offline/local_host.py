@@ -1,4 +1,4 @@
-"""This device as its local callers see it: the models of `edge_agent/serving/host.py`, and what becomes of an answer that is not sure.
+"""This device as its local callers see it: the models of `host.py`, and what becomes of an answer that is not sure.
 
 Behind a gateway an unsure answer goes to a better variant. A local caller asked this device because it has nobody
 else, so the manifest says what it gets (`confidence.unsure`):

@@ -1,6 +1,6 @@
 """What makes this device live on its own, put together: whom it reaches, what it keeps, and how that gets to a gateway.
 
-    Reach      which of the four modes, by evidence                      (`connectivity_watch.py`, `edge_agent/core/connectivity.py`)
+    Reach    which of the four modes, by evidence                      (`connectivity_watch.py`, `core/connectivity.py`)
     Store      deferred requests, their answers, results, events         (`store/`)
     Forwarder  takes them to a gateway when there is one                 (`forwarder.py`, `edge_agent/core/drain.py`)
 

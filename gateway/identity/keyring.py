@@ -1,4 +1,4 @@
-"""API keys as a running gateway knows them: the file's, reloaded within a second of a change (`gateway/followed_file.py`)."""
+"""API keys as a running gateway knows them: the file's, reloaded within a second of a change (`followed_file.py`)."""
 
 from __future__ import annotations
 

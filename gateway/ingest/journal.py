@@ -138,8 +138,8 @@ class IngestJournal:
         ).fetchall()
         due = [row for row in rows if row["seq"] not in without][:limit]
         return [
-            DeferredJob(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"], row["variant"],
-                row["body"])
+            DeferredJob(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"],
+                row["variant"], row["body"])
             for row in due
         ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Refuse a call the moment it is clear that there is no room for it: the enforcement of `gateway/core/admission/admission.py`.
+"""Refuse a call the moment it is clear that there is no room for it: the enforcement of `core/admission/admission.py`.
 
 Nothing is decided here. Whoever is let in is let out again, however the call ends.
 """

@@ -322,7 +322,7 @@ class RequestExecution:
         )
 
     def _link_out_s(self, end: Answer, link_s: float) -> float:
-        """As `gateway/core/history/waterfall.py` has it: half of the accept-ack's round trip, or of the link's share without one."""
+        """Half of the accept-ack's round trip, or of the link's share without one, as in the waterfall."""
         sent_at, acked_at = 0.0, None
         for note in self._notes:
             if note.attempt == end.attempt and note.what == "launched":

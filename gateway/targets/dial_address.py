@@ -1,4 +1,4 @@
-"""The address that a dial goes to: as configured, or, for a device, checked anew at each dial (`gateway/core/access/networks.py`)."""
+"""The address of a dial: as configured, or, for a device, checked at each dial (`core/access/networks.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One device of a crowd: the real agent's side of MQTT (`edge_agent/fleet/sync.py`) with made-up models and load behind it.
+"""One device of a crowd: the real agent's side of MQTT (`sync.py`) with made-up models and load behind it.
 
 It is the agent's own code that connects, counts epochs, gives births and wills and beats, so a broker and a gateway are
 loaded as by real devices. What is missing is what the crowd is not for: it answers no requests. So it advertises an

@@ -1,4 +1,4 @@
-"""A gateway: the real fleet view, placement and request machine; what `gateway/serving/execution.py` does, on virtual time.
+"""A gateway: the real fleet view, placement and request machine; what `execution.py` does, on virtual time.
 
 One `SimulatedExecution` performs a request's actions: a launch becomes a frame, a wake an event, an end an entry in the
 tally. What an attempt teaches is noted by `gateway/core/request/attempt.py`, the file that the conductor uses, so the

@@ -6,7 +6,7 @@ The world is the simulator's (real gateway, placement, link frames and batchers 
 replicas come and go while it runs: one that is asked for serves `START_S` later, one that is let go takes nothing new,
 finishes what it has, and is paid for until then. Every 15 s a scaler is asked, as Kubernetes does:
 
-    signal    `gateway.core.fleet.scaling`, read as an external metric of AverageValue 1; it holds back going down by itself
+    signal    `scaling`, read as an external metric of AverageValue 1; it holds back going down by itself
     cpu-T     HPA on CPU: ⌈replicas · busy / T⌉, those that are starting counted as idle when it would go up
     queue-T   KEDA on the queue's length: ⌈waiting / T⌉
     all three  tolerance 0.1, at most double or four more in 15 s, down to the largest wish of the last 300 s

@@ -24,7 +24,7 @@ Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 
 class RolloutState(StrEnum):
-    """Where one model's rollout is; the device's machine, with its transitions, is `edge_agent/core/rollout_machine.py`."""
+    """Where one model's rollout is; the device's machine, with its transitions, is `core/rollout_machine.py`."""
 
     PLANNED = "planned"
     DOWNLOADING = "downloading"

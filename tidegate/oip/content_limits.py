@@ -63,8 +63,8 @@ class ContentLimits:
             limit, key = self.max_strings, "max_strings"
         if prod(shape) > limit:
             raise InvalidRequest(
-                f"input {quoted_input(name)}: {datatype.value}{quoted_input(list(shape))} has more than {limit} elements "
-                f"({key})"
+                f"input {quoted_input(name)}: {datatype.value}{quoted_input(list(shape))} has more than {limit} "
+                f"elements ({key})"
             )
 
     def check_tensors(self, tensors: Iterable[Tensor]) -> None:

@@ -171,7 +171,7 @@ class SimLink:
         self._call(clear)
 
     def partition(self, kind: Kind = "blackhole", direction: Direction = "both", *, for_s: float | None = None) -> None:
-        """Break it: blackhole, refuse, reset, close, silent or deaf (`tidegate/netsim/proxy/link.py` says what each does)."""
+        """Break it: blackhole, refuse, reset, close, silent or deaf (`proxy/link.py` says what each does)."""
         self._call(lambda: self._core.partition(kind, direction, for_s=for_s))
 
     def heal(self) -> None:

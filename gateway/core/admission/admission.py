@@ -6,7 +6,7 @@ A request passes, in this order, and the first that says no is the reason:
     shed          the fleet is overloaded and the request is above the cut                           `cut_level.py`
     full          as many are inside as the targets' queues stand, or as memory allows               `concurrency.py`
     hopeless      placed and judged: in overload, its calibrated odds are below 5 %, or its answer is
-                  worth less than what it takes from others                                          `placement_guard.py`
+                  worth less than what it takes from others                                         `placement_guard.py`
 
 What is provably late is refused later and further in, by the queues themselves, who know best. Everything here is there
 so that their refusals stay rare: work that is refused at the door costs nobody anything.

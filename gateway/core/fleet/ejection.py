@@ -3,7 +3,7 @@
 **Never everything.** A breaker sees one target. When half of the fleet looks broken, the fault is more likely in what
 they share (the network, the requests, this gateway) and taking them all out turns bad answers into none. So:
 
-    ejected                    its breaker or its path's is not closed: it gets probes and nothing else (`gateway/core/placement/probing.py`)
+    ejected       its breaker or its path's is not closed: it gets probes and nothing else (`core/placement/probing.py`)
     over half of the edges     edges stay in use, each weighed by the chance that it answers at all (`TargetView.trust`)
     over half of all targets   panic: pools stay in use as well, hedging and exploration are off: load is no cure
 

@@ -6,9 +6,9 @@ A second of a pool in the cloud is the unit: all else is measured against it.
 
     price         = 0.01 · battery · heat                  of an edge: its compute is paid for already
                   = 1.00 · battery · heat                  of a pool, which has neither battery nor heat to tell
-                  · scarcity                               in the cloud: `gateway/core/placement/cloud_budget.py`, else 1
+                  · scarcity                               in the cloud: `core/placement/cloud_budget.py`, else 1
     battery       = 1 + 24 · [1 − charge / 0.8]₊²          while it discharges; charging, unknown or mains: 1
-                  · ailing                                 1.5 while memory runs out there: `gateway/core/health/degradation.py`
+                  · ailing                                 1.5 while memory runs out there: `core/health/degradation.py`
     heat          = 1 + 4 · [(°C − 65) / 20]²  in 0 … 1    throttled counts as 85 °C; unknown: 1
     byte_price    = 4e-6                                   over a metered link, else 0
 

@@ -1,4 +1,4 @@
-"""Performs rollouts: hears what devices report, lets `gateway/core/versions/canary.py` decide, remembers, and then publishes.
+"""Performs rollouts: hears what devices report, lets `core/versions/canary.py` decide, remembers, and then publishes.
 
 One task. While a rollout is under way it wakes when the fleet's register has news, and once a second; always when an
 operator said something or a session with the broker begins; and else every ten seconds, for reports that come late. It

@@ -55,7 +55,7 @@ def decode_order(raw: bytes) -> RolloutOrder:
 
 
 def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
-    """Every plan of the model in the order's documents, each once. Raises InvalidOrder: a document says something else."""
+    """Every plan of the model in the order's documents, each once. Raises InvalidOrder: a document contradicts it."""
     spec = order.spec
     plans: dict[str, ModelPlan] = {}
     if set(order.documents) != set(spec.devices):

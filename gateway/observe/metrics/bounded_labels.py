@@ -3,7 +3,7 @@
 A fleet has as many targets as somebody cares to connect, and each label value is a time series that Prometheus keeps
 for hours. So families by target name a bounded number of them:
 
-    counters   the first N names that are counted keep theirs for as long as they are there (`BoundedNames`): a counter must
+    counters   the first N names that are counted keep theirs while they are there (`BoundedNames`): a counter must
                never fall, so nobody moves between his own series and the rest's while he is counted
     gauges     whoever is worth looking at now (`worth_showing`): the troubled first, then who was busy last. The rest
                is one series, with the worst value among them, so that an alert on it still fires

@@ -1,6 +1,6 @@
 """The fault matrix's stage: a fleet of processes behind simulated links, one fault at a time, seen in three phases.
 
-    open loop (a process) ──HTTP──▶ gateway ──link──▶ 8 edges, a pool        link: a proxy of `tidegate/netsim/proxy`, each
+    open loop (a process) ──HTTP──▶ gateway ──link──▶ 8 edges, a pool        link: a proxy of `proxy`, each
                                        └────link──▶ Mosquitto ◀──link── edges      with the delays of a WiFi or a WAN
 
 One fleet serves many rows, since starting it takes longer than most faults: `run` sends one row's requests from before

@@ -56,8 +56,8 @@ def test_what_was_long_before_or_long_after_says_nothing() -> None:
 
 def test_others_who_waited_too_long_or_failed_there_say_that_it_would_have_been_late_as_well() -> None:
     slow = [other(number, "edge/b", queue_s=3.0) for number in (2, 3)]
-    failed = [request_record(number=n, notes=went(0, "pool/main", 0.0, ends=0.01, what="failed", words="unreachable: gone"),
-                    end="unreachable: gone") for n in (4, 5)]  # fmt: skip
+    lost = went(0, "pool/main", 0.0, ends=0.01, what="failed", words="unreachable: gone")
+    failed = [request_record(number=n, notes=lost, end="unreachable: gone") for n in (4, 5)]
     found = counterfactual_of(late(), [*slow, *failed])
     assert (found.verdict, says(found, "edge/b"), says(found, "pool/main")) == ("none", "late", "late")
 

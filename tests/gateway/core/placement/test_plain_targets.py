@@ -1,4 +1,4 @@
-"""The quick form of placement decides as the plain one (`tests/support/gateway/plain_placement.py`), over random fleets."""
+"""The quick form of placement decides as the plain one (`plain_placement.py`), over random fleets."""
 
 from __future__ import annotations
 
