@@ -87,7 +87,22 @@ def _certificate(der: bytes) -> x509.Certificate:
         certificate = x509.load_der_x509_certificate(der)
         if certificate.serial_number <= 0:
             raise ValueError("the serial number of its certificate is not positive")
+    if not _names_one_algorithm(certificate, der):
+        raise ValueError("its certificate names two signature algorithms")
     return certificate
+
+
+def _names_one_algorithm(certificate: x509.Certificate, der: bytes) -> bool:
+    """Whether the algorithm beside the signature is the one that is signed (RFC 5280, 4.1.1.2).
+
+    The library verifies by the signed one alone and does not compare the two, so the other could be anything.
+    """
+    signed = certificate.tbs_certificate_bytes
+    at = der.index(signed) + len(signed)
+    beside = der[at : at + 2 + der[at + 1]]  # an identifier is shorter than 128 bytes: one byte says its length
+    number = certificate.serial_number
+    serial = number.to_bytes(number.bit_length() // 8 + 1)
+    return b"\x02" + bytes([len(serial)]) + serial + beside in signed  # in the signed part it follows the serial number
 
 
 def verify_proof(

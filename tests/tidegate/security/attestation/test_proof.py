@@ -220,6 +220,12 @@ def test_a_certificate_with_an_odd_serial_number_is_refused_without_a_word_on_st
     assert isinstance(judged(bytes(raw)), RefusedEvidence)
 
 
+def test_a_certificate_that_names_another_algorithm_beside_its_signature_is_refused() -> None:
+    before, algorithm, after = _SENT.rpartition(b"\x2a\x86\x48\xce\x3d\x04\x03\x02")  # ecdsa-with-SHA256
+    assert algorithm and isinstance(judged(before + algorithm + after), VerifiedEvidence)
+    assert isinstance(judged(before + algorithm[:-1] + b"\x03" + after), RefusedEvidence)
+
+
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
