@@ -51,11 +51,12 @@ test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k wor
 test-fast: setup ## The tests without processes, models and clients, in seconds.
 	$(BIN)/python -m pytest -q -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
 
-lint: setup ## ruff, mypy, import rules, and whether the generated code fits the .proto files.
+lint: setup ## ruff, mypy, import rules, the rules of this code base, and whether the generated code fits the .proto files.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.lint
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	$(MAKE) generate INTO="$$scratch"; \
 	for generated in tidegate/rpc/*_pb2*; do \
