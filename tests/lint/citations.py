@@ -15,7 +15,7 @@ _HEADING: Final = re.compile(r"(docs/[\w./-]+\.md),\s+\"([^\"]+)\"")
 _PAGE: Final = re.compile(r"(?<![\w/-])((?:[\w.-]+/)*[\w-]+\.md)\b")
 _MODULE: Final = re.compile(r"(?<![\w/.<{-])((?:\w+/)+\w+\.(?:py|js|c))\b")
 # Names that users give to files of their own, in examples.
-EXAMPLES: Final = frozenset({"tests/conftest.py", "tests/test_payments.py"})
+EXAMPLES: Final = frozenset({"tests/conftest.py", "tests/test_payments.py", "tests/bench/NAME.py"})
 
 
 def dead_citations(sources: Iterable[Source]) -> list[Violation]:
