@@ -19,7 +19,7 @@ _RARELY: Final = (100_000, 50, 1000)
 @contextmanager
 def looking_rarely() -> Iterator[None]:
     """For the time of a run, whose world has been built."""
-    before = gc.get_threshold()
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_RARELY)
@@ -27,4 +27,5 @@ def looking_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
