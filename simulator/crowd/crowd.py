@@ -70,7 +70,7 @@ class Crowd:
     async def __aenter__(self) -> Self:
         for share in self._shares:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "simulator.crowd.child", share.to_json(),
+                sys.executable, "-P", "-m", "simulator.crowd.child", share.to_json(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
                 start_new_session=True,  # Ctrl-C is for the one in front, which sees to the rest
             )  # fmt: skip

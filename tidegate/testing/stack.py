@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from os import getpid
 from pathlib import Path
 from typing import Any, Final
 
+import tidegate
 from tidegate.testing.ports import NoPorts, free_ports
 
 READY_WITHIN_S: Final = 120.0
@@ -106,13 +107,15 @@ class Stack:
             raise StackFailed(str(error)) from error
         options = [f"--link={part}={scenario}" for part, scenario in links.items()]
         command = [
-            sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(getpid()),
+            sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(os.getpid()),
             "up", "--json", "--edges", str(edges), "--ports-from", str(ports), "--seed", str(seed),
             "--data-dir", str(folder), "--models", str(models or _paced(folder / "paced")), *options,
         ]  # fmt: skip
         self._words_path = folder / "up.words"
         with self._words_path.open("wb") as words:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=words, start_new_session=True, env=_environment()
+            )
         self._reader = threading.Thread(target=self._read, name="tidegate up", daemon=True)
         self._reader.start()
 
@@ -213,6 +216,16 @@ class Stack:
                 self._ready = json.loads(line)
                 self._told.set()
         self._told.set()
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, in which Tidegate's packages are found before a user's packages of the same name.
+
+    `-P` keeps the working folder out of a child's path; a PYTHONPATH, which children inherit, may still name it.
+    """
+    theirs = os.environ.get("PYTHONPATH")
+    ours = str(Path(tidegate.__file__).parents[1])
+    return dict(os.environ) if not theirs else {**os.environ, "PYTHONPATH": os.pathsep.join([ours, theirs])}
 
 
 def _paced(folder: Path) -> Path:
