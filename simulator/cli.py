@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from simulator.baselines.baselines import POLICIES
+from simulator.baselines.policies import POLICIES
 from simulator.replay.replay import Replay, replay
 from simulator.report import plot as plots
-from simulator.report.report import PolicyFigures, rows
+from simulator.report.figures import PolicyFigures, rows
 from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep

@@ -22,7 +22,7 @@ from random import Random
 
 from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
 from gateway.core.placement.cloud_budget import CloudBudget
-from simulator.baselines import baselines
+from simulator.baselines import policies
 from simulator.baselines.clairvoyant import PerfectKnowledge
 from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, Fault, PoolSpec
@@ -154,8 +154,8 @@ class World:
         draw = stream(self._seed, "router", number).random
         threshold, truth, shared = self._scenario.static_threshold, self._truth, self._scenario.shares_targets
         tenants = {name: share.spec for name, share in self._scenario.tenants.items()}
-        return lambda gateway: baselines.router(
-            self._policy, baselines.Surroundings(gateway, draw, threshold, truth, shared, tenants)
+        return lambda gateway: policies.router(
+            self._policy, policies.Surroundings(gateway, draw, threshold, truth, shared, tenants)
         )
 
     def _budget(self) -> CloudBudget | None:

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import sqrt
 
-from simulator.report.report import PolicyFigures, figures
+from simulator.report.figures import PolicyFigures, figures
 from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import Run, simulate
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from time import process_time
 
 from simulator.crowd.device import SimulatedDevice
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent

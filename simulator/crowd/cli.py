@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from simulator.crowd.crowd import Crowd, CrowdCounts, CrowdFailed
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.mqtt.broker_url import BrokerUrl
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from simulator.crowd.child import ChildSettings
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 
 PER_PROCESS: Final = 1000
 _GOODBYES_WITHIN_S: Final = 30.0

@@ -15,7 +15,7 @@ from math import inf
 from edge_agent.core.reporting import AgentState, Publication
 from edge_agent.fleet.sync import EdgeSync
 from simulator.crowd.epochs import InMemoryEpochs
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.fleet.messages import Command
 from tidegate.fleet.offers import ModelOffer, VariantOffer

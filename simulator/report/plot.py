@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.report.report import MeanInterval, PolicyFigures
+from simulator.report.figures import MeanInterval, PolicyFigures
 from simulator.scenarios.scenario import Scenario
 from simulator.world.conditions import SETTLING_S
 

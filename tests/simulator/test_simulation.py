@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from simulator.baselines.baselines import POLICIES
+from simulator.baselines.policies import POLICIES
 from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import Run, World, simulate
 from tests.simulator.worlds import edited
@@ -162,7 +162,7 @@ def test_a_process_that_stands_still_answers_afterwards() -> None:
 
 @pytest.mark.slow
 def test_what_nobody_waits_for_is_counted_as_waste() -> None:
-    from simulator.report.report import figures
+    from simulator.report.figures import figures
 
     run = simulate(edited(("budget_ms: 200", "budget_ms: 24"), ("rate: 60", "rate: 90")), "all-cloud", 1)
     found = figures([run], load=1.0, rate=90.0)
