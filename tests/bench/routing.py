@@ -28,8 +28,8 @@ from statistics import fmean
 
 from simulator.baselines.policies import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
 from simulator.optimum.bound import AttainmentBound, NoSolver, upper_bound
-from simulator.report.plot import NoPlot, draw_loads, draw_timeline
 from simulator.report.figures import MeanInterval, PolicyFigures, difference, miss_ratio, rows, tier_share
+from simulator.report.plot import NoPlot, draw_loads, draw_timeline
 from simulator.scenarios.scenario_file import LoadedScenario, load
 from simulator.sweep import knee, sweep
 from simulator.world.tally import TIMELINE_BIN_S

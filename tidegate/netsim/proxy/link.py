@@ -35,9 +35,9 @@ from tidegate.netsim.links.distributions import Draw
 from tidegate.netsim.links.stream import NAMES, Direction, LinkLayer, StreamProfile, limit_of, nat_idle_s
 from tidegate.netsim.links.trace import CapacityTrace
 from tidegate.netsim.proxy.connection import Connection, close
-from tidegate.netsim.proxy.listening_port import ListeningPort
 from tidegate.netsim.proxy.events import EventLog, LinkEvent
 from tidegate.netsim.proxy.ledger import Totals
+from tidegate.netsim.proxy.listening_port import ListeningPort
 from tidegate.netsim.random_streams import stream
 from tidegate.runtime.owned_task import cancel_and_wait
 
