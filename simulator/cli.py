@@ -1,4 +1,4 @@
-"""`tidegate simulate`: what would happen to my deadlines?"""
+"""`tidegate simulate` runs a scenario, or recorded traffic, and prints how many deadlines would be met."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def simulate(
     except (ScenarioError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        told: dict[str, object] = {"scenario": loaded.source, "figures": [one.plain() for one in found]}
+        printed: dict[str, object] = {"scenario": loaded.source, "figures": [one.plain() for one in found]}
         if replayed is not None:
-            told["recorded"] = {
+            printed["recorded"] = {
                 "attainment": replayed.attainment,
                 "policy": replayed.policy,
                 "counted": replayed.counted,
             }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(printed, indent=2))
     else:
         _print(loaded, found)
         if replayed is not None:

@@ -49,7 +49,7 @@ def sweep(
 
 
 def knee(loaded: LoadedScenario, *, seeds: Sequence[int] = (1, 2), on_run: OnRun = lambda _done, _total: None) -> float:
-    """Requests a second at which the fleet begins to fail; the scenario's own word if it has one."""
+    """Requests a second at which the fleet begins to fail; the scenario's own figure if it has one."""
     if loaded.scenario.knee_rps is not None:
         return loaded.scenario.knee_rps
 

@@ -1,4 +1,4 @@
-"""When requests come, and what they are: an open loop that does not care how the last one fared.
+"""An open loop of arrivals: when requests come and what they are, independent of how earlier requests fared.
 
 A process of unit rate (exponential, regular or long-tailed gaps) is laid out in operational time, and the rate of the
 moment says how fast operational time passes: twice the rate, half the gaps. So a step, a burst and a long-tailed

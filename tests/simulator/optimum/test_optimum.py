@@ -182,7 +182,15 @@ class _Answers:
 def _machine(*, count: int, takes_s: float, release: float = 0.0, due: float = 0.4) -> Machine:
     takes = np.full(count, takes_s)
     always = [SlownessPeriod(0.0, float("inf"), 1.0)]
-    return Machine("edge/a", np.full(count, release), np.full(count, due), takes, takes, always, [])
+    return Machine(
+        "edge/a",
+        release=np.full(count, release),
+        due=np.full(count, due),
+        charge_s=takes,
+        lasts_s=takes,
+        pieces=always,
+        down=[],
+    )
 
 
 def _with(machine: Machine, **changes: object) -> Machine:
@@ -190,13 +198,13 @@ def _with(machine: Machine, **changes: object) -> Machine:
 
 
 def test_a_link_that_dies_after_bad_weather_is_laid_out_too() -> None:
-    from simulator.optimum.reach import _laid_out
+    from simulator.optimum.reach import laid_out
     from tidegate.netsim.links.profile import LinkProfile, SharedConditions, States
 
     profile = LinkProfile(states=States(good_s=1.0, bad_s=0.5, dead_s=0.3, delay_times=4.0))
     air = SharedConditions.over(profile, lambda name: Random(name).random, None)
     again = SharedConditions.over(profile, lambda name: Random(name).random, None)
-    gone = _laid_out(air.gone, 30.0)
+    gone = laid_out(air.gone, 30.0)
     assert len(gone) > 2
     assert again.gone is not None
     for start, end in gone:

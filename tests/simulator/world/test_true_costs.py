@@ -19,8 +19,15 @@ TABLE = ((1.0, 10.0), (16.0, 20.0), (256.0, 300.0))
 
 def answered(at_s: float, compute_s: float, *, batch: int = 1, units: float = 10.0, rows: int = 1,
              took_s: float = 0.1) -> tuple[RecordedRequest, RecordedAttempt]:  # fmt: skip
-    attempt = RecordedAttempt("pool/a", "fp32", "only", 0.0, took_s, "answered", None, 0.0, compute_s, 0.001, batch)
-    return RecordedRequest(at_s, "m", "oip-http", "ok", 0.1, 1.0, 0.0, version="1", units=units, rows=rows), attempt
+    attempt = RecordedAttempt(
+        "pool/a", "fp32", "only",
+        at_s=0.0, took_s=took_s, end="answered", queue_s=0.0, compute_s=compute_s, link_s=0.001, batch=batch,
+    )  # fmt: skip
+    request = RecordedRequest(
+        at_s, "m", "oip-http", "ok",
+        elapsed_s=0.1, budget_s=1.0, gateway_s=0.0, version="1", units=units, rows=rows,
+    )  # fmt: skip
+    return request, attempt
 
 
 def times(tables: dict[str, tuple[tuple[float, float], ...]], id: str, units: float) -> float:

@@ -1,4 +1,4 @@
-"""Shapes of jitter: how much longer than the least does it take this time?
+"""Distributions of jitter: by how much a delay exceeds the least one.
 
 Each is a value that turns uniform chance into seconds, never negative. What to take: `LogNormal` fits WiFi and
 cellular delays well, `Pareto` has the rare very long ones, `Normal` is what `tc netem` and Toxiproxy users know,

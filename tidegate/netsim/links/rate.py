@@ -1,9 +1,9 @@
 """Capacity: bytes leave one after another at a fixed rate, and wait in a queue that has an end.
 
-Whoever shares the link shares one `Rate`, since it is the radio that is full and not the connection (a limit per
+All connections of a link share one `Rate`, since it is the radio that is full and not the connection (a limit per
 connection, as Toxiproxy has it, is no link). What does not fit into the queue is, by choice,
 
-    stall   not taken yet: the sender is held back, as by a full socket buffer. `room_bytes` and `enters_at` tell it
+    stall   not taken yet: the sender is held back, as by a full socket buffer. `room_bytes` and `enters_at` say so
             beforehand.
     drop    lost and sent again after a retransmission timeout that doubles, as TCP does over a tail-drop queue.
 

@@ -1,8 +1,8 @@
-"""A link as it was recorded: round trips with their instants, drawn again from those of about the same time.
+"""Recorded delays: round trips with their instants, each delay drawn from the samples around its own instant.
 
-A distribution over a whole recording would spread a minute's sickness over the hour, and sickness is what matters. So
-a delay at an instant is drawn from the `_NEAREST` samples around it: what jittered jitters, and what was sick from the
-twentieth to the fortieth second is so again. Half of a round trip goes each way.
+A distribution over a whole recording would spread a bad minute over the hour, and bad minutes are what matters. So a
+delay at an instant is drawn from the `_NEAREST` samples around it: what jittered jitters, and what was slow from the
+twentieth to the fortieth second is slow again. Half of a round trip goes each way.
 
 Beyond the recording's end it is as it was at the end. It can be wrong where little was sent: then the samples nearest
 in time may be far off, and of a time without any link nothing is known (a replay cuts the link there).

@@ -2,8 +2,8 @@
 
     accepted → (the link is there) → connect upstream → flows → both ended | reset | cut
 
-An end of one side takes the same way as its bytes. FIN is passed on as FIN, so half-closed connections work; RST of one
-side becomes RST of the other; an upstream that refuses becomes RST for the client, who is connected already.
+The end of one side takes the same way as its bytes. FIN is passed on as FIN, so half-closed connections work; RST of
+one side becomes RST of the other; an upstream that refuses becomes RST for the client, which is connected already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RST_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of its link."""
+    """The interface of a link to its connections."""
 
     upstream: tuple[str, int]
     connect_timeout_s: float
@@ -212,7 +212,7 @@ async def _resolved(host: str, port: int) -> tuple[int, int, int, Any]:
 
 
 def close(one: socket.socket, *, reset: bool) -> None:
-    """With RST; or with FIN, even when the other end has sent what nobody read (the kernel would answer with RST)."""
+    """With RST; or with FIN, even where bytes of the other end were not read (the kernel would answer with RST)."""
     with contextlib.suppress(OSError):
         if reset:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)

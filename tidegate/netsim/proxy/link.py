@@ -9,7 +9,7 @@ The condition is a stack of layers (`tidegate/netsim/links/stream.py`) and at mo
 Every change is one call that changes every live connection before it returns; none runs under half a condition, and
 none loses a byte by it. Bytes that are through the link's capacity keep their instant, all others are planned anew.
 
-    blackhole  nothing passes, nobody is told; `direction` "from" alone is a half-open link: requests arrive, answers
+    blackhole  nothing passes, silently; `direction` "from" alone is a half-open link: requests arrive, answers
                vanish. Bytes are held, and new connections wait: all of it goes on when the link is healed
     refuse     live connections are reset, new ones refused (ECONNREFUSED)
     reset      live connections are reset, new ones are accepted and reset at once
