@@ -140,7 +140,7 @@ class _Parts:
         rate = len(recorded) / seconds
         ids = list(self.tables)
         if not ids:
-            raise ScenarioError("the recording tells of no target what its calls take: there is nobody to replay on")
+            raise ScenarioError("the recording has no costs of any target: there is nobody to replay on")
         drifts = {id: drift_of([ratio for _, ratio in self._ratios(id)]) for id in ids}
         return Scenario(
             summary=f"{summary}: {len(recorded)} requests in {seconds:.0f} s",
@@ -265,7 +265,7 @@ class _Parts:
             edges = [id for id in offers if self._targets[id].tier == "edge" and model in self.tables[id]]
             pools = [id for id in offers if self._targets[id].tier == "pool" and model in self.tables[id]]
             if not edges and not pools:
-                raise ScenarioError(f"the recording has requests for {name}, and nobody who tells what it takes")
+                raise ScenarioError(f"the recording has requests for {name}, and no target with its costs")
             lengths = [offers[id][1].max_tokens for id in edges]
             batches = [offers[id][1].max_batch for id in pools or edges]
             found[model] = ModelSpec(

@@ -1,4 +1,4 @@
-"""A recording becomes a scenario: the same requests, on devices and links as they were; and what is none is told."""
+"""A recording becomes a scenario: the same requests, on devices and links as they were."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_more_jitter_leaves_the_least_round_trip_alone() -> None:
     assert {round(delay.leaves_at(1, 0.5) - 0.5, 6) for _ in range(50)} == {0.005, 0.020}
 
 
-def test_what_nobody_replays_is_left_out_and_told(tmp_path: Path) -> None:
+def test_requests_that_cannot_be_replayed_are_left_out_and_counted(tmp_path: Path) -> None:
     told = [*traffic(), asked(3.0, outcome="cancelled"), asked(4.0, variant="fp32"), asked(5.0, units=None)]
     found = replayed(tmp_path, told)
     assert len(found.loaded.scenario.arrivals.recorded) == 201
@@ -194,7 +194,7 @@ def test_what_if_questions_are_asked_on_the_command_line(tmp_path: Path) -> None
     assert both.exit_code == 2 and "--replay brings its own scenario" in both.output
 
 
-def test_what_is_no_recording_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_no_recording_is_an_error_that_names_it(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.tgz"
     nothing.write_bytes(b"no gzip at all")
     with pytest.raises(ScenarioError, match=r"nothing\.tgz: not a recording"):

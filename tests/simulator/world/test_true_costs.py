@@ -1,4 +1,4 @@
-"""What calls really take by their size, and which computations a recording tells of."""
+"""True costs by size, and the computations that are read from a recording."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_device_that_was_slower_than_its_tier_keeps_its_table_and_is_slower_at
         assert times(found, "hot", units) == pytest.approx(1.0, rel=0.05)
 
 
-def test_who_was_sent_nothing_takes_what_its_tier_takes() -> None:
+def test_a_target_that_was_sent_nothing_takes_what_its_tier_takes() -> None:
     found = true_tables({"a": TABLE, "idle": TABLE}, {"a": [(8.0, 1.2)] * 50})
     assert times(found, "idle", 8.0) == pytest.approx(1.2)
     assert times(true_tables({"idle": TABLE}, {}), "idle", 8.0) == pytest.approx(1.0)

@@ -123,7 +123,7 @@ class Connection:
             case "eof":
                 with contextlib.suppress(OSError):  # it may have left in the meantime
                     self._sink(flow).shutdown(socket.SHUT_WR)
-                if self._other(flow).over or self._other(flow).left_unheard:
+                if self._other(flow).over or self._other(flow).ended_unseen:
                     self.finish("ended", "gone", reset=False)
             case "reset":
                 self.finish(f"reset by the {'client' if flow.number == 0 else 'upstream'}", "gone", reset=True)
@@ -151,7 +151,7 @@ class Connection:
         if self._nat is not None and self._nat.forgotten and not self._forgetting_told:
             self._forgetting_told = True
             self._owner.tell("forgot", connection=self.number)
-        if all(one.left_unheard or one.over for one in self.flows):  # nobody is there, or nobody will be told
+        if all(one.ended_unseen or one.over for one in self.flows):  # no end is left, or none will learn of it
             self.finish("both ends left unheard", "gone", reset=False)
 
     # setting up

@@ -68,7 +68,7 @@ class Flow:
         self.cut = False
         self.over = False  # its end has come out, or it was stopped
         self.source_ended = False
-        self.left_unheard = False  # the source has ended, and nobody will be told
+        self.ended_unseen = False  # the source has ended, and the sink will not learn of it
         self._source, self._sink, self._owner = source, sink, owner
         self._loop = asyncio.get_running_loop()
         self._buffer_bytes = buffer_bytes
@@ -190,7 +190,7 @@ class Flow:
         self.ledger.refuse(len(piece), why)
         if not piece:
             self._read_off()
-            self.source_ended = self.left_unheard = True
+            self.source_ended = self.ended_unseen = True
         self._owner.unheard(self)
 
     # through

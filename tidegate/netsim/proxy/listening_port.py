@@ -61,7 +61,7 @@ class ListeningPort:
             return
         _, port = self.address
         self._close_listener()
-        self._listener = self._bound(port)  # bound and not listening: ours, and nobody answers
+        self._listener = self._bound(port)  # bound and not listening: ours, and not answered
         self.state = "refusing"
 
     def deafen(self) -> None:
@@ -98,7 +98,7 @@ class ListeningPort:
                 client, name = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # no file descriptors left: those who wait stay in the kernel's queue for a while
+            except OSError:  # no file descriptors left: waiting clients stay in the kernel's queue for a while
                 self._rest()
                 return
             if name in self._filler_names:
