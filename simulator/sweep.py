@@ -65,7 +65,7 @@ def knee(loaded: LoadedScenario, *, seeds: Sequence[int] = (1, 2), on_run: OnRun
         if low < 1e-3 * loaded.scenario.arrivals.rate:
             raise ValueError(f"{KNEE_POLICY} fails at any rate here: name knee_rps in the scenario")
     for step in range(_BISECTIONS):
-        middle = sqrt(low * high)
+        middle = sqrt(low * high)  # geometric: rates differ by factors
         low, high = (middle, high) if attained(middle) >= KNEE_ATTAINMENT else (low, middle)
         on_run(step + 1, _BISECTIONS)
     return sqrt(low * high)

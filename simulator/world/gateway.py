@@ -365,5 +365,6 @@ def _chance_of(candidate: Candidate, budget_s: float) -> float:
         return min(1.0, max(0.0, candidate.claim.prediction.claimed))
     if candidate.margin_s <= 0.0:
         return float(candidate.finish_s <= budget_s)
+    # The chance that a normal finish time, with the margin as its 95 % one-sided width, is within the budget.
     sigmas = (budget_s - candidate.finish_s) / (candidate.margin_s / _MARGIN_SIGMAS)
     return 0.5 * (1.0 + erf(sigmas / sqrt(2.0)))

@@ -50,6 +50,7 @@ class Latencies:
         self._bins: Counter[int] = Counter()
 
     def add(self, seconds: float) -> None:
+        # Bin k holds durations from _FIRST_S · e^(k · _WIDTH) up to the next.
         self._bins[int(log(max(seconds, _FIRST_S) / _FIRST_S) / _WIDTH)] += 1
 
     def quantile_s(self, share: float) -> float:

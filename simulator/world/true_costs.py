@@ -48,6 +48,7 @@ class _Levels(NamedTuple):
         own = defaultdict(list)
         for octave, one in logs:
             own[octave].append(one)
+        # A mean of the own calls and of `_PRIOR` calls at the level that is expected.
         learned = {o: (sum(found) + _PRIOR * self.at(o)) / (len(found) + _PRIOR) for o, found in own.items()}
         return _Levels({**self.by_octave, **learned}, self.otherwise)
 
@@ -67,8 +68,10 @@ def true_tables(tables: Mapping[str, Points], calls: Mapping[str, Sequence[tuple
 def _by_size(tier: _Levels, logs: Sequence[tuple[int, float]]) -> _Levels:
     if not logs:
         return tier
+    # How far this target is from its tier at all sizes, shrunk towards 0 where it has few calls.
     offset = sum(one - tier.at(octave) for octave, one in logs) / (len(logs) + _PRIOR)
     levels = tier.moved(offset).learning(logs)
+    # The target's mean over all its calls is left to its faults by stretches of time.
     return levels.moved(-fmean(levels.at(octave) for octave, _ in logs))
 
 

@@ -37,6 +37,7 @@ class Rate:
     def leaves_at(self, size_bytes: int, enters_at: float) -> float:
         if self._overflow == "drop":
             enters_at = self._enters_at_last(size_bytes, enters_at)
+        # A busy link begins with these bytes when the bytes before them have left, an idle one at once.
         self._busy_until = max(self._busy_until, enters_at) + size_bytes / self._bytes_per_s
         return self._busy_until
 

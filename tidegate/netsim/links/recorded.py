@@ -29,11 +29,13 @@ class RecordedDelay:
     ) -> None:
         least_s = min(rtts_s)
         self._at_s = list(at_s)
+        # Half of each round trip; only what exceeds the least one is jitter.
         self._ways_s = [0.5 * (least_s + jitter_times * (rtt_s - least_s)) for rtt_s in rtts_s]
         self._draw = draw
 
     def leaves_at(self, size_bytes: int, enters_at: float) -> float:
         ways_s = self._ways_s
+        # The window of samples around the instant, moved inwards at both ends of the recording.
         first = min(max(0, bisect_left(self._at_s, enters_at) - _NEAREST // 2), max(0, len(ways_s) - _NEAREST))
         nearest = ways_s[first : first + _NEAREST]
         return enters_at + nearest[int(self._draw() * len(nearest))]
