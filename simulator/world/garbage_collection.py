@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from looking again and again at a world that stays.
+"""A context in which Python's garbage collector does not walk through a simulated world again and again.
 
 A run of ten thousand devices makes some millions of objects before its first event and keeps them all; each full
 collection walks through every one to free nothing, which took nearly half of a run's time. What is there at the

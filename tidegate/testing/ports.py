@@ -1,7 +1,7 @@
-"""Ports for servers that must know theirs before they listen, or take it again after they were killed.
+"""Free ports for servers that must know their port before they listen, or take it again after they were killed.
 
-They are below those that the system hands out by itself: of these, any connection of anybody may have one for its own
-end by the time that the server wants it. A port that was given out here is not given out again soon.
+The ports are below the range that the system hands out by itself: a connection of any process may take one of that
+range before the server does. A port that was given out here is not given out again soon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _given: deque[int] = deque(maxlen=_REMEMBERED)
 
 
 class NoPorts(Exception):
-    """There are not so many free ports in a row."""
+    """No such row of free ports was found."""
 
 
 def free_port() -> int:

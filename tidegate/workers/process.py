@@ -238,6 +238,7 @@ class WorkerProcess:
         inputs, outputs = self._handover.files
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a folder in which we were started may have packages of our names
             "-m",
             "tidegate.workers.child",
             str(theirs.fileno()),
