@@ -45,15 +45,9 @@ from gateway.core.admission.concurrency import AdaptiveLimit
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import (
-    Ask,
-    Candidate,
-    Decision,
-    Placer,
-    estimate,
-    no_candidate_reason,
-    variant_misfit,
-)
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import ChanceHedging

@@ -30,8 +30,9 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuota
 from gateway.core.estimate.calibration import apply_curve
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.interval import chance_from_margin
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer, added_work_s
+from gateway.core.placement.placer import Candidate, Decision, Placer, added_work_s
 from gateway.core.placement.utility import candidate_completion
 from tidegate.outcome import ServeError
 

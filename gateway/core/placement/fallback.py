@@ -27,11 +27,12 @@ from typing import Final
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offer
-from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.fleet.target import TargetView
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import ineligible, no_candidate_reason
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Candidate, Decision, no_candidate_reason, variant_misfit
+from gateway.core.placement.placer import Candidate, Decision
 from tidegate.outcome import NothingAlive
-from tidegate.placement_pin import INSIDE
 
 HEALED: Final = 100
 _UNMEASURED_S: Final = 0.05  # of a target without a table: any number, the same for all of them
@@ -82,26 +83,21 @@ class FallbackPlacer:
 
 def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
     """Where `ask` goes by this rule alone."""
-    inside = INSIDE[ask.pin]
-    candidates = [
-        _plain(offered, ask.units)
-        for offered in fleet.offered(ask.model, ask.version)
-        if offered.zone in inside
-        and not (ask.attested and offered.target.attestation.until < ask.deadline)
-        and not variant_misfit(offered.variant, ask)
-        and _is_allowed(offered, now)
-        and offered.target.id not in exclude
-    ]
-    if not candidates:
+    offers = [one for one in fleet.offered(ask.model, ask.version) if one.target.id not in exclude]
+    found = [one for one in offers if _is_eligible(one, ask, now)]
+    found = found or [one for one in offers if _is_eligible(one, ask, now, deferred=True)]
+    if not found:
         return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(fleet, ask, now, exclude)))
-    usual = [one for one in candidates if not deferred_to(one.variant, ask.variant, ask.min_quality)]
-    chosen = min(usual or candidates, key=_load)
+    chosen = min([_plain(one, ask.units) for one in found], key=_load)
     return Decision(now, ask, (chosen,), chosen, "least-request", None)
 
 
-def _is_allowed(offered: Offer, now: float) -> bool:
+def _is_eligible(offered: Offer, ask: Ask, now: float, *, deferred: bool = False) -> bool:
+    return ineligible(offered.target, offered.variant, ask, now, usable=_by_breakers, deferred=deferred) is None
+
+
+def _by_breakers(target: TargetView, now: float) -> bool:
     """By the breakers alone; `takes` asks the link's estimates too, which may be what fails."""
-    target = offered.target
     return not target.ejected or (target.breaker.allows(now) and target.path.allows(now))
 
 

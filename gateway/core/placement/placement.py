@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from gateway.core.placement.placer import Ask, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision
 
 
 class Placement(Protocol):

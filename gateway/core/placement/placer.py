@@ -27,7 +27,6 @@ Source: docs/design/routing.md, "Placement by utility", of which this is the pol
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
 from math import sqrt
 from typing import Final, NamedTuple
 
@@ -38,39 +37,18 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.attempt_observer import AttemptObserver
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
 from gateway.core.placement.shortlist import Shortlist
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
-from tidegate.placement_pin import INSIDE, Pin
+from tidegate.placement_pin import INSIDE
 
 RETRY_SPENT_S: Final = 5.0  # about how long the price of the cloud takes to halve
 MOST_CONSIDERED: Final = 64  # offers that an explanation looks at
 _TWIN: Final = 1.25  # of the other's price is still the same price
-
-_REASONS: Final = 16  # targets whose reason a refusal tells: nobody reads ten thousand
-
-
-class Ask(NamedTuple):
-    """What placement needs to know of a request."""
-
-    model: str
-    version: str
-    units: float
-    rows: int
-    longest_row: int
-    deadline: float
-    variant: str = ""  # demanded, by name or precision; "" takes any
-    priority: int = 0  # OIP's: 1 is highest, 0 means the default
-    body_bytes: int = 0
-    answer_bytes: int = 0  # expected; known only where somebody has to pay for them
-    min_quality: float = 0.0  # a variant that is worse, or whose quality nobody measured, does not do
-    pin: Pin = "any"  # targets outside of it are not candidates, whatever happens
-    weight: float = 1.0  # of its tenant: how much more than others' an answer to it is worth
-    tenant: str = ""  # who pays; "" is nobody in particular
-    escalates: bool = False  # what a lesser variant is not sure of is asked of a better one
-    attested: bool = False  # targets without evidence that counts until the deadline are no candidates
 
 
 class PlacementClaim(NamedTuple):
@@ -262,6 +240,11 @@ class Placer:
     def _fitting(
         self, offers: Sequence[Offer], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
     ) -> tuple[Candidate, ...]:
+        """The offers that are eligible (`eligibility.py`), each with its predictions.
+
+        The rules are spelled out in the loop: it runs over every offer for every request, and a call of `ineligible`
+        for each would add its own cost to that of `estimate`. `takes` comes late, since it may trip a mute path.
+        """
         inside, attested, deadline = INSIDE[ask.pin], ask.attested, ask.deadline
         demanded, floor = ask.variant, ask.min_quality
         return tuple(
@@ -325,57 +308,6 @@ def margin_s(offered: Offer, compute_s: float, ahead_s: float) -> float:
     target, sigma_s = offered.target, compute_s * offered.cost.sigma
     jitter_s = target.link.jitter_s
     return NORMAL * sqrt(sigma_s * sigma_s + target.queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s)
-
-
-def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
-    """Why the variant does not take the work; "" when it does."""
-    if variant.max_batch is not None and ask.rows > variant.max_batch:
-        return f"takes at most {variant.max_batch} rows"
-    if variant.max_tokens is not None and ask.longest_row > variant.max_tokens:
-        return f"takes rows of at most {variant.max_tokens}"
-    if ask.variant and ask.variant not in (variant.name, variant.precision):
-        return f"has {variant.name}"
-    if ask.min_quality and (variant.quality is None or variant.quality < ask.min_quality):
-        return (
-            f"has {variant.name} of {'unknown quality' if variant.quality is None else f'quality {variant.quality:g}'}"
-        )
-    return ""
-
-
-def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
-    """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
-    wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
-    if ask.min_quality:
-        wanted += f" of quality {ask.min_quality:g}"
-    if ask.pin != "any":
-        wanted += f" pinned to {ask.pin}"
-    if ask.attested:
-        wanted += " attested"
-    size = f"{ask.rows} row{'s' if ask.rows != 1 else ''} × {ask.longest_row}"
-    some = islice(fleet.targets.values(), _REASONS)
-    reasons = [reason for target in some if (reason := _why_not(target, ask, now, exclude))]
-    if (more := len(fleet.targets) - _REASONS) > 0:
-        reasons.append(f"and {more} more")
-    return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets")
-
-
-def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str]) -> str:
-    if target.spec.lies_in not in INSIDE[ask.pin]:
-        return f"{target.id} is outside of the pin, in zone {target.spec.lies_in}"
-    state, reason = target.state(now)
-    if target.id in exclude:
-        return f"{target.id} was tried"
-    if state == "down":
-        return f"{target.id} is down since {now - target.since:.1f} s: {reason}"
-    model = next((one for one in target.offers if (one.name, one.version) == (ask.model, ask.version)), None)
-    if model is None:
-        return f"{target.id} does not offer it"
-    if model.state != "ready":
-        return f"{target.id} has it in state {model.state}"
-    if ask.attested and (missing := target.attestation.why_not_valid_at(ask.deadline)):
-        return f"{target.id} is not attested: {missing}"
-    misfits = [why for variant in model.variants if (why := variant_misfit(variant, ask))]
-    return f"{target.id} {', '.join(misfits)}" if misfits else f"{target.id} is {state}: {reason}"
 
 
 def _floor_s(candidates: Sequence[Candidate], units: float) -> float:

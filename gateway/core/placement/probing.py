@@ -20,14 +20,15 @@ Source: docs/design/routing.md, "Probing" (exploration, 1 %; one probe, by a she
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
-from gateway.core.fleet.variant_rank import deferred_to
-from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, variant_misfit
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import target_ineligible, variant_ineligible
+from gateway.core.placement.placer import Candidate, Decision, estimate
 from tidegate.outcome import NothingAlive
-from tidegate.placement_pin import INSIDE
 from tidegate.priority import level_of
 
 REASON: Final = "probe"
@@ -75,19 +76,20 @@ class ProbePlacer:
         return decision._replace(refusal=NothingAlive(decision.refusal.message, retry_after_s=again_s))
 
     def _due(self, ask: Ask, now: float, exclude: Collection[str], *, anybody: bool = False) -> Sequence[Candidate]:
-        """Those on trial whose turn it is, that take this work, and that it is fit to be spent on."""
+        """The targets on trial whose probe is due and may be spent on this request, each with its predictions."""
         may_wait = level_of(ask.priority) < LOW_LEVEL and not anybody
+        due = partial(_is_due, may_wait=may_wait, anybody=anybody)
+        indexed = self._fleet.offers(ask.model, ask.version).all
         return [
             estimate(one, ask.units, now, ask.body_bytes, ask.answer_bytes)
             for target_id in self._fleet.balance.ejected
-            if target_id not in exclude and _is_due(target := self._fleet.targets[target_id], now, may_wait, anybody)
-            if not (ask.attested and target.attestation.until < ask.deadline)
+            if target_id not in exclude
+            if target_ineligible(target := self._fleet.targets[target_id], ask, now, usable=due) is None
             for offer in target.offers
             if (offer.name, offer.version) == (ask.model, ask.version)
             for variant in offer.variants
-            if not variant_misfit(variant, ask) and not deferred_to(variant, ask.variant, ask.min_quality)
-            if (one := self._fleet.offers(ask.model, ask.version).all.get((target_id, variant.name)))
-            if one.zone in INSIDE[ask.pin]
+            if variant_ineligible(variant, ask) is None
+            if (one := indexed.get((target_id, variant.name)))
         ]
 
     def _long_unasked(self, decision: Decision) -> Candidate | None:
@@ -107,7 +109,7 @@ class ProbePlacer:
         return f"<ProbePlacer {self._fleet.balance!r}>"
 
 
-def _is_due(target: TargetView, now: float, may_wait: bool, anybody: bool) -> bool:
+def _is_due(target: TargetView, now: float, *, may_wait: bool, anybody: bool) -> bool:
     if not (target.breaker.allows(now) and (anybody or target.path.allows(now))):
         return False
     return not may_wait or now >= max(target.breaker.retry_at, target.path.retry_at) + PATIENCE_S

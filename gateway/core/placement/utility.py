@@ -40,10 +40,10 @@ from typing import NamedTuple
 from gateway.core.estimate.calibration import Calibration, Prediction, apply_curve
 from gateway.core.estimate.queue_externality import InsertionCost, QueuePosition, insertion_cost
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.completion import CompletionTime, completion_time
 from gateway.core.placement.placer import (
-    Ask,
     Candidate,
     CandidateScore,
     Choice,

@@ -18,15 +18,9 @@ import gateway.app
 from gateway.cli import gateway as command
 from gateway.config.gateway import GatewayConfig
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import (
-    Ask,
-    Candidate,
-    Decision,
-    Placer,
-    estimate,
-    no_candidate_reason,
-    variant_misfit,
-)
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
 from tidegate.outcome import NothingAlive
 

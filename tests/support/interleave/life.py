@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.fleet.variant_rank import is_lesser
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Candidate, Decision, Placer
 from gateway.core.placement.probing import REASON
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry

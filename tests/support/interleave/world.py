@@ -27,7 +27,8 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec, TargetView, Transport
-from gateway.core.placement.placer import Ask, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import SHARE, ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry

@@ -13,7 +13,8 @@ from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.placer import Ask, estimate
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import estimate
 from gateway.core.placement.utility import UtilityPlacer, queue_position
 from tests.support.gateway.fleets import NOW, ask
 from tests.support.gateway.plain_placement import Plain, PlainLedger, plain_candidates

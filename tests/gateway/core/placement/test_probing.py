@@ -7,7 +7,8 @@ import pytest
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.health.breaker import AttemptVerdict
 from gateway.core.history.decision_record import pack_decision
-from gateway.core.placement.placer import Ask, Decision, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.probing import LONG_S, PATIENCE_S, SHARE, ProbePlacer
 from gateway.core.placement.tie_breaking import samples_runner_up
 from gateway.core.placement.utility import UtilityPlacer
