@@ -47,6 +47,7 @@ from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
@@ -81,10 +82,10 @@ class PlacerRouter:
 
     judges = True
 
-    def __init__(self, placer: Placer, hedges: HedgePolicy, admission: Admission) -> None:
+    def __init__(self, placement: Placement, fleet: Fleet, hedges: HedgePolicy, admission: Admission) -> None:
         self.hedges = hedges
         self.door: AdmissionControl = admission
-        self._gate = AdmissionGuard(placer, admission)
+        self._gate = AdmissionGuard(placement, fleet, admission)
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         return self._gate.decide(ask, now, exclude)
@@ -338,18 +339,17 @@ _LOADLESS: Final = ("random", "round-robin")
 
 def _cheapest(around: Surroundings) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, around.draw, overloaded=_strained(fleet, admission))
-    return PlacerRouter(placer, DeadlineHedging(), admission)
+    placement = ProbePlacer(Placer(fleet), fleet, around.draw, overloaded=_strained(fleet, admission))
+    return PlacerRouter(placement, fleet, DeadlineHedging(), admission)
 
 
 def _value(around: Surroundings, hedging: type[ChanceHedging] = ChanceHedging) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
     strained = _strained(fleet, admission)
-    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget)
-    placer.probes = ProbePlacer(fleet, around.draw, overloaded=strained)
-    placer.tie_breaking_draw = around.draw if around.shares_targets else None
-    return PlacerRouter(placer, hedging(placer, overloaded=strained), admission)
+    tie_breaking_draw = around.draw if around.shares_targets else None
+    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget, tie_breaking_draw=tie_breaking_draw)
+    placement = ProbePlacer(placer, fleet, around.draw, overloaded=strained)
+    return PlacerRouter(placement, fleet, hedging(placer, overloaded=strained), admission)
 
 
 def _admission(around: Surroundings) -> Admission:

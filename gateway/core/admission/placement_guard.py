@@ -32,7 +32,8 @@ from gateway.core.estimate.calibration import apply_curve
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.interval import chance_from_margin
-from gateway.core.placement.placer import Candidate, Decision, Placer, added_work_s
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, added_work_s
 from gateway.core.placement.utility import candidate_completion
 from tidegate.outcome import ServeError
 
@@ -43,20 +44,17 @@ _EARLY_S: Final = 0.001
 
 
 class AdmissionGuard:
-    """Places asks by `placer` under what `admission` knows."""
+    """Places asks by `placement` under what `admission` knows."""
 
-    def __init__(self, placer: Placer, admission: Admission) -> None:
-        self.placer = placer
+    def __init__(self, placement: Placement, fleet: Fleet, admission: Admission) -> None:
+        self.fleet = fleet
         self.admission = admission
-
-    @property
-    def fleet(self) -> Fleet:
-        return self.placer.fleet
+        self._placement = placement
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """As the placer decides, but refused where it cannot be paid or is not worth it."""
         quota = self.admission.tenants.of(ask.tenant)
-        decision = self._affordable(self.placer.decide(ask, now, exclude), quota, now, exclude)
+        decision = self._affordable(self._placement.decide(ask, now, exclude), quota, now, exclude)
         chosen = decision.chosen
         if chosen is None:
             return decision
@@ -74,7 +72,7 @@ class AdmissionGuard:
         self, decision: Decision, chosen: Candidate, quota: TenantQuota, now: float, exclude: Collection[str]
     ) -> tuple[Decision, Candidate]:
         """The next best for one who would be refused where he was placed, which would cost him a round trip."""
-        other = self.placer.decide(decision.ask, now, {*exclude, chosen.target.id})
+        other = self._placement.decide(decision.ask, now, {*exclude, chosen.target.id})
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other, other.chosen
         return decision, chosen
@@ -85,7 +83,7 @@ class AdmissionGuard:
             return decision
         tier = chosen.target.spec.tier
         beyond = {*exclude, *(one.id for one in self.fleet.targets.values() if one.spec.tier == tier)}
-        other = self.placer.decide(decision.ask, now, beyond)
+        other = self._placement.decide(decision.ask, now, beyond)
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other
         wait_s = quota.wait_s(tier, charged_cost_s(chosen), now)
@@ -107,7 +105,7 @@ class AdmissionGuard:
         )
 
     def __repr__(self) -> str:
-        return f"<AdmissionGuard {self.placer!r} {self.admission!r}>"
+        return f"<AdmissionGuard {self._placement!r} {self.admission!r}>"
 
 
 class TenantCharge:

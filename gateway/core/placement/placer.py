@@ -135,8 +135,6 @@ class Decision(NamedTuple):
         return best
 
 
-# What becomes of a decision when somebody is due for a probe (`probing.py`).
-Probes = Callable[[Decision, Collection[str]], Decision]
 Policy = Callable[[Sequence[Candidate], float], tuple[Candidate, str]]
 
 
@@ -178,10 +176,6 @@ def _is_sooner(candidate: Candidate, than: Candidate) -> bool:
     return candidate.finish_s < than.finish_s
 
 
-def _as_decided(decision: Decision, exclude: Collection[str]) -> Decision:
-    return decision
-
-
 class Placer:
     """Places asks by a policy over the fleet's view."""
 
@@ -190,13 +184,9 @@ class Placer:
         self.cloud_budget = cloud_budget
         self._policy = policy
         self._shortlist = Shortlist()
-        self.probes: Probes = _as_decided
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """Where `ask` should go now, leaving out the targets in `exclude` (they had their chance)."""
-        return self.probes(self._decided(ask, now, exclude), exclude)
-
-    def _decided(self, ask: Ask, now: float, exclude: Collection[str]) -> Decision:
         budget_s = ask.deadline - now
         if self.cloud_budget is not None:
             self.fleet.price_cloud(self.cloud_budget.factor(now))

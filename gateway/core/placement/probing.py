@@ -9,8 +9,8 @@ both paid for by requests that can bear it:
     explore   one of low priority in a hundred goes to the candidate that was not asked for the longest, and for
               `LONG_S` at least, if it is expected well in time there. Not while the fleet is in panic or overloaded.
 
-This stands behind the policy's decision and changes who is chosen, nothing else: the other candidates stay for the
-hedge and the fallback. A refusal because nobody is left says when the next trial is due.
+This stands around the placer and changes which candidate of its decision is chosen, nothing else: the other
+candidates stay for the hedge and the fallback. A refusal because no target is left says when the next trial is due.
 
 Invariants: no request with a target behind it already is spent on a probe while anybody else would take it; one trial
 at a time for each target (its breakers see to that). Chance is an argument.
@@ -27,6 +27,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import target_ineligible, variant_ineligible
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision, estimate
 from tidegate.outcome import NothingAlive
 from tidegate.priority import level_of
@@ -40,17 +41,24 @@ _WELL_IN_TIME: Final = 0.5  # of the budget
 
 
 class ProbePlacer:
-    """What `Placer.probes` is in life. Immutable: what is due stands in the fleet's view."""
+    """Decides as `placement` does, or for a target to be probed. Immutable: what is due stands in the fleet's view."""
 
     def __init__(
-        self, fleet: Fleet, draw: Callable[[], float], *, overloaded: Callable[[], bool] = lambda: False
+        self,
+        placement: Placement,
+        fleet: Fleet,
+        draw: Callable[[], float],
+        *,
+        overloaded: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._placement = placement
         self._fleet = fleet
         self._draw = draw
         self._overloaded = overloaded
 
-    def __call__(self, decision: Decision, exclude: Collection[str]) -> Decision:
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """The decision, with a probe's target for the chosen one where there is one to be probed."""
+        decision = self._placement.decide(ask, now, exclude)
         if isinstance(decision.refusal, NothingAlive):
             return self._last_chance(decision, exclude)
         if decision.chosen is None or exclude:

@@ -72,12 +72,13 @@ class UtilityPlacer(Placer):
         fleet: Fleet,
         prices: UtilityWeights = UtilityWeights(),  # noqa: B008  # a NamedTuple is immutable
         cloud_budget: CloudBudget | None = None,
+        *,
+        tie_breaking_draw: Callable[[], float] | None = None,
     ) -> None:
+        """Args: tie_breaking_draw: chance, where other gateways share the targets (`tie_breaking.py`)."""
         super().__init__(fleet, cloud_budget=cloud_budget)
         self.prices = prices
-        self.tie_breaking_draw: Callable[[], float] | None = (
-            None  # chance, where other gateways share the targets (`herd`)
-        )
+        self._tie_breaking_draw = tie_breaking_draw
         self.calibration = Calibration()
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
@@ -90,7 +91,7 @@ class UtilityPlacer(Placer):
         judged: list[CandidateScore | None] = [None] * len(candidates)
         best, best_value, second, second_value = 0, -inf, 0, -inf
         for index in sorted(range(len(candidates)), key=bounds.__getitem__, reverse=True):
-            at_least = best_value if self.tie_breaking_draw is None else second_value
+            at_least = best_value if self._tie_breaking_draw is None else second_value
             if bounds[index] <= at_least:
                 break  # nor can any that follow be better
             one = candidates[index]
@@ -102,7 +103,9 @@ class UtilityPlacer(Placer):
                 best, best_value, second, second_value = index, verdict.value, best, best_value
             elif verdict.value > second_value:
                 second, second_value = index, verdict.value
-        if self.tie_breaking_draw is not None and samples_runner_up(best_value, second_value, self.tie_breaking_draw()):
+        if self._tie_breaking_draw is not None and samples_runner_up(
+            best_value, second_value, self._tie_breaking_draw()
+        ):
             best = second
         reason = self._why(candidates, qualities, judged, best, budget_s)
         return Choice(self._staked(candidates[best], judged[best], place, now), reason, judged)

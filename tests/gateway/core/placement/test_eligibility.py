@@ -194,7 +194,7 @@ def test_a_probe_of_last_resort_goes_to_an_eligible_target_on_trial(seed: int) -
     fleet, asked = random_fleet(draw), random_ask(draw)
     expected = eligible(fleet, asked, on_trial, deferred=False)
 
-    decision = ProbePlacer(fleet, lambda: 0.0)(_Refusing().decide(asked, NOW), ())
+    decision = ProbePlacer(_Refusing(), fleet, lambda: 0.0).decide(asked, NOW)
 
     assert (decision.chosen is None) is not expected
     if decision.chosen is not None:
@@ -207,7 +207,7 @@ def test_no_probe_breaks_a_promise_or_takes_work_that_does_not_fit(seed: int) ->
     draw = Random(seed)
     fleet, asked = random_fleet(draw), random_ask(draw)
 
-    decision = ProbePlacer(fleet, lambda: 0.0)(Placer(fleet).decide(asked, NOW), ())
+    decision = ProbePlacer(Placer(fleet), fleet, lambda: 0.0).decide(asked, NOW)
 
     if decision.chosen is not None:
         chosen = decision.chosen

@@ -304,7 +304,7 @@ def test_what_the_chosen_one_costs_others_is_kept_with_its_claim() -> None:
     assert judged is not None
     assert judged.harm > 0.1
     assert judged.rent == pytest.approx(1.0 * decision.chosen.compute_s), "half full: a second there costs an answer"
-    assert decision.chosen.claim.externality == judged.harm + judged.per_second
+    assert decision.chosen.claim.externality == judged.harm + judged.rent
 
 
 def test_the_chosen_ones_times_are_those_of_its_place_in_the_queue() -> None:
