@@ -1,22 +1,22 @@
-"""Placement behind the door: what it decides is paid for, watched, and in overload refused where it is not worth it.
+"""The admission guard charges tenants for what placement decides, observes it, and refuses what is not worth it.
 
-Stands where the placer stands (`placement.Placement`), so hedges and fallbacks pass it as first attempts do:
+It is a part of the placement stack around the placer, so hedges and fallbacks pass it as first attempts do:
 
-    paid for    a tenant who cannot pay on the chosen tier is placed on the other one; on none, refused until it can
-    watched     the chosen candidate gets a toll, by which admission hears what queues do and what compute was spent
+    charged     a request whose tenant cannot pay on the chosen tier goes to the other tier; on none, it is refused
+    observed    the chosen candidate gets an observer, by which admission learns of queues and of compute spent
     worth it    first attempts in overload are refused when their claimed chance is below 5 % or their value below 0
 
-Odds are those that the policy claimed, which are calibrated by outcomes; a policy without claims gets what its margins
-imply. Uncalibrated, early shedding costs more than it saves (docs/design/routing.md, "Load shedding": −2 to −4 points),
-so it is never done outside of overload, where there is nobody to whom the time would be of more use.
+The chance is the one that the policy claimed, which is calibrated by outcomes; for a policy without claims, the one
+that its margin implies. Uncalibrated, early shedding costs more than it saves (docs/design/routing.md, "Load shedding":
+−2 to −4 points), so it is never done outside of overload, when no other request would need the time more.
 
-"Worth it" looks at those that were judged, and who was not judged is taken for no help: that is an edge whose rent is
-so high that not even a place at which hardly anything is answered is a worse choice. So while a pool refuses
-everything, long requests are refused at the door instead of filling edges that short ones need. Judging those edges
-without their rent, and sending long requests there, was simulated (eight paced edges, twelve seeds, a pool that says
-no for 1 s): 75 % of all in time instead of 86 %, of the documents 62 % instead of 76 %.
+"Worth it" looks at the candidates that have a score, and takes one without a score for no help: that is an edge whose
+rent is so high that even a target at which hardly anything is answered is a better choice. So while a pool refuses
+everything, long requests are refused here instead of filling edges that short ones need. Scoring those edges without
+their rent, and sending long requests there, was simulated (eight paced edges, twelve seeds, a pool that refuses for
+1 s): 75 % of all in time instead of 86 %, of the documents 62 % instead of 76 %.
 
-    strain   the share of the time to spare that the chosen target's queue eats: wait / (budget − link − compute)
+    strain   the share of the time to spare that the chosen target's queue takes: wait / (budget − link − compute)
     loss     the chance of being late, where the queue has a part in it; what the link does is no reason to shed
 """
 
@@ -71,7 +71,7 @@ class AdmissionGuard:
     def _elsewhere(
         self, decision: Decision, chosen: Candidate, quota: TenantQuota, now: float, exclude: Collection[str]
     ) -> tuple[Decision, Candidate]:
-        """The next best for one who would be refused where he was placed, which would cost him a round trip."""
+        """The next best target for a request that the chosen one would refuse, which would cost a round trip."""
         other = self._placement.decide(decision.ask, now, {*exclude, chosen.target.id})
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other, other.chosen
@@ -109,15 +109,15 @@ class AdmissionGuard:
 
 
 class TenantCharge:
-    """The toll of one attempt: its tenant pays, admission learns. See `toll.AttemptObserver`."""
+    """Observes one attempt: its tenant pays, and admission learns. See `attempt_observer.py`."""
 
-    __slots__ = ("_admission", "_charged_s", "_deadline", "_purse", "_share", "_strain", "_tier")
+    __slots__ = ("_admission", "_charged_s", "_deadline", "_quota", "_share", "_strain", "_tier")
 
     def __init__(
         self, admission: Admission, quota: TenantQuota, candidate: Candidate, deadline: float, strain: float
     ) -> None:
         self._admission = admission
-        self._purse = quota
+        self._quota = quota
         self._tier = candidate.target.spec.tier
         self._charged_s = charged_cost_s(candidate)
         self._share = self._charged_s / candidate.compute_s
@@ -125,36 +125,36 @@ class TenantCharge:
         self._strain = strain
 
     def launched(self, now: float) -> None:
-        self._purse.spend(self._tier, self._charged_s, now)
+        self._quota.spend(self._tier, self._charged_s, now)
 
     def answered(self, queue_s: float, compute_s: float | None, now: float) -> None:
         if compute_s is not None:
-            self._purse.spend(self._tier, self._share * compute_s - self._charged_s, now)
+            self._quota.spend(self._tier, self._share * compute_s - self._charged_s, now)
             self._admission.limit.answered(queue_s, compute_s, now)
         self._admission.overload.attempt_ended(lost=0.0 < now - self._deadline < queue_s)
 
     def refused(self, now: float, *, full: bool) -> None:
-        self._purse.spend(self._tier, -self._charged_s, now)
-        # Where no queue was to be seen, it was the link that took the time which the target finds wanting.
+        self._quota.spend(self._tier, -self._charged_s, now)
+        # Where no queue was seen, it was the link that took the time which was missing at the target.
         lost = full or self._strain > _STRAIN_OF_LOST
         self._admission.overload.attempt_ended(lost=lost)
         if lost:
             self._admission.limit.dropped(now)
 
     def failed(self, now: float) -> None:
-        self._purse.spend(self._tier, -self._charged_s, now)
+        self._quota.spend(self._tier, -self._charged_s, now)
 
     def cancelled(self, now: float) -> None:
-        """What was charged stays charged: nobody knows whether it was computed. At the deadline it is a miss."""
+        """What was charged stays charged: whether it was computed is not known. At the deadline it is a miss."""
         if now >= self._deadline - _EARLY_S:
             self._admission.overload.attempt_ended(lost=self._strain > _STRAIN_OF_LOST)
 
     def __repr__(self) -> str:
-        return f"<TenantCharge {self._purse.name} {self._charged_s:.4f} s on {self._tier}>"
+        return f"<TenantCharge {self._quota.name} {self._charged_s:.4f} s on {self._tier}>"
 
 
 def queue_pressure(candidate: Candidate, budget_s: float) -> float:
-    """The share of the time to spare that the queue eats; infinite where there is a queue and no time to spare."""
+    """The share of the time to spare that the queue takes; infinite where there is a queue and no time to spare."""
     slack_s = budget_s - candidate.link_s - candidate.compute_s
     if candidate.wait_s <= 0.0:
         return 0.0

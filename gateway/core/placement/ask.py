@@ -1,4 +1,4 @@
-"""What placement needs to know of one request: its model, its work, its deadline and what its caller demands."""
+"""An ask holds what placement needs to know of one request: model, work, deadline and the caller's demands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an offer may take a request at all: the one place for the rules that no price can outweigh.
+"""Eligibility decides whether an offer may take a request at all, by the rules that no price outweighs.
 
     pin           the target's zone is inside of the pin                                  a promise to the caller
     attestation   where it is required, the target's evidence is good until the deadline  a promise to the caller

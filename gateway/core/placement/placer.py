@@ -1,21 +1,22 @@
-"""Where a request should be computed: the cheapest target that is predicted to make the deadline.
+"""The placer chooses the target of an attempt: the cheapest one that is predicted to make the deadline.
 
 For each variant that takes the work on each usable target:
 
     finish = link round trip + wait in its queue + compute       margin = 1.645 · spread
 
 `spread` adds up what is uncertain: the compute's log-residual, the link's jitter and how far waits have been off there
-(`waiting`). Those with finish + margin within the budget are sure enough, and the cheapest of them is chosen
-(`prices`). Targets of about the same price share the work by earliest predicted finish: always taking the very cheapest
-would queue everything at one edge while its twin idles. When none is sure enough, the earliest finish has the best
-chance. Nobody is sure whose link is silent, that is whose ack is overdue: two frozen edges would otherwise hedge each
-other until no time is left. What a candidate promises is another matter (`promise`).
+(`wait_error.py`). Candidates with finish + margin within the budget are sure enough, and the cheapest of them is chosen
+(`pricing.py`). Targets of about the same price share the work by earliest predicted finish: always taking the very
+cheapest would queue everything at one edge while its twin idles. When none is sure enough, the earliest finish has the
+best chance. A target whose link is silent, with an overdue ack, is never sure: two frozen edges would otherwise hedge
+each other until no time is left. The interval that a candidate promises is computed in `interval.py`.
 
-A target in reserve (`standby`) is no candidate while one that is not is sure to make it: it is warm, and its time is
+A target in reserve (`standby`) is no candidate while another target is sure to make it: it is warm, and its time is
 kept for when the others are out or too late.
 
-A request is refused before anything is spent when nobody can take it (`NothingAlive`, with each target's reason) or
-when even an optimist sees no way (`DeadlineExceeded`): that needs proof from measured tables, a prior is none.
+A request is refused before anything is spent when no target may take it (`NothingAlive`, with each target's reason) or
+when even the fastest measured time is too long (`DeadlineExceeded`). That needs proof from measured tables; a prior is
+no proof.
 
 A policy chooses among candidates and sees nothing else. Candidates are plain numbers: a decision explains itself when
 asked, and costs nothing more when it is not.
@@ -52,7 +53,7 @@ _TWIN: Final = 1.25  # of the other's price is still the same price
 
 
 class PlacementClaim(NamedTuple):
-    """What a policy with chances has at stake in its choice: the claim it made, and the place in the queue it took."""
+    """What a policy with chances claimed for its choice: the prediction, and the position in the queue."""
 
     prediction: Prediction
     place: QueuePosition
@@ -72,9 +73,7 @@ class Candidate(NamedTuple):
     trust: float = 1.0  # that the path works now; below 1 while an attempt waits for its ack too long
     ahead_s: float = 0.0  # the wait as the ledger has it, before its error is taken out
     claim: PlacementClaim | None = None  # set on the chosen one, by policies that have one
-    observer: AttemptObserver | None = (
-        None  # set on the chosen one where somebody wants to hear of its launch and its end
-    )
+    observer: AttemptObserver | None = None  # set on the chosen one by the admission guard
 
     @property
     def target(self) -> TargetView:
@@ -86,25 +85,23 @@ class Candidate(NamedTuple):
 
 
 class CandidateScore(NamedTuple):
-    """What a policy that deals in chances found of one candidate."""
+    """The terms of one candidate's value, from a policy that deals in chances."""
 
     chance: float  # raw
     claimed: float  # calibrated
-    harm: float  # to those that it would pass
+    harm: float  # taken from the requests that it would pass in the queue
     value: float
-    rent: float = 0.0  # what it takes from those who are still to come
-    ahead_s: float = 0.0  # of the queue, those that it would pass taken out
+    rent: float = 0.0  # at the shadow price: what it takes from requests that are still to come
+    ahead_s: float = 0.0  # of the queue, without the requests that it would pass
 
     @property
     def worth(self) -> float:
-        """The value but for the rent. Rent chooses among targets; for the sake of those who may never come to one,
-        nobody is refused.
-        """
+        """The value without the rent, which only chooses among targets: the requests behind it may never come."""
         return self.value + self.rent
 
 
 class Choice(NamedTuple):
-    """A policy's choice. `judged` is empty, or goes with the candidates one by one; None: it could not have won."""
+    """A policy's choice. `judged` is empty, or has a score for each candidate; None: it could not have won."""
 
     candidate: Candidate
     reason: str
@@ -112,7 +109,7 @@ class Choice(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided and on what ground. Exactly one of `chosen` and `refusal` is set."""
+    """What was decided, and why. Exactly one of `chosen` and `refusal` is set."""
 
     at: float
     ask: Ask
@@ -125,7 +122,7 @@ class Decision(NamedTuple):
     scarcity: float = 1.0  # how many times its plain price the cloud cost
 
     def best_other(self) -> Candidate | None:
-        """The earliest finish on another target that is trusted: whom a hedge would ask."""
+        """The earliest finish on another trusted target: where a hedge would go."""
         if self.chosen is None or len(self.candidates) < 2:
             return None
         best, taken = None, self.chosen.offered.target
@@ -186,7 +183,7 @@ class Placer:
         self._shortlist = Shortlist()
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        """Where `ask` should go now, leaving out the targets in `exclude` (they had their chance)."""
+        """Where `ask` should go now, leaving out the targets in `exclude`, which were tried already."""
         budget_s = ask.deadline - now
         if self.cloud_budget is not None:
             self.fleet.price_cloud(self.cloud_budget.factor(now))
@@ -222,7 +219,7 @@ class Placer:
         offers = self.fleet.offers(ask.model, ask.version)
         looked_at = self._shortlist.of(ask.model, ask.version, offers, ask.units)
         found = self._fitting(looked_at, ask, now, exclude)
-        # Only who has looked at all may say that there is nobody, and only then are those asked that stand aside.
+        # A shortlist cannot prove that there is no candidate, so all offers are looked at, and then deferred variants.
         found = found or self._fitting(offers.all.items, ask, now, exclude)
         found = found or self._fitting(offers.all.items, ask, now, exclude, aside=True)
         return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
@@ -252,32 +249,32 @@ class Placer:
 
 
 def _without_reserve(candidates: tuple[Candidate, ...], budget_s: float) -> tuple[Candidate, ...]:
-    """Those not in reserve, if one of them is sure to make it; else all."""
+    """The candidates not in reserve, if one of them is sure to make it; else all."""
     others = [one for one in candidates if not one.offered.target.spec.standby]
     return tuple(others) if any(_is_sure(one, budget_s) for one in others) else candidates
 
 
 def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answer_bytes: int = 0) -> Candidate:
     """The predictions for `units` of work in bodies of these sizes on one offered variant."""
-    # For every target in every decision, so the usual case (nobody is silent, starts slowly or has refused) is spelled
-    # out: with a call for each part a decision over 32 targets took half as long again.
+    # This runs for every target in every decision, so the usual case (a target that is not silent, in slow start or
+    # refusing) is spelled out: with a call for each part a decision over 32 targets took half as long again.
     target, cost = offered.target, offered.cost
     queue_estimate, link = target.queue_estimate, target.link
     compute_s = cost.predict_s(units)
-    if now >= target.plain_from:
+    if now >= target.plain_from:  # no slow start and no pause: `TargetView.wait_s` and `expected_wait_s`, inlined
         ahead_s = queue_estimate.wait_s(now)
         wait_s = ahead_s * queue_estimate.error.factor
     else:
         ahead_s = target.wait_s(now)
         wait_s = target.expected_wait_s(ahead_s, now)
-    link_s = link.path(now).median_s + body_bytes * link.s_per_byte
+    link_s = link.path(now).median_s + body_bytes * link.s_per_byte  # round trip, and the request's time on the wire
     sigma_s, jitter_s = compute_s * cost.sigma, link.jitter_s
-    return Candidate(
+    return Candidate(  # positional: hot path
         offered,
         compute_s,
         wait_s,
         link_s,
-        # `margin_s`
+        # `margin_s`, inlined: 1.645 standard deviations of compute, wait and link, taken as independent
         NORMAL * sqrt(sigma_s * sigma_s + queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s),
         link_s + wait_s + compute_s,
         target.price * compute_s + target.byte_price * (body_bytes + answer_bytes),
@@ -287,9 +284,10 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
 
 
 def added_work_s(candidate: Candidate) -> float:
-    """What the attempt adds to the wait of those behind it: all its compute, or what it adds to a call."""
+    """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call."""
     if not candidate.offered.target.queue_estimate.batches:
         return candidate.compute_s
+    # In a batch the cost of the call is shared; at least a twentieth remains, where the table is flat.
     return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
 
 

@@ -1,19 +1,19 @@
-"""Asking those that nobody would ask: a target under trial, and one that has not been heard of for long.
+"""The probe placer sends a few requests to targets that placement would avoid, to learn how they do now.
 
-Placement goes by what is known, so whoever is thought bad is not asked and cannot show that he is better. Two cures,
-both paid for by requests that can bear it:
+Placement goes by what is known, so a target that is thought bad gets no requests and cannot show that it is better.
+There are two cures, both paid for by requests that can bear it:
 
     trial     a target that was ejected, once its breaker lets a probe through, is sent one request. It may fail, so it
               should be one of low priority; when none came for `PATIENCE_S`, any will do. There must be time to answer
-              it elsewhere afterwards, unless there is nobody else.
-    explore   one of low priority in a hundred goes to the candidate that was not asked for the longest, and for
-              `LONG_S` at least, if it is expected well in time there. Not while the fleet is in panic or overloaded.
+              it elsewhere afterwards, unless there is no other target.
+    explore   of requests of low priority one in a hundred goes to the candidate that had none for the longest, and
+              for `LONG_S` at least, if it is expected well in time there; never in panic or overload.
 
 This stands around the placer and changes which candidate of its decision is chosen, nothing else: the other
 candidates stay for the hedge and the fallback. A refusal because no target is left says when the next trial is due.
 
-Invariants: no request with a target behind it already is spent on a probe while anybody else would take it; one trial
-at a time for each target (its breakers see to that). Chance is an argument.
+Invariants: no request that was tried already is spent on a probe while another target would take it; one trial at a
+time for each target (its breakers see to that). Chance is an argument.
 Source: docs/design/routing.md, "Probing" (exploration, 1 %; one probe, by a sheddable request).
 """
 
@@ -33,7 +33,7 @@ from tidegate.outcome import NothingAlive
 from tidegate.priority import level_of
 
 REASON: Final = "probe"
-LOW_LEVEL: Final = 3  # from here on a request may be spent on finding something out
+LOW_LEVEL: Final = 3  # from here on a request may be spent on a probe
 SHARE: Final = 0.01  # of those, on exploring
 LONG_S: Final = 10.0
 PATIENCE_S: Final = 1.0  # how long a trial that is due waits for a request of low priority
