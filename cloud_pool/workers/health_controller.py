@@ -28,6 +28,7 @@ from cloud_pool.scheduling.worker_slots import ComputedBatch, WorkerSlot
 from cloud_pool.workers.replica import Replica
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
+from tidegate.estimate.quantiles import nearest_rank
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.recycling import Recycling, RecyclingCandidate
 from tidegate.workers.vitals import ProcessUsage, free_bytes, read_process
@@ -176,8 +177,8 @@ class HealthController:
         readings = ControlReadings(
             self.busy_ratio,
             self.memory_ratio,
-            answers[int(0.99 * len(answers))] if len(answers) >= _FEWEST_ANSWERS else None,
-            took_s[int(0.99 * len(took_s))] if took_s else 0.0,
+            nearest_rank(answers, 0.99) if len(answers) >= _FEWEST_ANSWERS else None,
+            nearest_rank(took_s, 0.99) if took_s else 0.0,
             max(1, workers),
             self._full_cost_ratio(),
         )

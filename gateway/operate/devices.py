@@ -16,6 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.fleet_sync.freshness import DeviceView
+from tidegate.estimate.quantiles import nearest_rank
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 
@@ -36,12 +37,8 @@ def summary_of(views: Sequence[DeviceView]) -> dict[str, Any]:
     return {
         "known": len(views),
         "freshness": dict(Counter(view.freshness.value for view in views)),
-        "age_s": {f"p{100 * share:g}": round(_quantile(ages, share), 4) for share in QUANTILES} if ages else {},
+        "age_s": {f"p{100 * share:g}": round(nearest_rank(ages, share), 4) for share in QUANTILES} if ages else {},
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _device(view: DeviceView) -> dict[str, Any]:

@@ -24,7 +24,9 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, no_candidate_reason, variant_misfit
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placer import Candidate, Decision, estimate
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import Scenario

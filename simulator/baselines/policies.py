@@ -45,15 +45,10 @@ from gateway.core.admission.concurrency import AdaptiveLimit
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import (
-    Ask,
-    Candidate,
-    Decision,
-    Placer,
-    estimate,
-    no_candidate_reason,
-    variant_misfit,
-)
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import ChanceHedging
@@ -87,10 +82,10 @@ class PlacerRouter:
 
     judges = True
 
-    def __init__(self, placer: Placer, hedges: HedgePolicy, admission: Admission) -> None:
+    def __init__(self, placement: Placement, fleet: Fleet, hedges: HedgePolicy, admission: Admission) -> None:
         self.hedges = hedges
         self.door: AdmissionControl = admission
-        self._guard = AdmissionGuard(placer, admission)
+        self._guard = AdmissionGuard(placement, fleet, admission)
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         return self._guard.decide(ask, now, exclude)
@@ -344,18 +339,17 @@ _LOADLESS: Final = ("random", "round-robin")
 
 def _cheapest(around: Surroundings) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, around.draw, overloaded=_overloaded(fleet, admission))
-    return PlacerRouter(placer, DeadlineHedging(), admission)
+    placement = ProbePlacer(Placer(fleet), fleet, around.draw, overloaded=_overloaded(fleet, admission))
+    return PlacerRouter(placement, fleet, DeadlineHedging(), admission)
 
 
 def _value(around: Surroundings, hedging: type[ChanceHedging] = ChanceHedging) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
     overloaded = _overloaded(fleet, admission)
-    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget)
-    placer.probes = ProbePlacer(fleet, around.draw, overloaded=overloaded)
-    placer.tie_breaking_draw = around.draw if around.shares_targets else None
-    return PlacerRouter(placer, hedging(placer, overloaded=overloaded), admission)
+    tie_breaking_draw = around.draw if around.shares_targets else None
+    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget, tie_breaking_draw=tie_breaking_draw)
+    placement = ProbePlacer(placer, fleet, around.draw, overloaded=overloaded)
+    return PlacerRouter(placement, fleet, hedging(placer, overloaded=overloaded), admission)
 
 
 def _admission(around: Surroundings) -> Admission:

@@ -26,9 +26,10 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkEvent
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Candidate
+from gateway.core.placement.placer import Candidate
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.escalation import Escalations
 from gateway.core.request.hedging import HedgePolicy

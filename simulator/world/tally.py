@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import exp, log
 
+from tidegate.estimate.quantiles import bins_at
 from tidegate.outcome import Outcome
 
 _WIDTH = 0.05
@@ -55,12 +56,8 @@ class Latencies:
 
     def quantile_s(self, share: float) -> float:
         """To within a twentieth; 0 of nothing."""
-        total, seen = self._bins.total(), 0
-        for place in sorted(self._bins):
-            seen += self._bins[place]
-            if seen >= share * total:
-                return _FIRST_S * exp((place + 0.5) * _WIDTH)
-        return 0.0
+        places = bins_at(self._bins, (share,))
+        return _FIRST_S * exp((places[0] + 0.5) * _WIDTH) if places else 0.0
 
 
 class ReliabilityTally:

@@ -15,7 +15,8 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.fleet.variant_rank import quality_of
-from gateway.core.placement.placer import Ask, Choice, Decision, added_work_s
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Choice, Decision, added_work_s
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights, queue_position
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
