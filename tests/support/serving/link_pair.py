@@ -1,4 +1,4 @@
-"""An asker and a link service on the two ends of one stream in memory."""
+"""A client and a link service on the two ends of one stream in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.serving.duplex import MemoryStream, stream_pair
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.client import Asker, Question
+from tidegate.link.client import LinkClient, Question
 from tidegate.link.frames import AnswerFrame, Greeting
 from tidegate.link.outbox import Outbox
 from tidegate.link.service import LinkService
@@ -48,7 +48,7 @@ class Heard:
 
 
 class Pair:
-    """An asker and a service on the two ends of one stream in memory."""
+    """A client and a service on the two ends of one stream in memory."""
 
     def __init__(self, **service_options: Any) -> None:
         self.asking, self.answering = stream_pair()
@@ -56,7 +56,7 @@ class Pair:
         self.heard = Heard()
         self.offers: tuple[ModelOffer, ...] = OFFERS
         self.sequence = 0
-        self.asker = asker_on(self.asking, self.heard, outbox=service_options.pop("outbox", None))
+        self.client = client_on(self.asking, self.heard, outbox=service_options.pop("outbox", None))
         self.service = LinkService(
             self.host,
             name="edge/attic",
@@ -73,11 +73,13 @@ class Pair:
         return LoadReport(9, self.sequence, queued=0, in_flight=0, queue_delay_s=0.0)
 
     async def ask(self, raw: bytes = b"abc", *, budget_s: float = 10.0, **words: Any) -> AnswerFrame:
-        return await self.asker.ask(question(raw, budget_s=budget_s, **words))
+        return await self.client.ask(question(raw, budget_s=budget_s, **words))
 
 
-def asker_on(stream: MemoryStream, heard: Heard, *, outbox: Outbox | None = None) -> Asker:
-    return Asker(stream, Greeting("gateway/test", 0, "0"), heard, heartbeat=BEAT, outbox=outbox, max_message_bytes=5000)
+def client_on(stream: MemoryStream, heard: Heard, *, outbox: Outbox | None = None) -> LinkClient:
+    return LinkClient(
+        stream, Greeting("gateway/test", 0, "0"), heard, heartbeat=BEAT, outbox=outbox, max_message_bytes=5000
+    )
 
 
 def question(
@@ -99,7 +101,7 @@ def tensor_of(answered: AnswerFrame) -> bytes:
 @asynccontextmanager
 async def running(**service_options: Any) -> AsyncIterator[Pair]:
     pair = Pair(**service_options)
-    pair.ends = [asyncio.create_task(pair.asker.run()), asyncio.create_task(pair.service.serve(pair.answering))]
+    pair.ends = [asyncio.create_task(pair.client.run()), asyncio.create_task(pair.service.serve(pair.answering))]
     await settle(20)  # greeted, and the first pings answered
     yield pair
     for end in pair.ends:
