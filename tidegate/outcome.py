@@ -1,10 +1,10 @@
-"""Every way a call can end, once, from the error's class to the metric's label.
+"""The outcomes of a call, defined once: error classes, their codes, and the metric's label.
 
 An error says two things: whose fault it is, and whether another try may help. `code` travels with the status (JSON
-body, gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the very same class with
+body, gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the same class with
 `error_from_code`. Status numbers are not here: they belong to the protocols (`tidegate/oip/status.py`).
 
-`Outcome` is the metric label and the flight record's last word; each request ends in exactly one.
+`Outcome` is the metric label and the end of the flight record; each request ends in exactly one.
 """
 
 from __future__ import annotations

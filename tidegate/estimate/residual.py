@@ -45,7 +45,7 @@ class LogResidual:
         self._variance_weight = variance_weight
 
     def record(self, predicted_s: float, observed_s: float) -> None:
-        """Learn from one computed call. `predicted_s` is the table's word, before `factor`."""
+        """Learn from one computed call. `predicted_s` is the table's value, before `factor`."""
         deviation = log(max(observed_s, _INSTANT_S) / max(predicted_s, _INSTANT_S)) - self._bias
         limit = _WINSOR * self.sigma
         clipped = min(limit, max(-limit, deviation))

@@ -1,6 +1,6 @@
-"""What a target offers: which models, in which variants, how large a request each takes, and what it costs there.
+"""The offers of a target: its models and variants, the largest request of each, and its measured cost.
 
-The same JSON travels in an edge's MQTT birth and inventory and in the link stream's Hello, so both roads feed one view.
+The same JSON travels in an edge's MQTT birth and inventory and in the link stream's Hello, so both paths feed one view.
 Unknown keys are ignored, so that a newer agent can talk to an older gateway.
 """
 

@@ -1,14 +1,14 @@
-"""What a device says of its rollouts: per model, how far it is, what it runs, and why it is not further.
+"""A device's report on its rollouts: for each model its stage, the running version, and the reason if it is stuck.
 
 A register like inventory (retained, ordered by epoch and sequence), with one difference: it outlives its session.
-What a device last reported is still the best that is known of it while it reconnects, so a new birth does not clear
+The last report of a device is still the best knowledge about it while it reconnects, so a new birth does not clear
 it; the next report, of the greater epoch, replaces it.
 
     planned → downloading → verified → staged → loading → warm → probed → active → committed
     deferred (reason: metered · window · ram · disk · thermal)      failed (reason) before anything was changed
     rolling_back → rolled_back (reason) after that
 
-Reasons begin with a word for machines; what follows a colon is for people.
+A reason begins with a word for machines; the text after a colon is for people.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What crosses MQTT between a device that stored something and the gateway that takes it.
+"""The messages between a device that stored something and the gateway that takes it, over MQTT.
 
     device → gateway   Forwarded   one stored thing: a deferred request, a result or an event, with its age
-                       Inquiry     what became of these tickets?
-    gateway → device   Receipt     what was taken (it is on the gateway's disk), what was refused, and computed answers
+                       Inquiry     asks for the state of these tickets
+    gateway → device   Receipt     the ids taken (they are on the gateway's disk), the ids refused, and computed answers
 
 A PUBACK says that a broker has a message, which a broker that crashes forgets; so the device deletes only what a
 receipt names, and the gateway sends a receipt only for what it has committed. Both may be lost or come twice: the

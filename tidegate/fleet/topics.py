@@ -1,8 +1,8 @@
 """Topic names: one root per fleet, one subtree that a device writes and one that it reads.
 
     tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv,reported}    device → gateways
-    tidegate/v1/FLEET/up/DEVICE/probe                   device → nobody: may it?
-    tidegate/v1/FLEET/up/DEVICE/{evt,res}/GATEWAY       device → one gateway: what was stored while there was no way
+    tidegate/v1/FLEET/up/DEVICE/probe                   no receiver: tests whether the device may publish
+    tidegate/v1/FLEET/up/DEVICE/{evt,res}/GATEWAY       device → one gateway: what it stored while offline
     tidegate/v1/FLEET/down/DEVICE/cmd                   gateway → one device
     tidegate/v1/FLEET/down/DEVICE/desired               gateway → one device: what it shall run (retained, signed)
     tidegate/v1/FLEET/down/g/GROUP/desired              gateway → the devices of a group, which a device's own overrides
@@ -11,7 +11,7 @@
 
 A device writes only below `up/DEVICE/` and reads only below `down/DEVICE/` and `gw/`, so two pattern ACL lines at the
 broker cover every device of a fleet. Names are one topic level each: a name with `/`, `+` or `#` in it could write into
-somebody else's subtree, so it is refused here, at start, and not found out by the broker's silence (MQTT 3.1.1 brokers
+another subtree, so it is refused here, at start, and not discovered by the broker's silence (MQTT 3.1.1 brokers
 answer a denied PUBLISH with success).
 """
 

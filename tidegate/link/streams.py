@@ -27,8 +27,8 @@ DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 250),
-    # Despite its name, the time that one attempt may take, with the handshakes of TCP, TLS and HTTP/2: at 250 ms no link
-    # of more than 125 ms round trip (a satellite, a busy cell) ever came up.
+    # Despite its name, the time of one attempt, with the handshakes of TCP, TLS and HTTP/2: at 250 ms no link of more
+    # than 125 ms round trip (a satellite, a busy cell) ever came up.
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, never a share in a half-open one
@@ -65,8 +65,11 @@ class DialledStream:
             raise LinkLost("the other side closed the stream") from None
 
     def close(self) -> None:
-        """Cancel the stream for good. The call is deleted as well, since it keeps its connection for as long as it exists,
-        and this object, part of a session's reference cycle, exists until the garbage collector runs."""
+        """Cancel the stream for good.
+
+        The call is deleted as well: it keeps its connection for as long as it exists, and this object, part of a
+        session's reference cycle, exists until the garbage collector runs.
+        """
         self._call.cancel()
         del self._call
 

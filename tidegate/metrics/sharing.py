@@ -1,4 +1,4 @@
-"""Several processes that answer one scrape together: each leaves its snapshot in a folder, whoever is asked adds up.
+"""Merges the metrics of several processes: each leaves its snapshot in a folder, and the scraped process adds them up.
 
 Behind one address a scrape reaches any of the gateways, and the next one another: each must answer for all, and no
 counter may ever be seen to fall, since Prometheus takes that for a restart and counts everything anew.
@@ -7,15 +7,16 @@ counter may ever be seen to fall, since Prometheus takes that for a restart and 
                            `departed.json`, once
     gauges                 those of living processes, each with its `pid`
 
-Who lives is known by a lock on a file of its own, which the kernel gives back when a process ends, however it ends: no
-pid that was used again and no clock can deceive it. A process writes its snapshot every `EVERY_S` and before each of
-its own answers, so that nobody who is asked next says less than was said before; others' numbers are that old at most.
+A process is known to live by a lock on a file of its own, which the kernel gives back when a process ends, however it
+ends: no pid that was used again and no clock can deceive it. A process writes its snapshot every `EVERY_S` and before
+each of its own answers, so that the next answer, of whichever process, is never less than an earlier one; others'
+numbers are that old at most.
 
-A crash between writing `departed.json` and removing what was folded into it counts nothing twice: the file names whom
-it holds. Files appear whole or not at all (written beside, then renamed).
+A crash between writing `departed.json` and removing what was folded into it counts nothing twice: the file names the
+processes that it holds. Files appear whole or not at all (written beside, then renamed).
 
 Invariants: for every counter, no answer of any process is less than an earlier answer of any other, as long as the
-folder is kept. Whatever cannot be read as a snapshot is passed over, and said in the log.
+folder is kept. A file that cannot be read as a snapshot is skipped, with a line in the log.
 How it can be wrong: processes must be on one machine, for the lock. A folder that several deployments share adds up
 what does not belong together.
 

@@ -25,7 +25,7 @@ PARAMETER: Final = "classification"
 
 
 def wanted_classes(request: InferRequest) -> dict[str, int]:
-    """How many classes are asked for of which output. Raises InvalidRequest where that is no whole number."""
+    """The number of classes requested of each output. Raises InvalidRequest if one is no whole number."""
     return {
         output.name: count
         for output in request.outputs

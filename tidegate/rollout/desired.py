@@ -1,4 +1,4 @@
-"""What a device shall run: one signed document for a device, one for each of its groups, each with a growing revision.
+"""A desired document states what a device shall run: one signed document per device and per group, with a revision.
 
     {"v":1, "rev":42, "issued":1763775000, "group":"kiosks", "models":{"digits": PLAN}, "remove":["old"], "urls":[…]}
 
@@ -8,7 +8,7 @@ with other bytes. To go back to an old model a gateway writes a new revision tha
 
 Over one another. What the device's own document says of a model, as a plan or as `remove`, overrides its groups';
 among groups, the first of the device's list wins. A model that no document speaks of stays as it is: losing a
-document, which a broker can make anybody do, must change nothing.
+document, which a broker can cause, must change nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
-    """What one model of a device shall be: a plan, or None for none; and whose word that is."""
+    """What one model of a device shall be: a plan, or None for none; and the document that says so."""
 
     plan: ModelPlan | None
     scope: str
@@ -98,7 +98,7 @@ def decode_desired(raw: bytes) -> DesiredDocument:
 
 
 def desired_models(own: DesiredDocument | None, groups: Sequence[DesiredDocument]) -> Mapping[str, DesiredModel]:
-    """By model: what the documents of a device ask together. `groups`: in the order of the device's list."""
+    """By model: what the documents of a device require together. `groups`: in the order of the device's list."""
     found: dict[str, DesiredModel] = {}
     for document in (*((own,) if own else ()), *groups):
         said: dict[str, ModelPlan | None] = {**document.models, **dict.fromkeys(document.remove)}

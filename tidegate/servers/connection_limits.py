@@ -1,15 +1,15 @@
-"""Who is at a door: connections counted in all and per client, and who must make room when it is full.
+"""`ConnectionTable` counts connections in all and per client, and chooses which one is evicted when a server is full.
 
-An idle connection costs its sender nothing and us a file and some kilobytes, so whoever opens ten thousand of them
-must not keep others out. Refusing newcomers would do just that to everybody behind the same address. So a full door
-gives the newcomer the place of an idle one: first of those that never asked anything, the longest waiting first; then
-of those that asked, whoever asked least recently. Where all are busy the newcomer is turned away.
+An idle connection costs its client nothing and us a file and some kilobytes, so a client that opens ten thousand of
+them must not keep others out. Refusing newcomers would do just that to everyone behind the same address. So a full
+server evicts an idle connection for a newcomer: first one that never sent a request, the oldest first; then the one
+whose last request is the longest ago. If all connections are busy, the newcomer is refused.
 
-A client is an IPv4 address or an IPv6 /64: whoever has one address of those has them all. Behind a proxy that hides
-its callers, all of them are one client: raise `max_per_client` there.
+A client is an IPv4 address or an IPv6 /64: a client that has one address of a /64 has them all. Behind a proxy that
+hides its callers, all of them are one client: raise `max_per_client` there.
 
 Invariants: never more than the limits; a connection that is busy is never evicted. O(1), but for looking past busy
-connections when the door is full.
+connections when the server is full.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ V = TypeVar("V", bound=ClientConnection)
 
 
 class _ClientConnections(Generic[V]):
-    """Connections in the order in which they were last heard; apart, those that never were."""
+    """Connections in the order of their last request; those without any request are kept apart."""
 
     __slots__ = ("asked", "silent")
 
@@ -77,7 +77,7 @@ class ConnectionTable(Generic[V]):
         return len(self._all)
 
     def enter(self, visitor: V) -> tuple[bool, V | None]:
-        """Whether there is room, and who has to go for it: that one is gone from here and must be closed."""
+        """Whether there is room, and the connection evicted for it, which the caller must close."""
         party = self._clients.get(visitor.client)
         leaver = None
         full = self._full(party)

@@ -1,4 +1,4 @@
-"""One connection at an HTTP door: aiohttp's, with a count at the door and a limit on how slowly it may ask.
+"""One connection of an HTTP server: aiohttp's, counted in the connection table and with a limit on slow headers.
 
 aiohttp closes a connection that is idle for long enough, but starts that clock at its opening and after each answer:
 headers that come a byte at a time keep it until then. Here a request that has begun has `header_timeout_s` to say

@@ -1,4 +1,4 @@
-"""An HTTP port over aiohttp. A caller who hangs up cancels its request, all the way down to the queue it waits in."""
+"""An HTTP port over aiohttp. A caller that hangs up cancels its request, all the way down to the queue it waits in."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ async def open_http_server(
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
     Args:
-        grace_s: what requests still under way get when the door closes.
+        grace_s: the time that requests in progress get when the port closes.
         ahead: puts something before aiohttp's dispatch, which it is given; that something sees every request first.
-        secured: TLS, and who is let in; None: anybody, without encryption.
+        secured: TLS and the admitted roles; None: no encryption, every caller is admitted.
         limits: connections, headers, and how slowly they may come.
 
     Raises:
-        StartError: nobody can listen there; names the port and `key`.
+        StartError: the port cannot be bound; names the port and `key`.
     """
     app = web.Application(client_max_size=max_body_bytes, middlewares=list(middlewares))
     app.add_routes(routes)

@@ -116,9 +116,8 @@ async def test_chunks_of_a_message_that_was_given_up_and_frames_of_a_newer_proto
 
 @on_virtual_time
 async def test_a_large_answer_nobody_waits_for_any_more_is_not_sent_to_its_end() -> None:
-    async with running() as pair:
+    async with running(client_max_bytes=10**8) as pair:
         pair.host.answer_bytes = 50_000_000
-        pair.client._partials._max_message_bytes = pair.client._partials._max_partial_bytes = 10**8
         asking = asyncio.create_task(pair.ask())
         await pair.host.left.acquire()
         await settle(20)

@@ -77,9 +77,7 @@ async def test_large_bodies_cross_in_both_directions_while_small_questions_overt
 
 @on_virtual_time
 async def test_a_large_answer_comes_in_chunks_and_a_small_one_passes_it() -> None:
-    async with running(max_message_bytes=10**6) as pair:
-        pair.client._max_message_bytes = 10**6
-        pair.client._partials._max_message_bytes = pair.client._partials._max_partial_bytes = 10**6
+    async with running(client_max_bytes=10**6, max_message_bytes=10**6) as pair:
         pair.host.answer_bytes = 500_000
         slow = asyncio.create_task(pair.ask())
         await pair.host.begun.acquire()

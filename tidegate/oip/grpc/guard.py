@@ -1,4 +1,4 @@
-"""What a caller shows of itself over gRPC."""
+"""Reads the credentials that a caller presents over gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor's data as JSON ⇄ its bytes, strictly: what would not come back as it was sent is refused.
+"""Strict conversion between a tensor's JSON data and its bytes: a value that would not survive it is refused.
 
 JSON numbers become bytes once. 1.5 is no INT64, 300 no UINT8, 1e39 no FP32: elements are read into a type that holds
 whatever JSON may say and compared after they were narrowed, so that nothing is rounded, wrapped or cut to fit. Only a
@@ -44,7 +44,7 @@ class InputJson(msgspec.Struct):
 
 
 def raw_of(entry: InputJson) -> bytes:
-    """The tensor's bytes. Raises InvalidRequest: the data is not what its datatype and shape say."""
+    """The tensor's bytes. Raises InvalidRequest if the data does not match its datatype and shape."""
     if entry.datatype in _BINARY_ONLY:
         raise InvalidRequest(
             f"input {quoted_input(entry.name)}: {entry.datatype.value} has no JSON form; send it as binary data"
