@@ -26,7 +26,7 @@ LEVEL_S = 5.0  # over twice the usual budget, so that levels are strict among or
 
 
 def level_of(priority: int) -> int:
-    """The level from 1 (first) to LAST_LEVEL that OIP's `priority` asks for."""
+    """The level from 1 (first) to LAST_LEVEL that OIP's `priority` means."""
     return priority if 1 <= priority <= LAST_LEVEL else DEFAULT_LEVEL
 
 

@@ -42,7 +42,7 @@ _FUSED: dict[Activation, tuple[str, str]] = {
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the weights alone do not say; it lies in the file's metadata."""
+    """The architecture that the weights alone do not show, from the file's metadata."""
 
     heads: int
     layers: int

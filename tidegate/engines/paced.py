@@ -56,7 +56,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class PacedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What the artefact says."""
+    """The contents of the artefact."""
 
     input: str
     inputs: dict[str, tuple[int | str, ...]]
@@ -128,7 +128,7 @@ class PacedEngine:
 
 
 def read_pace(path: Path) -> PacedModel:
-    """What the file says. Raises EngineError, naming the file, the key and the way out."""
+    """The contents of the file. Raises EngineError, naming the file, the key and the way out."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
         pace = msgspec.convert(raw, PacedModel)

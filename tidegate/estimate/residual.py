@@ -1,7 +1,7 @@
 """Log residuals: how far predictions have been off lately, as one factor and one spread.
 
 A cost table measured at warm-up is wrong the moment a device throttles, shares its cores or changes its mix of
-shapes. Every finished call says by how much: `y = log(observed / predicted)`. Service times err by ratios, not by
+shapes. Every finished call shows by how much: `y = log(observed / predicted)`. Service times err by ratios, not by
 seconds, so both the bias and the variance of `y` are kept, exponentially weighted; `factor` multiplies the next
 prediction and `sigma` is the spread of its logarithm, so that a caller may read the answer's time as
 LogNormal(log(predicted · factor), sigma²).

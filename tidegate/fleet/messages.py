@@ -133,7 +133,7 @@ class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A gateway asks a device for something. Never retained: a command that finds nobody is lost, and asked again."""
+    """A command of a gateway to a device. Never retained: a command that finds no device is lost, and sent again."""
 
     id: Annotated[str, Meta(max_length=64)] = field(name="cid")
     op: Annotated[str, Meta(max_length=32)]  # open, so that an older agent can ignore a newer gateway's wish
@@ -175,7 +175,7 @@ def decode_gateway_state(payload: bytes) -> GatewayState:
 
 
 def inventory_hash(offers: tuple[ModelOffer, ...]) -> str:
-    """What a heartbeat says of the inventory, so that a gateway that missed a change notices."""
+    """The digest of the inventory in a heartbeat, by which a gateway notices a missed change."""
     return hashlib.blake2b(encode_offers(offers), digest_size=8).hexdigest()
 
 

@@ -56,7 +56,7 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
         name: of the model.
         state, reason: where its newest plan is, and why; "" where there is nothing to explain.
         version, content: of the newest plan (`ModelPlan.content`).
-        scope, revision: the document that asked for it.
+        scope, revision: the document that requires it.
         running: the version that answers requests now, whichever generation that is; "" for none.
         generation: the number of the generation that runs; 0 for the one of the static repository, or none.
         done_bytes, total_bytes: of fetching. fetched_bytes: over the network, retries included.
@@ -92,7 +92,7 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Args:
         accepted: by scope ("device/NAME", "group/NAME"), the revision that is in force.
-        groups: whose documents it goes by, so that operators can name its like together.
+        groups: the groups whose documents apply to it, so that operators can select its like.
     """
 
     device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z")] = field(name="dev")

@@ -50,7 +50,7 @@ class Exposition:
             yield from self._sharing.merged(list(self.own()))
 
     def own(self) -> Iterator[Metric]:
-        """What this process alone has to say."""
+        """The families of this process alone."""
         for source in self._sources:
             yield from source()
         yield from self._process.collect()

@@ -70,7 +70,7 @@ class _Family(msgspec.Struct, array_like=True):
 
 class _Snapshot(msgspec.Struct):
     families: list[_Family]
-    folded: list[str] = []  # of `departed.json`: the processes whose last word is in it
+    folded: list[str] = []  # of `departed.json`: the processes whose last snapshot is in it
 
 
 class SharedMetrics:
@@ -89,9 +89,9 @@ class SharedMetrics:
         self._task = OwnedTask(self._keep_writing, name="metrics snapshots")
 
     async def __aenter__(self) -> Self:
-        """Raises OSError where the folder cannot be used."""
+        """Raises OSError if the folder cannot be used."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(self._folder / _LOCK)  # nobody is folding who had this pid before
+        lock = _locked(self._folder / _LOCK)  # no process with this pid is being folded now
         try:
             self._life = _locked(self._folder / f"{self._name}.life")
             (self._folder / f"{self._name}.json").unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class SharedMetrics:
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
         try:
-            self._write(list(self.own()))  # the last word; whoever is asked next folds it
+            self._write(list(self.own()))  # the last snapshot; the next scraped process folds it
         except OSError as why:
             log.warning("the last metrics were not left for others", folder=str(self._folder), error=str(why))
         if self._life is not None:
@@ -147,7 +147,7 @@ class SharedMetrics:
                 if not self._is_over(name):
                     living.append((name, _read(path)))
                 elif name in departed.folded:
-                    path.unlink()  # somebody was interrupted between folding it and this
+                    path.unlink()  # another process was interrupted between folding it and this
                 else:
                     ended.append(name)
             departed = self._fold(departed, ended)
@@ -172,7 +172,7 @@ class SharedMetrics:
         return departed
 
     def _is_over(self, name: str) -> bool:
-        """Whether nobody holds its life's lock."""
+        """Whether the process has ended, so that its lock is free."""
         try:
             held = os.open(self._folder / f"{name}.life", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -37,7 +37,7 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...]] =
 
 
 def failure_reason(outcome: Outcome) -> str:
-    """Triton's word for how a request failed."""
+    """Triton's name for the reason of a failure."""
     return _REASON.get(outcome, "OTHER")
 
 

@@ -176,7 +176,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     require: Literal["attested"] | None = None  # which targets may see its requests; a caller may ask for more
     confidence: Confidence | None = None
     sequence: Stateful | None = None
-    modality: Modality | None = None  # under which models share a device; by default told by the cost's feature
+    modality: Modality | None = None  # under which models share a device; by default derived from the cost's feature
 
     def variant(self, name: str) -> Variant | None:
         return next((variant for variant in self.variants if variant.name == name), None)
@@ -195,7 +195,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def kind(self) -> Modality:
-        """Its modality: as it says, or by how its work is counted."""
+        """The modality: as configured, or derived from how its work is counted."""
         by_feature: dict[Feature, Modality] = {"tokens": "text", "pixels": "image"}
         return self.modality or by_feature.get(self.cost.feature, "other")
 

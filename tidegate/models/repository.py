@@ -213,7 +213,7 @@ def _convert(raw: dict[Any, Any], source: Path) -> Manifest:
 
 
 def _explain(raw: dict[Any, Any], error: msgspec.ValidationError) -> str:
-    """msgspec says what was expected and where; an author also wants the value, and the key that was meant."""
+    """msgspec reports what was expected and where; this adds the value, and the key that was probably meant."""
     match = _AT.match(str(error))
     assert match is not None  # the pattern matches any text
     what, steps = match["what"], _STEP.findall(match["path"] or "")

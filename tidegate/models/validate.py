@@ -323,7 +323,7 @@ def _classes(name: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _longest_row(manifest: Manifest, name: str) -> int | None:
-    """The most elements that a row of input `name` may have; None when nothing says so."""
+    """The most elements that a row of input `name` may have; None without a bound."""
     for tensor in manifest.inputs:
         if tensor.name == name and tensor.shape:
             last = tensor.shape[-1]

@@ -22,7 +22,7 @@ _READ_BYTES: Final = 65536
 
 
 class ReadAhead:
-    """A connected, non-blocking socket as paho uses one, which reads more than it is asked for and keeps it."""
+    """A connected, non-blocking socket as paho uses one, which reads ahead and keeps the bytes."""
 
     __slots__ = ("_at", "_held", "sock")
 

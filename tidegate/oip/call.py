@@ -1,6 +1,6 @@
 """Makes a checked `Call` of a decoded request, with its deadline, its priority and its constraints on the answer.
 
-The one place where both OIP servers and the OpenAI routes turn what a caller said into what the host is told, so that a
+Both OIP servers and the OpenAI routes turn headers and parameters into a `Call` only here, so that a
 budget means the same on every protocol. The instant is taken by the server as the request arrives, before its body is
 decoded: decoding is part of the caller's wait.
 """

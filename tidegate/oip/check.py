@@ -1,8 +1,8 @@
 """Checks a request against its model's manifest, so that no target ever gets input that the model is not defined for.
 
 A bad tensor that reaches a batch spoils it for its batch-mates, and an embedding index beyond the table kills a worker.
-So whoever speaks to callers checks names, datatypes, ranks, axis lengths, axes that two inputs share, sizes and values
-here, and the caller reads which input is wrong and what would be right.
+So every server checks names, datatypes, ranks, axis lengths, axes that two inputs share, sizes and values here, and the
+error names the input that is wrong and what would be right.
 
 This runs on every request, so a manifest is compiled once into a `Checker`, and values are only looked at where the
 manifest bounds them: as one numpy reduction over the bytes that arrived, without a copy. An integer tensor that is

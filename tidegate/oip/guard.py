@@ -5,7 +5,7 @@ a route which forgets to ask cannot answer anything. That happens before a body 
 memory and no decoding.
 
 The host that is given is the caller's own view: other tenants' models are not in it, and its calls carry the identity.
-Health is open to everybody, since load balancers have no credentials and learn from it only whether to send anything.
+Health needs no credential, since load balancers have no credentials and learn from it only whether to send anything.
 """
 
 from __future__ import annotations

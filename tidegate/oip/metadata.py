@@ -61,7 +61,7 @@ def model_config(manifest: Manifest) -> Json:
         "default_model_filename": "",
         "parameters": {},
         "model_transaction_policy": {"decoupled": False},
-        # Said only where clients may batch: it promises that rows of several requests are joined.
+        # Present only if clients may batch: it promises that rows of several requests are joined.
         **({"dynamic_batching": {"max_queue_delay_microseconds": delay_us}} if manifest.max_batch_size else {}),
     }
 

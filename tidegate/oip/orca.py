@@ -1,9 +1,9 @@
 """A target's load beside its answer, in the two readable forms of ORCA.
 
 A caller with plain unary calls learns as much as one with a link stream: the trailer (HTTP: header)
-`endpoint-load-metrics` of each answer is the same report as a `Load` frame. It comes as text unless the caller
-asks for JSON with `endpoint-load-metrics-format: json`, as it would ask Triton or vLLM; unlike those it comes unasked
-too, for it is cheap and a gateway always wants it.
+`endpoint-load-metrics` of each answer is the same report as a `Load` frame. It comes as text unless the caller asks for
+JSON with `endpoint-load-metrics-format: json`, as for Triton or vLLM; unlike theirs it comes without a request, too,
+since it is cheap and a gateway always wants it.
 
     TEXT named_metrics.tidegate_epoch=17, named_metrics.tidegate_sequence=4, named_metrics.tidegate_queued=2, …
     JSON {"named_metrics":{"tidegate_epoch":17,"tidegate_sequence":4,"tidegate_queued":2,…}}

@@ -27,7 +27,7 @@ def is_tenant(name: str) -> bool:
 
 
 def tenant_of(headers: Mapping[str, str], parameters: Parameters) -> str:
-    """The tenant's name; "" is nobody in particular. Raises InvalidRequest: it is no name, or two different ones."""
+    """The tenant's name; "" for none. Raises InvalidRequest for an invalid name or two different ones."""
     found = ""
     for values, source in ((headers, f"header {TENANT_KEY}"), (parameters, f"parameter {TENANT_KEY!r}")):
         if TENANT_KEY not in values:

@@ -72,7 +72,7 @@ class TokenRow:
 
 
 def parse(body: bytes) -> EmbeddingsRequest:
-    """What the body asks for. Raises WrongParameter, InvalidRequest, TooLarge."""
+    """The request in a body. Raises WrongParameter, InvalidRequest, TooLarge."""
     try:
         asked = _decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def text_of(manifest: Manifest) -> Text:
 
 
 def check_dimensions(asked: EmbeddingsRequest, manifest: Manifest) -> None:
-    """Raises WrongParameter unless the model's own length is asked for, or none."""
+    """Raises WrongParameter if another length than the model's own is requested."""
     output = next((spec for spec in manifest.outputs if spec.name == text_of(manifest).output), None)
     length = output.shape[-1] if output is not None and output.shape else None
     if asked.dimensions not in (None, length):

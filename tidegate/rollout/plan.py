@@ -9,7 +9,7 @@ Two digests name a plan. `content` is what would run (version and files): what i
 rollout of the same model cost no byte. `digest` is the whole plan, rules included.
 
 Durations are seconds, sizes bytes, shares 0 to 1. Keys that are not known are ignored, so that a newer gateway can
-speak to an older agent; what an agent must understand is asked for by the document's `min_agent`.
+speak to an older agent; what an agent must understand is required by the document's `min_agent`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Warmup(msgspec.Struct, frozen=True, omit_defaults=True):
 class Probe(msgspec.Struct, frozen=True, omit_defaults=True):
     """The test that a new generation must pass before any request reaches it.
 
-    Accuracy: against the cases of `golden` (`golden.py`); without it no accuracy is asked. Each bound is applied where
+    Accuracy: against the cases of `golden` (`golden.py`); without it accuracy is not tested. Each bound applies if
     it is given. Time: the p95 of the probe's own calls, at most `p95_max_s`, and at most `p95_ratio_max` of the running
-    generation's, which is asked the same cases in turn; without a running one the ratio asks nothing.
+    generation's, which gets the same cases in turn; without a running one the ratio is not tested.
     """
 
     golden: Artefact | None = None

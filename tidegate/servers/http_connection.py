@@ -23,14 +23,14 @@ class HttpConnection(web.RequestHandler):
         self,
         server: web.Server,
         *,
-        crowd: ConnectionTable[HttpConnection],
+        connections: ConnectionTable[HttpConnection],
         header_timeout_s: float,
         loop: Any,
         **settings: Any,
     ) -> None:
         super().__init__(server, loop=loop, **settings)
         self.client = ""
-        self._crowd = crowd
+        self._connections = connections
         self._header_timeout_s = header_timeout_s
         self._head: asyncio.TimerHandle | None = None
 
@@ -44,14 +44,14 @@ class HttpConnection(web.RequestHandler):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.client = client_key(str(peer[0])) if isinstance(peer, tuple) else "local"
-        welcome, leaver = self._crowd.enter(self)
+        welcome, leaver = self._connections.enter(self)
         if leaver is not None:
             leaver.force_close()
         if not welcome:
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._crowd.leave(self)
+        self._connections.leave(self)
         self._stop_clock()
         super().connection_lost(exc)
 
@@ -59,7 +59,7 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
         if self._messages:
             self._stop_clock()
-            self._crowd.asks(self)
+            self._connections.record_request(self)
         elif self._head is None and self.idle:
             self._head = self._loop.call_later(self._header_timeout_s, self._too_slow)
 
@@ -74,4 +74,4 @@ class HttpConnection(web.RequestHandler):
             self.force_close()
 
     def __repr__(self) -> str:
-        return f"<HttpConnection {self.client or 'nobody yet'}{' idle' if self.idle else ''}>"
+        return f"<HttpConnection {self.client or 'unconnected'}{' idle' if self.idle else ''}>"

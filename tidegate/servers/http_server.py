@@ -96,14 +96,14 @@ class _Site(web.BaseSite):
         await super().start()
         loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
         assert server is not None
-        crowd: ConnectionTable[HttpConnection] = ConnectionTable(
+        connections: ConnectionTable[HttpConnection] = ConnectionTable(
             max_connections=limits.connections, max_per_client=limits.max_connections_per_client
         )
 
         def visitor() -> HttpConnection:
             return HttpConnection(
                 server,
-                crowd=crowd,
+                connections=connections,
                 header_timeout_s=limits.header_timeout_s,
                 loop=loop,
                 keepalive_timeout=limits.idle_timeout_s,
@@ -128,8 +128,8 @@ class _Site(web.BaseSite):
 def _context(secured: ServerSecurity | None) -> ssl.SSLContext | None:
     if secured is None:
         return None
-    asked = ssl.CERT_OPTIONAL if secured.tls.config.client_ca else ssl.CERT_NONE
-    return secured.tls.server_context(client_cert=ssl.CERT_REQUIRED if secured.require_client_cert else asked)
+    requested = ssl.CERT_OPTIONAL if secured.tls.config.client_ca else ssl.CERT_NONE
+    return secured.tls.server_context(client_cert=ssl.CERT_REQUIRED if secured.require_client_cert else requested)
 
 
 def _guarded(entrance: Entrance, secured: ServerSecurity) -> Entrance:

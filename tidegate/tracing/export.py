@@ -70,7 +70,7 @@ class SpanExport:
 
     async def __aenter__(self) -> Self:
         config = self._config
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_ReportingExporter` says it once
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_ReportingExporter` logs it once
         sending = OTLPSpanExporter(config.endpoint, headers=config.headers, timeout=config.timeout_s)
         self._exporter = _ReportingExporter(sending, self.counts, config.endpoint)
         self._processor = BatchSpanProcessor(

@@ -32,8 +32,8 @@ class ServedTraces:
 
     def begin(self, call: Call) -> Trace | None:
         """The request's place in its caller's trace, which logs name from here on; None without a caller's trace."""
-        said = call.headers.get(PARENT_KEY)
-        trace = join_trace(said, call.headers.get(STATE_KEY, ""), self._bits) if said else None
+        parent = call.headers.get(PARENT_KEY)
+        trace = join_trace(parent, call.headers.get(STATE_KEY, ""), self._bits) if parent else None
         current.set(trace)
         return trace
 

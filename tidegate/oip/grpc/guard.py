@@ -25,6 +25,6 @@ def credentials_over_grpc(metadata: Iterable[tuple[str, str]], context: Context,
 
 
 def _certificate(context: Context) -> bytes | None:
-    """gRPC asks for certificates only to verify them, so one that is here was verified."""
+    """The peer certificate. gRPC requests certificates only to verify them, so one that is present was verified."""
     found = context.auth_context().get("x509_pem_cert")
     return PEM_cert_to_DER_cert(next(iter(found)).decode("ascii")) if found else None

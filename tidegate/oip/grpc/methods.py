@@ -18,7 +18,7 @@ from tidegate.rpc import oip_pb2
 
 Ask = Callable[[Any, ModelHost], Mapping[str, Any]]
 
-HEALTH: Final = frozenset({"ServerLive", "ServerReady"})  # open to everybody
+HEALTH: Final = frozenset({"ServerLive", "ServerReady"})  # open without credentials
 
 
 def _server_ready(_: Any, host: ModelHost) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ other.
 `binary_data_size`, `binary_data` and `binary_data_output` say how bytes lay in this body, so they end here; all other
 parameters, known or not, stay with the request.
 
-Cost: JSON of tens of megabytes holds the event loop for tenths of a second. Whoever sends that much should send binary.
+Cost: JSON of tens of megabytes holds the event loop for tenths of a second. Such clients should send binary.
 
 Source: Triton's binary tensor data extension.
 """
