@@ -242,7 +242,7 @@ class EdgeApp:
 
     async def _told(self) -> dict[str, Any]:
         """What `GET /v1/state` tells."""
-        links = self._link.roads if self._link else {}
+        links = self._link.paths if self._link else {}
         return {**self.ready_event(), "ready": self.host.ready(), "links": links, **await self.offline.state()}
 
     async def _collector(self) -> Collector | None:
