@@ -28,7 +28,7 @@ def recent(asked: int, late: int) -> WindowSummary:
 
 def judged(**given: Any) -> ConsoleVerdict:
     usual: dict[str, Any] = {
-        "targets": 4, "ill": (), "total": recent(100, 0), "by_class": (), "homeless": (), "overloaded": "",
+        "targets": 4, "ill": (), "total": recent(100, 0), "by_class": (), "unoffered": (), "overloaded": "",
         "panic": False, "refused_devices": (),
     }  # fmt: skip
     return console_verdict(**(usual | given))
@@ -61,7 +61,7 @@ def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
         ({"targets": 2, "ill": [ill(1, "down"), ill(2, "down")]}, "trouble", "No target can be used"),
         ({"ill": [ill(1, "down")]}, "attention", "edge/e1 is down: why 1"),
         ({"ill": [ill(number, "down") for number in range(3)]}, "trouble", "3 of 4 targets are down"),
-        ({"homeless": ["minilm"]}, "trouble", "Nobody offers minilm just now"),
+        ({"unoffered": ["minilm"]}, "trouble", "Nobody offers minilm just now"),
         ({"overloaded": "queues"}, "trouble", "Overloaded, the least important are shed: queues"),
         ({"panic": True}, "trouble", "Most targets fail"),
         ({"refused_devices": ["attic"]}, "attention", "attic is not dialled"),
@@ -85,7 +85,7 @@ def test_the_class_that_is_worst_off_is_named() -> None:
 
 def test_trouble_comes_first_and_there_is_an_end_to_findings() -> None:
     many = [ConsoleFinding("attention", f"finding {number}") for number in range(50)]
-    said = judged(others=many, homeless=["minilm"])
+    said = judged(others=many, unoffered=["minilm"])
     assert said.findings[0].level == "trouble"
     assert len(said.findings) == MOST_FINDINGS
     assert said.sentence == f"Nobody offers minilm just now, and {MOST_FINDINGS - 1} more"
