@@ -93,12 +93,12 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
         files: dict[type, IO[bytes]] = {
             kind: stack.enter_context(open(folder / name, "wb")) for kind, name in MEMBERS.items()
         }
-        said = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
+        status = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
         lines = stack.enter_context(stream_admin(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
         tape = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
         with suppress(KeyboardInterrupt):  # what was received until then is kept
             tape.take(lines)
-        said.stop()
+        status.stop()
         for file in files.values():
             file.close()
         _pack(output, folder, tape.end)
@@ -158,7 +158,7 @@ def _tell(output: Path, tape: _RecordingFiles) -> None:
     if tape.enough:
         click.echo(tape.enough, err=True)
     elif tape.end is None:
-        click.echo("it ended early: what had come until then is kept", err=True)
+        click.echo("the stream ended early: the file holds what was received until then", err=True)
     elif tape.end.lost:
         click.echo(f"{tape.end.lost} lines were lost because they were not taken fast enough", err=True)
     if not tape.requests:

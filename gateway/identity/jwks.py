@@ -135,9 +135,7 @@ class KeySet:
             keys = keys_of(await self._body())
         except (JwksError, aiohttp.ClientError, TimeoutError, OSError) as error:
             if not self._away:
-                log.error(
-                    "the issuer's keys cannot be fetched; those that are known stay", url=self._url, why=str(error)
-                )
+                log.error("the issuer's keys cannot be fetched; the known keys stay", url=self._url, why=str(error))
             self._away = True
             return
         if self._away:

@@ -49,7 +49,9 @@ def admin_routes(
         sought, most, skip = _sought(request.query)
         # Records never change, so a thread may read them; rendering all would hold the event loop for too long.
         memory, request_id = dispatcher.recorder, request.query.get("id")
-        render = partial(_rendered, tuple(memory), memory.run, request_id, sought, most, skip)
+        render = partial(
+            _rendered, tuple(memory), run=memory.run, request_id=request_id, sought=sought, most=most, skip=skip
+        )
         return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
@@ -67,7 +69,7 @@ def admin_routes(
 
 
 def _rendered(
-    memory: Sequence[RequestRecord], run: str, request_id: str | None, sought: RecordFilter, most: int, skip: int
+    memory: Sequence[RequestRecord], *, run: str, request_id: str | None, sought: RecordFilter, most: int, skip: int
 ) -> bytes:
     if request_id:
         newest_first = matching_records(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]

@@ -22,7 +22,7 @@ _BECAUSE: Final = {
     "faster": "cheaper ones would be late, or too likely late",
     "surer": "a cheaper one is expected sooner, but less reliably in time",
     "better": "its quality is worth its price",
-    "only": "nobody else takes this request",
+    "only": "no other target takes this request",
     "pinned": "it is the best inside of the pin",
     "probe": "it kept failing, or was not asked for long, and this request can bear finding out",
     "least-request": "placement failed, and it is the least loaded for its speed",
@@ -223,15 +223,16 @@ def _in_hindsight(found: Counterfactual, record: RequestRecord) -> str:
     match found.verdict:
         case "best":
             unknown = [one.target for one in found.alternatives if one.says == "unknown"]
-            doubt = f"; of {_some(unknown)} it cannot be known, nobody was sent there then" if unknown else ""
-            return f"Nobody that is known of would have been in time for less{doubt}."
+            doubt = f"; of {_some(unknown)} it cannot be known, no request was sent there then" if unknown else ""
+            return f"No target that is known of would have been in time for less{doubt}."
         case "none":
             late = [one.target for one in found.alternatives if one.says in ("late", "open")]
-            tried = f": {_some(late)} would have been late, or might have" if late else ": there was nobody else"
-            return f"Nobody that is known of would have been in time{tried}."
+            tried = f": {_some(late)} would have been late, or might have" if late else ": there was no other target"
+            return f"No target that is known of would have been in time{tried}."
         case "unknown":
             return (
-                "It cannot be known whether another would have been in time: nobody was sent to one at about that time."
+                "It cannot be known whether another would have been in time: "
+                "no request was sent to one at about that time."
             )
     return "It was never placed, so there is nothing to compare."
 

@@ -149,7 +149,16 @@ class ConsoleHistory:
         second, self._second = self._second.total(now), SlidingStats()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(
-            HistoryPoint(utc_s, second.in_time, second.late, second.failed, p50_s, p95_s, p99_s, self._in_flight())
+            HistoryPoint(
+                at=utc_s,
+                in_time=second.in_time,
+                late=second.late,
+                failed=second.failed,
+                p50_s=p50_s,
+                p95_s=p95_s,
+                p99_s=p99_s,
+                in_flight=self._in_flight(),
+            )
         )
         if now - self._sampled_at >= SAMPLE_EVERY_S - TICK_S / 2:
             self._sampled_at = now

@@ -107,31 +107,31 @@ def _of_targets(targets: int, ill: Sequence[HealthFinding]) -> list[ConsoleFindi
         return [ConsoleFinding("trouble", "No target is known: nothing can be answered")]
     found = []
     for health in WORST_FIRST:
-        those = [one for one in ill if one.health == health]
-        if not those:
+        alike = [one for one in ill if one.health == health]
+        if not alike:
             continue
-        level: Level = "trouble" if health == "down" and 2 * len(those) > targets else "attention"
-        found.append(_about(level, those, _WHAT[health], targets))
+        level: Level = "trouble" if health == "down" and 2 * len(alike) > targets else "attention"
+        found.append(_about(level, alike, _WHAT[health], targets))
     if all(one.health == "down" for one in ill) and len(ill) == targets:
         return [ConsoleFinding("trouble", f"No target can be used: {_names(ill)} {_are(ill)} down")]
     return found
 
 
-def _about(level: Level, those: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
-    if len(those) == 1:
-        one = those[0]
+def _about(level: Level, ill: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
+    if len(ill) == 1:
+        one = ill[0]
         return ConsoleFinding(level, f"{one.target_id} is {what}: {one.reason}", one.target_id)
-    return ConsoleFinding(level, f"{len(those)} of {targets} targets are {what}: {_names(those)}", those[0].target_id)
+    return ConsoleFinding(level, f"{len(ill)} of {targets} targets are {what}: {_names(ill)}", ill[0].target_id)
 
 
-def _names(those: Sequence[HealthFinding]) -> str:
-    named = ", ".join(one.target_id for one in those[:NAMED])
-    more = len(those) - NAMED
+def _names(ill: Sequence[HealthFinding]) -> str:
+    named = ", ".join(one.target_id for one in ill[:NAMED])
+    more = len(ill) - NAMED
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _are(those: Sequence[HealthFinding]) -> str:
-    return "is" if len(those) == 1 else "are"
+def _are(ill: Sequence[HealthFinding]) -> str:
+    return "is" if len(ill) == 1 else "are"
 
 
 def _of_models(unoffered: Sequence[str]) -> list[ConsoleFinding]:

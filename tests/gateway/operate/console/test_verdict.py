@@ -1,4 +1,4 @@
-"""What the console says on top: the state follows from what is shown below it, and each finding names what is ill."""
+"""The console's verdict: it follows from the state that is shown below it, and each finding names its cause."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ from gateway.operate.console.verdict import (
     console_verdict,
 )
 
-NOTHING = WindowSummary(0, 0, 0, 0.0, 0.0, 0, 0.0, ())
+NOTHING = WindowSummary(
+    in_time=0, late=0, failed=0, in_time_per_s=0.0, per_s=0.0, rated=0, late_share=0.0, quantiles_s=()
+)
 
 
 def recent(asked: int, late: int) -> WindowSummary:
     """So many in the rates' window, and so many of them late."""
     return WindowSummary(
-        asked - late, late, 0, (asked - late) / 15, asked / 15, asked, late / asked, (0.01, 0.02, 0.03)
+        in_time=asked - late,
+        late=late,
+        failed=0,
+        in_time_per_s=(asked - late) / 15,
+        per_s=asked / 15,
+        rated=asked,
+        late_share=late / asked,
+        quantiles_s=(0.01, 0.02, 0.03),
     )
 
 
