@@ -87,7 +87,9 @@ def _about(request_id: str | None, query: dict[str, Any]) -> str:
 
 def summaries(decisions: list[dict[str, Any]]) -> Table:
     """Return a table with a line for each request."""
-    table = Table(Column("#", no_wrap=True), "id", "work", "budget", Column("went to", no_wrap=True), "why", "took", "")
+    number, target = Column("#", no_wrap=True), Column("went to", no_wrap=True)
+    columns = (number, "id", "work", "budget", target, "why", "took", "")
+    table = Table(*columns)
     for one in decisions:
         table.add_row(
             f"#{one['number']}",

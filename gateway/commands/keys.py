@@ -134,7 +134,8 @@ def list_(path: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows))
         return
-    table = Table(Column("id", no_wrap=True), "tenant", "standing", "models", "rights", "expires", "note")
+    columns = (Column("id", no_wrap=True), "tenant", "standing", "models", "rights", "expires", "note")
+    table = Table(*columns)
     for row in rows:
         table.add_row(
             row["id"], row["tenant"], row["standing"], ", ".join(row["models"]), ", ".join(row["rights"]),

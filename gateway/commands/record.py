@@ -95,14 +95,14 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
         }
         status = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
         lines = stack.enter_context(stream_admin(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
-        tape = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
+        recording = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
         with suppress(KeyboardInterrupt):  # what was received until then is kept
-            tape.take(lines)
+            recording.take(lines)
         status.stop()
         for file in files.values():
             file.close()
-        _pack(output, folder, tape.end)
-    _tell(output, tape)
+        _pack(output, folder, recording.end)
+    _print_summary(output, recording)
 
 
 class _RecordingFiles:
@@ -152,15 +152,15 @@ def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
             tar.addfile(last, io.BytesIO(encoded))
 
 
-def _tell(output: Path, tape: _RecordingFiles) -> None:
-    share = f", {tape.in_time / tape.requests:.1%} in time" if tape.requests else ""
-    click.echo(f"{output}: {tape.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
-    if tape.enough:
-        click.echo(tape.enough, err=True)
-    elif tape.end is None:
+def _print_summary(output: Path, recording: _RecordingFiles) -> None:
+    share = f", {recording.in_time / recording.requests:.1%} in time" if recording.requests else ""
+    click.echo(f"{output}: {recording.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
+    if recording.enough:
+        click.echo(recording.enough, err=True)
+    elif recording.end is None:
         click.echo("the stream ended early: the file holds what was received until then", err=True)
-    elif tape.end.lost:
-        click.echo(f"{tape.end.lost} lines were lost because they were not taken fast enough", err=True)
-    if not tape.requests:
+    elif recording.end.lost:
+        click.echo(f"{recording.end.lost} lines were lost because they were not taken fast enough", err=True)
+    if not recording.requests:
         click.echo("no request came in that time: there is nothing to replay", err=True)
         sys.exit(1)

@@ -40,9 +40,9 @@ SORTS: Final[Mapping[str, tuple[str, Callable[[Row], Any]]]] = {
 
 def sick_links(snapshot: Row) -> list[dict[str, str]]:
     """Return the links that are not well, the worst first, each with its reason."""
-    ill = [row for row in snapshot["targets"] if row["health"] != "well"]
-    ill.sort(key=lambda row: _WORST_FIRST.index(row["health"]))
-    return [{"target": row["id"], "health": row["health"], "reason": row["reason"]} for row in ill]
+    unhealthy = [row for row in snapshot["targets"] if row["health"] != "well"]
+    unhealthy.sort(key=lambda row: _WORST_FIRST.index(row["health"]))
+    return [{"target": row["id"], "health": row["health"], "reason": row["reason"]} for row in unhealthy]
 
 
 def render_screen(snapshot: Row, sort: str, *, width: int = 80, height: int | None = None) -> RenderableType:

@@ -61,13 +61,13 @@ class ConsoleView:
         points = [_point(point) for point in self.watch.points]
         return {"points": points, "sample_every_s": SAMPLE_EVERY_S}
 
-    async def states(self, breathe: Callable[[], Awaitable[None]]) -> States:
+    async def states(self, pause: Callable[[], Awaitable[None]]) -> States:
         """Return the state of the link to each target; the walk over all targets yields to requests in between."""
         found: States = {}
         for place, target in enumerate(list(self.fleet.targets.values()), start=1):
             found[target.id] = self._link(target, clock.now())
             if place % _AT_ONCE == 0:
-                await breathe()
+                await pause()
         return found
 
     def snapshot(self, now: float, utc_s: float, states: States) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class ConsoleView:
         overload = self.admission.overload
         return console_verdict(
             targets=len(states),
-            ill=[HealthFinding(name, *state) for name, state in states.items() if state.health != "well"],
+            unhealthy=[HealthFinding(name, *state) for name, state in states.items() if state.health != "well"],
             total=total,
             by_class=[(model, recent) for (model, _), recent in classes],
             unoffered=self._unoffered({model for (model, _), _ in classes}),

@@ -58,7 +58,7 @@ class HealthFinding(NamedTuple):
 def console_verdict(
     *,
     targets: int,
-    ill: Sequence[HealthFinding],
+    unhealthy: Sequence[HealthFinding],
     total: WindowSummary,
     by_class: Iterable[tuple[str, WindowSummary]],
     unoffered: Sequence[str],
@@ -71,14 +71,14 @@ def console_verdict(
 
     Args:
         targets: how many targets are known.
-        ill: the targets whose link is not well.
+        unhealthy: the targets whose link is not well.
         unoffered: requested models that no target offers now.
         overloaded: why shedding is on; "" when it is not.
         refused_devices: devices that are not dialled.
         others: findings of other modules.
     """
     found = [
-        *_of_targets(targets, ill),
+        *_of_targets(targets, unhealthy),
         *_of_models(unoffered),
         *_of_requests(total, by_class),
         *([ConsoleFinding("trouble", f"Overloaded, the least important are shed: {overloaded}")] if overloaded else []),
@@ -102,36 +102,38 @@ def _sentence(found: Sequence[ConsoleFinding], total: WindowSummary) -> str:
     return "All is well" if total.asked else "All is well: nobody is asking just now"
 
 
-def _of_targets(targets: int, ill: Sequence[HealthFinding]) -> list[ConsoleFinding]:
+def _of_targets(targets: int, unhealthy: Sequence[HealthFinding]) -> list[ConsoleFinding]:
     if targets == 0:
         return [ConsoleFinding("trouble", "No target is known: nothing can be answered")]
     found = []
     for health in WORST_FIRST:
-        alike = [one for one in ill if one.health == health]
+        alike = [one for one in unhealthy if one.health == health]
         if not alike:
             continue
         level: Level = "trouble" if health == "down" and 2 * len(alike) > targets else "attention"
         found.append(_about(level, alike, _WHAT[health], targets))
-    if all(one.health == "down" for one in ill) and len(ill) == targets:
-        return [ConsoleFinding("trouble", f"No target can be used: {_names(ill)} {_are(ill)} down")]
+    if all(one.health == "down" for one in unhealthy) and len(unhealthy) == targets:
+        return [ConsoleFinding("trouble", f"No target can be used: {_names(unhealthy)} {_are(unhealthy)} down")]
     return found
 
 
-def _about(level: Level, ill: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
-    if len(ill) == 1:
-        one = ill[0]
+def _about(level: Level, unhealthy: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
+    if len(unhealthy) == 1:
+        one = unhealthy[0]
         return ConsoleFinding(level, f"{one.target_id} is {what}: {one.reason}", one.target_id)
-    return ConsoleFinding(level, f"{len(ill)} of {targets} targets are {what}: {_names(ill)}", ill[0].target_id)
+    return ConsoleFinding(
+        level, f"{len(unhealthy)} of {targets} targets are {what}: {_names(unhealthy)}", unhealthy[0].target_id
+    )
 
 
-def _names(ill: Sequence[HealthFinding]) -> str:
-    named = ", ".join(one.target_id for one in ill[:NAMED])
-    more = len(ill) - NAMED
+def _names(unhealthy: Sequence[HealthFinding]) -> str:
+    named = ", ".join(one.target_id for one in unhealthy[:NAMED])
+    more = len(unhealthy) - NAMED
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _are(ill: Sequence[HealthFinding]) -> str:
-    return "is" if len(ill) == 1 else "are"
+def _are(unhealthy: Sequence[HealthFinding]) -> str:
+    return "is" if len(unhealthy) == 1 else "are"
 
 
 def _of_models(unoffered: Sequence[str]) -> list[ConsoleFinding]:

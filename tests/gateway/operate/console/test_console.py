@@ -174,12 +174,12 @@ async def test_a_model_without_an_offer_is_trouble_once_it_is_requested() -> Non
 async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
     breaths = 0
 
-    async def breathe() -> None:
+    async def pause() -> None:
         nonlocal breaths
         breaths += 1
 
     console_view = sight_of(fleet_of_many(5000))
-    assert len(await console_view.states(breathe)) == 5001
+    assert len(await console_view.states(pause)) == 5001
     assert breaths == 25
 
 

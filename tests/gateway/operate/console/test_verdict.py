@@ -37,13 +37,13 @@ def recent(asked: int, late: int) -> WindowSummary:
 
 def judged(**given: Any) -> ConsoleVerdict:
     usual: dict[str, Any] = {
-        "targets": 4, "ill": (), "total": recent(100, 0), "by_class": (), "unoffered": (), "overloaded": "",
+        "targets": 4, "unhealthy": (), "total": recent(100, 0), "by_class": (), "unoffered": (), "overloaded": "",
         "panic": False, "refused_devices": (),
     }  # fmt: skip
     return console_verdict(**(usual | given))
 
 
-def ill(number: int, health: Health = "slow") -> HealthFinding:
+def unhealthy(number: int, health: Health = "slow") -> HealthFinding:
     return HealthFinding(f"edge/e{number}", health, f"why {number}")
 
 
@@ -53,13 +53,13 @@ def test_nothing_against_it_is_well_also_when_nobody_asks() -> None:
 
 
 def test_a_sick_link_is_named_with_its_reason() -> None:
-    said = judged(ill=[ill(2)])
+    said = judged(unhealthy=[unhealthy(2)])
     assert (said.state, said.sentence) == ("attention", "edge/e2 is on a slow link: why 2")
     assert said.findings[0].about == "edge/e2"
 
 
 def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
-    said = judged(targets=1000, ill=[ill(number) for number in range(40)])
+    said = judged(targets=1000, unhealthy=[unhealthy(number) for number in range(40)])
     assert said.sentence == "40 of 1000 targets are on a slow link: edge/e0, edge/e1, edge/e2 and 37 more"
 
 
@@ -67,9 +67,9 @@ def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
     ("given", "state", "words"),
     [
         ({"targets": 0}, "trouble", "No target is known"),
-        ({"targets": 2, "ill": [ill(1, "down"), ill(2, "down")]}, "trouble", "No target can be used"),
-        ({"ill": [ill(1, "down")]}, "attention", "edge/e1 is down: why 1"),
-        ({"ill": [ill(number, "down") for number in range(3)]}, "trouble", "3 of 4 targets are down"),
+        ({"targets": 2, "unhealthy": [unhealthy(1, "down"), unhealthy(2, "down")]}, "trouble", "No target can be used"),
+        ({"unhealthy": [unhealthy(1, "down")]}, "attention", "edge/e1 is down: why 1"),
+        ({"unhealthy": [unhealthy(number, "down") for number in range(3)]}, "trouble", "3 of 4 targets are down"),
         ({"unoffered": ["minilm"]}, "trouble", "Nobody offers minilm just now"),
         ({"overloaded": "queues"}, "trouble", "Overloaded, the least important are shed: queues"),
         ({"panic": True}, "trouble", "Most targets fail"),
