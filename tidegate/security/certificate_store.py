@@ -10,9 +10,6 @@ key and a certificate that do not fit, keeps what it has, and looks again (`tls.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,6 +18,7 @@ from typing import Final
 
 from tidegate.security.authority import Authority, CertificatePair, IssuedCertificate, PkiError, read_issued
 from tidegate.security.certificate_identity import ROLES, CertificateIdentity
+from tidegate.storage.atomic_file import write_atomically
 
 CA_DAYS: Final = 3650
 CERT_DAYS: Final = 90
@@ -118,23 +116,3 @@ def _write(pair: CertificatePair, cert: Path, key: Path) -> None:
         write_atomically(cert, pair.cert, mode=0o644)
     except OSError as error:
         raise PkiError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-def write_atomically(path: Path, content: bytes, *, mode: int) -> None:
-    """The whole content under `path`, or what was there before; never readable by more than `mode` says.
-
-    Raises:
-        OSError: as of any write.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

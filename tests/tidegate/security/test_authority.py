@@ -18,7 +18,8 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from tidegate import clock
 from tidegate.security.authority import Authority, CertificatePair, PkiError, read_issued
 from tidegate.security.certificate_identity import ROLES, CertificateIdentity
-from tidegate.security.certificate_store import PkiStore, write_atomically
+from tidegate.security.certificate_store import PkiStore
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.pki_cli import pki
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tidegate.config import ConfigError
 from tidegate.security.attestation.software import KEY_BYTES, key_id
-from tidegate.security.certificate_store import write_atomically
+from tidegate.storage.atomic_file import write_atomically
 
 MOST_BYTES: Final = 2**20
 _ALGORITHM: Final = "ed25519"

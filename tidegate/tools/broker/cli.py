@@ -11,7 +11,8 @@ import click
 
 from tidegate.fleet.topics import checked_name
 from tidegate.security.certificate_identity import CertificateIdentity
-from tidegate.security.certificate_store import PkiStore, write_atomically
+from tidegate.security.certificate_store import PkiStore
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.broker.mosquitto_config import (
     MosquittoPlan,
     Users,

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tidegate.storage.atomic_file import sync_file, sync_folder
+
 
 @contextmanager
 def model_lock(root: Path, name: str) -> Iterator[None]:
@@ -51,19 +53,11 @@ def _swap(building: Path, place: Path) -> None:
         shutil.rmtree(old)
     else:
         os.rename(building, place)
-    _sync(place.parent)
+    sync_folder(place.parent)
 
 
 def _flush(folder: Path) -> None:
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
     """Without it a power cut may keep the rename and lose the bytes."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    for path in folder.iterdir():
+        sync_file(path)
+    sync_folder(folder)

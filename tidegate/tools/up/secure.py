@@ -23,7 +23,8 @@ from typing import Final
 from tidegate import clock
 from tidegate.security.authority import PkiError
 from tidegate.security.certificate_identity import CertificateIdentity
-from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore, write_atomically
+from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.broker.cli import copy_certificate, write
 from tidegate.tools.broker.mosquitto_config import MosquittoPlan
 from tidegate.tools.up.plan import FLEET, LOOPBACK, Options, PlanError, Secure
