@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-import socket
 
+from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
 
 
@@ -30,10 +30,7 @@ def check_free(host: str, port: int, key: str) -> None:
         StartError: nobody can listen there; names the port and the configuration key.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        try_listen(host, port)
     except OSError as error:
         raise cannot_listen(host, port, key, error) from error
 
