@@ -1,4 +1,4 @@
-"""Whether a server could listen on a port now, tried before anything heavy starts.
+"""`try_listen` finds out whether a server could listen on a port, before anything heavy starts.
 
 A port is tried by listening on it for an instant. SO_REUSEADDR is set, as servers set it, so that connections of an
 earlier run that linger in TIME_WAIT do not count; SO_REUSEPORT, gRPC's default, is not, so that a gRPC server which

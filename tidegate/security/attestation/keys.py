@@ -3,7 +3,7 @@
     KEY        PEM, Ed25519, readable by the target alone; `tidegate attest init` makes it
     ALLOWED    a line a key, `ed25519 BASE64 words`; what follows a `#` is for people, and so are the words
 
-A key that is taken off the list is believed no more: gateways follow the file.
+A key that is taken off the list is no longer trusted: gateways follow the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tidegate broker config`: a broker's files, so that each device speaks for itself only."""
+"""`tidegate broker config` writes a broker's files, so that each device publishes as itself only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def broker() -> None:
     type=click.Choice(["certificates", "passwords"]),
     default="certificates",
     show_default=True,
-    help="How clients say who they are.",
+    help="How clients authenticate.",
 )
 @click.option("--new-password", "renewed", multiple=True, metavar="USER", help="Give this user another password.")
 @click.option("--no-tls", is_flag=True, help="Without encryption, for a network that you trust with passwords.")
@@ -124,11 +124,11 @@ def write(
     """Write the files; the passwords that were made, by user.
 
     Args:
-        names: who has a password, or gets one; none without passwords.
-        renewed: who gets another one.
+        names: the users that have a password, or get one; none without passwords.
+        renewed: the users that get a new one.
 
     Raises:
-        ValueError: a name to renew is nobody's.
+        ValueError: a name to renew has no password.
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def write(
 
 
 def copy_certificate(store: PkiStore, folder: Path) -> None:
-    """What the broker needs of the CA's folder, under the names that its configuration says.
+    """Copy what the broker needs from the CA's folder, under the names in its configuration.
 
     Raises:
         ValueError: no certificate was issued for a broker.

@@ -1,13 +1,13 @@
-"""What a broker must be told so that each device speaks for itself only: Mosquitto's files, as text.
+"""Mosquitto's files, as text, are configured so that each device publishes as itself only.
 
 The ACL is two pattern lines for every device of a fleet, known or not, since a device's user name is its own name: it
-writes below `up/NAME/` and reads below `down/NAME/`, and what gateways tell everyone. Gateways have lines of their own.
-Who a device is, its certificate says (`use_identity_as_username`: the common name that `tidegate pki` gives it), or a
-password of its own. There is no password that two devices share.
+writes below `up/NAME/` and reads below `down/NAME/`, and what gateways publish to all. Gateways have lines of their
+own. A device is identified by its certificate (`use_identity_as_username`: the common name that `tidegate pki` gives
+it), or a password of its own. There is no password that two devices share.
 
-Two things that the ACL cannot do: a client id is not a user name, and whoever takes another's ends its session, so the
-broker is told to use the user name for both; and a retained message stays when its author is thrown out, so the broker
-is told to look at the author again.
+Two things that the ACL cannot do: a client id is not a user name, and a client that takes another's ends its session,
+so the broker is configured to use the user name for both; and a retained message stays when its author is banned, so
+the broker is configured to check the author again.
 
 Pure: values in, text out, but for the salt of a password's hash.
 """

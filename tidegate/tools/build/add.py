@@ -1,7 +1,8 @@
-"""Adding a user's own model: inspect its artefacts, check that they are one model, run them, write the manifest.
+"""A user's own model is added in four steps: inspect its artefacts, check that they agree, run them, write a manifest.
 
-The order matters: what disagrees on paper is said before anything is run (`agree.py`), what cannot be run as described
-is refused before anything is measured (`trial.py`), and the model appears in the repository whole or not at all.
+The order matters: artefacts that disagree are refused before anything is run (`agree.py`), what cannot be run as
+described is refused before anything is measured (`trial.py`), and the model appears in the repository whole or not at
+all.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ENGINES: dict[str, EngineName] = {
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """What `tidegate model add` was asked. At least one of `edge` and `pool` is given."""
+    """The options of `tidegate model add`. At least one of `edge` and `pool` is given."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""`tidegate model`: build the demo models, quantize, add and calibrate one's own, look at what is there, ship it.
+"""`tidegate model` builds the demo models, adds, quantizes and calibrates a user's own, and ships them.
 
 Only this file is imported for `--help`; runtimes are imported by the command that needs them. A build shows a bar on a
 terminal, one line per step elsewhere, and events for a parent process with `--json-progress`.
@@ -136,7 +136,7 @@ def _say(json_progress: bool, line: str) -> None:
 def quantize(
     source: Path, target: Path, static: bool, calibration: Path | None, evaluation: Path | None, metric: Any
 ) -> None:
-    """Make an int8 version of an fp32 ONNX model, and say what it gains and costs.
+    """Make an int8 version of an fp32 ONNX model, and print what it gains and costs.
 
     Without --static, activations are scaled anew in each call: best for transformers, and it needs no data.
 
@@ -231,10 +231,10 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
 @click.option("--force", is_flag=True, help="Replace the model if it exists.")
 @errors_in_one_line
 def paced(name: str, repository: Path, force: bool, like: str, seed: int, **given: Any) -> None:
-    """Add a model that computes nothing: it waits as long as it is told to, and answers with zeros.
+    """Add a model that computes nothing: it waits for the time that you give, and answers with zeros.
 
-    For trying out routing, deadlines and faults with neither models nor many cores. Whoever serves it says so. Some
-    devices slower than others: `paced_slow` in their configuration, or TIDEGATE_EDGE_PACED_SLOW.
+    For trying out routing, deadlines and faults with neither models nor many cores. A target that serves it says so.
+    Some devices slower than others: `paced_slow` in their configuration, or TIDEGATE_EDGE_PACED_SLOW.
 
     \b
     Examples:

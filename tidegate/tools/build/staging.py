@@ -1,4 +1,4 @@
-"""A model version appears whole or not at all, however its build ends.
+"""A staged model version appears in the repository whole or not at all, however its build ends.
 
 A build writes into a hidden folder beside its place and is renamed at the end, after everything is on the disk; readers
 pass over hidden folders. What an earlier build left behind when it was cut off is removed by the next one. A lock on
@@ -19,7 +19,7 @@ from tidegate.storage.atomic_file import sync_file, sync_folder
 
 @contextmanager
 def model_lock(root: Path, name: str) -> Iterator[None]:
-    """Hold the right to write the versions of model `name`; waits for whoever has it."""
+    """Hold the right to write the versions of model `name`; waits for another holder."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:

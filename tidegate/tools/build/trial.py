@@ -1,6 +1,6 @@
-"""Running a drafted model's artefacts to find out what may be promised of them.
+"""A trial runs a drafted model's artefacts to find out what the manifest may promise.
 
-An artefact's description is believed only after it was run: at the shortest and at the longest lengths that the
+An artefact's description is trusted only after it was run: at the shortest and at the longest lengths that the
 manifest will promise, with the outputs compared to what it says. Where nothing limits an axis, the longest length is
 found by running, halving a generous guess until every artefact takes it.
 

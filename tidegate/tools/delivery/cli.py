@@ -1,7 +1,7 @@
-"""`tidegate model push`, `rollout`, `status`, `pause`, `resume`, `abort` and `rollback`: models to devices, and back.
+"""`tidegate model push`, `rollout`, `status`, `pause`, `resume`, `abort`, `rollback` bring models to devices and back.
 
-They talk to a gateway's admin port and need no runtime. A rollout belongs to the gateway once it has begun: whoever
-watches may leave (Ctrl-C) and come back, from another machine too.
+They talk to a gateway's admin port and need no runtime. A rollout belongs to the gateway once it has begun: the
+watching command may end (Ctrl-C) and be run again, from another machine too.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option("--version", default="", help="Which version; the highest by default.")
 @click.option(
     "--device", "devices", multiple=True, metavar="GLOB",
-    help="Only these; may be repeated, and asks in this order. Default: all that are alive, by name.",
+    help="Only these devices, in this order; may be repeated. Default: all that are alive, by name.",
 )  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only devices of these groups, one group after another.")
 @click.option(
@@ -88,12 +88,12 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 )
 @click.option(
     "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
-    help="Share of those asked that must have committed before the next wave.",
+    help="Share of a wave's devices that must have committed before the next wave.",
 )  # fmt: skip
 @click.option(
     "--max-errors", type=click.IntRange(0), help="One more, and all go back. Default: what --success leaves of all."
 )
-@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="For each device, once asked.")
+@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="For each device of a wave.")
 @click.option("--bake", type=Duration(), default="0s", show_default=True, help="Rest between waves.")
 @click.option("--soak", type=Duration(), default="60s", show_default=True, help="Under real requests, on each device.")
 @click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="That a soak must see.")
@@ -121,7 +121,7 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 )  # fmt: skip
 @click.option("--rotate", is_flag=True, help="Devices trust only the second and further --key from now on.")
 @click.option(
-    "--replace", "replace_unsigned", is_flag=True, help="Leave out what others' documents say of other models."
+    "--replace", "replace_unsigned", is_flag=True, help="Leave out other models that documents of foreign keys name."
 )
 @click.option("--detach", is_flag=True, help="Start it and leave.")
 @_repository
@@ -261,7 +261,7 @@ def _steering(verb: str, words: str, note: str, *examples: str) -> click.Command
     return command
 
 
-_NAME = "NAME: a model, whose newest rollout is meant, or a rollout's id."
+_NAME = "NAME: a model (its newest rollout), or a rollout's id."
 pause = _steering(
     "pause",
     f"Begin no further wave. {_NAME}",
@@ -278,7 +278,7 @@ resume = _steering(
 )
 abort = _steering(
     "abort",
-    f"Call back every device that a rollout has asked. {_NAME}",
+    f"Call back every device that a rollout has reached. {_NAME}",
     "rollout {id} is called back",
     "tidegate model abort minilm",
     "tidegate model abort minilm --why 'p95 doubled on the kiosks' --admin http://10.0.0.2:8003",
@@ -323,7 +323,7 @@ def _plan(
     if asked and not golden:
         raise click.UsageError(f"--{asked[0].replace('_', '-')} is measured on cases: give --golden")
     if golden and not asked:
-        raise click.UsageError("say how near answers must be to --golden: --atol, --cosine-min or --top1-min")
+        raise click.UsageError("--golden needs a limit for the answers' distance: --atol, --cosine-min or --top1-min")
     soak = Soak(given["soak"], given["min_requests"], given["err_max"], given["slower_max"])
     net = Net(metered=given["metered"], max_bytes=given["max_bytes"], deadline_s=given["deadline"])
     rules = {

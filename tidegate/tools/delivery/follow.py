@@ -1,7 +1,7 @@
-"""Watches a rollout from outside until it is over: live on a terminal, a line per change elsewhere.
+"""`follow` watches a rollout until it is over: live on a terminal, a line per change elsewhere.
 
-Whoever watches has no part in it. A gateway that is restarted meanwhile is waited for: it goes on with the rollout, so
-there is no reason to leave.
+Watching does not influence the rollout. A gateway that is restarted meanwhile is waited for, since it goes on with the
+rollout.
 """
 
 from __future__ import annotations

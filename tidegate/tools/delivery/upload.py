@@ -1,4 +1,4 @@
-"""Brings files into a gateway's store: only those that it lacks, each from where its last upload broke off."""
+"""An upload brings files into a gateway's store: only missing ones, each from where its last upload broke off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate.admin_client import Admin, AdminError
 from tidegate.tools.delivery.files import LocalArtefact
 
 PIECE_BYTES: Final = 4 * 2**20
-_TRIES: Final = 3  # in a row, where somebody else sends the same
+_TRIES: Final = 3  # in a row, while another upload sends the same
 
 
 def push(

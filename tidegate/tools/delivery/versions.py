@@ -1,4 +1,4 @@
-"""`tidegate model split`, `promote` and `return`: two versions of a model side by side, and the end of it.
+"""`tidegate model split`, `promote` and `return` run two versions of a model side by side, and end that.
 
 The split belongs to the gateway, as a rollout does. `tidegate model status` shows both versions' figures beside each
 other for as long as it lasts.
@@ -41,7 +41,7 @@ class Percentage(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 @click.option("--standing", default="", help="The version beside it. Default: the one that is meant now.")
 @click.option(
     "--compare", type=Percentage(), default="0%", show_default=True,
-    help="Of the standing version's answers: ask the candidate the same, and say how far they agree.",
+    help="Share of the standing version's requests that the candidate answers too, to compare both.",
 )  # fmt: skip
 @admin_option
 @_json
@@ -57,7 +57,7 @@ def split(
 ) -> None:
     """Put version CANDIDATE of MODEL on trial beside the one that stands; or change how much it gets.
 
-    A caller may also say which: `tidegate-version: candidate`, or `standing`. Targets must serve both versions: shipped
+    A caller may also choose: `tidegate-version: candidate`, or `standing`. Targets must serve both versions: shipped
     by `tidegate model rollout`, or named in their configuration (`models: [minilm:1, minilm:2]` of a pool).
 
     \b
@@ -111,7 +111,7 @@ def _show(told: dict[str, Any], as_json: bool) -> None:
 
 
 def versions_table(models: list[dict[str, Any]]) -> Table:
-    """Versions with who serves them; of those on trial, figures since it began."""
+    """The versions and the targets that serve them; on trial, with figures since it began."""
     right = [Column(name, justify="right") for name in ("edges", "pools", "asked", "in time", "p50", "p95", "failed")]
     table = Table(Column("model", no_wrap=True), "version", "gets", *right, "quality")
     for model in models:

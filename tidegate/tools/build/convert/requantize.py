@@ -1,7 +1,7 @@
-"""`tidegate model quantize`: quantize a user's model, then say what was gained and what was lost.
+"""`tidegate model quantize` quantizes a user's model, then reports what was gained and what was lost.
 
 The target appears only when it is whole. Without data of the user's the comparison runs on made-up inputs and says so:
-random ids are no text, and a quality measured on them is a sign of life and no more.
+random ids are no text, and a quality measured on them shows only that the model runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tidegate model calibrate`: how sure an edge's answer must be, found by running the real artefacts on labelled data.
 
 The edge's variant and the pool's answer every sample, one at a time as requests mostly come. One part of the samples
-chooses the threshold (`threshold.py`), the other only tells what it does. For a user's own classifier the parts are
+chooses the threshold (`threshold.py`), the other only shows what it does. For a user's own classifier the parts are
 two halves of the file, dealt at random from a fixed seed; for the digits they are splits that training never saw.
 
 What is written into the manifest is the section `confidence`, and the variants' qualities where nobody had measured
