@@ -96,11 +96,11 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
     """
     store = PkiStore(folder)
     try:
-        who = CertificateIdentity.parse(identity)
-        issued = store.issue(who, hosts, days=days, now=_now())
+        subject = CertificateIdentity.parse(identity)
+        issued = store.issue(subject, hosts, days=days, now=_now())
     except (PkiError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{who}: {store.cert(who)} and {store.key(who)}, until {issued.ends:%Y-%m-%d}")
+    click.echo(f"{subject}: {store.cert(subject)} and {store.key(subject)}, until {issued.ends:%Y-%m-%d}")
 
 
 @pki.command()

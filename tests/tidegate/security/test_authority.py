@@ -1,4 +1,4 @@
-"""What a CA signs, checked by the verifier that `cryptography` brings, and by `tidegate pki` as people use it."""
+"""Certificates of a CA, checked by the verifier of `cryptography`, and by `tidegate pki` as operators use it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_second_ca_does_not_take_the_place_of_the_first(run: Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", [("issue", "edge/edge-1"), ("renew",), ("show",)])
-def test_without_a_ca_the_way_to_one_is_told(run: Run, words: tuple[str, ...]) -> None:
+def test_without_a_ca_the_error_names_the_command_that_makes_one(run: Run, words: tuple[str, ...]) -> None:
     answer = run(*words)
     assert answer.exit_code == 1
     assert "`tidegate pki init`" in answer.output
@@ -182,7 +182,7 @@ def test_renewal_takes_those_in_the_last_third_of_their_life_and_keeps_what_they
     assert run("renew", at=21).output == "nothing is due\n"
 
 
-def test_renewal_by_name_is_only_of_that_name_and_unknown_names_are_told(run: Run) -> None:
+def test_renewal_by_name_is_only_of_that_name_and_unknown_names_are_errors(run: Run) -> None:
     run("init")
     run("issue", "edge/a")
     run("issue", "edge/b")
@@ -216,7 +216,7 @@ def test_a_key_pair_goes_both_into_place_or_leaves_what_was_there(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_encrypted_or_foreign_key_is_told_in_words(run: Run, tmp_path: Path) -> None:
+def test_an_encrypted_or_foreign_key_is_an_error_in_plain_words(run: Run, tmp_path: Path) -> None:
     run("init")
     pair = Authority.make("x", valid=DAY, now=NOW).pair
     key = serialization.load_pem_private_key(pair.key, None)

@@ -151,13 +151,13 @@ def copy_certificate(store: PkiStore, folder: Path) -> None:
     Raises:
         ValueError: no certificate was issued for a broker.
     """
-    who = CertificateIdentity("broker", "main")
+    broker = CertificateIdentity("broker", "main")
     try:
-        parts = {"ca.crt": store.ca_cert, "broker.crt": store.cert(who), "broker.key": store.key(who)}
+        parts = {"ca.crt": store.ca_cert, "broker.crt": store.cert(broker), "broker.key": store.key(broker)}
         contents = {name: path.read_bytes() for name, path in parts.items()}
     except FileNotFoundError as error:
         raise ValueError(
-            f"{error.filename} is missing: `tidegate pki issue {who} --host BROKERS-HOST` makes it"
+            f"{error.filename} is missing: `tidegate pki issue {broker} --host BROKERS-HOST` makes it"
         ) from error
     for name, content in contents.items():
         write_atomically(folder / name, content, mode=0o600 if name.endswith(".key") else 0o644)

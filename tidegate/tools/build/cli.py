@@ -207,7 +207,7 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     added = add_model(AddRequest(name=name, wishes=wishes, **given), repository, force=force)
     record_in_trail(repository, "model-added", added.manifest)
     click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
-    for sentence in added.said:
+    for sentence in added.notes:
         click.echo(f"  {sentence}")
     click.echo(f"see it with: tidegate model show {name} --repository {repository}")
 
@@ -247,12 +247,12 @@ def paced(name: str, repository: Path, force: bool, like: str, seed: int, **give
     if problem := name_problem(name):
         raise BuildError(problem)
     costs = costs_of_scenario(given["scenario"], given["of"]) if given["scenario"] else PacedCosts()
-    said = {
+    overrides = {
         "edge_ms": parse_points("--edge-ms", given["edge_ms"]) if given["edge_ms"] else None,
         "pool_ms": parse_points("--pool-ms", given["pool_ms"]) if given["pool_ms"] else None,
         "edge_max_units": given["edge_max_tokens"],
     }
-    costs = replace(costs, **{key: value for key, value in said.items() if value is not None})
+    costs = replace(costs, **{key: value for key, value in overrides.items() if value is not None})
     noise = PacedNoise(given["edge_noise"], given["pool_noise"], seed)
     manifest = add_paced(name, costs, repository, like=like, noise=noise, force=force)
     record_in_trail(repository, "model-added", manifest)

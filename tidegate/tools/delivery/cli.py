@@ -143,8 +143,8 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     manifest, files = _version(repository, name, version)
     golden = (golden_of(given["golden"], manifest),) if given["golden"] else ()
     plan = _plan(files, golden, manifest.version, given)
-    told = shipping(gateway)
-    chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
+    report = shipping(gateway)
+    chosen, there = _chosen(report["devices"], given["devices"], given["groups"], name, plan)
     olds: dict[str, tuple[LocalArtefact, ...]] = {}
     apart: dict[str, tuple[str, ...]] = {}
 
@@ -160,7 +160,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
     signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"])
-    terms = OrderTerms(name, plan, tuple(told["urls"]), int(clock.utc_s()), given["replace_unsigned"])
+    terms = OrderTerms(name, plan, tuple(report["urls"]), int(clock.utc_s()), given["replace_unsigned"])
     if not terms.urls:
         raise click.ClickException("the gateway serves no artefacts: set `artifacts.port`, or `artifacts.advertise`")
     spec = _spec(name, manifest.version, len(chosen), given)
@@ -359,10 +359,10 @@ def _spec(name: str, version: str, devices: int, given: dict[str, Any]) -> dict[
 
 
 def _chosen(
-    told: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
+    report: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
 ) -> tuple[list[ListedDevice], int]:
     """The devices to ask, in order, and how many have it already."""
-    every = msgspec.convert(told, list[ListedDevice], strict=False)
+    every = msgspec.convert(report, list[ListedDevice], strict=False)
     takers = [one for one in every if one.reported is not None]
     named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
     grouped = {one.name: one for group in groups for one in takers if one.reported and group in one.reported.groups}

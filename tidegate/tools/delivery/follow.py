@@ -79,10 +79,10 @@ def console() -> Console:
 
 def _watched(gateway: Admin, one: dict[str, Any], as_json: bool) -> dict[str, Any]:
     if as_json or not sys.stdout.isatty():
-        said = ""
+        shown = ""
         while one["phase"] not in OVER:
-            if not as_json and (line := _line(one)) != said:
-                said = line
+            if not as_json and (line := _line(one)) != shown:
+                shown = line
                 click.echo(line)
             one = _later(gateway, one)
         return one

@@ -64,7 +64,7 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OrderSigning:
-    """Who signs.
+    """The keys that sign an order.
 
     Attributes:
         keys: all of them sign; the first is the one that devices trust now.

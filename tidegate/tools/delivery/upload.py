@@ -29,9 +29,9 @@ def _push(admin: Admin, one: LocalArtefact, on_bytes: Callable[[str, int], None]
         while not is_whole:
             file.seek(offset)
             piece = file.read(PIECE_BYTES)
-            said = f"bytes {offset}-{offset + len(piece) - 1}/{size}" if piece else f"bytes */{size}"
+            content_range = f"bytes {offset}-{offset + len(piece) - 1}/{size}" if piece else f"bytes */{size}"
             try:
-                _, headers = admin.ask(where, method="PUT", body=piece, headers={"Content-Range": said})
+                _, headers = admin.ask(where, method="PUT", body=piece, headers={"Content-Range": content_range})
             except AdminError as error:
                 tries += 1
                 if error.status != 409 or tries > _TRIES:

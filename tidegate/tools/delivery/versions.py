@@ -103,11 +103,11 @@ def call_back(model: str, admin: str, as_json: bool) -> None:
 COMMANDS: Final = (split, promote, call_back)
 
 
-def _show(told: dict[str, Any], as_json: bool) -> None:
+def _show(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(report))
     else:
-        console().print(versions_table([told]))
+        console().print(versions_table([report]))
 
 
 def versions_table(models: list[dict[str, Any]]) -> Table:

@@ -54,7 +54,7 @@ def _where(served: Json) -> str:
 
 
 def _why(served: Json) -> str:
-    """Why it went there; for what was not answered, or not as it should be, how it ended."""
+    """The reason of the placement; for a request that was not answered as it should be, its outcome."""
     outcome, reason = served.get("outcome") or "ok", served.get("reason") or ""
     if not served.get("served_by"):
         return outcome

@@ -1,4 +1,4 @@
-"""What `tidegate up` decides before it starts anything."""
+"""The plan of `tidegate up`, made before anything starts."""
 
 from __future__ import annotations
 

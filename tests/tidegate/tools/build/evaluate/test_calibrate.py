@@ -1,4 +1,4 @@
-"""Calibrating thresholds: of the digits with their own data, and of somebody's own classifier with a file."""
+"""Calibrating thresholds: of the digits with their own data, and of a user's own classifier with a file."""
 
 from __future__ import annotations
 
