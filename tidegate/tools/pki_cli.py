@@ -45,7 +45,9 @@ def pki() -> None:
 @pki.command()
 @_folder
 @click.option("--name", default="Tidegate fleet CA", show_default=True, help="The CA's name, for people.")
-@click.option("--days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Until the CA ends.")
+@click.option(
+    "--days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Days until the CA expires."
+)
 @click.option(
     "--permit",
     multiple=True,
@@ -74,13 +76,19 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
 @pki.command()
 @click.argument("identity", metavar="ROLE/NAME")
 @_folder
-@click.option("--host", "hosts", multiple=True, metavar="NAME|ADDRESS", help="Where others reach it; repeatable.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME|ADDRESS",
+    help="Host name or address where others reach it; repeatable.",
+)
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
     default=CERT_DAYS,
     show_default=True,
-    help="Until it ends; fewer limit what a stolen key is good for.",
+    help="Days until it expires; fewer limit the use of a stolen key.",
 )
 def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
     """Issue a certificate with a new key for a gateway, edge, pool, broker or client.

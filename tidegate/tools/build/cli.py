@@ -214,9 +214,11 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
 
 @model.command()
 @click.argument("name")
-@click.option("--like", default="", metavar="MODEL", help="Takes and gives what this one does; else a text encoder.")
-@click.option("--edge-ms", default="", metavar="UNITS:MS,…", help="What an edge needs: milliseconds for so much work.")
-@click.option("--pool-ms", default="", metavar="UNITS:MS,…", help="What the pool needs for a call, padding included.")
+@click.option(
+    "--like", default="", metavar="MODEL", help="Model whose inputs and outputs it has; else those of a text encoder."
+)
+@click.option("--edge-ms", default="", metavar="UNITS:MS,…", help="Time on an edge: milliseconds by work units.")
+@click.option("--pool-ms", default="", metavar="UNITS:MS,…", help="Time of a call on the pool, by padded work units.")
 @click.option(
     "--scenario",
     type=click.Path(path_type=Path),
@@ -226,7 +228,7 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
 @click.option("--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes.")
 @click.option("--edge-noise", default=0.1, show_default=True, help="Deviation of the logarithm of a call's time.")
 @click.option("--pool-noise", default=0.05, show_default=True, help="The same of a call to the pool.")
-@click.option("--seed", default=1, show_default=True, help="Of that noise.")
+@click.option("--seed", default=1, show_default=True, help="Seed of that noise.")
 @repository_option
 @click.option("--force", is_flag=True, help="Replace the model if it exists.")
 @errors_in_one_line

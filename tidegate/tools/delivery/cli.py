@@ -84,23 +84,39 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 )  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only devices of these groups, one group after another.")
 @click.option(
-    "--waves", type=WaveSharesParam(), default="5%,25%,100%", show_default=True, help="The first are the canaries."
+    "--waves",
+    type=WaveSharesParam(),
+    default="5%,25%,100%",
+    show_default=True,
+    help="Share of devices after each wave.",
 )
 @click.option(
     "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
     help="Share of a wave's devices that must have committed before the next wave.",
 )  # fmt: skip
 @click.option(
-    "--max-errors", type=click.IntRange(0), help="One more, and all go back. Default: what --success leaves of all."
+    "--max-errors",
+    type=click.IntRange(0),
+    help="One error more, and all devices go back. Default: what --success leaves.",
 )
-@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="For each device of a wave.")
-@click.option("--bake", type=Duration(), default="0s", show_default=True, help="Rest between waves.")
-@click.option("--soak", type=Duration(), default="60s", show_default=True, help="Under real requests, on each device.")
-@click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="That a soak must see.")
-@click.option("--err-max", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Share of failures.")
-@click.option("--slower-max", type=click.FloatRange(0, min_open=True), help="Its p95 beside the old one's: 1.3.")
+@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="Time for each device.")
+@click.option("--bake", type=Duration(), default="0s", show_default=True, help="Pause between waves.")
 @click.option(
-    "--golden", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Cases with known answers."
+    "--soak", type=Duration(), default="60s", show_default=True, help="Trial with real requests on each device."
+)
+@click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="Least requests of a soak.")
+@click.option(
+    "--err-max", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Largest share of failures."
+)
+@click.option(
+    "--slower-max",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest ratio of its p95 to the old one's, as in 1.3.",
+)
+@click.option(
+    "--golden",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Cases with known answers, as .npz or .msgpack.",
 )
 @click.option("--atol", type=click.FloatRange(0), help="Largest difference of an element to the golden answers.")
 @click.option("--cosine-min", type=click.FloatRange(-1, 1), help="Least cosine to the golden answers.")
@@ -109,21 +125,24 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option("--window", default="", metavar="HH:MM-HH:MM", help="Fetch and switch only then, UTC.")
 @click.option("--metered", type=click.Choice(["defer", "allow"]), default="defer", show_default=True)
 @click.option(
-    "--max-bytes", type=click.IntRange(0), default=0, help="For fetching, with retries. Default: twice its size."
+    "--max-bytes", type=click.IntRange(0), default=0, help="Most bytes to fetch, with retries. Default: twice its size."
 )
 @click.option(
-    "--ram-mb", type=click.IntRange(0), default=0, help="What it takes loaded; a handover waits for 1.3 times."
+    "--ram-mb",
+    type=click.IntRange(0),
+    default=0,
+    help="Memory that it takes when loaded; a handover waits for 1.3 times.",
 )
 @click.option("--activate", type=click.Choice(["handover", "stop_start"]), default="handover", show_default=True)
 @click.option(
     "--key", "keys", multiple=True, required=True, type=click.Path(path_type=Path, dir_okay=False),
-    help="Signs (`tidegate keys signing create`); may be repeated.",
+    help="Key that signs (`tidegate keys signing create`); may be repeated.",
 )  # fmt: skip
 @click.option("--rotate", is_flag=True, help="Devices trust only the second and further --key from now on.")
 @click.option(
     "--replace", "replace_unsigned", is_flag=True, help="Leave out other models that documents of foreign keys name."
 )
-@click.option("--detach", is_flag=True, help="Start it and leave.")
+@click.option("--detach", is_flag=True, help="Start the rollout and do not watch it.")
 @_repository
 @admin_option
 @_json

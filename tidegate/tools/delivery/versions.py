@@ -36,9 +36,11 @@ class Percentage(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 @click.command()
 @click.argument("model")
 @click.argument("candidate")
-@click.option("--share", type=Percentage(), default="0%", show_default=True, help="Of requests that name no version.")
+@click.option(
+    "--share", type=Percentage(), default="0%", show_default=True, help="Share of requests without a version."
+)
 @click.option("--tenant", "tenants", multiple=True, help="All of this tenant's requests; may be repeated.")
-@click.option("--standing", default="", help="The version beside it. Default: the one that is meant now.")
+@click.option("--standing", default="", help="The version beside it. Default: the one that is served now.")
 @click.option(
     "--compare", type=Percentage(), default="0%", show_default=True,
     help="Share of the standing version's requests that the candidate answers too, to compare both.",
@@ -55,7 +57,7 @@ def split(
     admin: str,
     as_json: bool,
 ) -> None:
-    """Put version CANDIDATE of MODEL on trial beside the one that stands; or change how much it gets.
+    """Put version CANDIDATE of MODEL on trial beside the standing version, or change its share.
 
     A caller may also choose: `tidegate-version: candidate`, or `standing`. Targets must serve both versions: shipped
     by `tidegate model rollout`, or named in their configuration (`models: [minilm:1, minilm:2]` of a pool).
@@ -77,7 +79,7 @@ def split(
 @admin_option
 @_json
 def promote(model: str, admin: str, as_json: bool) -> None:
-    """MODEL's candidate is what is meant from now on; the trial is over.
+    """End the trial: MODEL's candidate becomes the standing version.
 
     \b
     Example:
@@ -91,7 +93,7 @@ def promote(model: str, admin: str, as_json: bool) -> None:
 @admin_option
 @_json
 def call_back(model: str, admin: str, as_json: bool) -> None:
-    """MODEL's standing version goes on alone; the trial is over.
+    """End the trial: MODEL's standing version goes on alone.
 
     \b
     Example:
