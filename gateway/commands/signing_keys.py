@@ -15,8 +15,8 @@ import click
 from tidegate.config import ConfigError
 from tidegate.rollout.signing import id_of
 from tidegate.security.attestation.keys import line_of, make_key, read_key
-from tidegate.security.certificate_store import write_atomically
 from tidegate.storage import audit_log
+from tidegate.storage.atomic_file import write_atomically
 
 MAKER = "tidegate keys signing create"
 _EXAMPLES = """

@@ -32,7 +32,7 @@ from tidegate.oip.request_constraints import version_of
 from tidegate.outcome import ModelNotFound, ServeError
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.owned_task import cancel_and_wait
-from tidegate.security.certificate_store import write_atomically
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.types import Call, InferResponse, Reply
 
 COMPARED_AT_ONCE: Final = 2

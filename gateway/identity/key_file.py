@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, KeyVerifier
 from tidegate.config import ConfigError
-from tidegate.storage.atomic_file import sync_folder
+from tidegate.storage.atomic_file import write_atomically
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 64 * 2**20
@@ -82,18 +82,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        write_atomically(path, text + b"\n", mode=0o600)
     except OSError as error:
         raise ConfigError(f"cannot write the keys file {path}: {error.strerror}") from error

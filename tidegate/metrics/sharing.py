@@ -39,6 +39,7 @@ from prometheus_client.samples import Exemplar, Sample
 
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.storage.atomic_file import write_atomically
 
 EVERY_S: Final = 1.0
 MOST_BYTES: Final = 32 * 2**20  # of one snapshot
@@ -281,6 +282,4 @@ def _read(path: Path) -> _Snapshot | None:
 
 
 def _put(path: Path, snapshot: _Snapshot) -> None:
-    beside = path.with_suffix(f".{os.getpid()}.new")
-    beside.write_bytes(msgspec.json.encode(snapshot))
-    beside.replace(path)
+    write_atomically(path, msgspec.json.encode(snapshot), durable=False)  # every second, and for living processes only

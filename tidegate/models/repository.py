@@ -19,7 +19,6 @@ The folders are read once, on first use; a new repository object reads them agai
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -32,6 +31,7 @@ from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import Manifest, Text, Variant
 from tidegate.models.validate import problems
 from tidegate.outcome import ModelNotFound
+from tidegate.storage.atomic_file import write_atomically
 
 MANIFEST_FILE = "model.yaml"
 MAX_MANIFEST_BYTES = 1024 * 1024
@@ -142,9 +142,7 @@ def save_manifest(folder: Path, manifest: Manifest) -> Path:
     if found := problems(manifest):
         raise RepositoryError("\n".join(f"{path}: {problem}" for problem in found))
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{MANIFEST_FILE}.{os.getpid()}"
-    temporary.write_text(manifest_text(manifest), encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, manifest_text(manifest).encode())
     return path
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-import socket
 
+from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
 
 
@@ -33,26 +33,9 @@ def check_free(host: str, port: int, key: str) -> None:
         StartError: no server can listen there; names the port and the configuration key.
     """
     try:
-        bind_once(host, port)
+        try_listen(host, port)
     except OSError as error:
         raise cannot_listen(host, port, key, error) from error
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on the port now."""
-    try:
-        bind_once(host, port)
-    except OSError:
-        return False
-    return True
-
-
-def bind_once(host: str, port: int) -> None:
-    """Bind a socket to the address and close it. Raises OSError if the address cannot be bound."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
 
 
 def cannot_listen(host: str, port: int, key: str, error: OSError) -> StartError:

@@ -7,9 +7,10 @@ range before the server does. A port that was given out here is not given out ag
 from __future__ import annotations
 
 import random
-import socket
 from collections import deque
 from typing import Final
+
+from tidegate.runtime import ports as runtime_ports
 
 _FIRST: Final = 20_000
 _BEYOND: Final = 32_000  # Linux hands out from 32768 on, others from 49152
@@ -40,10 +41,4 @@ def free_ports(count: int) -> int:
 
 def is_free(port: int) -> bool:
     """Whether a server could listen there just now."""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+    return runtime_ports.is_free("127.0.0.1", port)

@@ -13,13 +13,12 @@ Every method blocks on the disk: call it in a thread.
 from __future__ import annotations
 
 import errno
-import os
 import re
 from pathlib import Path
 from typing import Final
 
 from tidegate.models.digest import sha256_of
-from tidegate.storage.atomic_file import sync_folder
+from tidegate.storage.atomic_file import move_durably
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -107,10 +106,7 @@ class ArtifactStore:
             if found != digest:
                 partial.unlink()
                 raise WrongContent(f"what came has sha256 {found}, not {digest}; send it again")
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(partial, whole)
-            sync_folder(whole.parent)
+            move_durably(partial, whole)
             return whole.stat().st_size
         except OSError as error:
             raise self._translated(error) from error

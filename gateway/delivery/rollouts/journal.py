@@ -21,7 +21,7 @@ import structlog
 
 from gateway.core.versions.canary import CanaryRollout, CanaryState
 from gateway.delivery.rollouts.order import InvalidOrder, RolloutOrder, decode_order
-from tidegate.storage.atomic_file import sync_folder, write_durably
+from tidegate.storage.atomic_file import sync_folder, write_atomically
 
 KEPT: Final = 200  # finished rollouts; an older one is deleted if it has no device's newest document
 log = structlog.get_logger(__name__)
@@ -37,12 +37,12 @@ class RolloutJournal:
         """Write the order of a new rollout. Raises OSError."""
         folder = self.folder / order.spec.id
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / "order.json", msgspec.json.encode(order))
+        write_atomically(folder / "order.json", msgspec.json.encode(order))
         sync_folder(self.folder)
 
     def save(self, id: str, state: bytes) -> None:
         """Replace the state of a rollout. Raises OSError."""
-        write_durably(self.folder / id / "state.json", state)
+        write_atomically(self.folder / id / "state.json", state, parents=True)
 
     def forget(self, id: str) -> None:
         shutil.rmtree(self.folder / id, ignore_errors=True)

@@ -40,6 +40,7 @@ from tidegate.netsim.proxy.ledger import Totals
 from tidegate.netsim.proxy.listening_port import ListeningPort
 from tidegate.netsim.random_streams import stream
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.servers.address import format_address
 
 Kind = Literal["blackhole", "refuse", "reset", "close", "silent", "deaf"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -128,8 +129,7 @@ class LinkProxy:
 
     @property
     def address(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return format_address(self.host, self.port)
 
     # what the link is like
 

@@ -187,7 +187,7 @@ def test_a_certificate_whose_key_is_of_another_kind_proves_nothing() -> None:
     assert isinstance(verdict, RefusedEvidence) and verdict.reason == "wrong-proof"
 
 
-def test_a_ca_that_cannot_be_read_verifies_nobody() -> None:
+def test_a_ca_that_cannot_be_read_verifies_no_target() -> None:
     verdict = verify_proof(
         sent(), target="edge/edge-1", nonce=NONCE, asker_key=ASKER, ca=b"?", now=NOW_S, policy=POLICY
     )
