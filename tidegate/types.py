@@ -211,7 +211,7 @@ class Call(msgspec.Struct, frozen=True):
         return replace(self, identity=identity)
 
 
-class Route(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
 
     served_by: str  # "edge/NAME" or "pool/NAME"

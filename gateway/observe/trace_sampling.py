@@ -53,7 +53,7 @@ class TraceSampler:
         keep = self._keep
         if isinstance(record.end, str):
             return "failed" in keep and record.outcome != "cancelled"
-        return (record.late and "late" in keep) or (record.end.hedged and "hedged" in keep)
+        return (record.late and "late" in keep) or (record.end.route.hedged and "hedged" in keep)
 
     def _may(self) -> bool:
         now = clock.now()

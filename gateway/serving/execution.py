@@ -26,6 +26,7 @@ from functools import partial
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.core.history.recorder import (
     MAX_EVENTS_PER_REQUEST,
@@ -44,7 +45,7 @@ from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
 from tidegate.tracing.propagation import outgoing_context
-from tidegate.types import Accepted, Call, InferRequest, Reply, Route
+from tidegate.types import Accepted, Call, InferRequest, Reply
 
 log = structlog.get_logger(__name__)
 
@@ -294,27 +295,21 @@ class RequestExecution:
         if isinstance(end, Refuse):
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
-        request_id = self._remember(_given(end), now)
+        request_id = self._remember(AnswerRecord(end.attempt, end.route), now)
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
-        if end.provisional:
+        route = end.route
+        if route.provisional:
             answered_at = now  # it waited for a better one
+        if reply.variant and reply.variant != route.variant:
+            route = replace(route, variant=reply.variant)  # the target answered in another variant than was placed
         return Reply(
             response=reply.response,
             stages=self._stages(end, reply, link_s),
-            route=Route(
-                end.candidate.target.id,
-                end.reason,
-                reply.variant or end.candidate.variant.name,
-                end.attempts,
-                end.hedged,
-                end.fallback,
-                end.degraded,
-                end.provisional,
-            ),
+            route=route,
             budget_left_s=self._call.deadline - answered_at,
             batch_size=reply.batch_size,
-            variant=reply.variant or end.candidate.variant.name,
+            variant=route.variant,
             attested=self._rests_on.get(end.attempt, ""),
             request_id=request_id,
             batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
@@ -378,17 +373,3 @@ class RequestExecution:
 
     def __repr__(self) -> str:
         return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
-
-
-def _given(end: Answer) -> AnswerRecord:
-    return AnswerRecord(
-        end.attempt,
-        end.candidate.target.id,
-        end.candidate.variant.name,
-        end.reason,
-        end.attempts,
-        end.hedged,
-        end.fallback,
-        end.degraded,
-        end.provisional,
-    )
