@@ -31,6 +31,7 @@ from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.fallback import FallbackPlacer
 from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
+from gateway.fleet_sync.registry import FleetRegister
 from gateway.fleet_sync.sync import FleetSync
 from gateway.host import GatewayHost
 from gateway.http.openapi import openapi_routes
@@ -52,9 +53,11 @@ from gateway.operate.trial_routes import trial_routes
 from gateway.placement_policy import admission_of, log_prediction_failure, policy_of
 from gateway.serving.dispatcher import Dispatcher
 from gateway.targets.attestation_verifier import AttestationVerifier
+from gateway.targets.condition_log import HealthLog, log_condition
 from gateway.targets.directory import Directory
 from gateway.telemetry import Telemetry, run_soon
 from tidegate import clock
+from tidegate.fleet.topics import Topics
 from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository
 from tidegate.oip.body_budget import BodyMemory
@@ -70,7 +73,7 @@ from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import Entrance, open_http_server
 from tidegate.servers.limits import raise_file_limit
 from tidegate.servers.role_guard import ServerSecurity
-from tidegate.types import InferRequest
+from tidegate.types import InferRequest, TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -94,8 +97,9 @@ class Gateway:
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw)
-        self.verifier = _appraiser(config, self.tls, draw)
-        self.dialled_in = dial_in_server_of(config, self.tls, lambda: self.guard, self._knows)
+        self.verifier = _verifier_of(config, self.tls, draw)
+        self.register = FleetRegister(Topics(config.fleet), draw=draw) if config.mqtt else None
+        self.dialled_in = dial_in_server_of(config, self.tls, self._knows)
         self.directory = Directory(
             self.fleet,
             self.catalog,
@@ -108,19 +112,19 @@ class Gateway:
             networks=config.networks,
             verifier=self.verifier,
             dialled_in=self.dialled_in,
+            register=self.register,
         )
         self.admission = admission_of(config, self.fleet, draw)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
         held = Quarantine()
-        self.dispatcher = self._new_conductor(held, strained)
+        self.dispatcher = self._new_dispatcher(held, strained)
         self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        self.watching = Telemetry(config, self.dispatcher, self.admission, held, self._version_of, self.watch)
-        self.metrics = self.watching.metrics
-        self.trials = Trials(config.trials_file, self.catalog, draw, strained)
-        self.trials.ask = self.dispatcher.infer
+        self.telemetry = Telemetry(config, self.dispatcher, self.admission, held, self._version_of, self.watch)
+        self.metrics = self.telemetry.metrics
+        self.trials = Trials(config.trials_file, self.catalog, draw, strained, self.dispatcher.infer)
         self.metrics.add(lambda: trial_families(self.trials))
         behind, infer = self._line(held)
-        self.taking = (
+        self.ingest_service = (
             IngestService(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
         )
         self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
@@ -129,8 +133,28 @@ class Gateway:
         self._held = BodyMemory(config.limits.max_held_bytes)
         self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
+        self._connect_observers()
 
-    def _new_conductor(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
+    def _connect_observers(self) -> None:
+        """The second phase: what observes a part and reads the same part is connected once both exist.
+
+        No other module assigns to an attribute of a finished object.
+        """
+        # The log of the fleet's health reads the fleet's balance.
+        self.fleet.on_health, self.fleet.on_condition = HealthLog(self.fleet).log_health, log_condition
+        # The directory reads the server's streams, and the server reports each of them to the directory.
+        if self.dialled_in is not None:
+            self.dialled_in.on_in, self.dialled_in.on_left = self.directory.dialled, self.directory.hung_up
+        # A scrape has the recorder pack its records first, and the metrics count each record that is packed.
+        recorder, telemetry = self.dispatcher.recorder, self.telemetry
+        recorder.taps.append(telemetry.metrics.landed)
+        if telemetry.trace_sampler is not None:
+            recorder.watchers.append(telemetry.trace_sampler.landed)
+        # The exposition merges what other processes share, and its own families are shared with them.
+        if telemetry.sharing is not None:
+            telemetry.sharing.own = telemetry.exposition.own
+
+    def _new_dispatcher(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
         config, draw = self.config, self._draw
         placer, hedges = policy_of(config, self.fleet, draw, strained)
         return Dispatcher(
@@ -158,8 +182,8 @@ class Gateway:
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
-            *self.watching.layers,  # traces: whatever is counted or logged further in can name its trace
-            observe(clock.now, *self.watching.observers),  # outermost: sees every outcome, also of the layers below
+            *self.telemetry.layers,  # traces: whatever is counted or logged further in can name its trace
+            observe(clock.now, *self.telemetry.observers),  # outermost: sees every outcome, also of the layers below
             authenticate(self.admission, clock.now),  # whose call it is, and what that one may
             inner=behind,
         )
@@ -181,7 +205,7 @@ class Gateway:
             await clock.sleep(0.02)
 
     async def _start(self) -> None:
-        await self._stack.enter_async_context(self.watching)
+        await self._stack.enter_async_context(self.telemetry)
         self._stack.push_async_callback(self.dispatcher.close)
         self._stack.callback(self.audit.close)
         if self.guard is not None:
@@ -202,10 +226,21 @@ class Gateway:
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
         links = advertised_dial_address(self.config, self.addresses["link"]) if "link" in self.addresses else ()
-        ingest = (await self._stack.enter_async_context(self.taking)).ingest if self.taking is not None else None
+        service = self.ingest_service
+        ingest = (await self._stack.enter_async_context(service)).ingest if service is not None else None
         named = self.config.fleet, self.config.name
-        sync = FleetSync(url, *named, self._fleet_changed, self._draw, tls=tls, links=links, ingest=ingest)
-        self.directory.register = sync.register
+        sync = FleetSync(
+            url,
+            *named,
+            self._fleet_changed,
+            self._draw,
+            register=self.register,
+            tls=tls,
+            links=links,
+            ingest=ingest,
+        )
+        if ingest is not None:  # the second phase again: messages come in by the sync, and receipts leave by it
+            ingest.send = sync.send_receipt
         await self._stack.enter_async_context(sync)
         if self.config.artifacts is not None:
             await self._ship(self.config.artifacts, sync)
@@ -233,12 +268,11 @@ class Gateway:
     async def _open_link_port(self) -> None:
         """Before the fleet hears of this gateway: a device that is told where to dial dials at once."""
         if self.dialled_in is not None:
-            door = link_port(self.dialled_in, self.config, self.tls)
+            door = link_port(self.dialled_in, self.config, self.tls, self.guard)
             self.addresses["link"] = await self._stack.enter_async_context(door)
 
     def _knows(self, target_id: str) -> bool:
-        register = self.directory.register
-        return register is None or register.knows(target_id.partition("/")[2])
+        return self.register is None or self.register.knows(TargetId.parse(target_id).name)
 
     async def _open_grpc_door(self) -> None:
         config = self.config
@@ -280,7 +314,7 @@ class Gateway:
         )
         asked = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         host, port = config.metrics_host or config.host, config.metrics_port
-        await self._open_http_door("metrics", host, port, self.watching.routes(), middlewares=asked)
+        await self._open_http_door("metrics", host, port, self.telemetry.routes(), middlewares=asked)
         await self._open_http_door(
             "admin",
             config.admin_host,
@@ -299,7 +333,7 @@ class Gateway:
                     self.trials,
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
-                *(self.taking.routes() if self.taking is not None and config.mqtt else ()),
+                *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
                 *trial_routes(self.trials, self.catalog, self.fleet),
             ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
@@ -371,7 +405,7 @@ class Gateway:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
 
 
-def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:
+def _verifier_of(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:
     section = config.attestation
     if section is None or tls is None:
         return None

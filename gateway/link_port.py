@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -24,15 +25,14 @@ from tidegate.security.tls import Tls
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.role_guard import ServerSecurity
+from tidegate.types import TargetId
 
 WILDCARDS: Final = ("", "0.0.0.0", "::")
 GRACE_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-def dial_in_server_of(
-    config: GatewayConfig, tls: Tls | None, guard: Callable[[], GatewayGuard | None], known: Callable[[str], bool]
-) -> DialInServer | None:
+def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool]) -> DialInServer | None:
     """What accepts devices' streams; None without `link_port`."""
     if config.link_port is None:
         return None
@@ -40,14 +40,15 @@ def dial_in_server_of(
         gateway_name=config.name,
         max_streams=config.max_dialled_in,
         known=known,
-        identify=_by_key(guard) if config.auth is not None else None,
         encrypted=tls is not None,
         max_message_bytes=config.max_body_bytes + ROOM_BYTES,
     )
 
 
 @asynccontextmanager
-async def link_port(dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None) -> AsyncIterator[str]:
+async def link_port(
+    dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None, guard: GatewayGuard | None
+) -> AsyncIterator[str]:
     """The port, open; its "HOST:PORT". Leaving it ends every stream.
 
     Raises:
@@ -55,7 +56,7 @@ async def link_port(dialled_in: DialInServer, config: GatewayConfig, tls: Tls | 
     """
     assert config.link_port is not None
     door = open_grpc_server(
-        dialled_in.add_to,
+        partial(dialled_in.add_to, identify=_by_key(guard) if guard is not None else None),
         config.host,
         config.link_port,
         max_message_bytes=MAX_ENVELOPE_BYTES,
@@ -84,11 +85,9 @@ def advertised_dial_address(config: GatewayConfig, address: str) -> tuple[str, .
     return (address,)
 
 
-def _by_key(guard: Callable[[], GatewayGuard | None]) -> Identify:
+def _by_key(guard: GatewayGuard) -> Identify:
     async def identify(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-        asked = guard()
-        assert asked is not None, "it is made where `auth` is configured"
         presented = credentials_over_grpc(context.invocation_metadata() or (), context, "link")
-        return f"edge/{(await asked.with_right(presented, 'dial-in')).tenant}"
+        return str(TargetId("edge", (await guard.with_right(presented, "dial-in")).tenant))
 
     return identify

@@ -65,6 +65,7 @@ class Telemetry:
     ) -> None:
         """Args: console: told with the metrics, and what knows the links' timelines."""
         placer, hedges = dispatcher.placer, dispatcher.hedges
+        self.recorder = dispatcher.recorder
         self.metrics = GatewayMetrics(
             placer.fleet,
             admission,
@@ -73,38 +74,35 @@ class Telemetry:
             most_targets=config.metrics_targets,
             suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, ChanceHedging) else 0,
             calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, UtilityPlacer) else None,
+            before_reading=self.recorder.pack,
+            timeline_of=console.timelines.get if console is not None else lambda _target_id: None,
         )
-        self._sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
-        self.exposition = Exposition(self.metrics.collect, self._sharing)
-        if self._sharing is not None:
-            self._sharing.own = self.exposition.own
+        self.sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
+        self.exposition = Exposition(self.metrics.collect, self.sharing)
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
-        self.metrics.before_reading = dispatcher.recorder.pack
-        self.observers: list[Observer] = [self.metrics, RefusalLog(dispatcher.recorder, dispatcher.ask_builder.ask)]
+        self.observers: list[Observer] = [self.metrics, RefusalLog(self.recorder, dispatcher.ask_builder.ask)]
         if console is not None:
-            self.metrics.timeline_of = console.timelines.get
             self.observers.append(console)
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
             self.observers.append(
                 AccessLog(dispatcher.ask_builder.describe, write, sample=config.log_sample, draw=dispatcher.draw)
             )
-        dispatcher.recorder.taps.append(self.metrics.landed)
         self._collector = collector_of(config.tracing, "gateway", config.name)
+        self.trace_sampler: TraceSampler | None = None
         if config.tracing is not None and self._collector is not None:
-            tracing = TraceSampler(config.tracing, self._collector)
-            dispatcher.recorder.watchers.append(tracing.landed)
-            self.metrics.add(tracing.families)
+            self.trace_sampler = TraceSampler(config.tracing, self._collector)
+            self.metrics.add(self.trace_sampler.families)
             self.layers.append(traced(random.getrandbits, config.tracing.ratio))
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with self._stack:
-            if self._sharing is not None:
+            if self.sharing is not None:
                 try:
-                    await self._stack.enter_async_context(self._sharing)
+                    await self._stack.enter_async_context(self.sharing)
                 except OSError as error:
                     raise StartError(f"key 'metrics_dir': {error}") from error
             if self._collector is not None:

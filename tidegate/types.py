@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -209,6 +209,22 @@ class Call(msgspec.Struct, frozen=True):
     def by(self, identity: Identity) -> Call:
         """The same call as made by `identity`."""
         return replace(self, identity=identity)
+
+
+class TargetId(NamedTuple):
+    """The name of a target in two parts; on the wire and in logs it is the string "TIER/NAME"."""
+
+    tier: str  # "edge" or "pool"
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TargetId:
+        """Text without a "/" is a tier without a name."""
+        tier, _, name = text.partition("/")
+        return cls(tier, name)
+
+    def __str__(self) -> str:
+        return f"{self.tier}/{self.name}"
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):

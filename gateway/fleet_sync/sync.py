@@ -52,6 +52,7 @@ class FleetSync:
         backoff_cap_s: the longest wait between attempts to reach the broker.
         tls: for an address with `mqtts://`, see `MqttLink`.
         links: HOST:PORT where devices may dial this gateway.
+        ingest: takes what devices have stored, and sends its receipts by `send_receipt`; None: devices keep it.
     """
 
     def __init__(
@@ -75,7 +76,6 @@ class FleetSync:
         self._ingest = ingest  # takes what devices have stored; None: they keep it
         subscriptions = self._topics.for_gateways
         if ingest is not None:
-            ingest.send = self._send_receipt
             subscriptions += self._topics.stored_for(gateway_name)
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
@@ -174,7 +174,8 @@ class FleetSync:
         self._ingest.message(device, message.payload)
         return True
 
-    def _send_receipt(self, device: str, receipt: Receipt) -> bool:
+    def send_receipt(self, device: str, receipt: Receipt) -> bool:
+        """Publish a receipt to a device; False while there is no broker."""
         return self._link.publish(self._topics.receipt(device), encode_stored(receipt), qos=1)
 
     def _perform_due_effects(self) -> None:

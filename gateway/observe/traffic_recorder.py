@@ -57,10 +57,9 @@ class TrafficRecorder:
         memory = self._memory
         if memory.recording:
             raise web.HTTPConflict(text="another recording is being made; one at a time")
-        memory.recording = True
         answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         tape = RecordingBuffer(self._fleet, clock.now(), for_s)
-        memory.taps.append(tape.take)
+        memory.start_recording(tape.take)
         try:
             await answer.prepare(request)
             tape.write(
@@ -77,8 +76,7 @@ class TrafficRecorder:
             tape.write(RecordedEnd(tape.requests, tape.lost, round(min(clock.now(), ends_at) - tape.began_at, 3)))
             await answer.write(tape.read())
         finally:
-            memory.taps.remove(tape.take)
-            memory.recording = False
+            memory.stop_recording(tape.take)
         await answer.write_eof()
         return answer
 

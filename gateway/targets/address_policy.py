@@ -16,6 +16,7 @@ from gateway.core.access.networks import AllowedNetworks, grpc_address, host_and
 from gateway.core.fleet.target import TargetSpec, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from tidegate.oip.check import quoted_input
+from tidegate.types import TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ class AddressPolicy:
             return None
         if not self._may_dial(view.name, address):
             return None
-        return TargetSpec(f"edge/{view.name}", "edge", address, self._transport, static=False)
+        return TargetSpec(str(TargetId("edge", view.name)), "edge", address, self._transport, static=False)
 
     def forget(self, device: str) -> None:
         """It advertises nothing."""

@@ -74,7 +74,7 @@ class DeviceTarget:
 
     async def __aexit__(self, *_: object) -> None:
         if self._accepted is not None:  # the stream is not ours: it may serve whoever takes this target's place
-            self._accepted.tell = lambda _event: None
+            self._accepted.detach()
         await self._stack.aclose()
 
     async def infer(
@@ -107,8 +107,8 @@ class DeviceTarget:
         """A stream of this device, greeted and welcomed; it takes the place of any before it."""
         before, self._accepted = self._accepted, link
         if before is not None:
-            before.tell = lambda _event: None
-        link.tell = self._from_accepted
+            before.detach()
+        link.attach(self._from_accepted)
         if not self._direct_up:
             if before is not None:
                 self._on_event(LinkDown(self.id, "a newer stream of this device took its place", in_order=True))
@@ -117,7 +117,8 @@ class DeviceTarget:
     def left(self, link: AcceptedLink, reason: str, *, in_order: bool) -> None:
         """That stream has ended, or takes nothing new."""
         if link is self._accepted:
-            self._accepted, link.tell = None, lambda _event: None
+            self._accepted = None
+            link.detach()
             self._why_not = reason
             if not self._direct_up:
                 self._on_event(LinkDown(self.id, reason, in_order))

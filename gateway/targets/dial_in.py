@@ -46,7 +46,6 @@ class DialInServer:
 
     Args:
         known: whether the fleet knows this device, by target id; asked where nothing proves who it is.
-        identify: who is at the other end, from what it shows beside a certificate.
         encrypted: whether TLS asks for a certificate, which then says who it is.
 
     `on_in` is called with a stream that was let in, `on_left` when it has ended and none has taken its place.
@@ -58,7 +57,6 @@ class DialInServer:
         gateway_name: str,
         max_streams: int,
         known: Callable[[str], bool] = lambda _id: True,
-        identify: Identify | None = None,
         encrypted: bool = False,
         heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -69,7 +67,7 @@ class DialInServer:
         self._greeting = Greeting(f"gateway/{gateway_name}", 0, __version__)
         self._reception = DialInAdmission(max_streams)
         self._known = known
-        self._identify = identify
+        self._identify: Identify | None = None
         self._encrypted = encrypted
         self._heartbeat = heartbeat
         self._max_message_bytes = max_message_bytes
@@ -77,8 +75,13 @@ class DialInServer:
         self._quiet_until, self._unsaid = -inf, 0
         self._closed = ""
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve the link stream on a gRPC server that has not started yet."""
+    def add_to(self, server: grpc.aio.Server, identify: Identify | None = None) -> None:
+        """Serve the link stream on a gRPC server that has not started yet.
+
+        Args:
+            identify: who is at the other end, from what it shows beside a certificate.
+        """
+        self._identify = identify
         handler = grpc.stream_stream_rpc_method_handler(self.exchange)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 

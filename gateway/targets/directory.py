@@ -32,12 +32,11 @@ from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.fleet import STATIC_REDIAL_S, Fleet
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.pricing import Tier
-from gateway.core.fleet.target import TargetSpec, TargetView, Transport
+from gateway.core.fleet.target import TargetSpec, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.address_policy import AddressPolicy
 from gateway.targets.attestation_verifier import AttestationVerifier
-from gateway.targets.condition_log import log_condition
 from gateway.targets.device import DeviceTarget
 from gateway.targets.device_registry import DeviceRegistry
 from gateway.targets.dial_address import allowed_address, unchecked_address
@@ -52,6 +51,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler, PlainDialler
+from tidegate.types import TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -86,9 +86,11 @@ class Directory:
         dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
         verifier: AttestationVerifier | None = None,
         dialled_in: DialInServer | None = None,
+        register: DeviceRegistry | None = None,
     ) -> None:
+        """Args: register: what devices report over MQTT; None: no broker is configured."""
         self.targets: dict[str, Target] = {}
-        self.register: DeviceRegistry | None = None  # set once there is one to tell
+        self.register = register
         self._fleet = fleet
         self._catalog = catalog
         self._static = {spec.id: spec for spec in static}
@@ -102,17 +104,12 @@ class Directory:
         self._dialler_of = dialler_of
         self._appraiser = verifier
         self._dialled_in = dialled_in
-        if dialled_in is not None:
-            dialled_in.on_in, dialled_in.on_left = self._dialled, self._hung_up
         self._open: dict[str, _OpenTarget] = {}
         self._left: dict[str, None] = {}  # devices to look at although they have said nothing: their roads changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
         self._task = OwnedTask(self._keep_up, name="target directory")
-        self._panicked = False
-        fleet.on_health = self._log_health
-        fleet.on_condition = log_condition
 
     async def __aenter__(self) -> Directory:
         for spec in self._static.values():
@@ -150,7 +147,7 @@ class Directory:
         now = clock.now()
         self._fleet.fold(event, now)
         if held.spec.tier == "edge":
-            self._report_evidence(event, held.spec.id.partition("/")[2], now)
+            self._report_evidence(event, TargetId.parse(held.spec.id).name, now)
 
     def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp:
         if spec.foreign:
@@ -190,23 +187,8 @@ class Directory:
         elif isinstance(event, LinkDown):
             log.info("target is not there yet", target=target.id, reason=event.reason)
 
-    def _log_health(self, target: TargetView, now: float) -> None:
-        """One line for each change: a target that is taken out, one that is back, and panic that begins or ends."""
-        if target.ejected:
-            state, reason = target.state(now)
-            log.warning("target is taken out", target=target.id, state=state, reason=reason)
-        else:
-            log.info("target is trusted again", target=target.id)
-        balance = self._fleet.balance
-        if balance.panic != self._panicked:
-            self._panicked = balance.panic
-            report = log.warning if balance.panic else log.info
-            report(
-                "most targets fail: all are used" if balance.panic else "most targets work again", fleet=str(balance)
-            )
-
     def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
-        view = self.register.view(spec.id.partition("/")[2], clock.now()) if self.register else None
+        view = self.register.view(TargetId.parse(spec.id).name, clock.now()) if self.register else None
         if view is not None and spec.tier == "edge":
             return view.offers
         return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
@@ -242,7 +224,7 @@ class Directory:
 
     async def _settle(self, name: str, view: DeviceView | None) -> None:
         """Have the target that this device should have, and tell the fleet view what is known of it."""
-        target_id = f"edge/{name}"
+        target_id = str(TargetId("edge", name))
         wanted = self._wanted(name, target_id, view)
         held = self._open.get(target_id)
         if held is not None and not held.spec.static and self._is_over(target_id, held.spec, wanted):
@@ -271,7 +253,7 @@ class Directory:
         doubt = "" if view.freshness.is_usable else f"{view.freshness}: {view.reason}"
         offers = view.offers if self._edge_transport == "unary" else None
         self._fleet.heard(
-            f"edge/{view.name}",
+            str(TargetId("edge", view.name)),
             load=view.load,
             doubt=doubt,
             accepting=view.accepting,
@@ -286,7 +268,7 @@ class Directory:
 
     def _look_at(self, target_id: str) -> None:
         """Soon, whatever its device has said."""
-        self._left[target_id.partition("/")[2]] = None
+        self._left[TargetId.parse(target_id).name] = None
         self._changed.set()
 
     async def _open_target(self, spec: TargetSpec) -> None:
@@ -309,14 +291,16 @@ class Directory:
 
     # devices that dial
 
-    def _dialled(self, link: AcceptedLink) -> None:
+    def dialled(self, link: AcceptedLink) -> None:
+        """A device's stream was let in."""
         target = self.targets.get(link.id)
         if isinstance(target, DeviceTarget):
             target.accept(link)
         else:
             self._look_at(link.id)
 
-    def _hung_up(self, link: AcceptedLink) -> None:
+    def hung_up(self, link: AcceptedLink) -> None:
+        """A device's stream has ended, and none has taken its place."""
         target = self.targets.get(link.id)
         if isinstance(target, DeviceTarget):
             target.left(link, link.why_not, in_order=False)

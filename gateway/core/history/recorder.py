@@ -162,6 +162,15 @@ class FlightRecorder:
         self._kept: deque[bytes] = deque()
         self._numbers = count(1)
 
+    def start_recording(self, tap: Callable[[RequestRecord], None]) -> None:
+        """Pass every record to `tap` as well, and of refused requests also their work, until `stop_recording`."""
+        self.recording = True
+        self.taps.append(tap)
+
+    def stop_recording(self, tap: Callable[[RequestRecord], None]) -> None:
+        self.taps.remove(tap)
+        self.recording = False
+
     def next_number(self) -> int:
         """For the next request's `RequestRecord`."""
         return next(self._numbers)

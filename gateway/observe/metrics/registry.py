@@ -40,6 +40,8 @@ class GatewayMetrics:
         most_targets: how many targets have series of their own.
         suppressed_hedges: so far, for lack of budget.
         calibration_error: how far the chances that placement claims are from what comes; None where it claims none.
+        before_reading: called before each scrape, so that what is still to be reported is counted in it.
+        timeline_of: the console's timeline of a target, where there is a console.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class GatewayMetrics:
         most_targets: int = MOST_TARGETS,
         suppressed_hedges: Callable[[], int] = lambda: 0,
         calibration_error: Callable[[], float] | None = None,
+        before_reading: Callable[[], None] = lambda: None,
+        timeline_of: TimelineOf = lambda _target_id: None,
     ) -> None:
         self.requests = RequestCounts(version_of)
         self.attempts = AttemptCounts(most_targets, suppressed_hedges)
@@ -61,8 +65,8 @@ class GatewayMetrics:
         self._quarantine = quarantine or Quarantine()
         self._most_targets = most_targets
         self._calibration_error = calibration_error
-        self.before_reading: Callable[[], None] = lambda: None  # has all told that is still to be told
-        self.timeline_of: TimelineOf = lambda _target_id: None  # the console's, where there is one
+        self._before_reading = before_reading
+        self._timeline_of = timeline_of
         self._sources: list[Callable[[], Iterable[Metric]]] = []
         # Bound here: each request calls them.
         self.began = self.requests.began
@@ -86,13 +90,13 @@ class GatewayMetrics:
         self._sources.append(source)
 
     def collect(self) -> Iterator[Metric]:
-        self.before_reading()
+        self._before_reading()
         yield from self.requests.families()
         yield from self.attempts.families(self._fleet.targets.keys())
         if self._calibration_error is not None:
             words = "Mean gap between the chances that were claimed and what came, 0 to 1."
             yield single("tidegate_chance_calibration_error_ratio", words, self._calibration_error())
-        yield from target_families(self._fleet, self.timeline_of, self._most_targets, clock.now())
+        yield from target_families(self._fleet, self._timeline_of, self._most_targets, clock.now())
         yield from admission_families(self._admission, self._quarantine)
         yield from self.generative.families()
         for source in self._sources:

@@ -34,7 +34,7 @@ from tidegate.metrics.triton import failure_reason, triton_families
 from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.outcome import Outcome, ServeError
 from tidegate.trace_context import Trace
-from tidegate.types import Call, InferRequest, Reply, Route
+from tidegate.types import Call, InferRequest, Reply, Route, TargetId
 
 MOST_NOTED: Final = 64  # answers that are still to be counted
 STAGES: Final = ("classify", "admit", "queue", "batch_wait", "link_out", "compute", "link_back")
@@ -251,7 +251,7 @@ class RequestCounts:
 
     def _count_one(self, answer: _AnswerCounts) -> None:
         model, route, took_s = answer.model, answer.route, answer.took_s
-        tier = route.served_by.partition("/")[0] if route else "none"
+        tier = TargetId.parse(route.served_by).tier if route else "none"
         self._requests[model, tier, answer.protocol, _outcome(answer)] += 1
         if route is not None:
             self._routes[tier, route.reason] += 1
