@@ -71,7 +71,8 @@ class FleetSync:
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
-        self.register = register or FleetRegister(self._topics, draw=draw)
+        # `or` would drop a register that is still empty, which is false.
+        self.register = FleetRegister(self._topics, draw=draw) if register is None else register
         self._links = links
         self._ingest = ingest  # takes what devices have stored; None: they keep it
         subscriptions = self._topics.for_gateways

@@ -102,7 +102,7 @@ def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] =
 def _is_allowed(offered: Offer, now: float) -> bool:
     """By the breakers alone; `takes` asks the link's estimates too, which may be what fails."""
     target = offered.target
-    return not target.ejected or (target.breaker.allows(now) and target.path.allows(now))
+    return not target.ejected or (target.breaker.allows(now) and target.path_breaker.allows(now))
 
 
 def _plain(offered: Offer, units: float) -> Candidate:

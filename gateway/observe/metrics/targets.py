@@ -37,7 +37,7 @@ _TABLE: Final[tuple[tuple[str, str, Read, Callable[..., float]], ...]] = (
     ("tidegate_target_queued", "Requests that wait there, by its last report.", lambda one, _: _queued(one), max),
     ("tidegate_queue_wait_seconds", "Predicted wait there now.", lambda one, now: one.wait_s(now), max),
     ("tidegate_breaker_state", "0 closed, 1 open, 2 half open.", lambda one, _: one.breaker.state, max),
-    ("tidegate_path_breaker_state", "The same of the way to it.", lambda one, _: one.path.state, max),
+    ("tidegate_path_breaker_state", "The same of the way to it.", lambda one, _: one.path_breaker.state, max),
     ("tidegate_link_rtt_seconds", "Smoothed round trip.", lambda one, _: one.link.rtt_s, max),
     ("tidegate_link_jitter_seconds", "Mean deviation of it.", lambda one, _: one.link.jitter_s, max),
     ("tidegate_link_loss_ratio", "Share of late round trips, as loss shows.", lambda one, _: one.link.loss_ratio, max),
