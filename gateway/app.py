@@ -1,8 +1,8 @@
-"""The composition root: what a gateway is made of, in the order in which it is put together.
+"""The composition root: a gateway's parts are made and connected here, in the order of their dependencies.
 
-Everything is given its parts here and nowhere else. `async with Gateway(config)` starts it, in a test as in a
-process: targets first, so that links are dialled while the doors are being hung, doors last; closing goes backwards,
-so that requests under way are answered before their targets go.
+`async with Gateway(config)` starts a gateway, in a test as in a process: targets first, so that links are dialled while
+the servers are being opened, servers last. Closing goes backwards, so that requests under way are answered before their
+targets are closed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from tidegate.types import InferRequest, TargetId
 
 log = structlog.get_logger(__name__)
 
-DRAIN_S = 1.0  # each door's; with the links' goodbyes a stop stays under 3 s
+DRAIN_S = 1.0  # of each server; with the links' goodbyes a stop stays under 3 s
 STATIC_TARGETS_WITHIN_S = 5.0
 
 
@@ -90,10 +90,8 @@ class Gateway:
         self.addresses: dict[str, str] = {}
         self.tls = tls_of(config.tls, lambda: CertificateIdentity("gateway", config.name))
         check_encrypted(config.mqtt, self.tls)
-        self._secured = (
-            ServerSecurity(self.tls) if self.tls else None
-        )  # any caller: who it is, is for the layers to say
-        self.repository = Repository(config.model_repository or Path())  # without one nobody will ask it for a folder
+        self._secured = ServerSecurity(self.tls) if self.tls else None  # any caller: the layers check its identity
+        self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw)
@@ -169,14 +167,14 @@ class Gateway:
                 AdmissionGuard(placer, self.admission), self.fleet, on_change=log_prediction_failure
             ),
             weight_of=self.admission.weight_of,
-            witness=QuarantineListener(held, clock.now),
+            listener=QuarantineListener(held, clock.now),
         )
 
     def _line(self, held: Quarantine) -> tuple[Service, Service]:
-        """A request's way, outermost layer first: of what devices deferred, and of what callers ask now."""
-        behind = stack(  # no layer that counts live traffic or asks who calls: what was deferred has no caller
+        """The services for deferred and for live requests, each with its layers, outermost first."""
+        behind = stack(  # a deferred request has no caller: no layer counts live traffic or authenticates
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
-            quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
+            quarantine(held, clock.now),  # before admit: a call that is refused here takes no place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
             versions(self.catalog.siblings, self.fleet, clock.now, self._draw, self.trials),  # where there are two
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
@@ -184,7 +182,7 @@ class Gateway:
         called = stack(
             *self.telemetry.layers,  # traces: whatever is counted or logged further in can name its trace
             observe(clock.now, *self.telemetry.observers),  # outermost: sees every outcome, also of the layers below
-            authenticate(self.admission, clock.now),  # whose call it is, and what that one may
+            authenticate(self.admission, clock.now),  # the identity of the call, and its rights
             inner=behind,
         )
         return behind, called
@@ -217,11 +215,11 @@ class Gateway:
         await self._open_link_port()
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
-        await self.tokenizers.load(self.catalog.manifests)  # before the doors: no caller waits for it
+        await self.tokenizers.load(self.catalog.manifests)  # before the servers: no caller waits for it
         if self.watch is not None:
             await self._stack.enter_async_context(self.watch)
-        await self._open_grpc_door()
-        await self._open_http_doors()
+        await self._open_grpc_server()
+        await self._open_http_servers()
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
@@ -266,17 +264,17 @@ class Gateway:
             self._shipping.rollouts.fleet_changed()
 
     async def _open_link_port(self) -> None:
-        """Before the fleet hears of this gateway: a device that is told where to dial dials at once."""
+        """Open before the gateway announces itself: a device dials an advertised address at once."""
         if self.dialled_in is not None:
-            door = link_port(self.dialled_in, self.config, self.tls, self.guard)
-            self.addresses["link"] = await self._stack.enter_async_context(door)
+            server = link_port(self.dialled_in, self.config, self.tls, self.guard)
+            self.addresses["link"] = await self._stack.enter_async_context(server)
 
     def _knows(self, target_id: str) -> bool:
         return self.register is None or self.register.knows(TargetId.parse(target_id).name)
 
-    async def _open_grpc_door(self) -> None:
+    async def _open_grpc_server(self) -> None:
         config = self.config
-        door = await self._stack.enter_async_context(
+        opened = await self._stack.enter_async_context(
             open_grpc_server(
                 self.add_services,
                 config.host,
@@ -287,11 +285,11 @@ class Gateway:
                 limits=config.limits.door,
             )
         )
-        await door.server.start()
-        self.addresses["grpc"] = door.address
+        await opened.server.start()
+        self.addresses["grpc"] = opened.address
 
     def add_services(self, server: grpc.aio.Server) -> None:
-        """Every method of the gRPC port."""
+        """Add every method of the gRPC port to a server."""
         limit = self.config.max_body_bytes + ROOM_BYTES
         OipService(
             self.host,
@@ -302,9 +300,9 @@ class Gateway:
             held=self._held,
         ).add_to(server)
 
-    async def _open_http_doors(self) -> None:
+    async def _open_http_servers(self) -> None:
         config, oip = self.config, self._oip_routes()
-        await self._open_http_door(
+        await self._open_http_server(
             "http",
             config.host,
             config.http_port,
@@ -312,10 +310,10 @@ class Gateway:
             middlewares=[error_middleware],
             ahead=oip.ahead_of,
         )
-        asked = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
+        rights = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         host, port = config.metrics_host or config.host, config.metrics_port
-        await self._open_http_door("metrics", host, port, self.telemetry.routes(), middlewares=asked)
-        await self._open_http_door(
+        await self._open_http_server("metrics", host, port, self.telemetry.routes(), middlewares=rights)
+        await self._open_http_server(
             "admin",
             config.admin_host,
             config.admin_port,
@@ -365,7 +363,7 @@ class Gateway:
         )
         return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
 
-    async def _open_http_door(
+    async def _open_http_server(
         self,
         name: str,
         host: str,
@@ -375,7 +373,7 @@ class Gateway:
         middlewares: Iterable[Middleware] = (),
         ahead: Callable[[Entrance], Entrance] | None = None,
     ) -> None:
-        door = open_http_server(
+        server = open_http_server(
             routes,
             host,
             port,
@@ -387,10 +385,10 @@ class Gateway:
             secured=self._secured,
             limits=self.config.limits.door,
         )
-        self.addresses[name] = await self._stack.enter_async_context(door)
+        self.addresses[name] = await self._stack.enter_async_context(server)
 
     def _dialler_of(self, spec: TargetSpec) -> Dialler:
-        """Over TLS a target of our own must be who it is called; a foreign one, the host that it is called at."""
+        """Over TLS a target of our own must prove its id; a foreign one, the host at which it is called."""
         if self.tls is None or not spec.encrypted:
             return PlainDialler()
         return self.tls.dialler(None if spec.foreign else CertificateIdentity.parse(spec.id))
@@ -415,7 +413,7 @@ def _verifier_of(config: GatewayConfig, tls: Tls | None, draw: Callable[[], floa
 
 async def serve(config: GatewayConfig) -> None:
     """Run a gateway until cancelled, and say on stdout when it is ready."""
-    raise_file_limit()  # before the doors count how many connections they bear
+    raise_file_limit()  # before the servers compute their connection limits
     async with Gateway(config) as gateway:
         await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
         _settle_garbage_collector()
@@ -433,7 +431,7 @@ async def serve(config: GatewayConfig) -> None:
 
 
 def _settle_garbage_collector() -> None:
-    """What the start made lives for ever: never look at it again, and look at the rest rarely (pauses are jitter)."""
+    """Exempt what the start made from collection, and collect the rest rarely: pauses are jitter."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

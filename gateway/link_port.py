@@ -1,8 +1,8 @@
-"""The port that devices dial (`link_port`): how it is locked, and what gateways tell devices of it.
+"""The port that devices dial (`link_port`): how it is secured, and how its address is advertised to devices.
 
-tls     a device's certificate, edge/NAME, and nobody else's
+tls     a device's certificate, edge/NAME, and no other certificate
 auth    without TLS: an API key with the right `dial-in`, whose tenant is the device's name
-neither anybody who reaches the port, by the name of a device that the fleet knows
+neither any peer that reaches the port, under the name of a device that the fleet knows
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool]) -> DialInServer | None:
-    """What accepts devices' streams; None without `link_port`."""
+    """The server that accepts devices' streams; None without `link_port`."""
     if config.link_port is None:
         return None
     return DialInServer(
@@ -49,13 +49,13 @@ def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[s
 async def link_port(
     dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None, guard: GatewayGuard | None
 ) -> AsyncIterator[str]:
-    """The port, open; its "HOST:PORT". Leaving it ends every stream.
+    """Open the port and yield its "HOST:PORT"; leaving it ends every stream.
 
     Raises:
-        StartError: nobody can listen there.
+        StartError: the address cannot be listened on.
     """
     assert config.link_port is not None
-    door = open_grpc_server(
+    port = open_grpc_server(
         partial(dialled_in.add_to, identify=_by_key(guard) if guard is not None else None),
         config.host,
         config.link_port,
@@ -65,7 +65,7 @@ async def link_port(
         secured=ServerSecurity(tls, frozenset({"edge"})) if tls else None,
         limits=config.limits.door,
     )
-    async with door as (address, server):
+    async with port as (address, server):
         await server.start()
         if tls is None and config.auth is None and not is_loopback(config.host):
             log.warning("devices dial in without proof of who they are: set `tls`, or `auth`", link=address)
@@ -76,7 +76,7 @@ async def link_port(
 
 
 def advertised_dial_address(config: GatewayConfig, address: str) -> tuple[str, ...]:
-    """Where devices are told to dial; nothing where only the configuration of each device can know it."""
+    """The address that devices are sent; none where only the configuration of each device can know it."""
     if config.link_advertise is not None:
         return (config.link_advertise,)
     if config.host in WILDCARDS:

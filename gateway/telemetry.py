@@ -1,8 +1,8 @@
-"""What watches a gateway: metrics with their scrape, traces, and the access log. Put together here, told by the stack.
+"""Metrics with their scrape, traces and the access log of one gateway, put together in `Telemetry`.
 
-    observers   of the stack: each is told of every call
-    watchers    of the flight recorder: each is told of every request's record, as it is made
-    taps        the same, when it is kept, a moment later
+    observers   of the stack: each sees every call
+    watchers    of the flight recorder: each sees every request's record, as it is made
+    taps        the same, when the record is packed, a moment later
 
 Where several gateways share one address, `metrics_dir` is where they leave their counts for each other.
 """
@@ -47,12 +47,12 @@ log = structlog.get_logger(__name__)
 
 
 def run_soon(do: Callable[[], None]) -> None:
-    """What many requests leave to be done is done for all of them at once, while the processor has it at hand."""
+    """Run deferred work of many requests in one go, a moment later, while its code is in the processor's caches."""
     asyncio.get_running_loop().call_later(SOON_S, do)
 
 
 class Telemetry:
-    """Counts from the start; what it needs from outside it has inside `async with`."""
+    """Counts from the start; inside `async with` it shares its counts and exports its spans."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Telemetry:
         version_of: Callable[[InferRequest], str],
         console: ConsoleHistory | None = None,
     ) -> None:
-        """Args: console: told with the metrics, and what knows the links' timelines."""
+        """Args: console: an observer beside the metrics, which keeps the links' timelines."""
         placer, hedges = dispatcher.placer, dispatcher.hedges
         self.recorder = dispatcher.recorder
         self.metrics = GatewayMetrics(
@@ -117,7 +117,7 @@ class Telemetry:
         await self._stack.aclose()
 
     def routes(self) -> list[web.RouteDef]:
-        """Of the metrics port."""
+        """The routes of the metrics port."""
         return [web.get("/metrics", self._scrape), *self.scaling.routes()]
 
     async def _scrape(self, request: web.Request) -> web.Response:

@@ -1,12 +1,12 @@
-"""The gateway's side of MQTT: everything that devices say goes into one register, and gaps are asked about.
+"""The gateway's side of MQTT: every message of a device goes into one register, and gaps are asked about.
 
-Devices are discovered here with no configuration: births are retained, so a gateway that starts hears of every device
-at once, and of whether each still lives within a heartbeat. What a message means is decided in `tidegate/fleet`; this
-file carries messages in and effects out, and tells the core when the view has changed (`on_change`): at most every
-20 ms, however many heartbeats come, and also when somebody fell silent. Whoever is told looks at what has changed and
-at nobody else (`FleetRegister.changed`).
+Devices are discovered here with no configuration: births are retained, so a gateway that starts learns of every device
+at once, and within a heartbeat whether each still lives. What a message means is decided in `registry.py` and
+`device.py`; this file carries messages in and effects out, and reports when the view has changed (`on_change`): at most
+every 20 ms, however many heartbeats come, and also when a device fell silent. A listener then reads the devices that
+have changed and no others (`FleetRegister.changed`).
 
-The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat tell devices that somebody
+The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat show devices that a gateway
 listens, and what time it is.
 """
 
@@ -103,7 +103,7 @@ class FleetSync:
         self._serial = itertools.count(1)
         self._session = 0
         self._changed = False
-        self._tell_from = -inf  # not before, so that changes are told together
+        self._tell_from = -inf  # not before, so that changes are reported together
         self._view_changes_at = inf  # by silence alone
         self._heartbeat_at = inf
         self._connected_at = -inf

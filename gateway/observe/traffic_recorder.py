@@ -1,11 +1,11 @@
-"""Traffic as it comes, written down for whoever asks: one recording at a time, streamed over the admin port.
+"""Records traffic as it comes: one recording at a time, streamed to an operator over the admin port.
 
     GET /debug/recording?for=60      lines of JSON for a minute (`gateway/core/history/trace_format.py`), then `end`
 
 Nothing is kept here but what the reader has not taken yet, and of that at most `MOST_BYTES`: a reader that is too slow
-loses lines, which are counted and told at the end. Requests are tapped where the flight recorder takes them, at their
-end; those that arrived in the time and end within `_GRACE_S` after it belong to it. Each second every link is sampled,
-of a large fleet a share of `LINKS_A_SECOND` in turn. Without a recording none of this costs anything.
+loses lines, which are counted and reported at the end. Requests are tapped where the flight recorder takes them, at
+their end; those that arrived in the time and end within `_GRACE_S` after it belong to it. Each second every link is
+sampled, of a large fleet a share of `LINKS_A_SECOND` in turn. Without a recording none of this costs anything.
 
 A tenant's alias is a keyed hash whose key is forgotten with the recording.
 """
@@ -131,11 +131,11 @@ class RecordingBuffer:
         self.write(line)
 
     def under_way(self) -> bool:
-        """Whether anybody waits for an answer somewhere."""
+        """Whether any target still has a request in flight."""
         return any(target.queue_estimate.in_flight for target in self._fleet.targets.values())
 
     def sample(self, now: float) -> None:
-        """Once a second the links, and whoever offers something else than before."""
+        """Write a line for each link once a second, and for each target whose offers changed."""
         targets, at_s = self._fleet.targets, now - self.began_at
         if now - self._sampled_at >= 1.0 and not self._due:
             self._sampled_at = now

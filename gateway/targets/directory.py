@@ -1,17 +1,16 @@
 """The targets that exist now: opened and closed as the configuration and the fleet's messages say.
 
 The fleet view decides from numbers; this file owns the connections behind them. Static targets are opened at the
-start and closed at the end. A device that MQTT tells of gets a target when it is believed alive, and loses it when it
-is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
-another address gets a new connection. One that dials out (`dial_in.py`) has a target for as long as its
-stream stands, whether or not its address may be dialled; with both roads it has one target all the same
-(`device.py`).
+start and closed at the end. A device that is known over MQTT gets a target when it is believed alive, and loses it when
+it is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
+another address gets a new connection. A device that dials out (`dial_in.py`) has a target for as long as its stream
+stands, whether or not its address may be dialled; with both paths it has one target all the same (`device.py`).
 
-What links tell goes two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
-answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only leave word.
+Events of links go two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
+answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only wake it.
 
-Not everything is taken on trust: what a unary target of our own offers comes from what is known of it, as OIP has no
-hello.
+Not everything is taken on trust: the offers of a unary target of our own come from what the gateway knows of it, as OIP
+has no hello.
 """
 
 from __future__ import annotations
@@ -102,10 +101,10 @@ class Directory:
         self._advertised = AddressPolicy(networks, edge_transport)
         self.refused = self._advertised.refused
         self._dialler_of = dialler_of
-        self._appraiser = verifier
+        self._verifier = verifier
         self._dialled_in = dialled_in
         self._open: dict[str, _OpenTarget] = {}
-        self._left: dict[str, None] = {}  # devices to look at although they have said nothing: their roads changed
+        self._left: dict[str, None] = {}  # devices to look at although they sent nothing: their paths changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
@@ -131,10 +130,10 @@ class Directory:
         """Whether every static target was tried, and every foreign one that answered is described."""
         return self._fleet.all_tried() and not self._undescribed
 
-    # what links tell
+    # events of links
 
     def on_event(self, event: LinkEvent) -> None:
-        """Fold an event of a link into the fleet view, and tell the register."""
+        """Fold an event of a link into the fleet view, and report it to the register."""
         held = self._open.get(event.target_id)
         if held is None:
             return
@@ -181,7 +180,7 @@ class Directory:
             models = [offer.name for offer in event.offers]
             log.info("target is up", target=target.id, road=event.path_kind, models=models)
         elif isinstance(event, LinkDown) and target.up:
-            # Who says goodbye is doing what it was told to do: nobody need be woken for it.
+            # A goodbye is an ordered shutdown: it is worth no warning.
             report = log.info if event.in_order else log.warning
             report("target is down", target=target.id, reason=event.reason)
         elif isinstance(event, LinkDown):
@@ -223,7 +222,7 @@ class Directory:
             await clock.sleep(0.0)  # after an outage all have changed, and no caller should wait for all of them
 
     async def _settle(self, name: str, view: DeviceView | None) -> None:
-        """Have the target that this device should have, and tell the fleet view what is known of it."""
+        """Open or close the target that this device should have, and report the device to the fleet view."""
         target_id = str(TargetId("edge", name))
         wanted = self._wanted(name, target_id, view)
         held = self._open.get(target_id)
@@ -273,7 +272,7 @@ class Directory:
 
     async def _open_target(self, spec: TargetSpec) -> None:
         self._fleet.add(spec, clock.now())
-        if self._appraiser is not None and spec.transport == "unary":
+        if self._verifier is not None and spec.transport == "unary":
             self._fleet.fold(LinkAttested(spec.id, UNARY), clock.now())
         stack = AsyncExitStack()
         target = self._make(spec)
@@ -309,7 +308,7 @@ class Directory:
     def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget | DeviceTarget:
         if spec.tier == "edge" and not spec.foreign:
             make = None if spec.address == UNDIALLED else partial(self._make_direct, spec)
-            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._appraiser is not None)
+            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._verifier is not None)
         return self._make_direct(spec, self.on_event)
 
     def _make_direct(self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]) -> LinkTarget | UnaryTarget:
@@ -324,7 +323,7 @@ class Directory:
                 max_message_bytes=self._max_message_bytes,
                 dialler=self._dialler_of(spec),
                 resolve=unchecked_address if spec.static else partial(allowed_address, self._networks),
-                verifier=self._appraiser,
+                verifier=self._verifier,
             )
         return UnaryTarget(
             spec.id,
@@ -356,7 +355,7 @@ class Directory:
 
 
 def _conditions_of(view: DeviceView) -> DeviceConditions:
-    """What the device said last; that its broker is gone it has no way to say, and is seen from here."""
+    """The device's last conditions; the loss of its broker, which it cannot report, is added here."""
     said = view.conditions
     if view.freshness is Freshness.CONTROL_LOST and said.mode == "online":
         return replace(said, mode="control-lost")

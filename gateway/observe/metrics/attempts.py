@@ -63,7 +63,7 @@ class AttemptCounts:
                     self._ended(record, begun, note, cause)
                 if what == "failed":
                     cause = note.words.partition(":")[0]
-        for begun in launched.values():  # nobody waited for them any more
+        for begun in launched.values():  # abandoned: no answer of theirs was awaited any more
             self._ended(
                 record, begun, RequestEvent(record.arrived_at + record.elapsed_s, "cancelled", begun.attempt), cause
             )

@@ -1,10 +1,10 @@
-"""All that a gateway counts, behind one object: an observer of the stack and of flights, and the source of a scrape.
+"""All that a gateway counts, in one object: an observer of the stack and of request records, and a source of scrapes.
 
     requests     how they ended, stage times, deadlines      counted as they end        requests.py
     attempts     predictions, hedges, fallbacks, targets     from their records         attempts.py
     generative   OpenAI's routes in OpenTelemetry's words    counted as they end        generative.py
     targets      breakers, links, queues, ages               read from the fleet view   targets.py
-    doors        admission, tenants, quarantine              read where they are kept   admission.py
+    admission    admission, tenants, quarantine              read where they are kept   admission.py
 
 Other parts of the gateway add their own families with `add`; every name stands in docs/observability.md.
 """
