@@ -1,8 +1,8 @@
-"""The composition root: what a gateway is made of, in the order in which it is put together.
+"""The composition root: a gateway's parts are made and connected here, in the order of their dependencies.
 
-Everything is given its parts here and nowhere else. `async with Gateway(config)` starts it, in a test as in a
-process: targets first, so that links are dialled while the doors are being hung, doors last; closing goes backwards,
-so that requests under way are answered before their targets go.
+`async with Gateway(config)` starts a gateway, in a test as in a process: targets first, so that links are dialled while
+the servers are being opened, servers last. Closing goes backwards, so that requests under way are answered before their
+targets are closed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import FlightRecorder
 from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
+from gateway.fleet_sync.registry import FleetRegister
 from gateway.fleet_sync.sync import FleetSync
 from gateway.host import GatewayHost
 from gateway.http.openapi import openapi_routes
@@ -50,9 +51,11 @@ from gateway.operate.trial_routes import trial_routes
 from gateway.placement_policy import admission_of, placement_of, policy_of
 from gateway.serving.dispatcher import Dispatcher
 from gateway.targets.attestation_verifier import AttestationVerifier
+from gateway.targets.condition_log import HealthLog, log_condition
 from gateway.targets.directory import Directory
 from gateway.telemetry import Telemetry, run_soon
 from tidegate import clock
+from tidegate.fleet.topics import Topics
 from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository
 from tidegate.oip.body_budget import BodyMemory
@@ -68,11 +71,11 @@ from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import Entrance, open_http_server
 from tidegate.servers.limits import raise_file_limit
 from tidegate.servers.role_guard import ServerSecurity
-from tidegate.types import InferRequest
+from tidegate.types import InferRequest, TargetId
 
 log = structlog.get_logger(__name__)
 
-DRAIN_S = 1.0  # each door's; with the links' goodbyes a stop stays under 3 s
+DRAIN_S = 1.0  # of each server; with the links' goodbyes a stop stays under 3 s
 STATIC_TARGETS_WITHIN_S = 5.0
 
 
@@ -85,15 +88,14 @@ class Gateway:
         self.addresses: dict[str, str] = {}
         self.tls = tls_of(config.tls, lambda: CertificateIdentity("gateway", config.name))
         check_encrypted(config.mqtt, self.tls)
-        self._secured = (
-            ServerSecurity(self.tls) if self.tls else None
-        )  # any caller: who it is, is for the layers to say
-        self.repository = Repository(config.model_repository or Path())  # without one nobody will ask it for a folder
+        self._secured = ServerSecurity(self.tls) if self.tls else None  # any caller: the layers check its identity
+        self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw)
-        self.verifier = _appraiser(config, self.tls, draw)
-        self.dialled_in = dial_in_server_of(config, self.tls, lambda: self.guard, self._knows)
+        self.verifier = _verifier_of(config, self.tls, draw)
+        self.register = FleetRegister(Topics(config.fleet), draw=draw) if config.mqtt else None
+        self.dialled_in = dial_in_server_of(config, self.tls, self._knows)
         self.directory = Directory(
             self.fleet,
             self.catalog,
@@ -106,19 +108,19 @@ class Gateway:
             networks=config.networks,
             verifier=self.verifier,
             dialled_in=self.dialled_in,
+            register=self.register,
         )
         self.admission = admission_of(config, self.fleet, draw)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
         held = Quarantine()
-        self.dispatcher = self._new_conductor(held, strained)
+        self.dispatcher = self._new_dispatcher(held, strained)
         self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        self.watching = Telemetry(config, self.dispatcher, self.admission, held, self._version_of, self.watch)
-        self.metrics = self.watching.metrics
-        self.trials = Trials(config.trials_file, self.catalog, draw, strained)
-        self.trials.ask = self.dispatcher.infer
+        self.telemetry = Telemetry(config, self.dispatcher, self.admission, held, self._version_of, self.watch)
+        self.metrics = self.telemetry.metrics
+        self.trials = Trials(config.trials_file, self.catalog, draw, strained, self.dispatcher.infer)
         self.metrics.add(lambda: trial_families(self.trials))
         behind, infer = self._line(held)
-        self.taking = (
+        self.ingest_service = (
             IngestService(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
         )
         self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
@@ -127,8 +129,28 @@ class Gateway:
         self._held = BodyMemory(config.limits.max_held_bytes)
         self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
+        self._connect_observers()
 
-    def _new_conductor(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
+    def _connect_observers(self) -> None:
+        """The second phase: what observes a part and reads the same part is connected once both exist.
+
+        No other module assigns to an attribute of a finished object.
+        """
+        # The log of the fleet's health reads the fleet's balance.
+        self.fleet.on_health, self.fleet.on_condition = HealthLog(self.fleet).log_health, log_condition
+        # The directory reads the server's streams, and the server reports each of them to the directory.
+        if self.dialled_in is not None:
+            self.dialled_in.on_in, self.dialled_in.on_left = self.directory.dialled, self.directory.hung_up
+        # A scrape has the recorder pack its records first, and the metrics count each record that is packed.
+        recorder, telemetry = self.dispatcher.recorder, self.telemetry
+        recorder.taps.append(telemetry.metrics.landed)
+        if telemetry.trace_sampler is not None:
+            recorder.watchers.append(telemetry.trace_sampler.landed)
+        # The exposition merges what other processes share, and its own families are shared with them.
+        if telemetry.sharing is not None:
+            telemetry.sharing.own = telemetry.exposition.own
+
+    def _new_dispatcher(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
         config, draw = self.config, self._draw
         placer, hedges = policy_of(config, self.fleet, draw, strained)
         return Dispatcher(
@@ -141,22 +163,22 @@ class Gateway:
             overloaded=strained,
             placement=placement_of(placer, self.fleet, self.admission, draw, strained),
             weight_of=self.admission.weight_of,
-            witness=QuarantineListener(held, clock.now),
+            listener=QuarantineListener(held, clock.now),
         )
 
     def _line(self, held: Quarantine) -> tuple[Service, Service]:
-        """A request's way, outermost layer first: of what devices deferred, and of what callers ask now."""
-        behind = stack(  # no layer that counts live traffic or asks who calls: what was deferred has no caller
+        """The services for deferred and for live requests, each with its layers, outermost first."""
+        behind = stack(  # a deferred request has no caller: no layer counts live traffic or authenticates
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
-            quarantine(held, clock.now),  # before admit: whoever is refused here takes nobody's place
+            quarantine(held, clock.now),  # before admit: a call that is refused here takes no place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
             versions(self.catalog.siblings, self.fleet, clock.now, self._draw, self.trials),  # where there are two
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
-            *self.watching.layers,  # traces: whatever is counted or logged further in can name its trace
-            observe(clock.now, *self.watching.observers),  # outermost: sees every outcome, also of the layers below
-            authenticate(self.admission, clock.now),  # whose call it is, and what that one may
+            *self.telemetry.layers,  # traces: whatever is counted or logged further in can name its trace
+            observe(clock.now, *self.telemetry.observers),  # outermost: sees every outcome, also of the layers below
+            authenticate(self.admission, clock.now),  # the identity of the call, and its rights
             inner=behind,
         )
         return behind, called
@@ -177,7 +199,7 @@ class Gateway:
             await clock.sleep(0.02)
 
     async def _start(self) -> None:
-        await self._stack.enter_async_context(self.watching)
+        await self._stack.enter_async_context(self.telemetry)
         self._stack.push_async_callback(self.dispatcher.close)
         self._stack.callback(self.audit.close)
         if self.guard is not None:
@@ -189,19 +211,30 @@ class Gateway:
         await self._open_link_port()
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
-        await self.tokenizers.load(self.catalog.manifests)  # before the doors: no caller waits for it
+        await self.tokenizers.load(self.catalog.manifests)  # before the servers: no caller waits for it
         if self.watch is not None:
             await self._stack.enter_async_context(self.watch)
-        await self._open_grpc_door()
-        await self._open_http_doors()
+        await self._open_grpc_server()
+        await self._open_http_servers()
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
         links = advertised_dial_address(self.config, self.addresses["link"]) if "link" in self.addresses else ()
-        ingest = (await self._stack.enter_async_context(self.taking)).ingest if self.taking is not None else None
+        service = self.ingest_service
+        ingest = (await self._stack.enter_async_context(service)).ingest if service is not None else None
         named = self.config.fleet, self.config.name
-        sync = FleetSync(url, *named, self._fleet_changed, self._draw, tls=tls, links=links, ingest=ingest)
-        self.directory.register = sync.register
+        sync = FleetSync(
+            url,
+            *named,
+            self._fleet_changed,
+            self._draw,
+            register=self.register,
+            tls=tls,
+            links=links,
+            ingest=ingest,
+        )
+        if ingest is not None:  # the second phase again: messages come in by the sync, and receipts leave by it
+            ingest.send = sync.send_receipt
         await self._stack.enter_async_context(sync)
         if self.config.artifacts is not None:
             await self._ship(self.config.artifacts, sync)
@@ -227,18 +260,17 @@ class Gateway:
             self._shipping.rollouts.fleet_changed()
 
     async def _open_link_port(self) -> None:
-        """Before the fleet hears of this gateway: a device that is told where to dial dials at once."""
+        """Open before the gateway announces itself: a device dials an advertised address at once."""
         if self.dialled_in is not None:
-            door = link_port(self.dialled_in, self.config, self.tls)
-            self.addresses["link"] = await self._stack.enter_async_context(door)
+            server = link_port(self.dialled_in, self.config, self.tls, self.guard)
+            self.addresses["link"] = await self._stack.enter_async_context(server)
 
     def _knows(self, target_id: str) -> bool:
-        register = self.directory.register
-        return register is None or register.knows(target_id.partition("/")[2])
+        return self.register is None or self.register.knows(TargetId.parse(target_id).name)
 
-    async def _open_grpc_door(self) -> None:
+    async def _open_grpc_server(self) -> None:
         config = self.config
-        door = await self._stack.enter_async_context(
+        opened = await self._stack.enter_async_context(
             open_grpc_server(
                 self.add_services,
                 config.host,
@@ -249,11 +281,11 @@ class Gateway:
                 limits=config.limits.door,
             )
         )
-        await door.server.start()
-        self.addresses["grpc"] = door.address
+        await opened.server.start()
+        self.addresses["grpc"] = opened.address
 
     def add_services(self, server: grpc.aio.Server) -> None:
-        """Every method of the gRPC port."""
+        """Add every method of the gRPC port to a server."""
         limit = self.config.max_body_bytes + ROOM_BYTES
         OipService(
             self.host,
@@ -264,9 +296,9 @@ class Gateway:
             held=self._held,
         ).add_to(server)
 
-    async def _open_http_doors(self) -> None:
+    async def _open_http_servers(self) -> None:
         config, oip = self.config, self._oip_routes()
-        await self._open_http_door(
+        await self._open_http_server(
             "http",
             config.host,
             config.http_port,
@@ -274,10 +306,10 @@ class Gateway:
             middlewares=[error_middleware],
             ahead=oip.ahead_of,
         )
-        asked = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
+        rights = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         host, port = config.metrics_host or config.host, config.metrics_port
-        await self._open_http_door("metrics", host, port, self.watching.routes(), middlewares=asked)
-        await self._open_http_door(
+        await self._open_http_server("metrics", host, port, self.telemetry.routes(), middlewares=rights)
+        await self._open_http_server(
             "admin",
             config.admin_host,
             config.admin_port,
@@ -295,7 +327,7 @@ class Gateway:
                     self.trials,
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
-                *(self.taking.routes() if self.taking is not None and config.mqtt else ()),
+                *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
                 *trial_routes(self.trials, self.catalog, self.fleet),
             ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
@@ -327,7 +359,7 @@ class Gateway:
         )
         return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
 
-    async def _open_http_door(
+    async def _open_http_server(
         self,
         name: str,
         host: str,
@@ -337,7 +369,7 @@ class Gateway:
         middlewares: Iterable[Middleware] = (),
         ahead: Callable[[Entrance], Entrance] | None = None,
     ) -> None:
-        door = open_http_server(
+        server = open_http_server(
             routes,
             host,
             port,
@@ -349,10 +381,10 @@ class Gateway:
             secured=self._secured,
             limits=self.config.limits.door,
         )
-        self.addresses[name] = await self._stack.enter_async_context(door)
+        self.addresses[name] = await self._stack.enter_async_context(server)
 
     def _dialler_of(self, spec: TargetSpec) -> Dialler:
-        """Over TLS a target of our own must be who it is called; a foreign one, the host that it is called at."""
+        """Over TLS a target of our own must prove its id; a foreign one, the host at which it is called."""
         if self.tls is None or not spec.encrypted:
             return PlainDialler()
         return self.tls.dialler(None if spec.foreign else CertificateIdentity.parse(spec.id))
@@ -367,7 +399,7 @@ class Gateway:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
 
 
-def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:
+def _verifier_of(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:
     section = config.attestation
     if section is None or tls is None:
         return None
@@ -377,7 +409,7 @@ def _appraiser(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]
 
 async def serve(config: GatewayConfig) -> None:
     """Run a gateway until cancelled, and say on stdout when it is ready."""
-    raise_file_limit()  # before the doors count how many connections they bear
+    raise_file_limit()  # before the servers compute their connection limits
     async with Gateway(config) as gateway:
         await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
         _settle_garbage_collector()
@@ -395,7 +427,7 @@ async def serve(config: GatewayConfig) -> None:
 
 
 def _settle_garbage_collector() -> None:
-    """What the start made lives for ever: never look at it again, and look at the rest rarely (pauses are jitter)."""
+    """Exempt what the start made from collection, and collect the rest rarely: pauses are jitter."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

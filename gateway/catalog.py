@@ -1,6 +1,6 @@
-"""Every model this gateway knows: the repository's manifests, those that foreign servers described, and shipped ones.
+"""Every model this gateway knows: the manifests of its repository, of foreign servers, and of shipped versions.
 
-Read by every request, so it is a few dictionaries. The repository outranks a foreign description of the same version:
+Every request reads it, so it is a few dictionaries. The repository outranks a foreign description of the same version:
 its manifest has bounds, qualities and a tokenizer that metadata lacks.
 
 A version that was shipped to devices (`gateway/delivery/rollouts`) is known by its full name, and is not what "the

@@ -1,4 +1,4 @@
-"""`tidegate gateway`: run one gateway until it is told to stop."""
+"""`tidegate gateway`: run one gateway until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""The port that devices dial (`link_port`): how it is locked, and what gateways tell devices of it.
+"""The port that devices dial (`link_port`): how it is secured, and how its address is advertised to devices.
 
-tls     a device's certificate, edge/NAME, and nobody else's
+tls     a device's certificate, edge/NAME, and no other certificate
 auth    without TLS: an API key with the right `dial-in`, whose tenant is the device's name
-neither anybody who reaches the port, by the name of a device that the fleet knows
+neither any peer that reaches the port, under the name of a device that the fleet knows
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -24,38 +25,38 @@ from tidegate.security.tls import Tls
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.role_guard import ServerSecurity
+from tidegate.types import TargetId
 
 WILDCARDS: Final = ("", "0.0.0.0", "::")
 GRACE_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-def dial_in_server_of(
-    config: GatewayConfig, tls: Tls | None, guard: Callable[[], GatewayGuard | None], known: Callable[[str], bool]
-) -> DialInServer | None:
-    """What accepts devices' streams; None without `link_port`."""
+def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool]) -> DialInServer | None:
+    """The server that accepts devices' streams; None without `link_port`."""
     if config.link_port is None:
         return None
     return DialInServer(
         gateway_name=config.name,
         max_streams=config.max_dialled_in,
         known=known,
-        identify=_by_key(guard) if config.auth is not None else None,
         encrypted=tls is not None,
         max_message_bytes=config.max_body_bytes + ROOM_BYTES,
     )
 
 
 @asynccontextmanager
-async def link_port(dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None) -> AsyncIterator[str]:
-    """The port, open; its "HOST:PORT". Leaving it ends every stream.
+async def link_port(
+    dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None, guard: GatewayGuard | None
+) -> AsyncIterator[str]:
+    """Open the port and yield its "HOST:PORT"; leaving it ends every stream.
 
     Raises:
-        StartError: nobody can listen there.
+        StartError: the address cannot be listened on.
     """
     assert config.link_port is not None
-    door = open_grpc_server(
-        dialled_in.add_to,
+    port = open_grpc_server(
+        partial(dialled_in.add_to, identify=_by_key(guard) if guard is not None else None),
         config.host,
         config.link_port,
         max_message_bytes=MAX_ENVELOPE_BYTES,
@@ -64,7 +65,7 @@ async def link_port(dialled_in: DialInServer, config: GatewayConfig, tls: Tls | 
         secured=ServerSecurity(tls, frozenset({"edge"})) if tls else None,
         limits=config.limits.door,
     )
-    async with door as (address, server):
+    async with port as (address, server):
         await server.start()
         if tls is None and config.auth is None and not is_loopback(config.host):
             log.warning("devices dial in without proof of who they are: set `tls`, or `auth`", link=address)
@@ -75,7 +76,7 @@ async def link_port(dialled_in: DialInServer, config: GatewayConfig, tls: Tls | 
 
 
 def advertised_dial_address(config: GatewayConfig, address: str) -> tuple[str, ...]:
-    """Where devices are told to dial; nothing where only the configuration of each device can know it."""
+    """The address that devices are sent; none where only the configuration of each device can know it."""
     if config.link_advertise is not None:
         return (config.link_advertise,)
     if config.host in WILDCARDS:
@@ -84,11 +85,9 @@ def advertised_dial_address(config: GatewayConfig, address: str) -> tuple[str, .
     return (address,)
 
 
-def _by_key(guard: Callable[[], GatewayGuard | None]) -> Identify:
+def _by_key(guard: GatewayGuard) -> Identify:
     async def identify(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-        asked = guard()
-        assert asked is not None, "it is made where `auth` is configured"
         presented = credentials_over_grpc(context.invocation_metadata() or (), context, "link")
-        return f"edge/{(await asked.with_right(presented, 'dial-in')).tenant}"
+        return str(TargetId("edge", (await guard.with_right(presented, "dial-in")).tenant))
 
     return identify

@@ -1,8 +1,8 @@
-"""What watches a gateway: metrics with their scrape, traces, and the access log. Put together here, told by the stack.
+"""Metrics with their scrape, traces and the access log of one gateway, put together in `Telemetry`.
 
-    observers   of the stack: each is told of every call
-    watchers    of the flight recorder: each is told of every request's record, as it is made
-    taps        the same, when it is kept, a moment later
+    observers   of the stack: each sees every call
+    watchers    of the flight recorder: each sees every request's record, as it is made
+    taps        the same, when the record is packed, a moment later
 
 Where several gateways share one address, `metrics_dir` is where they leave their counts for each other.
 """
@@ -47,12 +47,12 @@ log = structlog.get_logger(__name__)
 
 
 def run_soon(do: Callable[[], None]) -> None:
-    """What many requests leave to be done is done for all of them at once, while the processor has it at hand."""
+    """Run deferred work of many requests in one go, a moment later, while its code is in the processor's caches."""
     asyncio.get_running_loop().call_later(SOON_S, do)
 
 
 class Telemetry:
-    """Counts from the start; what it needs from outside it has inside `async with`."""
+    """Counts from the start; inside `async with` it shares its counts and exports its spans."""
 
     def __init__(
         self,
@@ -63,8 +63,9 @@ class Telemetry:
         version_of: Callable[[InferRequest], str],
         console: ConsoleHistory | None = None,
     ) -> None:
-        """Args: console: told with the metrics, and what knows the links' timelines."""
+        """Args: console: an observer beside the metrics, which keeps the links' timelines."""
         placer, hedges = dispatcher.placer, dispatcher.hedges
+        self.recorder = dispatcher.recorder
         self.metrics = GatewayMetrics(
             placer.fleet,
             admission,
@@ -73,38 +74,35 @@ class Telemetry:
             most_targets=config.metrics_targets,
             suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, ChanceHedging) else 0,
             calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, UtilityPlacer) else None,
+            before_reading=self.recorder.pack,
+            timeline_of=console.timelines.get if console is not None else lambda _target_id: None,
         )
-        self._sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
-        self.exposition = Exposition(self.metrics.collect, self._sharing)
-        if self._sharing is not None:
-            self._sharing.own = self.exposition.own
+        self.sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
+        self.exposition = Exposition(self.metrics.collect, self.sharing)
         self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
-        self.metrics.before_reading = dispatcher.recorder.pack
-        self.observers: list[Observer] = [self.metrics, RefusalLog(dispatcher.recorder, dispatcher.ask_builder.ask)]
+        self.observers: list[Observer] = [self.metrics, RefusalLog(self.recorder, dispatcher.ask_builder.ask)]
         if console is not None:
-            self.metrics.timeline_of = console.timelines.get
             self.observers.append(console)
         if config.access_log != "none":
             write = events.emit if config.access_log == "json" else log.info
             self.observers.append(
                 AccessLog(dispatcher.ask_builder.describe, write, sample=config.log_sample, draw=dispatcher.draw)
             )
-        dispatcher.recorder.taps.append(self.metrics.landed)
         self._collector = collector_of(config.tracing, "gateway", config.name)
+        self.trace_sampler: TraceSampler | None = None
         if config.tracing is not None and self._collector is not None:
-            tracing = TraceSampler(config.tracing, self._collector)
-            dispatcher.recorder.watchers.append(tracing.landed)
-            self.metrics.add(tracing.families)
+            self.trace_sampler = TraceSampler(config.tracing, self._collector)
+            self.metrics.add(self.trace_sampler.families)
             self.layers.append(traced(random.getrandbits, config.tracing.ratio))
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with self._stack:
-            if self._sharing is not None:
+            if self.sharing is not None:
                 try:
-                    await self._stack.enter_async_context(self._sharing)
+                    await self._stack.enter_async_context(self.sharing)
                 except OSError as error:
                     raise StartError(f"key 'metrics_dir': {error}") from error
             if self._collector is not None:
@@ -119,7 +117,7 @@ class Telemetry:
         await self._stack.aclose()
 
     def routes(self) -> list[web.RouteDef]:
-        """Of the metrics port."""
+        """The routes of the metrics port."""
         return [web.get("/metrics", self._scrape), *self.scaling.routes()]
 
     async def _scrape(self, request: web.Request) -> web.Response:

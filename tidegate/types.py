@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -211,7 +211,23 @@ class Call(msgspec.Struct, frozen=True):
         return replace(self, identity=identity)
 
 
-class Route(msgspec.Struct, frozen=True):
+class TargetId(NamedTuple):
+    """The name of a target in two parts; on the wire and in logs it is the string "TIER/NAME"."""
+
+    tier: str  # "edge" or "pool"
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TargetId:
+        """Text without a "/" is a tier without a name."""
+        tier, _, name = text.partition("/")
+        return cls(tier, name)
+
+    def __str__(self) -> str:
+        return f"{self.tier}/{self.name}"
+
+
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
 
     served_by: str  # "edge/NAME" or "pool/NAME"

@@ -60,14 +60,20 @@ class Trials:
         file: where the splits are stored; None: nowhere.
         draw: chance, uniform in [0, 1).
         crowded: whether there is no room for comparisons now.
+        ask: the service that comparisons are sent to; None: nothing is compared.
     """
 
     def __init__(
-        self, file: Path | None, catalog: Catalog, draw: Callable[[], float], crowded: Callable[[], bool]
+        self,
+        file: Path | None,
+        catalog: Catalog,
+        draw: Callable[[], float],
+        crowded: Callable[[], bool],
+        ask: Service | None = None,
     ) -> None:
         self.splits = TrafficSplits()
         self.watched: dict[str, TrialFigures] = {}
-        self.ask: Service | None = None  # set once there is somebody to ask
+        self.ask = ask
         self._file = file
         self._catalog = catalog
         self._draw = draw

@@ -1,6 +1,6 @@
-"""Whose view has to be looked at again: those of whom something was heard, and those whose silence crossed a limit.
+"""The devices whose view may have changed: by a message, or because their silence crossed a limit.
 
-A gateway of ten thousand devices cannot look at all of them whenever one says something. Two things change a view, and
+A gateway of ten thousand devices cannot look at all of them whenever one sends a message. Two things change a view, and
 both are kept here by name: a message (`mark`), and the clock alone, at an instant that each device knows of itself
 (`sooner`). These instants are mostly moved later, by every heartbeat; so the heap holds lower bounds, and an entry that
 comes to the top is checked against its device before it is believed, and goes back where it was too early.
@@ -63,7 +63,7 @@ class PendingChanges:
         self.mark(name)
 
     def next_at(self, now: float, true_next: Callable[[str, float], float | None]) -> float | None:
-        """The next instant after `now` at which the clock changes somebody's view; marks those it has changed by now.
+        """The next instant after `now` at which the clock changes a device's view; marks those it has changed by now.
 
         Args:
             true_next: of a device, the first such instant after another; None when there is none.

@@ -1,4 +1,4 @@
-"""One device as its messages tell it: registers that only move forward, and what their silence means.
+"""One device as its messages describe it: registers that only move forward, and what their silence means.
 
 Registers. `birth` and `death` keep the greatest epoch ever seen; alive means that birth is the greater. `heartbeat` and
 `inventory` belong to the born epoch and keep the greatest sequence. What belongs to a later epoch than the birth (its
@@ -68,7 +68,7 @@ class _DataPlaneEvidence:
 
 
 class DeviceRegister:
-    """Mutable; every `fold_*` returns whether it told something new."""
+    """Mutable; every `fold_*` returns whether it was news."""
 
     __slots__ = (
         "_age", "_ahead", "_death", "_evidence", "_heard_before", "_heartbeat", "_heartbeat_at", "_inventory",
@@ -108,7 +108,7 @@ class DeviceRegister:
 
     @property
     def known_epoch(self) -> int:
-        """The greatest epoch that a birth or a death told of."""
+        """The greatest epoch that a birth or a death named."""
         return max(self.epoch, self._death.death.epoch if self._death else 0)
 
     @property
@@ -252,7 +252,7 @@ class DeviceRegister:
         return self.birth.offers if self.birth else ()
 
     def view(self, now: float, outage: BrokerOutage, will_grace_s: float) -> DeviceView | None:
-        """None before a birth: nobody knows where such a device would answer."""
+        """None before a birth: such a device has no known address."""
         if self.birth is None:
             return None
         freshness, reason = self.freshness(now, outage, will_grace_s)
@@ -282,7 +282,7 @@ class DeviceRegister:
         return freshness, reason
 
     def _departed(self) -> str:
-        """The device's own goodbye; only a greater epoch, by any road, takes it back."""
+        """The device's own goodbye; only a greater epoch, by any path, takes it back."""
         note = self._death
         if note is None or not note.death.is_own_word or note.death.epoch < self.epoch:
             return ""
@@ -330,8 +330,8 @@ class DeviceRegister:
         return self._heartbeat.sequence if self._heartbeat else 0
 
     def _interval_s(self) -> float:
-        told = self._heartbeat or self.birth
-        return told.interval_ms / 1000.0 if told else 1.0
+        latest = self._heartbeat or self.birth
+        return latest.interval_ms / 1000.0 if latest else 1.0
 
     def _heard_live_at(self) -> float | None:
         said_at = self._age.said_at
@@ -349,7 +349,7 @@ class DeviceRegister:
         return now - since - outage.excused_s(since, now)
 
     def _load(self) -> LoadReport | None:
-        """The newest by whichever road: the greater epoch first, then the later arrival."""
+        """The newest by whichever path: the greater epoch first, then the later arrival."""
         held = self._evidence
         beat = self._heartbeat
         if held is not None and held.load is not None and held.epoch >= self.epoch and held.at >= self._heartbeat_at:

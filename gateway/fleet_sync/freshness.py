@@ -35,7 +35,7 @@ class Freshness(StrEnum):
 
 @dataclass(slots=True)
 class BrokerOutage:
-    """The last stretch in which this gateway heard nobody, because its own link to the broker was down."""
+    """The last stretch in which this gateway heard no device, because its own link to the broker was down."""
 
     down_at: float = inf
     up_at: float = -inf  # inf while it lasts
@@ -74,9 +74,9 @@ class DeviceView:
     offers: tuple[ModelOffer, ...]
     load: LoadReport | None
     freshness: Freshness
-    age_s: float  # since the device said something by any road; for one never heard live, since we first saw its name
+    age_s: float  # since the device sent something by any path; for one never heard live, since its name first came
     reason: str  # why it is not FRESH; "" when it is
     accepting: bool = True
     agent: str = ""
     conditions: DeviceConditions = UNTOLD
-    reported: Reported | None = None  # its rollouts, as it last told; maybe in a session before this one
+    reported: Reported | None = None  # its rollouts, as last reported; maybe in a session before this one

@@ -1,4 +1,4 @@
-"""The fleet as MQTT tells it: every message of every device folded into one view, in any order.
+"""The fleet as MQTT reports it: every message of every device folded into one view, in any order.
 
 `fold` takes one message and returns what the gateway should do about it; `devices` is the view that placement reads.
 The rules of one device are in `device.py`; this file is about the fleet: whose message is it, may it be believed, is
@@ -7,11 +7,11 @@ there room, and what must be asked again.
 Anti-entropy instead of storms. A gateway that notices a gap (a heartbeat of a session whose birth it never saw, or of
 an inventory with another hash, more than twice) asks that one device for a `Resync`, after a random part of two seconds
 and from a token bucket for the whole fleet, filled by a hundredth of the fleet a second. So the worst case, a broker
-that lost everything under a thousand devices, costs a steady trickle. A restarted gateway asks nobody: births, deaths
-and inventories are retained.
+that lost everything under a thousand devices, costs a steady trickle. A restarted gateway asks no device: births,
+deaths and inventories are retained.
 
 Epochs that went backwards. A device whose disk was wiped while its clock says 1970 comes back with a lower epoch than
-the fleet remembers, and nobody would believe it again. Whatever it says live earns it an `EpochHint`: reconnect with at
+the fleet remembers, and would never be believed again. Its next live message earns it an `EpochHint`: reconnect with at
 least this epoch. The hint names the session that it is about, so a late message of a past session earns a hint that
 its device ignores. Two agents that claim one epoch are parted in the same way.
 
@@ -56,7 +56,7 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class EpochHint:
-    """Tell the device that its session `seen` (of `boot`, where known) is not believed: begin one from `minimum` on."""
+    """Hint to the device that its session `seen` (of `boot`, if known) is not believed: begin one from `minimum` on."""
 
     device: str
     at: float
@@ -231,7 +231,7 @@ class FleetRegister:
         return device is not None and (isinstance(effect, EpochHint) or bool(self._gap(device)))
 
     def control_plane(self, *, up: bool, now: float) -> None:
-        """This gateway's own link to the broker went up or down; silence while it is down is nobody's fault."""
+        """This gateway's own link to the broker went up or down; silence meanwhile says nothing about devices."""
         if up and self._outage.lasts:
             self._outage.end(now, self._reconnect_grace_s)
         elif not up and not self._outage.lasts:
@@ -242,7 +242,7 @@ class FleetRegister:
     # -- data plane ------------------------------------------------------------------------------------------------
 
     def data_plane(self, name: str, epoch: int, sequence: int, load: LoadReport | None, now: float) -> bool:
-        """A device that MQTT told of answered, by (epoch, sequence) of that road; whether this was news."""
+        """A device that is known over MQTT answered, by (epoch, sequence) of that path; whether this was news."""
         device = self._devices.get(name)
         if device is None or not device.answered(epoch, sequence, load, now):
             return False
@@ -250,7 +250,7 @@ class FleetRegister:
         return True
 
     def data_plane_alive(self, name: str, now: float) -> bool:
-        """A sign of life without a report (a pong) on a road that `data_plane` has told of before."""
+        """A sign of life without a report (a pong) on a path that `data_plane` has reported before."""
         device = self._devices.get(name)
         if device is None or not device.link_alive(now):
             return False
@@ -258,7 +258,7 @@ class FleetRegister:
         return True
 
     def data_plane_lost(self, name: str, now: float) -> bool:
-        """The road broke: until the device speaks again, by any road, it is at best SUSPECT."""
+        """The path broke: until the device sends again, by any path, it is at best SUSPECT."""
         device = self._devices.get(name)
         if device is None:
             return False
@@ -274,7 +274,7 @@ class FleetRegister:
     # -- view ------------------------------------------------------------------------------------------------------
 
     def changed(self, now: float, most: int = 256) -> list[tuple[str, DeviceView | None]]:
-        """By name, views that may differ from what this told before, at most so many; empty when there are no more.
+        """By name, views that may differ from what this returned before, at most so many; empty when there are no more.
 
         None: it was forgotten, or not yet born. What only the clock has moved on (an age) is no change.
         """

@@ -1,12 +1,12 @@
-"""The gateway's side of MQTT: everything that devices say goes into one register, and gaps are asked about.
+"""The gateway's side of MQTT: every message of a device goes into one register, and gaps are asked about.
 
-Devices are discovered here with no configuration: births are retained, so a gateway that starts hears of every device
-at once, and of whether each still lives within a heartbeat. What a message means is decided in `tidegate/fleet`; this
-file carries messages in and effects out, and tells the core when the view has changed (`on_change`): at most every
-20 ms, however many heartbeats come, and also when somebody fell silent. Whoever is told looks at what has changed and
-at nobody else (`FleetRegister.changed`).
+Devices are discovered here with no configuration: births are retained, so a gateway that starts learns of every device
+at once, and within a heartbeat whether each still lives. What a message means is decided in `registry.py` and
+`device.py`; this file carries messages in and effects out, and reports when the view has changed (`on_change`): at most
+every 20 ms, however many heartbeats come, and also when a device fell silent. A listener then reads the devices that
+have changed and no others (`FleetRegister.changed`).
 
-The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat tell devices that somebody
+The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat show devices that a gateway
 listens, and what time it is.
 """
 
@@ -52,6 +52,7 @@ class FleetSync:
         backoff_cap_s: the longest wait between attempts to reach the broker.
         tls: for an address with `mqtts://`, see `MqttLink`.
         links: HOST:PORT where devices may dial this gateway.
+        ingest: takes what devices have stored, and sends its receipts by `send_receipt`; None: devices keep it.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class FleetSync:
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
-        self.register = register or FleetRegister(self._topics, draw=draw)
+        # `or` would drop a register that is still empty, which is false.
+        self.register = FleetRegister(self._topics, draw=draw) if register is None else register
         self._links = links
         self._ingest = ingest  # takes what devices have stored; None: they keep it
         subscriptions = self._topics.for_gateways
         if ingest is not None:
-            ingest.send = self._send_receipt
             subscriptions += self._topics.stored_for(gateway_name)
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
@@ -102,7 +103,7 @@ class FleetSync:
         self._serial = itertools.count(1)
         self._session = 0
         self._changed = False
-        self._tell_from = -inf  # not before, so that changes are told together
+        self._tell_from = -inf  # not before, so that changes are reported together
         self._view_changes_at = inf  # by silence alone
         self._heartbeat_at = inf
         self._connected_at = -inf
@@ -174,7 +175,8 @@ class FleetSync:
         self._ingest.message(device, message.payload)
         return True
 
-    def _send_receipt(self, device: str, receipt: Receipt) -> bool:
+    def send_receipt(self, device: str, receipt: Receipt) -> bool:
+        """Publish a receipt to a device; False while there is no broker."""
         return self._link.publish(self._topics.receipt(device), encode_stored(receipt), qos=1)
 
     def _perform_due_effects(self) -> None:

@@ -1,6 +1,6 @@
 """Refuse a call the moment it is clear that there is no room for it: the enforcement of `core/admission/admission.py`.
 
-Nothing is decided here. Whoever is let in is let out again, however the call ends.
+Nothing is decided here. A call that was admitted releases its place again, however the call ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Hold each call to what its identity may, and its tenant to its requests and bytes.
+"""Enforce the rights of each call's identity, and its tenant's quota of requests and bytes.
 
-The credential itself was proved at the door (`gateway/identity/guard.py`), before a body was read; there the request
+The credential itself was proved at the server (`gateway/identity/guard.py`), before a body was read; there the request
 was paid for too. Where no credentials are configured a call has no identity: its tenant is the caller's own word.
 """
 
@@ -33,7 +33,7 @@ def authenticate(admission: Admission, now: Callable[[], float]) -> Layer:
                 own = tenants.of_identity(identity)
                 call = authorized_call(call, identity, own.name)
                 quota = own if call.tenant == own.name else tenants.known(call.tenant)
-                if quota is not own:  # whom it acts for pays as well
+                if quota is not own:  # the tenant that it acts for pays as well
                     pays(quota)
             quota.carry(sum([len(tensor.raw) for tensor in call.request.inputs]), now())
             reply = await inner(call)

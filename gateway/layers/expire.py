@@ -1,7 +1,7 @@
 """Fix the deadline, once, and refuse what is already late.
 
-The protocols put the least of a caller's own budgets into the call; who gave none gets the model's default. Everything
-further in may rely on a deadline.
+The protocols put the least of a caller's own budgets into the call; a call without one gets the model's default.
+Everything further in may rely on a deadline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""See every outcome, whichever layer it came from: outermost of all.
+"""Report the outcome of every call to observers, whichever layer it came from: the outermost layer but tracing.
 
-Observers are told of each call twice: as it begins, and after its end, with the reply or the error. What an observer
-costs is paid by every request, so it counts and leaves; rendering belongs to whoever looks.
+An observer is called twice for each call: as it begins, and after its end, with the reply or the error. Every request
+pays for what an observer costs, so an observer counts and returns; rendering is done when a report is read.
 """
 
 from __future__ import annotations

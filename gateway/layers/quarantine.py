@@ -1,7 +1,7 @@
-"""Refuse whoever has lately brought engines down: the enforcement of `gateway/core/admission/quarantine.py`.
+"""Refuse calls of tenants that lately brought engines down: the enforcement of `core/admission/quarantine.py`.
 
-The layer refuses at the door; `QuarantineListener` hears of every attempt's end from the conductor, and says once in
-the log whenever somebody's quarantine begins.
+The layer refuses calls as they come; `QuarantineListener` observes the end of every attempt, and logs once whenever the
+quarantine of a tenant begins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def quarantine(held: Quarantine, now: Callable[[], float]) -> Layer:
 
 
 class QuarantineListener:
-    """Tells the quarantine how attempts end."""
+    """Reports the end of each attempt to the quarantine."""
 
     def __init__(self, held: Quarantine, now: Callable[[], float]) -> None:
         self._held = held
@@ -55,7 +55,7 @@ class QuarantineListener:
 
 
 def suspect_of(call: Call) -> Suspect:
-    """Whom to blame for a call: its tenant; where it named none, whoever asks the same."""
+    """The suspect of a call: its tenant; where it named none, the fingerprint of its request."""
     return call.tenant or fingerprint(call.request)
 
 

@@ -1,10 +1,9 @@
-"""Which trace a call belongs to, for all that lies further in: the caller's, or one that begins here.
+"""Determine the trace of a call, for all layers further in: the caller's trace, or one that begins here.
 
-Outermost of all, so that whatever is logged or counted for a call can name its trace. What is told to the caller is the
-trace that he brought, or one that is kept: an id of a trace that nobody will find is of no use to him.
+This is the outermost layer, so that everything that is logged or counted for a call can name its trace. The reply names
+the trace that the caller sent, or one that is kept: the id of a trace that is not stored is of no use to a caller.
 
-A `traceparent` comes as header, as gRPC metadata, or as an OIP request parameter, which is where clients that hide
-headers can say it.
+A `traceparent` comes as header, as gRPC metadata, or as an OIP request parameter, for clients that cannot set headers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A request that names no version gets one, and another if nobody can answer with that.
+"""Choose a version for a request that names none, and another one where no target can answer with the first.
 
-While a new version is rolled out, some devices have it and some do not (`gateway/core/versions/version_shares.py` says
-who gets what). The version is settled here, before placement, so that all attempts of one flight ask for one; and where
-the flight fails for want of a place or of a working target, the request flies again with another version that is
-served, while its time lasts. A first flight with a version that nobody has committed yet, or that is on trial, gets
-most of the time and not all of it, so that a device that hangs with it costs a request some of its budget and not its
-answer.
+While a new version is rolled out, some devices have it and some do not (`gateway/core/versions/version_shares.py`
+computes the shares). The version is settled here, before placement, so that all attempts of one execution ask for one.
+Where an execution fails for want of a place or of a working target, the request is executed again with another version
+that is served, while its time lasts. A first execution with a version that no device has committed yet, or that is on
+trial, gets most of the time and not all of it: a device that hangs with it costs a request some of its budget and not
+its answer.
 
-Where an operator has two versions on trial, the trial says whose turn it is instead
-(`gateway/core/versions/traffic_split.py`), and is told how each of them did.
+Where an operator has two versions on trial, the trial chooses the version instead
+(`gateway/core/versions/traffic_split.py`), and records the outcome of each.
 
 Models of which no version was shipped and none is on trial are passed on at the cost of two look-ups.
 """
@@ -89,7 +89,7 @@ def versions(
 
 
 class _ServingCounts:
-    """How many serve each version of a model, for a moment."""
+    """Counts the targets that serve each version of a model, and keeps a count for a moment."""
 
     def __init__(self, fleet: Fleet, now: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -112,29 +112,29 @@ class _ServingCounts:
 
 
 async def _in_order(
-    call: Call, order: Sequence[str], fly: Service, now: Callable[[], float], proved: Sequence[str] = ()
+    call: Call, order: Sequence[str], execute: Service, now: Callable[[], float], proved: Sequence[str] = ()
 ) -> Reply:
-    """A flight with each version until one answers; the last has whatever time is left."""
+    """Execute the call with each version until one answers; the last has all the time that is left."""
     assert call.deadline is not None, "the expire layer sets a deadline"
     for version in order[:-1]:
         at = now()
         share = 1.0 if version in proved else FIRST_FLIGHT
         try:
-            return await fly(_of(call, version, at + share * (call.deadline - at)))
+            return await execute(_of(call, version, at + share * (call.deadline - at)))
         except _ELSEWHERE:
             if now() >= call.deadline:
                 raise
-    return await fly(_of(call, order[-1], call.deadline))
+    return await execute(_of(call, order[-1], call.deadline))
 
 
 def _watched(inner: Service, trial: TrialPolicy, now: Callable[[], float]) -> Service:
-    """The service, whose ends the trial is told of."""
+    """The service, with each outcome reported to the trial."""
 
     async def service(call: Call) -> Reply:
         began_at, version = now(), call.request.model_version
         try:
             reply = await inner(call)
-        except Exception as error:  # who left says nothing of a version
+        except Exception as error:  # a caller that left says nothing of a version
             trial.failed(call, version, error, now() - began_at)
             raise
         trial.answered(call, version, reply, now() - began_at)

@@ -1,7 +1,7 @@
-"""Remembers requests that were turned away before anybody placed them: shed, expired, quarantined, without the right.
+"""Records of requests that were refused before they were placed, in the flight recorder.
 
-An observer of the stack. Who was placed is remembered by its flight, and its error has the request's name already;
-everybody else who was refused gets a line of his own, since what a gateway refuses belongs to the traffic that it had.
+An observer of the stack. A request that was placed is recorded by its execution, and its error has the request's id
+already. Every other refused request gets a record of its own, since what a gateway refuses belongs to its traffic.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tidegate.types import Call, Reply
 
 
 class RefusalLog:
-    """An `Observer`. `ask` reads a call's work, which only a recording wants to know of somebody who got none done."""
+    """An `Observer`. `ask` reads a call's work, which is worth the cost only during a recording."""
 
     def __init__(self, memory: FlightRecorder, ask: Callable[[Call], Ask]) -> None:
         self._memory = memory
         self._ask = ask
 
     def began(self, call: Call) -> None:
-        """Nobody knows yet."""
+        """Nothing is known of the call yet."""
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
-        """Its flight remembers it."""
+        """Its execution has recorded it."""
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
         if not isinstance(error, ServeError) or error.request_id:

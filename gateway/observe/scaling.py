@@ -1,11 +1,11 @@
-"""The need for replicas of the pool, looked at every few seconds and told to whoever scales.
+"""The number of pool replicas that the load needs, computed every few seconds and published for an autoscaler.
 
     GET /scaling      {"pool_replicas_needed": 3, …} on the metrics port; 503 while it is not known yet, so that an
                       autoscaler keeps what there is
     metric            tidegate_pool_replicas_needed, tidegate_pool_load (pool-seconds a second), by `metrics.py`
 
-What is needed is decided in `gateway/core/fleet/scaling.py`; requests tell it what they cost as they are sent. What the
-door turned away for lack of room never becomes an attempt, so it is counted from here. How to have it followed by KEDA
+What is needed is decided in `gateway/core/fleet/scaling.py`; requests report what they cost as they are sent. What
+admission refused for lack of room never becomes an attempt, so it is counted from here. How to have it followed by KEDA
 or an HPA: docs/degradation.md.
 """
 

@@ -17,6 +17,7 @@ from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
 from tidegate.trace_context import Trace
 from tidegate.tracing.propagation import attempt_span_id
 from tidegate.tracing.span import Span, SpanEvent, Value
+from tidegate.types import Route
 
 _FIRST_STAGE: Final = 64
 
@@ -24,7 +25,7 @@ _FIRST_STAGE: Final = 64
 def spans_of(trace: Trace, record: RequestRecord) -> list[Span]:
     fall = waterfall(record)
     maker = _SpanBuilder(trace, record.arrived_at)
-    given = record.end if isinstance(record.end, AnswerRecord) else None
+    route = record.end.route if isinstance(record.end, AnswerRecord) else None
     root = Span(
         f"infer {record.model}",
         trace.trace_id,
@@ -32,9 +33,9 @@ def spans_of(trace: Trace, record: RequestRecord) -> list[Span]:
         trace.parent_id,
         record.arrived_at,
         record.ended_at,
-        _attributes(record, given),
+        _attributes(record, route),
         "server",
-        "" if given is not None else str(record.end),
+        "" if route is not None else str(record.end),
         state=trace.state,
     )
     inside = {stage for bar in fall.bars for stage in bar.stages}
@@ -89,7 +90,7 @@ class _SpanBuilder:
         return Span(name, self._trace.trace_id, own_id, parent_id, began_at, began_at + max(0.0, took_s), attributes)
 
 
-def _attributes(record: RequestRecord, given: AnswerRecord | None) -> dict[str, Value]:
+def _attributes(record: RequestRecord, route: Route | None) -> dict[str, Value]:
     attributes: dict[str, Value] = {
         "tidegate.model": record.model,
         "tidegate.protocol": record.protocol,
@@ -102,13 +103,13 @@ def _attributes(record: RequestRecord, given: AnswerRecord | None) -> dict[str, 
         attributes["tidegate.tenant"] = record.tenant
     if record.deadline is not None:
         attributes["tidegate.budget_s"] = record.deadline - record.arrived_at
-    if given is not None:
+    if route is not None:
         attributes |= {
-            "tidegate.served_by": given.served_by,
-            "tidegate.variant": given.variant,
-            "tidegate.reason": given.reason,
-            "tidegate.attempts": given.attempts,
-            "tidegate.hedged": given.hedged,
-            "tidegate.fallback": given.fallback,
+            "tidegate.served_by": route.served_by,
+            "tidegate.variant": route.variant,
+            "tidegate.reason": route.reason,
+            "tidegate.attempts": route.attempts,
+            "tidegate.hedged": route.hedged,
+            "tidegate.fallback": route.fallback,
         }
     return attributes

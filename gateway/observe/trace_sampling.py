@@ -1,6 +1,6 @@
 """Which requests' spans are made: those that are sampled, and every late, hedged or failed one.
 
-Told by the flight recorder of each request's record, still inside the request: what is kept is known before the metrics
+The flight recorder passes each request's record on, still inside the request: what is kept is known before the metrics
 are counted, so that exemplars name kept traces only. What `keep` adds is limited a second, since in an outage every
 request fails: their traces are alike, and making them is work at the worst time.
 """
@@ -49,11 +49,11 @@ class TraceSampler:
         yield counter("tidegate_trace_spans", words, ("result",), rows)
 
     def _turned_out(self, record: RequestRecord) -> bool:
-        """As one that is kept in any case."""
+        """Whether the request ended in a way that is always kept."""
         keep = self._keep
         if isinstance(record.end, str):
             return "failed" in keep and record.outcome != "cancelled"
-        return (record.late and "late" in keep) or (record.end.hedged and "hedged" in keep)
+        return (record.late and "late" in keep) or (record.end.route.hedged and "hedged" in keep)
 
     def _may(self) -> bool:
         now = clock.now()

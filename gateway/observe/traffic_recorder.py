@@ -1,11 +1,11 @@
-"""Traffic as it comes, written down for whoever asks: one recording at a time, streamed over the admin port.
+"""Records traffic as it comes: one recording at a time, streamed to an operator over the admin port.
 
     GET /debug/recording?for=60      lines of JSON for a minute (`gateway/core/history/trace_format.py`), then `end`
 
 Nothing is kept here but what the reader has not taken yet, and of that at most `MOST_BYTES`: a reader that is too slow
-loses lines, which are counted and told at the end. Requests are tapped where the flight recorder takes them, at their
-end; those that arrived in the time and end within `_GRACE_S` after it belong to it. Each second every link is sampled,
-of a large fleet a share of `LINKS_A_SECOND` in turn. Without a recording none of this costs anything.
+loses lines, which are counted and reported at the end. Requests are tapped where the flight recorder takes them, at
+their end; those that arrived in the time and end within `_GRACE_S` after it belong to it. Each second every link is
+sampled, of a large fleet a share of `LINKS_A_SECOND` in turn. Without a recording none of this costs anything.
 
 A tenant's alias is a keyed hash whose key is forgotten with the recording.
 """
@@ -57,10 +57,9 @@ class TrafficRecorder:
         memory = self._memory
         if memory.recording:
             raise web.HTTPConflict(text="another recording is being made; one at a time")
-        memory.recording = True
         answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         tape = RecordingBuffer(self._fleet, clock.now(), for_s)
-        memory.taps.append(tape.take)
+        memory.start_recording(tape.take)
         try:
             await answer.prepare(request)
             tape.write(
@@ -77,8 +76,7 @@ class TrafficRecorder:
             tape.write(RecordedEnd(tape.requests, tape.lost, round(min(clock.now(), ends_at) - tape.began_at, 3)))
             await answer.write(tape.read())
         finally:
-            memory.taps.remove(tape.take)
-            memory.recording = False
+            memory.stop_recording(tape.take)
         await answer.write_eof()
         return answer
 
@@ -133,11 +131,11 @@ class RecordingBuffer:
         self.write(line)
 
     def under_way(self) -> bool:
-        """Whether anybody waits for an answer somewhere."""
+        """Whether any target still has a request in flight."""
         return any(target.queue_estimate.in_flight for target in self._fleet.targets.values())
 
     def sample(self, now: float) -> None:
-        """Once a second the links, and whoever offers something else than before."""
+        """Write a line for each link once a second, and for each target whose offers changed."""
         targets, at_s = self._fleet.targets, now - self.began_at
         if now - self._sampled_at >= 1.0 and not self._due:
             self._sampled_at = now

@@ -16,6 +16,7 @@ from gateway.core.history.counterfactual import Alternative, Counterfactual, cou
 from gateway.core.history.decision_record import CandidateRecord, DecisionRecord
 from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
+from tidegate.types import Route
 
 _BECAUSE: Final = {
     "cheapest": "it is the cheapest that is likely enough in time",
@@ -72,7 +73,7 @@ def explanation_json(
             "attempts": [_bar(bar) for bar in falls.bars],
         },
         **({} if others is None else {"hindsight": _hindsight(counterfactual_of(record, others), record)}),
-        "end": _answer(end) if isinstance(end, AnswerRecord) else {"error": end},
+        "end": _answer(end.route) if isinstance(end, AnswerRecord) else {"error": end},
         "outcome": record.outcome,
         "late": record.late,
         "elapsed_ms": _ms(record.elapsed_s),
@@ -242,16 +243,16 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _answer(end: AnswerRecord) -> dict[str, Any]:
+def _answer(route: Route) -> dict[str, Any]:
     return {
-        "served_by": end.served_by,
-        "variant": end.variant,
-        "reason": end.reason,
-        "attempts": end.attempts,
-        "hedged": end.hedged,
-        "fallback": end.fallback,
-        "degraded": end.degraded,
-        "provisional": end.provisional,
+        "served_by": route.served_by,
+        "variant": route.variant,
+        "reason": route.reason,
+        "attempts": route.attempts,
+        "hedged": route.hedged,
+        "fallback": route.fallback,
+        "degraded": route.degraded,
+        "provisional": route.provisional,
     }
 
 

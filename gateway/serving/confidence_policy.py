@@ -26,7 +26,7 @@ class ConfidencePolicies:
         self._known: dict[tuple[str, str], ConfidencePolicy | None] = {}
 
     def of(self, model: str, version: str) -> ConfidencePolicy | None:
-        """Who judges this version's answers; None: nobody. Raises ModelNotFound."""
+        """The policy for this version's answers; None: they are not judged. Raises ModelNotFound."""
         key = model, version
         if key not in self._known:
             self._known[key] = self._judged(self._manifest_of(model, version))

@@ -1,12 +1,11 @@
-"""What all flights of a gateway share: the conductor, as a flight sees it.
+"""What all executions of a gateway share: the dispatcher, as an execution sees it.
 
-A flight lives as long as its request; what outlives it is reached through here and nowhere else: who places and who
-hedges, the targets of this moment, how sure a model must be, what earlier flights learned, the memory that explanations
-come from, and whoever watches how attempts end. Targets are looked up anew at each attempt: one that has left
-meanwhile is gone for the next.
+An execution lives as long as its request; everything that outlives it is reached through here: placement and hedging,
+the targets of this moment, the confidence policies, what earlier requests taught, the flight recorder, and the listener
+to attempts. Targets are looked up anew at each attempt: one that has left meanwhile is gone for the next.
 
-Two files need these words and not each other: `execution.py`, which uses what is here, and `dispatcher.py`, which is
-it.
+The protocol stands in a file of its own so that `execution.py`, which uses it, and `dispatcher.py`, which implements
+it, need not import each other.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tidegate.types import Call
 
 
 class AttemptListener(Protocol):
-    """Who wants to know how attempts end."""
+    """Observes how attempts end."""
 
     def answered(self, target: str) -> None: ...
 
@@ -34,7 +33,7 @@ class AttemptListener(Protocol):
 
 
 class DispatchContext(Protocol):
-    """What all flights share."""
+    """What all executions share."""
 
     recorder: FlightRecorder
     placer: Placer
@@ -46,9 +45,9 @@ class DispatchContext(Protocol):
     listener: AttemptListener | None
 
     def next_key(self) -> int:
-        """Of an attempt, different from all before it."""
+        """A key for an attempt, different from all before it."""
         ...
 
     def spawn(self, attempt: asyncio.Task[None]) -> None:
-        """Own the task of an attempt until it has ended, which may be after its flight."""
+        """Own the task of an attempt until it has ended, which may be after its request."""
         ...

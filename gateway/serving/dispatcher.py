@@ -1,9 +1,9 @@
-"""Answers calls by placing them on targets: one flight (`execution.py`) for each, and what all of them share.
+"""Answers calls by placing them on targets: one execution (`execution.py`) a call, and what all executions share.
 
-What placement is asked for a call, `work_estimate.py` says. A step of a sequence goes where its state is kept, once
-(`gateway/core/request/affinity.py`), under a name that no other tenant can say.
+`work_estimate.py` describes a call to placement. A step of a sequence is placed on the target that keeps its state, in
+a single attempt (`gateway/core/request/affinity.py`), under an id that no other tenant can use.
 
-Attempts that have a task of their own are owned here until they have ended, also beyond their flight.
+Attempts that have a task of their own are owned here until they have ended, also beyond their request.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Dispatcher:
         overloaded: Callable[[], bool] = lambda: False,
         placement: Placement | None = None,
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
-        witness: AttemptListener | None = None,
+        listener: AttemptListener | None = None,
     ) -> None:
         """Args:
         memory: keeps finished requests for explanations.
-        overloaded: ends escalations.
-        places: what decides, if not the placer alone: the gate of admission around it.
-        weight_of: how much more than others' an answer to this tenant is worth.
-        witness: told of how attempts end.
+        overloaded: whether escalations stop now.
+        placement: decides instead of the placer alone, such as the admission guard around it.
+        weight_of: the weight of a tenant's answers relative to others'.
+        listener: observes how attempts end.
         """
         self.recorder = FlightRecorder(256) if memory is None else memory  # one that is empty is false
         self.placer = placer
@@ -63,7 +63,7 @@ class Dispatcher:
         self.draw = draw
         self._manifest_of = manifest_of
         self.ask_builder = AskBuilder(manifest_of, placer.fleet, weight_of)
-        self.listener: AttemptListener | None = witness
+        self.listener: AttemptListener | None = listener
         self._keys = count()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -71,7 +71,7 @@ class Dispatcher:
         """The answer, from wherever it was placed.
 
         Raises:
-            ServeError: nobody could answer before the deadline; `call.deadline` must be set.
+            ServeError: no target could answer before the deadline; `call.deadline` must be set.
         """
         taken_at = clock.now()
         if call.request.parameters:
@@ -82,7 +82,7 @@ class Dispatcher:
         return RequestExecution(self, call, self.ask_builder.ask(call), taken_at=taken_at).run()
 
     def _remembered(self, call: Call) -> tuple[SequenceStep, float] | None:
-        """The step of a sequence that a call to a model with a memory is, and how long that lasts."""
+        """The sequence step of a call to a stateful model, and how long its state is kept; None for any other call."""
         kept = self._manifest_of(call.request.model_name, call.request.model_version).sequence
         step = None if kept is None else sequence_of(call.request.parameters)
         if kept is None or step is None:
@@ -91,8 +91,8 @@ class Dispatcher:
 
     async def _step(self, call: Call, step: SequenceStep, ttl_s: float, taken_at: float) -> Reply:
         ask = self.ask_builder.ask(call)
-        homeward = self.affinity.placement(ask.model, step, self.placement, clock.now())
-        reply = await RequestExecution(self, call, ask, homeward, taken_at=taken_at).run()
+        sticky = self.affinity.placement(ask.model, step, self.placement, clock.now())
+        reply = await RequestExecution(self, call, ask, sticky, taken_at=taken_at).run()
         assert reply.route is not None
         self.affinity.answered(ask.model, step, reply.route.served_by, clock.now() + ttl_s)
         return reply

@@ -1,17 +1,17 @@
 """One request under way: performs what `gateway/core/request/machine.py` decides, with tasks, timers and targets.
 
-A flight holds the request's machine and turns the machine's actions into IO: a launch awaits a target, a wake is one
-loop timer, an end is a reply or an error. Every event goes back into the machine with its instant; nothing is decided
-here.
+An execution holds the request's machine and turns the machine's actions into IO: a launch awaits a target, a wake is
+one loop timer, an end is a reply or an error. Every event goes back into the machine with its instant; nothing is
+decided here.
 
 The first attempt, and each fallback with nothing else under way, is awaited in the caller's own task: most requests
 need no task of their own, and a task costs as much as the whole placement. Only a hedge beside a pending attempt gets
-a task, owned by the conductor until it has ended. To end an attempt that is awaited inline (the deadline passed, or
-the hedge won) the flight cancels its own task and takes that cancellation back, as `asyncio.timeout` does, so that a
+a task, owned by the dispatcher until it has ended. To end an attempt that is awaited inline (the deadline passed, or
+the hedge won) the execution cancels its own task and takes that cancellation back, as `asyncio.timeout` does, so that a
 caller's cancellation is never mistaken for its own.
 
 Where a model's manifest says how sure it must be, the confidence of its answers is read from their tensors here, and
-goes into the machine with the answer; an unsure one is kept until the machine has made up its mind.
+goes into the machine with the answer; an unsure one is kept until the machine has decided.
 
 When the caller is cancelled every attempt is cancelled with it, and with each the work in the far queue.
 A target that raises anything but a ServeError has a defect: it is logged with its traceback, and the request goes on
@@ -26,6 +26,7 @@ from functools import partial
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.core.history.recorder import (
     MAX_EVENTS_PER_REQUEST,
@@ -44,7 +45,7 @@ from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
 from tidegate.tracing.propagation import outgoing_context
-from tidegate.types import Accepted, Call, InferRequest, Reply, Route
+from tidegate.types import Accepted, Call, InferRequest, Reply
 
 log = structlog.get_logger(__name__)
 
@@ -55,33 +56,33 @@ class RequestExecution:
     """One request under way."""
 
     __slots__ = (
-        "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_end", "_ground",
+        "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_context", "_end",
         "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at", "_request",
         "_rests_on", "_rows", "_started_at", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
     )  # fmt: skip
 
     def __init__(
         self,
-        ground: DispatchContext,
+        context: DispatchContext,
         call: Call,
         ask: Ask,
         once: Placement | None = None,
         *,
         taken_at: float | None = None,
     ) -> None:
-        """Args: once: who places it, if it may be asked only once. taken_at: when the conductor got the call."""
+        """Args: once: places the request instead, for a single attempt. taken_at: when the dispatcher got the call."""
         request = call.request
-        self._ground = ground
+        self._context = context
         self._call = call
         self._taken_at = call.arrived_at if taken_at is None else taken_at
         # The version is settled here: what "the latest" is may differ from target to target during a rollout.
         self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
         self._units, self._rows, self._body_bytes = ask.units, ask.rows, ask.body_bytes
-        self._judged = judged = ground.judges.of(ask.model, ask.version)
+        self._judged = judged = context.judges.of(ask.model, ask.version)
         escalations = judged.escalations if judged is not None else None
-        hedges = ground.hedges
+        hedges = context.hedges
         if once is None:
-            self._machine = RequestMachine(ask, ground.placement, hedges=hedges, escalations=escalations)
+            self._machine = RequestMachine(ask, context.placement, hedges=hedges, escalations=escalations)
         else:
             self._machine = RequestMachine(ask, once, max_attempts=1, hedges=hedges)
         self._attested = ask.attested
@@ -123,15 +124,14 @@ class RequestExecution:
 
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:
-            kind = type(action)
-            if kind is Launch:
-                self._launch(action, now)  # type: ignore[arg-type]  # `kind` narrows it, and is twice as fast as match
-            elif kind is WakeAt:
-                self._wake_at(action.at)  # type: ignore[union-attr]
-            elif kind is Cancel:
-                self._cancel(action, now)  # type: ignore[arg-type]
+            if isinstance(action, Launch):
+                self._launch(action, now)
+            elif isinstance(action, WakeAt):
+                self._wake_at(action.at)
+            elif isinstance(action, Cancel):
+                self._cancel(action, now)
             else:
-                self._end = action  # type: ignore[assignment]
+                self._end = action
         if self._waiter is not None and not self._waiter.done() and (self._end or self._next):
             self._waiter.set_result(None)
 
@@ -140,14 +140,14 @@ class RequestExecution:
         one = launch.candidate
         self._note(RequestEvent(now, "launched", number, one.target.id, one.variant.name, one.finish_s))
         self._attempts[number] = AttemptTelemetry(
-            launch.candidate, self._ground.next_key(), self._units, now, self._body_bytes
+            launch.candidate, self._context.next_key(), self._units, now, self._body_bytes
         )
         if self._inline is None and self._next is None:
             self._next = launch
             return
         task = self._loop.create_task(self._attempt(launch), name=f"attempt at {launch.candidate.target.id}")
         self._tasks[number] = task
-        self._ground.spawn(task)
+        self._context.spawn(task)
 
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
@@ -188,13 +188,13 @@ class RequestExecution:
         now = clock.now()
         link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs))
         self._answers[number] = reply, link_s, now
-        if self._ground.listener is not None:
-            self._ground.listener.answered(attempt.candidate.target.id)
+        if self._context.listener is not None:
+            self._context.listener.answered(attempt.candidate.target.id)
         confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
         stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
         note = RequestEvent(now, "answered", number, "", "", link_s, stages, "", confidence, reply.batch_size)
         self._note(note)
-        budget = self._ground.placer.cloud_budget
+        budget = self._context.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
             # What it took is its batch's compute, of which its rows are a share.
             share = self._rows / max(reply.batch_size, self._rows)
@@ -211,14 +211,14 @@ class RequestExecution:
         if attempt is None:
             return
         now = clock.now()
-        attempt.failed(error, now, self._ground.draw())
-        if self._ground.listener is not None:
-            self._ground.listener.failed(self._call, attempt.candidate.target.id, error)
+        attempt.failed(error, now, self._context.draw())
+        if self._context.listener is not None:
+            self._context.listener.failed(self._call, attempt.candidate.target.id, error)
         self._note(RequestEvent(now, "failed", number, words=truncated_words(f"{error.code}: {error.message}")))
         self._perform(self._machine.failed(number, error, now), now)
 
     def _over(self, number: int) -> AttemptTelemetry | None:
-        """The attempt, which is under way no more; None if it ended in the very moment in which it was cancelled."""
+        """Take an attempt off the list of those under way; None if it was cancelled as it ended."""
         if number == self._inline:
             self._inline = None  # its place in the caller's task is free for a fallback
         return self._attempts.pop(number, None)
@@ -253,7 +253,7 @@ class RequestExecution:
 
     def _send(self, launch: Launch) -> Awaitable[Reply]:
         call, target_id = self._call, launch.candidate.target.id
-        target = self._ground.targets.get(target_id)
+        target = self._context.targets.get(target_id)
         if target is None:
             raise Unreachable(f"{target_id} has just left")
         assert call.deadline is not None
@@ -271,8 +271,10 @@ class RequestExecution:
         )
 
     def _check_evidence(self, launch: Launch, deadline: float) -> None:
-        """That the evidence still counts. Nothing is awaited from here until the target's connection is taken, so
-        what was checked is what the request travels on: another connection begins without evidence.
+        """Check that the target's evidence still counts.
+
+        Nothing is awaited from here until the target's connection is taken, so that connection is the one that was
+        checked: another connection begins without evidence.
         """
         attestation = launch.candidate.target.attestation
         if missing := attestation.why_not_valid_at(deadline):
@@ -280,7 +282,7 @@ class RequestExecution:
         self._rests_on[launch.attempt] = str(attestation)
 
     async def _wait(self) -> None:
-        """Until there is something to await inline, or the end."""
+        """Wait until there is an attempt to await inline, or the end."""
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -294,27 +296,21 @@ class RequestExecution:
         if isinstance(end, Refuse):
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
-        request_id = self._remember(_given(end), now)
+        request_id = self._remember(AnswerRecord(end.attempt, end.route), now)
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
-        if end.provisional:
+        route = end.route
+        if route.provisional:
             answered_at = now  # it waited for a better one
+        if reply.variant and reply.variant != route.variant:
+            route = replace(route, variant=reply.variant)  # the target answered in another variant than was placed
         return Reply(
             response=reply.response,
             stages=self._stages(end, reply, link_s),
-            route=Route(
-                end.candidate.target.id,
-                end.reason,
-                reply.variant or end.candidate.variant.name,
-                end.attempts,
-                end.hedged,
-                end.fallback,
-                end.degraded,
-                end.provisional,
-            ),
+            route=route,
             budget_left_s=self._call.deadline - answered_at,
             batch_size=reply.batch_size,
-            variant=reply.variant or end.candidate.variant.name,
+            variant=route.variant,
             attested=self._rests_on.get(end.attempt, ""),
             request_id=request_id,
             batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
@@ -332,13 +328,13 @@ class RequestExecution:
         return link_s / 2 if acked_at is None else min(link_s, (acked_at - sent_at) / 2)
 
     def _note(self, note: RequestEvent) -> None:
-        """For explanations. A target may acknowledge more often than is worth remembering."""
+        """Keep an event for explanations; a target may acknowledge more often than is worth remembering."""
         if len(self._notes) < MAX_EVENTS_PER_REQUEST or note.what in _ALWAYS_NOTED:
             self._notes.append(note)
 
     def _remember(self, end: AnswerRecord | str, now: float) -> str:
-        """What the request is called here, for whoever asks about it later."""
-        call, machine, memory = self._call, self._machine, self._ground.recorder
+        """Add the request's record to the flight recorder; the id by which the request can be explained later."""
+        call, machine, memory = self._call, self._machine, self._context.recorder
         number = memory.next_number()
         memory.add(
             RequestRecord(
@@ -378,17 +374,3 @@ class RequestExecution:
 
     def __repr__(self) -> str:
         return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
-
-
-def _given(end: Answer) -> AnswerRecord:
-    return AnswerRecord(
-        end.attempt,
-        end.candidate.target.id,
-        end.candidate.variant.name,
-        end.reason,
-        end.attempts,
-        end.hedged,
-        end.fallback,
-        end.degraded,
-        end.provisional,
-    )

@@ -1,12 +1,12 @@
-"""A link stream that a device dialled: the same session as on one that we dial, begun from the other end.
+"""A link stream that a device dialled: the same session as on a link that the gateway dials, begun from the other end.
 
-Nothing is kept up here: a device that dials out dials again. A stream tells who it is in its first frame, and until
-somebody has welcomed it (`welcome`, which says "" or why not) it is nobody's; from then on what it learns goes to
-`tell`, and it ends once. A refusal ends it before it was ever used.
+Nothing is redialled here: a device that dials out dials again. A stream names its device in its first frame, and it
+belongs to no target until it was welcomed (`welcome`, which returns "" or the reason of a refusal). From then on its
+events go to the target that it is attached to, and it ends once. A refusal ends it before it was ever used.
 
 Its frames, deadlines, cancellation, chunks and heartbeats are those of `tidegate/link`, unchanged: the side that asks
-is the gateway, whoever dialled. One thing does not cross: evidence is bound to both ends' certificates, and gRPC does
-not tell a dialler which certificate it was shown; so a device on this road is not attested, and says so.
+is the gateway, whichever side dialled. One thing does not cross: evidence is bound to both ends' certificates, and gRPC
+does not show a dialler's certificate to the dialler; so a device on this path is not attested, and reports that.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class AcceptedLink:
 
     Args:
         peer: where it came from, for people.
-        welcome: called once, with this link and its greeting; why it is refused, or "".
-        proven: who TLS or a key has shown to be at the other end, as "edge/NAME"; "" where nothing was asked.
+        welcome: called once, with this link and its greeting; the reason of a refusal, or "".
+        proven: the peer's identity by TLS or a key, as "edge/NAME"; "" where no proof is required.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AcceptedLink:
         self.proven = proven
         self.greeting: Greeting | None = None
         self.greeted_once = asyncio.Event()
-        self.tell: Callable[[LinkEvent], None] = lambda _event: None
+        self._on_event: Callable[[LinkEvent], None] = _unheard
         self.refused = ""
         self._welcome = welcome
         self._leaving = ""  # why it is of no use any more
@@ -111,30 +111,42 @@ class AcceptedLink:
         assert self.greeting is not None, "it was not greeted yet"
         return LinkUp(self.id, self.id, self.greeting.epoch, self.greeting.offers, path_kind="dialled out")
 
+    def attach(self, on_event: Callable[[LinkEvent], None]) -> None:
+        """Report what this stream learns to `on_event` from now on."""
+        self._on_event = on_event
+
+    def detach(self) -> None:
+        """Report nothing any more: the stream belongs to no target now."""
+        self._on_event = _unheard
+
     # Listener
 
     def greeted(self, greeting: Greeting) -> None:
         self.greeting = greeting
         self.refused = self._welcome(self, greeting)
         self.greeted_once.set()
-        if self.refused:  # in order, for the status that tells why needs a stream on which nothing is being written
+        if self.refused:  # in order: the status with the reason needs a stream on which nothing is being written
             self._client.session.finish(self.refused)
 
     def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
-        if offers is not None and self.greeting is not None:  # whoever uses the stream next is told what holds now
+        if offers is not None and self.greeting is not None:  # a target that attaches later gets the offers of now
             held = self.greeting
             self.greeting = Greeting(held.name, held.epoch, held.agent_version, offers)
-        self.tell(LinkLoad(self.id, load, offers))
+        self._on_event(LinkLoad(self.id, load, offers))
 
     def measured(self, rtt_s: float) -> None:
-        self.tell(LinkRtt(self.id, rtt_s))
+        self._on_event(LinkRtt(self.id, rtt_s))
 
     def leaving(self, reason: str) -> None:
         self._leaving = f"leaving: {reason}"
-        self.tell(LinkDown(self.id, self._leaving, in_order=True))
+        self._on_event(LinkDown(self.id, self._leaving, in_order=True))
 
     def unattested(self) -> LinkAttested:
         return LinkAttested(self.id, UNBOUND)
 
     def __repr__(self) -> str:
         return f"<AcceptedLink {self.id or 'ungreeted'} from {self.peer} {self._client!r}>"
+
+
+def _unheard(_event: LinkEvent) -> None:
+    """For a stream that belongs to no target."""

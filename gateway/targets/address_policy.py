@@ -1,9 +1,9 @@
-"""The target that a device asks for by what it advertises, and those whose address this gateway does not dial.
+"""The target spec that a device's advertised address asks for, and the devices whose address is not dialled.
 
-Networks are judged in `gateway/core/access/networks.py`. A name gets past here and is judged by what it resolves to
-when it is dialled; where plain unary gRPC resolves for itself, only addresses will do. Each device that is not dialled
-is kept with the reason, for operators; the log names the first of them, and after that says how many there are whenever
-they have doubled, so that a whole fleet behind a wrong setting is a few lines.
+Networks are judged in `gateway/core/access/networks.py`. A name passes here and is judged by the address that it
+resolves to when it is dialled; where plain unary gRPC resolves for itself, only addresses pass. Each device that is not
+dialled is kept with the reason, for operators; the log names the first of them, and after that their count whenever it
+has doubled, so that a whole fleet behind a wrong setting is a few lines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gateway.core.access.networks import AllowedNetworks, grpc_address, host_and
 from gateway.core.fleet.target import TargetSpec, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from tidegate.oip.check import quoted_input
+from tidegate.types import TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ class AddressPolicy:
             return None
         if not self._may_dial(view.name, address):
             return None
-        return TargetSpec(f"edge/{view.name}", "edge", address, self._transport, static=False)
+        return TargetSpec(str(TargetId("edge", view.name)), "edge", address, self._transport, static=False)
 
     def forget(self, device: str) -> None:
         """It advertises nothing."""

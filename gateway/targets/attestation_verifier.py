@@ -1,12 +1,12 @@
-"""Asking targets for evidence, and saying what it shows: once a connection is there, and again before it ends.
+"""Targets are asked for evidence and the evidence is verified: once a connection is there, and again before it expires.
 
-    Appraiser      one a gateway: the policy (its file is followed), the CA, and what verifies
-    Appraisal      one a connection: asks, has it judged, tells the fleet, waits
+    AttestationVerifier   one a gateway: the policy (its file is followed), the CA, and the verification
+    TargetAttestation     one a connection: asks, has the evidence verified, reports to the fleet, waits
 
-Half of its age before evidence ends the target is asked anew, at a moment that chance spreads: a gateway that was
+Half of its age before evidence ends the target is asked anew, at an instant that chance spreads: a gateway that was
 restarted met its whole fleet at once. A target that does not answer, or cannot, is asked again with growing distance,
 and what it had shown counts to its end; evidence that is refused ends what was shown before. When the policy changes,
-what is held is judged again at once: that is how a revoked key is out within seconds, without asking anybody.
+evidence that is held is verified again at once: a revoked key is out within seconds, without a question to any target.
 
 The age counts from the question, so that an answer which was held up is none the younger for it.
 """
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReceivedEvidence(NamedTuple):
-    """Evidence as it came, with all that it is judged by: it may be judged again."""
+    """Evidence as it came, with all that its verification needs, so that it can be verified again."""
 
     raw: bytes
     nonce: bytes
@@ -105,10 +105,10 @@ class AttestationVerifier:
 
 
 class TargetAttestation:
-    """One connection's. `keep` runs as long as it does."""
+    """The attestation of one connection; `keep` runs as long as the connection does."""
 
     def __init__(self, verifier: AttestationVerifier, target_id: str, tell: Callable[[Attestation], None]) -> None:
-        self._appraiser = verifier
+        self._verifier = verifier
         self._target_id = target_id
         self._tell = tell
         self._told: Attestation | None = None
@@ -129,7 +129,7 @@ class TargetAttestation:
             return
         self._say(Attestation("its evidence is being asked for"))
         asker_key = key_hash(x509.load_pem_x509_certificate(shown))
-        backoff = Backoff(self._appraiser.draw, _FIRST_RETRY_S, _LAST_RETRY_S)
+        backoff = Backoff(self._verifier.draw, _FIRST_RETRY_S, _LAST_RETRY_S)
         held: ReceivedEvidence | None = None
         while True:
             self._again.clear()
@@ -140,15 +140,15 @@ class TargetAttestation:
             else:
                 held = fresh
                 backoff.reset()
-                share = _EARLIEST + _SPREAD * self._appraiser.draw()
-                next_at = clock.now() + share * self._appraiser.max_age_s
+                share = _EARLIEST + _SPREAD * self._verifier.draw()
+                next_at = clock.now() + share * self._verifier.max_age_s
             await self._wait_judging(held, next_at)
             await clock.sleep_until(asked_at + _FIRST_RETRY_S)  # a target whose offers flap costs a question a second
 
     async def _asked(
         self, client: LinkClient, asker_key: bytes, before: ReceivedEvidence | None
     ) -> ReceivedEvidence | None:
-        """New evidence, judged and told; None where there is none."""
+        """Fetch, verify and report new evidence; None where there is none."""
         nonce, asked_at, asked_at_utc = secrets.token_bytes(NONCE_BYTES), clock.now(), clock.utc_s()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
@@ -166,7 +166,7 @@ class TargetAttestation:
     async def _wait_judging(self, held: ReceivedEvidence | None, next_at: float) -> None:
         """Until `next_at`, or until the offers change; a changed policy is applied meanwhile."""
         while (left_s := next_at - clock.now()) > 0:
-            changed = self._appraiser.changed
+            changed = self._verifier.changed
             waits = [asyncio.ensure_future(event.wait()) for event in (changed, self._again)]
             try:
                 await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -178,7 +178,7 @@ class TargetAttestation:
                 return
 
     def _judge(self, held: ReceivedEvidence) -> None:
-        self._say(self._appraiser.judge(self._target_id, held))
+        self._say(self._verifier.judge(self._target_id, held))
 
     def _missed(self, before: ReceivedEvidence | None, words: str) -> None:
         """It gave none now. What it showed before counts to its end."""

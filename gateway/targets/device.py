@@ -1,15 +1,16 @@
-"""One device, by whichever road there is: the one that we dial, or the one that it dialled.
+"""One device, over either path: the one that the gateway dials, or the one that the device dialled.
 
     direct up                 direct           (a stream that was dialled out stays open until the device ends it)
     direct down, dialled out  dialled out
     neither                   down, and dialled by us for as long as there is an address
 
-The gateway sees one target with one history, so a device that has both roads is never counted or asked twice. Direct
+The gateway sees one target with one history, so a device that has both paths is never counted or asked twice. Direct
 goes first because it is what the operator's network was built for, it can be attested, and a gateway that restarts
-finds it by itself. Changing over ends nothing: what was asked on the other road is answered there.
+finds it by itself. A change of the path ends nothing: what was asked on the other path is answered there.
 
-What a road says reaches the fleet only while that road is in use; a change is told as one `LinkUp`, and as `LinkDown`
-first where the road in use was lost. Whoever answers at an address and is not the device is not used, nor believed.
+The events of a path reach the fleet only while that path is in use; a change is reported as one `LinkUp`, and as
+`LinkDown` first where the path in use was lost. A server at the address that is not the device is neither used nor
+believed.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MakeDirect = Callable[[Callable[[LinkEvent], None]], LinkTarget | UnaryTarget]
 
 
 class DeviceTarget:
-    """A `Target`. `async with` keeps the direct road up.
+    """A `Target`. `async with` keeps the direct path up.
 
     Args:
-        make_direct: makes the direct road, given whom to tell; None: there is no address that may be dialled.
-        asks_evidence: whether evidence is asked of targets, so that a road without it has to say so.
+        make_direct: makes the direct path, which reports to its argument; None: no address may be dialled.
+        asks_evidence: whether evidence is asked of targets, so that a path without it has to report that.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class DeviceTarget:
         self._asks_evidence = asks_evidence
         self._direct = make_direct(self._from_direct) if make_direct is not None else None
         self._direct_up = False
-        self._stranger = False  # whoever answers at the address now is somebody else
+        self._stranger = False  # another server than the device answers at the address
         self._accepted: AcceptedLink | None = None
         self._why_not = "it has not dialled out, and has no address that may be dialled"
         self._stack = AsyncExitStack()
@@ -73,8 +74,8 @@ class DeviceTarget:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._accepted is not None:  # the stream is not ours: it may serve whoever takes this target's place
-            self._accepted.tell = lambda _event: None
+        if self._accepted is not None:  # the stream outlives this target, and may serve the next one
+            self._accepted.detach()
         await self._stack.aclose()
 
     async def infer(
@@ -88,10 +89,10 @@ class DeviceTarget:
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
     ) -> Reply:
-        road = self._direct if self._direct_up or self._accepted is None else self._accepted
-        if road is None:
+        path = self._direct if self._direct_up or self._accepted is None else self._accepted
+        if path is None:
             raise Disconnected(f"{self.id} has no link: {self._why_not}")
-        return await road.infer(
+        return await path.infer(
             request,
             variant=variant,
             budget_s=budget_s,
@@ -101,14 +102,14 @@ class DeviceTarget:
             tracestate=tracestate,
         )
 
-    # the road that the device dialled
+    # the path that the device dialled
 
     def accept(self, link: AcceptedLink) -> None:
         """A stream of this device, greeted and welcomed; it takes the place of any before it."""
         before, self._accepted = self._accepted, link
         if before is not None:
-            before.tell = lambda _event: None
-        link.tell = self._from_accepted
+            before.detach()
+        link.attach(self._from_accepted)
         if not self._direct_up:
             if before is not None:
                 self._on_event(LinkDown(self.id, "a newer stream of this device took its place", in_order=True))
@@ -117,7 +118,8 @@ class DeviceTarget:
     def left(self, link: AcceptedLink, reason: str, *, in_order: bool) -> None:
         """That stream has ended, or takes nothing new."""
         if link is self._accepted:
-            self._accepted, link.tell = None, lambda _event: None
+            self._accepted = None
+            link.detach()
             self._why_not = reason
             if not self._direct_up:
                 self._on_event(LinkDown(self.id, reason, in_order))
@@ -133,7 +135,7 @@ class DeviceTarget:
         elif not self._direct_up:
             self._on_event(event)
 
-    # the road that we dial
+    # the path that the gateway dials
 
     def _from_direct(self, event: LinkEvent) -> None:
         if isinstance(event, LinkUp):

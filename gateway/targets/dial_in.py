@@ -1,14 +1,14 @@
-"""Where devices dial: accepts link streams on a port of its own, and keeps one a device for the directory to use.
+"""Accepts the link streams that devices dial, on a port of its own, and keeps one a device for the directory.
 
-A port of its own (`link_port`), not the callers' gRPC port. Callers may be anybody, devices may not: over TLS this port
-asks everybody for a device's certificate in the handshake, which a door for callers cannot. A device's stream lives
-for ever and its address is a NAT's, shared by hundreds, so what bounds callers would bound the wrong ones. And a
+The port (`link_port`) is not the callers' gRPC port. Callers may be anybody, devices may not: over TLS this port
+requires a device's certificate in the handshake, which a port for callers cannot. A device's stream lives for ever and
+its address is a NAT's, shared by hundreds, so limits that are made for callers would hit the wrong peers. And a
 firewall can let devices in without letting them call.
 
     connection → proof (certificate, or key, or none) → stream → hello within GREET_WITHIN_S → welcome → used → left
 
-Bounded: streams that have said nothing yet, how long they may, and, in `gateway/core/access/dial_in.py`, everything
-else. A refusal is a gRPC status with words, so that the device's own log says why it is not served.
+Bounded: the streams without a hello, the time that they have for it, and, in `gateway/core/access/dial_in.py`,
+everything else. A refusal is a gRPC status with words, so that the device's own log names the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_UNGREETED: Final = 256
 COMPLAIN_EVERY_S: Final = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Identify = Callable[[Context], Awaitable[str]]  # → "edge/NAME"; ServeError where it may not, "" where nobody asks
+Identify = Callable[[Context], Awaitable[str]]  # → "edge/NAME"; ServeError where it may not
 log = structlog.get_logger(__name__)
 
 
@@ -45,9 +45,8 @@ class DialInServer:
     """The streams that devices have dialled. `links` has the one of each that may be used, by target id.
 
     Args:
-        known: whether the fleet knows this device, by target id; asked where nothing proves who it is.
-        identify: who is at the other end, from what it shows beside a certificate.
-        encrypted: whether TLS asks for a certificate, which then says who it is.
+        known: whether the fleet knows this device, by target id; asked where the device proves nothing.
+        encrypted: whether TLS requires a certificate, which then names the device.
 
     `on_in` is called with a stream that was let in, `on_left` when it has ended and none has taken its place.
     """
@@ -58,7 +57,6 @@ class DialInServer:
         gateway_name: str,
         max_streams: int,
         known: Callable[[str], bool] = lambda _id: True,
-        identify: Identify | None = None,
         encrypted: bool = False,
         heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -69,7 +67,7 @@ class DialInServer:
         self._greeting = Greeting(f"gateway/{gateway_name}", 0, __version__)
         self._reception = DialInAdmission(max_streams)
         self._known = known
-        self._identify = identify
+        self._identify: Identify | None = None
         self._encrypted = encrypted
         self._heartbeat = heartbeat
         self._max_message_bytes = max_message_bytes
@@ -77,8 +75,13 @@ class DialInServer:
         self._quiet_until, self._unsaid = -inf, 0
         self._closed = ""
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve the link stream on a gRPC server that has not started yet."""
+    def add_to(self, server: grpc.aio.Server, identify: Identify | None = None) -> None:
+        """Serve the link stream on a gRPC server that has not started yet.
+
+        Args:
+            identify: the peer's identity, from what it shows beside a certificate.
+        """
+        self._identify = identify
         handler = grpc.stream_stream_rpc_method_handler(self.exchange)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
@@ -129,7 +132,7 @@ class DialInServer:
             log.info("a device's stream ended", target=link.id, peer=link.peer, reason=reason)
 
     async def _proof(self, context: Context) -> str:
-        """Who is at the other end; "" where nobody asks. Aborts where it should be shown and is not."""
+        """The peer's identity; "" where no proof is required. Aborts where proof is required and missing."""
         if self._encrypted:
             names = context.auth_context().get("x509_subject_alternative_name", ())
             identity = identity_of(name.decode(errors="replace") for name in names)
@@ -170,7 +173,7 @@ class DialInServer:
             self.on_left(link)
 
     def _complain(self, peer: str, reason: str) -> None:
-        """A line a second at most: whoever may dial may be refused as often as it likes."""
+        """Log a line a second at most: a peer may be refused as often as it dials."""
         now = clock.now()
         if now < self._quiet_until:
             self._unsaid += 1

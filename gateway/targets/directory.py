@@ -1,17 +1,16 @@
 """The targets that exist now: opened and closed as the configuration and the fleet's messages say.
 
 The fleet view decides from numbers; this file owns the connections behind them. Static targets are opened at the
-start and closed at the end. A device that MQTT tells of gets a target when it is believed alive, and loses it when it
-is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
-another address gets a new connection. One that dials out (`dial_in.py`) has a target for as long as its
-stream stands, whether or not its address may be dialled; with both roads it has one target all the same
-(`device.py`).
+start and closed at the end. A device that is known over MQTT gets a target when it is believed alive, and loses it when
+it is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
+another address gets a new connection. A device that dials out (`dial_in.py`) has a target for as long as its stream
+stands, whether or not its address may be dialled; with both paths it has one target all the same (`device.py`).
 
-What links tell goes two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
-answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only leave word.
+Events of links go two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
+answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only wake it.
 
-Not everything is taken on trust: what a unary target of our own offers comes from what is known of it, as OIP has no
-hello.
+Not everything is taken on trust: the offers of a unary target of our own come from what the gateway knows of it, as OIP
+has no hello.
 """
 
 from __future__ import annotations
@@ -32,12 +31,11 @@ from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.fleet import STATIC_REDIAL_S, Fleet
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.pricing import Tier
-from gateway.core.fleet.target import TargetSpec, TargetView, Transport
+from gateway.core.fleet.target import TargetSpec, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.address_policy import AddressPolicy
 from gateway.targets.attestation_verifier import AttestationVerifier
-from gateway.targets.condition_log import log_condition
 from gateway.targets.device import DeviceTarget
 from gateway.targets.device_registry import DeviceRegistry
 from gateway.targets.dial_address import allowed_address, unchecked_address
@@ -52,6 +50,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler, PlainDialler
+from tidegate.types import TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -86,9 +85,11 @@ class Directory:
         dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
         verifier: AttestationVerifier | None = None,
         dialled_in: DialInServer | None = None,
+        register: DeviceRegistry | None = None,
     ) -> None:
+        """Args: register: what devices report over MQTT; None: no broker is configured."""
         self.targets: dict[str, Target] = {}
-        self.register: DeviceRegistry | None = None  # set once there is one to tell
+        self.register = register
         self._fleet = fleet
         self._catalog = catalog
         self._static = {spec.id: spec for spec in static}
@@ -100,19 +101,14 @@ class Directory:
         self._advertised = AddressPolicy(networks, edge_transport)
         self.refused = self._advertised.refused
         self._dialler_of = dialler_of
-        self._appraiser = verifier
+        self._verifier = verifier
         self._dialled_in = dialled_in
-        if dialled_in is not None:
-            dialled_in.on_in, dialled_in.on_left = self._dialled, self._hung_up
         self._open: dict[str, _OpenTarget] = {}
-        self._left: dict[str, None] = {}  # devices to look at although they have said nothing: their roads changed
+        self._left: dict[str, None] = {}  # devices to look at although they sent nothing: their paths changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
         self._changed = asyncio.Event()
         self._task = OwnedTask(self._keep_up, name="target directory")
-        self._panicked = False
-        fleet.on_health = self._log_health
-        fleet.on_condition = log_condition
 
     async def __aenter__(self) -> Directory:
         for spec in self._static.values():
@@ -134,10 +130,10 @@ class Directory:
         """Whether every static target was tried, and every foreign one that answered is described."""
         return self._fleet.all_tried() and not self._undescribed
 
-    # what links tell
+    # events of links
 
     def on_event(self, event: LinkEvent) -> None:
-        """Fold an event of a link into the fleet view, and tell the register."""
+        """Fold an event of a link into the fleet view, and report it to the register."""
         held = self._open.get(event.target_id)
         if held is None:
             return
@@ -150,7 +146,7 @@ class Directory:
         now = clock.now()
         self._fleet.fold(event, now)
         if held.spec.tier == "edge":
-            self._report_evidence(event, held.spec.id.partition("/")[2], now)
+            self._report_evidence(event, TargetId.parse(held.spec.id).name, now)
 
     def _checked_hello(self, event: LinkUp, spec: TargetSpec) -> LinkUp:
         if spec.foreign:
@@ -184,29 +180,14 @@ class Directory:
             models = [offer.name for offer in event.offers]
             log.info("target is up", target=target.id, road=event.path_kind, models=models)
         elif isinstance(event, LinkDown) and target.up:
-            # Who says goodbye is doing what it was told to do: nobody need be woken for it.
+            # A goodbye is an ordered shutdown: it is worth no warning.
             report = log.info if event.in_order else log.warning
             report("target is down", target=target.id, reason=event.reason)
         elif isinstance(event, LinkDown):
             log.info("target is not there yet", target=target.id, reason=event.reason)
 
-    def _log_health(self, target: TargetView, now: float) -> None:
-        """One line for each change: a target that is taken out, one that is back, and panic that begins or ends."""
-        if target.ejected:
-            state, reason = target.state(now)
-            log.warning("target is taken out", target=target.id, state=state, reason=reason)
-        else:
-            log.info("target is trusted again", target=target.id)
-        balance = self._fleet.balance
-        if balance.panic != self._panicked:
-            self._panicked = balance.panic
-            report = log.warning if balance.panic else log.info
-            report(
-                "most targets fail: all are used" if balance.panic else "most targets work again", fleet=str(balance)
-            )
-
     def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
-        view = self.register.view(spec.id.partition("/")[2], clock.now()) if self.register else None
+        view = self.register.view(TargetId.parse(spec.id).name, clock.now()) if self.register else None
         if view is not None and spec.tier == "edge":
             return view.offers
         return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
@@ -241,8 +222,8 @@ class Directory:
             await clock.sleep(0.0)  # after an outage all have changed, and no caller should wait for all of them
 
     async def _settle(self, name: str, view: DeviceView | None) -> None:
-        """Have the target that this device should have, and tell the fleet view what is known of it."""
-        target_id = f"edge/{name}"
+        """Open or close the target that this device should have, and report the device to the fleet view."""
+        target_id = str(TargetId("edge", name))
         wanted = self._wanted(name, target_id, view)
         held = self._open.get(target_id)
         if held is not None and not held.spec.static and self._is_over(target_id, held.spec, wanted):
@@ -271,7 +252,7 @@ class Directory:
         doubt = "" if view.freshness.is_usable else f"{view.freshness}: {view.reason}"
         offers = view.offers if self._edge_transport == "unary" else None
         self._fleet.heard(
-            f"edge/{view.name}",
+            str(TargetId("edge", view.name)),
             load=view.load,
             doubt=doubt,
             accepting=view.accepting,
@@ -286,12 +267,12 @@ class Directory:
 
     def _look_at(self, target_id: str) -> None:
         """Soon, whatever its device has said."""
-        self._left[target_id.partition("/")[2]] = None
+        self._left[TargetId.parse(target_id).name] = None
         self._changed.set()
 
     async def _open_target(self, spec: TargetSpec) -> None:
         self._fleet.add(spec, clock.now())
-        if self._appraiser is not None and spec.transport == "unary":
+        if self._verifier is not None and spec.transport == "unary":
             self._fleet.fold(LinkAttested(spec.id, UNARY), clock.now())
         stack = AsyncExitStack()
         target = self._make(spec)
@@ -309,14 +290,16 @@ class Directory:
 
     # devices that dial
 
-    def _dialled(self, link: AcceptedLink) -> None:
+    def dialled(self, link: AcceptedLink) -> None:
+        """A device's stream was let in."""
         target = self.targets.get(link.id)
         if isinstance(target, DeviceTarget):
             target.accept(link)
         else:
             self._look_at(link.id)
 
-    def _hung_up(self, link: AcceptedLink) -> None:
+    def hung_up(self, link: AcceptedLink) -> None:
+        """A device's stream has ended, and none has taken its place."""
         target = self.targets.get(link.id)
         if isinstance(target, DeviceTarget):
             target.left(link, link.why_not, in_order=False)
@@ -325,7 +308,7 @@ class Directory:
     def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget | DeviceTarget:
         if spec.tier == "edge" and not spec.foreign:
             make = None if spec.address == UNDIALLED else partial(self._make_direct, spec)
-            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._appraiser is not None)
+            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._verifier is not None)
         return self._make_direct(spec, self.on_event)
 
     def _make_direct(self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]) -> LinkTarget | UnaryTarget:
@@ -340,7 +323,7 @@ class Directory:
                 max_message_bytes=self._max_message_bytes,
                 dialler=self._dialler_of(spec),
                 resolve=unchecked_address if spec.static else partial(allowed_address, self._networks),
-                verifier=self._appraiser,
+                verifier=self._verifier,
             )
         return UnaryTarget(
             spec.id,
@@ -372,7 +355,7 @@ class Directory:
 
 
 def _conditions_of(view: DeviceView) -> DeviceConditions:
-    """What the device said last; that its broker is gone it has no way to say, and is seen from here."""
+    """The device's last conditions; the loss of its broker, which it cannot report, is added here."""
     said = view.conditions
     if view.freshness is Freshness.CONTROL_LOST and said.mode == "online":
         return replace(said, mode="control-lost")

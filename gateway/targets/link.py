@@ -45,7 +45,7 @@ STEADY_S = 1.0  # a link that was up for so long is no flapping one
 
 
 class LinkTarget:
-    """A `Target`. `async with` keeps the link up; events are told in the order in which they happened."""
+    """A `Target`. `async with` keeps the link up; events are reported in the order in which they happened."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LinkTarget:
         self._address = address
         self._dialler = dialler or PlainDialler()
         self._resolve = resolve
-        self._appraiser = verifier
+        self._verifier = verifier
         self._appraisal: TargetAttestation | None = None  # of this stream
         self._appraising: asyncio.Task[None] | None = None
         self._shown: bytes | None = None  # the certificate by which this stream was dialled
@@ -87,7 +87,7 @@ class LinkTarget:
         self._task = OwnedTask(self._keep_up, name=f"link to {id}")
         self._up = False
         self._up_at = inf
-        self._down_reason: str | None = None  # None: not told yet
+        self._down_reason: str | None = None  # None: not reported yet
 
     def __repr__(self) -> str:
         state = repr(self._client) if self._up else f"down: {self._down_reason or 'dialling'}"
@@ -143,9 +143,9 @@ class LinkTarget:
     def greeted(self, greeting: Greeting) -> None:
         self._up, self._up_at, self._down_reason = True, clock.now(), None
         self._on_event(LinkUp(self._id, greeting.name, greeting.epoch, greeting.offers))
-        if self._appraiser is not None and self._client is not None:
-            tell = lambda one: self._on_event(LinkAttested(self._id, one))  # noqa: E731
-            self._appraisal = TargetAttestation(self._appraiser, self._id, tell)
+        if self._verifier is not None and self._client is not None:
+            report = lambda one: self._on_event(LinkAttested(self._id, one))  # noqa: E731
+            self._appraisal = TargetAttestation(self._verifier, self._id, report)
             keep = self._appraisal.keep(self._client, self._shown)
             self._appraising = asyncio.create_task(keep, name=f"appraisal of {self._id}")
 
@@ -192,7 +192,7 @@ class LinkTarget:
             reason = f"internal error: {type(exc).__name__}"
         finally:
             self._client = None
-            # Before anything is awaited: whoever waited for an answer looks for another place next, and not here.
+            # Before anything is awaited: the requests that waited for an answer are placed next, and not here.
             self._down(reason)
             appraising, self._appraising, self._appraisal = self._appraising, None, None
             if appraising is not None:
@@ -203,7 +203,7 @@ class LinkTarget:
                 await asyncio.gather(appraising, return_exceptions=True)
 
     def _down(self, reason: str, *, in_order: bool = False) -> None:
-        """Told once per change: when an open link ends, and when the first dial fails."""
+        """Report once per change: when an open link ends, and when the first dial fails."""
         if self._up or self._down_reason is None:
             self._on_event(LinkDown(self._id, reason, in_order))
         self._up, self._down_reason = False, reason

@@ -1,4 +1,4 @@
-"""One request over a link stream, whoever dialled it: OIP bytes out, a checked reply back."""
+"""One request over a link stream, whichever side dialled: OIP bytes out, a checked reply back."""
 
 from __future__ import annotations
 

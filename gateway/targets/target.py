@@ -1,4 +1,4 @@
-"""One target as the conductor sees it: something that answers a request within a budget, or says why not.
+"""One target as the dispatcher sees it: it answers a request within a budget, or fails with the reason.
 
 Two kinds stand behind it: `link` speaks the link stream to targets of our own, `unary` speaks plain OIP to foreign
 servers. Both translate every failure of their transport into a ServeError, once, with the original as its cause.

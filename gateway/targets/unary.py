@@ -4,8 +4,8 @@ One unary call a request under the literal path of the service, with the budget 
 server is sent what OIP and Triton define and nothing else; one of ours also gets the demanded variant, and its
 trailers are read for stage times and load.
 
-A foreign server has no hello, so a probe stands in for it: `ServerReady` every second. The first that succeeds tells
-`LinkUp` with the models that the server describes, each gives a round trip, the first that fails tells `LinkDown`.
+A foreign server has no hello, so a probe stands in for it: `ServerReady` every second. The first that succeeds reports
+`LinkUp` with the models that the server describes, each gives a round trip, the first that fails reports `LinkDown`.
 Requests are tried regardless: what a request meets is better evidence than a probe, and the breaker counts it.
 """
 
@@ -71,7 +71,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 class UnaryTarget:
-    """A `Target`. `async with` opens the channel, and probes the server if there is anyone to tell.
+    """A `Target`. `async with` opens the channel, and probes the server if a listener is given.
 
     Args:
         foreign: not one of ours: send and expect only what the protocol defines.
@@ -239,19 +239,19 @@ class UnaryTarget:
 
     # probes
 
-    async def _probe(self, tell: Callable[[LinkEvent], None]) -> None:
+    async def _probe(self, report: Callable[[LinkEvent], None]) -> None:
         while True:
             if self._dialler.version != self._opened_as:
                 await self._renew()
             asked_at = clock.now()
             try:
                 await self._check_ready()
-                tell(LinkRtt(self._id, clock.now() - asked_at))
+                report(LinkRtt(self._id, clock.now() - asked_at))
                 if not self._up:
-                    tell(LinkUp(self._id, self._id, 0, await self._offers()))
+                    report(LinkUp(self._id, self._id, 0, await self._offers()))
                 self._up = True
             except ServeError as exc:
-                self._down(tell, exc.message)
+                self._down(report, exc.message)
             await clock.sleep(self._probe_interval_s)
 
     async def _check_ready(self) -> None:
@@ -263,9 +263,9 @@ class UnaryTarget:
     async def _offers(self) -> tuple[ModelOffer, ...]:
         return tuple([offer_of(manifest) for manifest in await self.describe(self._models)])
 
-    def _down(self, tell: Callable[[LinkEvent], None], reason: str) -> None:
+    def _down(self, report: Callable[[LinkEvent], None], reason: str) -> None:
         if self._up is not False:
-            tell(LinkDown(self._id, reason))
+            report(LinkDown(self._id, reason))
         self._up, self._reason = False, reason
 
 

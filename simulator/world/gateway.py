@@ -253,7 +253,7 @@ class SimulatedExecution:
                 kind.name, kind.priority, at, now, Outcome.of(end.error), in_time=False, tenant=kind.tenant
             )
         in_time = now <= self._ask.deadline
-        outcome = Outcome.LATE if not in_time else Outcome.DEGRADED if end.degraded else Outcome.OK
+        outcome = Outcome.LATE if not in_time else Outcome.DEGRADED if end.route.degraded else Outcome.OK
         return RequestEnd(
             kind.name,
             kind.priority,
@@ -263,9 +263,9 @@ class SimulatedExecution:
             in_time,
             served_by=end.candidate.target.id,
             quality=self._quality(end),
-            attempts=end.attempts,
-            hedged=end.hedged,
-            hedge_won=end.reason == "hedge",
+            attempts=end.route.attempts,
+            hedged=end.route.hedged,
+            hedge_won=end.route.reason == "hedge",
             tenant=kind.tenant,
         )
 

@@ -19,7 +19,7 @@ class Unwatched(Telemetry):
     def __init__(self, config: Any, dispatcher: Any, *args: Any) -> None:
         super().__init__(config, dispatcher, *args)
         self.observers.clear()
-        dispatcher.recorder.watchers.clear()
+        self.trace_sampler = None
 
 
 def forget(_flight: RequestExecution, _end: AnswerRecord | str, _now: float) -> str:
@@ -31,7 +31,7 @@ def note_nothing(_flight: RequestExecution, *_note: Any) -> None:
 
 
 def main() -> None:
-    gateway.app.Watching = Unwatched  # type: ignore[misc]
+    gateway.app.Telemetry = Unwatched  # type: ignore[misc]
     RequestExecution._remember = forget  # type: ignore[method-assign]
     RequestExecution._note = note_nothing  # type: ignore[method-assign]
     cli.gateway()

@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from typing import Final
 
 from tidegate.fleet.topics import is_name
+from tidegate.types import TargetId
 
 GREETINGS: Final = 10
 WITHIN_S: Final = 10.0
@@ -42,7 +43,7 @@ class DialInAdmission:
             proven: whose certificate or key it showed, in the same form; "" where none was asked for.
             known: whether the fleet knows the device, or there is none to ask.
         """
-        tier, _, device = name.partition("/")
+        tier, device = TargetId.parse(name)
         if tier != "edge" or not is_name(device):
             return "only devices dial here: a hello names edge/NAME"
         if proven and proven != name:

@@ -108,7 +108,7 @@ class Fleet:
         target = self.targets.pop(target_id, None)
         if target is not None:
             target.breaker.retire()
-            target.path.retire()
+            target.path_breaker.retire()
             self._costs.forget(target_id)
             self._unlist(target_id)
             self.balance.forget(target_id)
@@ -132,13 +132,13 @@ class Fleet:
             case LinkLoad():  # first: one comes with every answer
                 target.queue_estimate.report(event.load, "link", now)
                 target.link.heard(now)  # it came over the path, also where nobody waits for its answer any more
-                target.path.heard(now)
+                target.path_breaker.heard(now)
                 if event.offers is not None:
                     self._offer(target, event.offers)
             case LinkRtt():  # comes with every heartbeat
                 self._costs.relax(target.id, now)
                 target.link.record(event.rtt_s, now)
-                target.path.heard(now)
+                target.path_breaker.heard(now)
                 self._look(target, event.rtt_s, now)
             case LinkUp():
                 self._came_up(target, event, now)
@@ -215,7 +215,7 @@ class Fleet:
         if now < self._redialled_by:
             return LOOK_AGAIN_S
         ejected = [self.targets[target_id] for target_id in self.balance.ejected]
-        waits_s = [max(0.0, one.breaker.retry_at - now, one.path.retry_at - now) for one in ejected]
+        waits_s = [max(0.0, one.breaker.retry_at - now, one.path_breaker.retry_at - now) for one in ejected]
         if not all(self.targets[target_id].up for target_id in self._static):
             waits_s.append(STATIC_REDIAL_S)
         return min(waits_s, default=None)
@@ -313,8 +313,8 @@ class Fleet:
 
     def _renew(self, target: TargetView, *, breaker: bool) -> None:
         """Forget what failed before: on the path, and with `breaker` in the process as well."""
-        target.path.retire()
-        target.path = Breaker(on_move=partial(self._moved, target))
+        target.path_breaker.retire()
+        target.path_breaker = Breaker(on_move=partial(self._moved, target))
         if breaker:
             target.breaker.retire()
             target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
@@ -327,7 +327,8 @@ class Fleet:
 
     def _moved(self, target: TargetView, now: float) -> None:
         """A breaker of the target has moved."""
-        ejected = target.breaker.state is not BreakerState.CLOSED or target.path.state is not BreakerState.CLOSED
+        states = target.breaker.state, target.path_breaker.state
+        ejected = states != (BreakerState.CLOSED, BreakerState.CLOSED)
         if ejected == target.ejected:
             return
         target.ejected = ejected

@@ -82,8 +82,8 @@ def link_state(target: TargetView, timeline: RttTimeline | None, now: float) -> 
     if state == "suspect":
         return LinkState("suspect", reason or "it is in doubt")
     link = target.link
-    if target.path.state is not BreakerState.CLOSED:
-        return LinkState("suspect", f"the way to it kept failing ({target.path.reason})")
+    if target.path_breaker.state is not BreakerState.CLOSED:
+        return LinkState("suspect", f"the way to it kept failing ({target.path_breaker.reason})")
     if link.silent_since is not None and link.trust(now) < _DOUBT:
         return LinkState("silent", f"nothing heard for {_ms(now - link.silent_since)}, though an answer is due")
     usual_s = nan if timeline is None else timeline.usual_s

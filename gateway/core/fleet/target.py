@@ -66,7 +66,7 @@ class TargetView:
     balance: EjectionPolicy
     draw: Callable[[], float]
     breaker: Breaker = field(default_factory=Breaker)
-    path: Breaker = field(default_factory=Breaker)
+    path_breaker: Breaker = field(default_factory=Breaker)
     interval_width: IntervalWidth = field(default_factory=IntervalWidth)  # its tier's
     up: bool = False
     tried: bool = False  # has it been up or down at least once
@@ -97,19 +97,19 @@ class TargetView:
     def takes(self, now: float) -> bool:
         """Whether it is to be used as a matter of course; an ejected one only where too many are."""
         if self.link.silent_since is not None and not self.ejected and self.link.is_mute(now):
-            self.path.trip("three requests were not acknowledged", now, self.draw())
+            self.path_breaker.trip("three requests were not acknowledged", now, self.draw())
         return not self.ejected or self.balance.spares(edge=self.spec.tier == "edge")
 
     def allows(self, now: float) -> bool:
         """The same, or as a probe that is due."""
-        return self.takes(now) or (self.breaker.allows(now) and self.path.allows(now))
+        return self.takes(now) or (self.breaker.allows(now) and self.path_breaker.allows(now))
 
     def trust(self, now: float) -> float:
         """How far to believe that an attempt is answered at all: the path's silence, and an ejected one's record."""
         if self.link.silent_since is None and not self.ejected and self.refusals < _IN_A_ROW:
             return 1.0
         trust = self.link.trust(now) * (_FULL_TRUST if self.expects_refusal(now) else 1.0)
-        return trust * min(self.breaker.chance(now), self.path.chance(now)) if self.ejected else trust
+        return trust * min(self.breaker.chance(now), self.path_breaker.chance(now)) if self.ejected else trust
 
     def expects_refusal(self, now: float) -> bool:
         """Whether it has refused whoever came, and does not expect room yet, or somebody is out to see.
@@ -162,9 +162,9 @@ class TargetView:
         return "ready", "" if share == 1.0 else f"warming up: counts for {share:.0%} of its capacity"
 
     def _ejected_state(self, now: float) -> tuple[TargetState, str]:
-        what, breaker = (
-            ("it", self.breaker) if self.breaker.state is not BreakerState.CLOSED else ("the way to it", self.path)
-        )
+        what, breaker = "it", self.breaker
+        if breaker.state is BreakerState.CLOSED:
+            what, breaker = "the way to it", self.path_breaker
         if self.balance.spares(edge=self.spec.tier == "edge"):
             return "suspect", f"{what} kept failing ({breaker.reason}), as most do: used all the same"
         if breaker.state is BreakerState.HALF_OPEN:
@@ -174,5 +174,5 @@ class TargetView:
 
     def __repr__(self) -> str:
         state = "up" if self.up else f"down ({self.reason})"
-        breakers = f"{self.breaker.state.name}/{self.path.state.name}"
+        breakers = f"{self.breaker.state.name}/{self.path_breaker.state.name}"
         return f"<TargetView {self.id} {state} {breakers} {self.queue_estimate.in_flight} in flight>"

@@ -32,7 +32,7 @@ import msgspec
 
 from gateway.core.history.decision_record import DecisionRecord, pack_decision
 from gateway.core.placement.placer import Decision
-from tidegate.types import Call
+from tidegate.types import Call, Route
 
 MAX_EVENTS_PER_REQUEST: Final = 64
 MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
@@ -68,17 +68,10 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The answer that the caller got."""
+    """The answer that the caller got: the number of its attempt, and its route."""
 
     attempt: int
-    served_by: str
-    variant: str
-    reason: str
-    attempts: int
-    hedged: bool = False
-    fallback: bool = False
-    degraded: bool = False
-    provisional: bool = False
+    route: Route
 
 
 class RequestRecord(msgspec.Struct, array_like=True, gc=False):
@@ -122,12 +115,12 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
         """The label of `tidegate.outcome.Outcome`."""
         if isinstance(self.end, str):
             return self.end.partition(":")[0]
-        return "late" if self.late else "degraded" if self.end.degraded else "ok"
+        return "late" if self.late else "degraded" if self.end.route.degraded else "ok"
 
     @property
     def served_by(self) -> str:
         """ "" where nobody answered."""
-        return self.end.served_by if isinstance(self.end, AnswerRecord) else ""
+        return self.end.route.served_by if isinstance(self.end, AnswerRecord) else ""
 
     @property
     def hedged(self) -> bool:
@@ -168,6 +161,15 @@ class FlightRecorder:
         self._most_bytes = most_bytes
         self._kept: deque[bytes] = deque()
         self._numbers = count(1)
+
+    def start_recording(self, tap: Callable[[RequestRecord], None]) -> None:
+        """Pass every record to `tap` as well, and of refused requests also their work, until `stop_recording`."""
+        self.recording = True
+        self.taps.append(tap)
+
+    def stop_recording(self, tap: Callable[[RequestRecord], None]) -> None:
+        self.taps.remove(tap)
+        self.recording = False
 
     def next_number(self) -> int:
         """For the next request's `RequestRecord`."""

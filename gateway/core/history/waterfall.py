@@ -79,7 +79,9 @@ def _path(record: RequestRecord, bars: tuple[AttemptBar, ...]) -> list[Waterfall
     path.append(WaterfallStage("before", placed_s, counts.start_s - placed_s, _before(counts, bars)))
     path += counts.stages
     end_s = counts.start_s + counts.took_s
-    words = "held back for a better one" if isinstance(record.end, AnswerRecord) and record.end.provisional else ""
+    words = (
+        "held back for a better one" if isinstance(record.end, AnswerRecord) and record.end.route.provisional else ""
+    )
     path.append(WaterfallStage("finish", end_s, record.elapsed_s - end_s, words))
     return path
 

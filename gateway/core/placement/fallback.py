@@ -98,7 +98,7 @@ def _is_eligible(offered: Offer, ask: Ask, now: float, *, deferred: bool = False
 
 def _by_breakers(target: TargetView, now: float) -> bool:
     """By the breakers alone; `takes` reads the link's estimates too, which may be what fails."""
-    return not target.ejected or (target.breaker.allows(now) and target.path.allows(now))
+    return not target.ejected or (target.breaker.allows(now) and target.path_breaker.allows(now))
 
 
 def _plain(offered: Offer, units: float) -> Candidate:

@@ -118,9 +118,9 @@ class ProbePlacer:
 
 
 def _is_due(target: TargetView, now: float, *, may_wait: bool, anybody: bool) -> bool:
-    if not (target.breaker.allows(now) and (anybody or target.path.allows(now))):
+    if not (target.breaker.allows(now) and (anybody or target.path_breaker.allows(now))):
         return False
-    return not may_wait or now >= max(target.breaker.retry_at, target.path.retry_at) + PATIENCE_S
+    return not may_wait or now >= max(target.breaker.retry_at, target.path_breaker.retry_at) + PATIENCE_S
 
 
 def _instead(decision: Decision, probe: Candidate) -> Decision:

@@ -73,7 +73,7 @@ class AttemptTelemetry:
             target.queue_estimate,
             target.link,
             target.breaker,
-            target.path,
+            target.path_breaker,
         )
         self._probe, self._path_probe = self._breaker.launched(now), self._path.launched(now)
         target.asked_at = now

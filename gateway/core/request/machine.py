@@ -64,7 +64,7 @@ from tidegate.outcome import (
     Unauthenticated,
     Unreachable,
 )
-from tidegate.types import Accepted
+from tidegate.types import Accepted, Route
 
 MAX_ATTEMPTS: Final = 3
 HOLD_S: Final = 0.02  # beyond, a caller is better told than kept
@@ -96,12 +96,7 @@ class Answer(NamedTuple):
 
     attempt: int
     candidate: Candidate
-    reason: str
-    attempts: int
-    hedged: bool
-    fallback: bool
-    degraded: bool
-    provisional: bool = False  # the model was not sure of it, and nobody better answered in time
+    route: Route
 
 
 class Refuse(NamedTuple):
@@ -318,10 +313,10 @@ class RequestMachine:
     def _give(self, attempt: int) -> list[Action]:
         """The end, with this attempt's answer."""
         candidate, reason = self._launched[attempt], self._reasons[attempt]
-        answer = Answer(
-            attempt,
-            candidate,
+        route = Route(
+            candidate.target.id,
             reason,
+            candidate.variant.name,
             attempts=len(self._launched),
             hedged=self._hedging is not None,
             fallback=reason == "fallback",
@@ -329,7 +324,7 @@ class RequestMachine:
             or (attempt > 0 and is_lesser(candidate.variant, than=self._launched[0].variant)),
             provisional=attempt == self._provisional,
         )
-        return [answer, *self._finish()]
+        return [Answer(attempt, candidate, route), *self._finish()]
 
     def _may_launch(self, now: float) -> bool:
         # One whose connection ended under it had no chance: where many end, one after another, it may need a few.

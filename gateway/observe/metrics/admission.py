@@ -1,4 +1,4 @@
-"""What admission lets in and turns away, and what tenants spend, read when somebody scrapes."""
+"""Requests that admission lets in and refuses, and what tenants spend, read at each scrape."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tidegate.metrics.families import counter, gauge, single
 MOST_TENANTS: Final = 100
 
 
-def admission_families(door: Admission, held: Quarantine) -> Iterator[Metric]:
-    yield single("tidegate_in_flight", "Requests inside the gateway.", door.in_flight)
-    refused = (((reason,), n) for reason, n in door.refused.items())
+def admission_families(admission: Admission, held: Quarantine) -> Iterator[Metric]:
+    yield single("tidegate_in_flight", "Requests inside the gateway.", admission.in_flight)
+    refused = (((reason,), n) for reason, n in admission.refused.items())
     yield counter("tidegate_shed", "Requests refused by admission, by reason.", ("reason",), refused)
     yield counter("tidegate_quarantines", "Senders of poison who were put in quarantine.", (), [((), held.begun)])
     yield counter("tidegate_quarantine_refused", "Requests refused in quarantine.", (), [((), held.refused)])
-    yield counter("tidegate_overload_changes", "Changes of the overload state.", (), [((), door.overload.changes)])
-    yield single("tidegate_overloaded", "1 while shedding, without hedges; 0 in ordinary times.", door.overload.on)
-    yield single("tidegate_rejection_ratio", "Share of arrivals that is to be shed.", door.rejection.rate)
-    yield single("tidegate_cut_level", "Levels from here on are shed; 500 sheds nobody.", door.cut.cut)
-    yield single("tidegate_in_flight_limit", "Most requests inside that are let in now.", door.limit.limit)
-    yield from _tenant_families(door)
+    yield counter("tidegate_overload_changes", "Changes of the overload state.", (), [((), admission.overload.changes)])
+    yield single("tidegate_overloaded", "1 while shedding, without hedges; 0 in ordinary times.", admission.overload.on)
+    yield single("tidegate_rejection_ratio", "Share of arrivals that is to be shed.", admission.rejection.rate)
+    yield single("tidegate_cut_level", "Levels from here on are shed; 500 sheds nobody.", admission.cut.cut)
+    yield single("tidegate_in_flight_limit", "Most requests inside that are let in now.", admission.limit.limit)
+    yield from _tenant_families(admission)
 
 
-def _tenant_families(door: Admission) -> Iterator[Metric]:
+def _tenant_families(admission: Admission) -> Iterator[Metric]:
     shown, others = worth_showing(
-        door.tenants.quotas.values(), MOST_TENANTS, lambda quota: (quota.in_flight, sum(quota.spent_s.values()))
+        admission.tenants.quotas.values(), MOST_TENANTS, lambda quota: (quota.in_flight, sum(quota.spent_s.values()))
     )
     inside = [((quota.name,), float(quota.in_flight)) for quota in shown]
     spent = [((quota.name, str(tier)), seconds) for quota in shown for tier, seconds in quota.spent_s.items()]

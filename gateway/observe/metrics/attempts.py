@@ -24,6 +24,7 @@ from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRec
 from gateway.observe.metrics.bounded_labels import BoundedNames
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import ERRORS_S, Histogram
+from tidegate.types import TargetId
 
 HEDGES: Final = frozenset({"hedge", "last-resort"})  # reasons of attempts beside another
 
@@ -62,7 +63,7 @@ class AttemptCounts:
                     self._ended(record, begun, note, cause)
                 if what == "failed":
                     cause = note.words.partition(":")[0]
-        for begun in launched.values():  # nobody waited for them any more
+        for begun in launched.values():  # abandoned: no answer of theirs was awaited any more
             self._ended(
                 record, begun, RequestEvent(record.arrived_at + record.elapsed_s, "cancelled", begun.attempt), cause
             )
@@ -82,7 +83,7 @@ class AttemptCounts:
             self._fallbacks[cause or "hopeless", what] += 1
 
     def _predicted(self, record: RequestRecord, begun: RequestEvent, took_s: float) -> None:
-        tier = begun.target.partition("/")[0]
+        tier = TargetId.parse(begun.target).tier
         errors = self._errors.get(tier)
         if errors is None:
             errors = self._errors[tier] = Histogram(ERRORS_S)

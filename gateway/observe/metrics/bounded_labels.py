@@ -1,11 +1,11 @@
-"""Labels that cannot grow without end: so many names, and `rest` for everybody else.
+"""Labels that cannot grow without end: a bounded number of names, and `rest` for all others.
 
-A fleet has as many targets as somebody cares to connect, and each label value is a time series that Prometheus keeps
+A fleet has as many targets as its operator connects, and each label value is a time series that Prometheus keeps
 for hours. So families by target name a bounded number of them:
 
     counters   the first N names that are counted keep theirs while they are there (`BoundedNames`): a counter must
-               never fall, so nobody moves between his own series and the rest's while he is counted
-    gauges     whoever is worth looking at now (`worth_showing`): the troubled first, then who was busy last. The rest
+               never fall, so no target moves between its own series and the rest's while it is counted
+    gauges     the targets worth showing now (`worth_showing`): the troubled first, then the last busy ones. The rest
                is one series, with the worst value among them, so that an alert on it still fires
 
 Pure. Source: Prometheus, "Instrumentation: do not overuse labels"; 10,000 agents are 10,000 series a family otherwise.

@@ -1,10 +1,10 @@
-"""All that a gateway counts, behind one object: an observer of the stack and of flights, and the source of a scrape.
+"""All that a gateway counts, in one object: an observer of the stack and of request records, and a source of scrapes.
 
     requests     how they ended, stage times, deadlines      counted as they end        requests.py
     attempts     predictions, hedges, fallbacks, targets     from their records         attempts.py
     generative   OpenAI's routes in OpenTelemetry's words    counted as they end        generative.py
     targets      breakers, links, queues, ages               read from the fleet view   targets.py
-    doors        admission, tenants, quarantine              read where they are kept   admission.py
+    admission    admission, tenants, quarantine              read where they are kept   admission.py
 
 Other parts of the gateway add their own families with `add`; every name stands in docs/observability.md.
 """
@@ -40,6 +40,8 @@ class GatewayMetrics:
         most_targets: how many targets have series of their own.
         suppressed_hedges: so far, for lack of budget.
         calibration_error: how far the chances that placement claims are from what comes; None where it claims none.
+        before_reading: called before each scrape, so that what is still to be reported is counted in it.
+        timeline_of: the console's timeline of a target, where there is a console.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class GatewayMetrics:
         most_targets: int = MOST_TARGETS,
         suppressed_hedges: Callable[[], int] = lambda: 0,
         calibration_error: Callable[[], float] | None = None,
+        before_reading: Callable[[], None] = lambda: None,
+        timeline_of: TimelineOf = lambda _target_id: None,
     ) -> None:
         self.requests = RequestCounts(version_of)
         self.attempts = AttemptCounts(most_targets, suppressed_hedges)
@@ -61,8 +65,8 @@ class GatewayMetrics:
         self._quarantine = quarantine or Quarantine()
         self._most_targets = most_targets
         self._calibration_error = calibration_error
-        self.before_reading: Callable[[], None] = lambda: None  # has all told that is still to be told
-        self.timeline_of: TimelineOf = lambda _target_id: None  # the console's, where there is one
+        self._before_reading = before_reading
+        self._timeline_of = timeline_of
         self._sources: list[Callable[[], Iterable[Metric]]] = []
         # Bound here: each request calls them.
         self.began = self.requests.began
@@ -86,13 +90,13 @@ class GatewayMetrics:
         self._sources.append(source)
 
     def collect(self) -> Iterator[Metric]:
-        self.before_reading()
+        self._before_reading()
         yield from self.requests.families()
         yield from self.attempts.families(self._fleet.targets.keys())
         if self._calibration_error is not None:
             words = "Mean gap between the chances that were claimed and what came, 0 to 1."
             yield single("tidegate_chance_calibration_error_ratio", words, self._calibration_error())
-        yield from target_families(self._fleet, self.timeline_of, self._most_targets, clock.now())
+        yield from target_families(self._fleet, self._timeline_of, self._most_targets, clock.now())
         yield from admission_families(self._admission, self._quarantine)
         yield from self.generative.families()
         for source in self._sources:

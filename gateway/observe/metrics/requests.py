@@ -1,10 +1,10 @@
 """Requests by how they ended, what their time went on, and whether they made their deadlines.
 
 Every request pays for what is counted, so counting is plain integers in slotted objects (a few microseconds for all of
-it), and families are made only when somebody scrapes. The client library's own counters take a lock per increment,
+it), and families are made only at a scrape. The client library's own counters take a lock per increment,
 some twenty times a request. This is sound because counting and scraping happen on the one event loop.
 
-Answers are counted `MOST_NOTED` at a time, or when somebody reads: between two requests an interpreter does so much
+Answers are counted `MOST_NOTED` at a time, or at a scrape: between two requests an interpreter does so much
 else that counting one of them finds nothing of its code and its counters in the processor's caches, and takes three
 times as long. What is noted of an answer until then is a few numbers: requests and replies with their tensors are not
 held on to, since what lives longer than its request makes all that come after it find memory that is not in the caches.
@@ -13,7 +13,7 @@ Labels are bounded: models by the repository, tiers, protocols, outcomes and cau
 
 A missed deadline has one cause. Without an answer it is how the request ended; for a late answer it is where most of
 its time went: `queue`, `link`, `compute`, `gateway` (ours before placement), or `retries` (what no stage of the
-answering attempt explains: those before it). Caller's errors and callers who left had no deadline to miss.
+answering attempt explains: those before it). Callers' errors and callers that left had no deadline to miss.
 
 Source: docs/design/metrics.md, "Own names" and "What counting costs".
 """
@@ -34,7 +34,7 @@ from tidegate.metrics.triton import failure_reason, triton_families
 from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.outcome import Outcome, ServeError
 from tidegate.trace_context import Trace
-from tidegate.types import Call, InferRequest, Reply, Route
+from tidegate.types import Call, InferRequest, Reply, Route, TargetId
 
 MOST_NOTED: Final = 64  # answers that are still to be counted
 STAGES: Final = ("classify", "admit", "queue", "batch_wait", "link_out", "compute", "link_back")
@@ -251,7 +251,7 @@ class RequestCounts:
 
     def _count_one(self, answer: _AnswerCounts) -> None:
         model, route, took_s = answer.model, answer.route, answer.took_s
-        tier = route.served_by.partition("/")[0] if route else "none"
+        tier = TargetId.parse(route.served_by).tier if route else "none"
         self._requests[model, tier, answer.protocol, _outcome(answer)] += 1
         if route is not None:
             self._routes[tier, route.reason] += 1

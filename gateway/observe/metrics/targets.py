@@ -1,11 +1,11 @@
-"""Targets and the links to them, read from the fleet view when somebody scrapes.
+"""Targets and the links to them, read from the fleet view at each scrape.
 
 So many targets have series of their own, the troubled first and then those that were asked last; `rest` is the worst
 value among all others, so that an alert on it fires for any of ten thousand (`bounded_labels.py`). How many
 there are in each state is counted over all of them.
 
 `tidegate_link_state` is the console's and `tidegate top`'s word for a link (`gateway/core/fleet/link_health.py`) as a
-number, 0 well and worse with each step, so that whoever looks anywhere finds the same link sick. "Usually" needs the
+number, 0 well and worse with each step, so that every view shows the same link as sick. "Usually" needs the
 timelines that the console keeps: without a console a link is slow only while its estimate says so, some ten seconds.
 
 `tidegate_link_loss_ratio` is what can be seen of loss above TCP: the share of round trips lately that took longer than
@@ -37,7 +37,7 @@ _TABLE: Final[tuple[tuple[str, str, Read, Callable[..., float]], ...]] = (
     ("tidegate_target_queued", "Requests that wait there, by its last report.", lambda one, _: _queued(one), max),
     ("tidegate_queue_wait_seconds", "Predicted wait there now.", lambda one, now: one.wait_s(now), max),
     ("tidegate_breaker_state", "0 closed, 1 open, 2 half open.", lambda one, _: one.breaker.state, max),
-    ("tidegate_path_breaker_state", "The same of the way to it.", lambda one, _: one.path.state, max),
+    ("tidegate_path_breaker_state", "The same of the way to it.", lambda one, _: one.path_breaker.state, max),
     ("tidegate_link_rtt_seconds", "Smoothed round trip.", lambda one, _: one.link.rtt_s, max),
     ("tidegate_link_jitter_seconds", "Mean deviation of it.", lambda one, _: one.link.jitter_s, max),
     ("tidegate_link_loss_ratio", "Share of late round trips, as loss shows.", lambda one, _: one.link.loss_ratio, max),
@@ -58,7 +58,7 @@ def target_families(fleet: Fleet, timeline_of: TimelineOf, most: int, now: float
             rows.append(((REST,), float(worst(read(one, now) for one in others))))
         yield gauge(name, text, ("target",), rows)
     yield gauge("tidegate_edge_state_age_seconds", "Since its last load report.", ("agent",), _ages(shown, others, now))
-    # Also those that are nobody's: an alert that waits for 0 ready targets never fires on a series that is not there.
+    # Also the states that no target is in: an alert on 0 ready targets never fires on a series that is not there.
     counts = Counter(dict.fromkeys(product(get_args(Tier), get_args(TargetState)), 0))
     counts.update((one.spec.tier, one.state(now)[0]) for one in fleet.targets.values())
     yield gauge("tidegate_targets", "Targets that are known, by state.", ("tier", "state"), counts.items())

@@ -26,7 +26,7 @@ from gateway.core.fleet.link_health import SAMPLE_EVERY_S, RttTimeline
 from tidegate import clock
 from tidegate.outcome import CallerError, Outcome
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.types import Call, Reply
+from tidegate.types import Call, Reply, TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -128,7 +128,7 @@ class ConsoleHistory:
         at = self._ends_since
         for (model, priority, served_by, why, ending, bucket), times in ends.items():
             self._classes.count((model, priority), ending, bucket, at, times)
-            self._ways.count((served_by.partition("/")[0], why), ending, bucket, at, times)
+            self._ways.count((TargetId.parse(served_by).tier, why), ending, bucket, at, times)
             if served_by != REFUSED:
                 self._targets.count(served_by, ending, bucket, at, times)
             self._second.count(None, ending, bucket, at, times)

@@ -130,7 +130,7 @@ class ConsoleView:
             "up_for_s": round(now - target.since, 1) if target.up else None,
             "epoch": target.epoch,
             "breaker": target.breaker.state.name.lower(),
-            "path_breaker": target.path.state.name.lower(),
+            "path_breaker": target.path_breaker.state.name.lower(),
             "battery": conditions.battery,
             "charging": conditions.charging,
             "temperature_c": conditions.temperature_c,

@@ -161,7 +161,7 @@ async def _routes() -> dict[str, Any]:
         ]
         return {
             "gateway": _table(gateway.inference_routes()),
-            "gateway's metrics": _table(gateway.watching.routes()),
+            "gateway's metrics": _table(gateway.telemetry.routes()),
             "gateway's admin": _table(admin),
             "gateway's artifacts": _table(ArtifactServer(stand_in).routes()),
             "edge": _table([*edge_routes(None, stand_in), *oip.table(), *openai]),

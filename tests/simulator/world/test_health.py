@@ -131,7 +131,7 @@ def test_row_11_a_storm_of_refusals_moves_the_load_and_opens_nothing(calm: Watch
     target = hurt.world.gateways[0].fleet.targets[FASTEST]
     assert all(isinstance(error, Overloaded) for _, _, error in hurt.refused)
     assert target.breaker.state is BreakerState.CLOSED and target.breaker.retry_at == 0.0, "it never opened"
-    assert target.path.retry_at == 0.0
+    assert target.path_breaker.retry_at == 0.0
     assert hurt.attainment() >= calm.attainment() - 0.01
     assert hurt.share(FASTEST, FAULT_AT_S + 1.2, 10.0) > 0.02, "it is back at once"
 

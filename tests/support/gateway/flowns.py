@@ -10,12 +10,13 @@ from gateway.core.history.decision_record import pack_decision
 from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 from gateway.core.placement.placer import Placer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tidegate.types import Route
 
 STAGES = {"queue": 0.020, "compute": 0.030}
 
 
 def given(served_by: str = "edge/a", attempt: int = 0, **more: Any) -> AnswerRecord:
-    return AnswerRecord(attempt, served_by, "fp32", "cheapest", attempts=attempt + 1, **more)
+    return AnswerRecord(attempt, Route(served_by, "cheapest", "fp32", attempts=attempt + 1, **more))
 
 
 def went(attempt: int, target: str, at: float, *, acked_s: float | None = 0.004, **end: Any) -> list[RequestEvent]:

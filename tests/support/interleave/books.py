@@ -98,7 +98,7 @@ class Bookkeeping:
             assert self._probes[breaker] <= 1, "one probe at a time"
             assert not (probe and breaker.state is BreakerState.CLOSED), "nobody is probed who is trusted"
             # A path that has only been silent keeps nobody from being asked where nobody else is left.
-            spared = spared or (breaker is target.path and target.ejected)
+            spared = spared or (breaker is target.path_breaker and target.ejected)
             assert probe or spared or breaker.state is BreakerState.CLOSED, "nothing but a probe while not closed"
         return attempt._probe or attempt._path_probe
 
@@ -163,7 +163,7 @@ def check_balance(fleet: Fleet) -> None:
     balance = fleet.balance
     usable = [target for target in fleet.targets.values() if target.up and target.accepting]
     for target in fleet.targets.values():
-        closed = target.breaker.state is target.path.state is BreakerState.CLOSED
+        closed = target.breaker.state is target.path_breaker.state is BreakerState.CLOSED
         assert target.ejected == (not closed), f"{target} is {'' if target.ejected else 'not '}ejected"
     ejected = [target for target in usable if target.ejected]
     assert set(balance.ejected) == {target.id for target in ejected}, f"{balance} says {balance.ejected}"

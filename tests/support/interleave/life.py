@@ -180,7 +180,7 @@ class Life:
 
     def _answers(self, end: Answer, event: Event) -> None:
         self._ends(end)
-        if end.provisional:
+        if end.route.provisional:
             assert end.attempt == self._unsure[-1], "the better of two unsure answers is given"
             assert event.kind in ("unsure", "failed", "refused", "timer")
         else:
@@ -188,11 +188,11 @@ class Life:
         assert end.attempt not in self.attempts and self._used < 0, "an attempt's answer is used once"
         self._used = end.attempt
         assert end.candidate is self.launched[end.attempt]
-        assert end.attempts == self.launches
-        assert end.hedged == (self._hedges > 0)
-        assert end.reason and not (end.attempt == 0 and (end.fallback or end.degraded))
-        self.words += [word for word in ("fallback", "degraded", "provisional") if getattr(end, word)]
-        self.words.append(f"by {end.reason}")
+        assert end.route.attempts == self.launches
+        assert end.route.hedged == (self._hedges > 0)
+        assert end.route.reason and not (end.attempt == 0 and (end.route.fallback or end.route.degraded))
+        self.words += [word for word in ("fallback", "degraded", "provisional") if getattr(end.route, word)]
+        self.words.append(f"by {end.route.reason}")
 
     def _ends(self, end: Answer | Refuse) -> None:
         assert self.end is None, "exactly one terminal outcome"

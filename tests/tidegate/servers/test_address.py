@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from tidegate.runtime.process import StartError
-from tidegate.servers.address import check_free, format_address, is_free
+from tidegate.runtime.ports import is_free
+from tidegate.servers.address import check_free, format_address
 
 
 @pytest.mark.parametrize(

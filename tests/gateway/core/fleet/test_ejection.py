@@ -159,7 +159,7 @@ def test_only_a_new_process_in_a_settled_fleet_starts_slowly(epoch: int, at: flo
 def test_a_path_that_heals_does_not_start_its_target_slowly() -> None:
     fleet = edges(3)
     target = fleet.targets["edge/0"]
-    target.path.trip("silent", NOW + 20.0, 0.5)
+    target.path_breaker.trip("silent", NOW + 20.0, 0.5)
     assert target.ejected
     for _ in range(2):
         fleet.fold(LinkRtt("edge/0", 0.01), NOW + 21.0)
@@ -255,9 +255,9 @@ def test_whatever_happens_somebody_stays_and_the_counts_are_right(steps: list[tu
             fail(target, at=now)
         elif event == "heal":
             target.breaker.heard(now)
-            target.path.heard(now)
+            target.path_breaker.heard(now)
         elif event == "mute":
-            target.path.trip("silent", now, 0.5)
+            target.path_breaker.trip("silent", now, 0.5)
         elif event == "down":
             fleet.fold(LinkDown(target_id, "gone"), now)
         elif event in ("up", "restart"):
@@ -272,7 +272,7 @@ def test_whatever_happens_somebody_stays_and_the_counts_are_right(steps: list[tu
         ejected = [
             one
             for one in usable
-            if one.breaker.state is not BreakerState.CLOSED or one.path.state is not BreakerState.CLOSED
+            if one.breaker.state is not BreakerState.CLOSED or one.path_breaker.state is not BreakerState.CLOSED
         ]
         assert set(fleet.balance.ejected) == {one.id for one in ejected}
         out = [one for one in usable if not one.takes(now)]

@@ -145,16 +145,16 @@ def test_a_new_process_starts_with_a_closed_breaker_and_a_new_connection_with_a_
     target = fleet.targets["edge/a"]
     for _ in range(5):
         target.breaker.record(AttemptVerdict.FAILURE, NOW, 0.5)
-    target.path.trip("silent", NOW, 0.5)
+    target.path_breaker.trip("silent", NOW, 0.5)
     assert target.state(NOW)[0] == "down"
     assert not target.allows(NOW)
 
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
-    assert target.path.state is BreakerState.OPEN  # the same process on the same link: nothing new
+    assert target.path_breaker.state is BreakerState.OPEN  # the same process on the same link: nothing new
 
     fleet.fold(LinkDown("edge/a", "reset"), NOW)
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
-    assert (target.path.state, target.breaker.state) == (BreakerState.CLOSED, BreakerState.OPEN)
+    assert (target.path_breaker.state, target.breaker.state) == (BreakerState.CLOSED, BreakerState.OPEN)
     assert target.ejected
 
     fleet.fold(LinkUp("edge/a", "edge/a", 2, (offer(),)), NOW)

@@ -99,7 +99,7 @@ def test_an_ejected_target_is_not_asked() -> None:
     scene = Scene()
     scene.predictor.error = ZeroDivisionError("boom")
     pool = scene.fleet.targets["pool/main"]
-    pool.path.trip("silent", NOW, 0.5)
+    pool.path_breaker.trip("silent", NOW, 0.5)
     assert pool.ejected
     assert chosen(scene.decide())[0] == "edge/b"
 

@@ -82,4 +82,4 @@ def test_the_answer_says_that_it_is_degraded_unless_it_is_what_was_demanded(
     machine.arrived(NOW)
     (answer, *_) = machine.answered(0, NOW + 0.01)
     assert isinstance(answer, Answer)
-    assert answer.degraded is degraded
+    assert answer.route.degraded is degraded

@@ -41,7 +41,7 @@ def at_the_edge(one: RequestMachine) -> RequestMachine:
 @pytest.mark.parametrize("confidence", [0.5, 0.51, 1.0, None])
 def test_a_sure_answer_ends_the_request(confidence: float | None) -> None:
     end = answer(at_the_edge(machine()).answered(0, NOW + 0.01, confidence))
-    assert (end.reason, end.attempts, end.provisional) == ("cheapest", 1, False)
+    assert (end.route.reason, end.route.attempts, end.route.provisional) == ("cheapest", 1, False)
 
 
 def test_an_unsure_answer_is_taken_to_the_better_variant_and_not_to_the_other_edge() -> None:
@@ -52,8 +52,9 @@ def test_an_unsure_answer_is_taken_to_the_better_variant_and_not_to_the_other_ed
     assert "PROVISIONAL, waiting for [1]" in repr(one)
 
     end = answer(one.answered(1, NOW + 0.08))
-    assert (end.reason, end.candidate.target.id, end.attempts) == ("escalated", "pool/main", 2)
-    assert (end.provisional, end.hedged, end.fallback, end.degraded) == (False, False, False, False)
+    assert (end.route.reason, end.candidate.target.id, end.route.attempts) == ("escalated", "pool/main", 2)
+    route = end.route
+    assert (route.provisional, route.hedged, route.fallback, route.degraded) == (False, False, False, False)
 
 
 @pytest.mark.parametrize("error", [Unreachable("gone"), Overloaded("full"), InvalidRequest("no such output")])
@@ -61,7 +62,7 @@ def test_a_provisional_answer_beats_any_error(error: ServeError) -> None:
     one = at_the_edge(machine())
     one.answered(0, NOW + 0.01, 0.0)
     end = answer(one.failed(1, error, NOW + 0.02))
-    assert (end.attempt, end.reason, end.attempts, end.provisional) == (0, "cheapest", 2, True)
+    assert (end.attempt, end.route.reason, end.route.attempts, end.route.provisional) == (0, "cheapest", 2, True)
 
 
 def test_a_provisional_answer_is_given_just_before_the_deadline_when_the_better_one_is_silent() -> None:
@@ -70,12 +71,12 @@ def test_a_provisional_answer_is_given_just_before_the_deadline_when_the_better_
     assert one.timer(NOW + 1.0) == [WakeAt(DUE_AT)]
     actions = one.timer(DUE_AT)
     end = answer(actions)
-    assert (end.attempt, end.provisional) == (0, True)
+    assert (end.attempt, end.route.provisional) == (0, True)
     assert cancelled(actions) == [1]
 
 
 def test_an_unsure_answer_that_comes_when_it_is_due_is_given_at_once() -> None:
-    assert answer(at_the_edge(machine()).answered(0, DUE_AT, 0.0)).provisional
+    assert answer(at_the_edge(machine()).answered(0, DUE_AT, 0.0)).route.provisional
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,12 @@ def test_an_unsure_answer_that_comes_when_it_is_due_is_given_at_once() -> None:
 )
 def test_an_unsure_answer_is_declared_where_nobody_better_could_answer_in_time(fleet: Fleet, why: str) -> None:
     end = answer(at_the_edge(machine(fleet)).answered(0, NOW + 0.01, 0.0))
-    assert (end.provisional, end.attempts, end.reason) == (True, 1, "cheapest" if len(fleet.targets) > 1 else "only"), (
-        why
-    )
+    route = end.route
+    assert (route.provisional, route.attempts, route.reason) == (
+        True,
+        1,
+        "cheapest" if len(fleet.targets) > 1 else "only",
+    ), why
 
 
 def test_a_better_target_whose_link_is_silent_is_no_promise() -> None:
@@ -102,23 +106,23 @@ def test_a_better_target_whose_link_is_silent_is_no_promise() -> None:
     link.accepted(77, NOW + 0.001)  # it acknowledges, so that silence means something
     link.sent(78, NOW + 0.002)
     assert link.trust(NOW + 1.0) < 1.0
-    assert answer(one.answered(0, NOW + 1.0, 0.0)).provisional
+    assert answer(one.answered(0, NOW + 1.0, 0.0)).route.provisional
 
 
 def test_an_overloaded_fleet_is_spared() -> None:
     one = at_the_edge(machine(escalations=Escalations(0.5, overloaded=lambda: True)))
-    assert answer(one.answered(0, NOW + 0.01, 0.0)).provisional
+    assert answer(one.answered(0, NOW + 0.01, 0.0)).route.provisional
 
 
 def test_a_demanded_variant_is_never_escalated_but_its_doubt_is_told() -> None:
     one = at_the_edge(machine(demanded="int8"))
     end = answer(one.answered(0, NOW + 0.01, 0.0))
-    assert (end.reason, end.provisional) == ("demanded", True)
+    assert (end.route.reason, end.route.provisional) == ("demanded", True)
 
 
 def test_a_pinned_request_is_never_escalated_but_its_doubt_is_told() -> None:
     pinned = RequestMachine(ask()._replace(pin="site"), Placer(edge_and_pool()), escalations=Escalations(0.5))
-    assert answer(at_the_edge(pinned).answered(0, NOW + 0.01, 0.0)).provisional
+    assert answer(at_the_edge(pinned).answered(0, NOW + 0.01, 0.0)).route.provisional
 
 
 def test_a_hedge_at_the_better_variant_is_the_escalation() -> None:
@@ -128,7 +132,7 @@ def test_a_hedge_at_the_better_variant_is_the_escalation() -> None:
 
     assert one.answered(0, wake + 0.01, 0.2) == [WakeAt(DUE_AT)]
     end = answer(one.answered(1, wake + 0.02))
-    assert (end.reason, end.hedged, end.attempts, end.provisional) == ("hedge", True, 2, False)
+    assert (end.route.reason, end.route.hedged, end.route.attempts, end.route.provisional) == ("hedge", True, 2, False)
 
 
 def test_a_sure_answer_of_the_lesser_variant_ends_it_beside_a_pending_better_one() -> None:
@@ -164,7 +168,7 @@ def test_an_unsure_better_answer_is_provisional_in_its_turn_and_may_go_further()
     assert launched(one.answered(0, NOW + 0.01, 0.1)) == [(1, "pool/main")]
     assert launched(one.answered(1, NOW + 0.08, 0.2)) == [(2, "pool/best")]
     end = answer(one.failed(2, Unreachable("gone"), NOW + 0.1))
-    assert (end.attempt, end.reason, end.provisional) == (1, "escalated", True)
+    assert (end.attempt, end.route.reason, end.route.provisional) == (1, "escalated", True)
 
 
 def test_attempts_that_were_spent_on_failures_leave_none_for_an_escalation() -> None:
@@ -173,7 +177,7 @@ def test_attempts_that_were_spent_on_failures_leave_none_for_an_escalation() -> 
     one.failed(0, Unreachable("gone"), NOW)
     one.failed(1, Unreachable("gone"), NOW)
     end = answer(one.answered(2, NOW + 0.01, 0.0))
-    assert (end.reason, end.provisional) == ("fallback", True)
+    assert (end.route.reason, end.route.provisional) == ("fallback", True)
 
 
 def test_a_caller_who_leaves_beside_a_provisional_answer_frees_the_better_attempt() -> None:

@@ -68,7 +68,7 @@ def test_the_machine_hedges_at_the_crossing_and_says_so() -> None:
     assert NOW + 0.15 < at < NOW + 0.5, "the crossing, not the last useful moment"
     assert scene.crossing.tokens.tokens == 29.0
     answers = [one for one in machine.answered(1, at + 0.06) if isinstance(one, Answer)]
-    assert [(one.reason, one.hedged, one.degraded) for one in answers] == [("hedge", True, False)]
+    assert [(one.route.reason, one.route.hedged, one.route.degraded) for one in answers] == [("hedge", True, False)]
     assert "29.0" in repr(scene.crossing)
 
 
@@ -112,7 +112,7 @@ def test_a_last_resort_is_declared_and_degraded() -> None:
     while not launched(actions := machine.timer(wake(actions))):
         pass
     (answer,) = [one for one in machine.answered(1, NOW + 0.95) if isinstance(one, Answer)]
-    assert (answer.reason, answer.hedged, answer.degraded) == ("last-resort", True, True)
+    assert (answer.route.reason, answer.route.hedged, answer.route.degraded) == ("last-resort", True, True)
 
 
 def test_without_tokens_there_is_no_hedge_but_a_fallback_until_that_is_overdrawn_too() -> None:
@@ -152,7 +152,8 @@ def test_a_hopeless_promise_moves_the_request_at_once_and_for_nothing() -> None:
     assert machine.accepted(0, Accepted(0, 0.1), NOW + 0.020) == []
     (answer,) = machine.answered(1, NOW + 0.080)
     assert isinstance(answer, Answer)
-    assert (answer.reason, answer.attempts, answer.hedged, answer.fallback) == ("fallback", 2, False, True)
+    route = answer.route
+    assert (route.reason, route.attempts, route.hedged, route.fallback) == ("fallback", 2, False, True)
 
 
 def test_a_doubtful_promise_is_hedged_beside_and_paid() -> None:
@@ -257,7 +258,7 @@ def _live(machine: RequestMachine, scene: Scene, now: float, chance: Random, lif
                 case Cancel(number, hopeless):
                     attempts.pop(number).cancelled(now, hopeless=hopeless)
                 case Answer():
-                    ends, hedged = ends + 1, action.hedged
+                    ends, hedged = ends + 1, action.route.hedged
                 case Refuse():
                     ends += 1
         if machine.done:

@@ -73,7 +73,14 @@ def test_the_straight_way_is_one_launch_and_one_answer() -> None:
 
     end = answer(one.answered(0, NOW + 0.02))
 
-    assert (end.reason, end.attempts, end.hedged, end.fallback, end.degraded) == ("cheapest", 1, False, False, False)
+    route = end.route
+    assert (route.reason, route.attempts, route.hedged, route.fallback, route.degraded) == (
+        "cheapest",
+        1,
+        False,
+        False,
+        False,
+    )
     assert "DONE" in repr(one)
 
 
@@ -105,7 +112,14 @@ def test_a_fallback_is_declared_and_a_lesser_variant_is_called_degraded() -> Non
     one.arrived(NOW)
     one.failed(0, GONE, NOW + 0.01)
     end = answer(one.answered(1, NOW + 0.05))
-    assert (end.reason, end.attempts, end.fallback, end.degraded, end.hedged) == ("fallback", 2, True, True, False)
+    route = end.route
+    assert (route.reason, route.attempts, route.fallback, route.degraded, route.hedged) == (
+        "fallback",
+        2,
+        True,
+        True,
+        False,
+    )
 
 
 def test_at_most_three_attempts_are_made() -> None:
@@ -161,7 +175,7 @@ def test_a_silent_attempt_is_hedged_at_the_last_useful_moment_and_the_loser_is_c
     actions = one.answered(1, wake + 0.01)
     end = answer(actions)
     assert cancelled(actions) == [0]
-    assert (end.reason, end.attempts, end.hedged, end.fallback) == ("hedge", 2, True, False)
+    assert (end.route.reason, end.route.attempts, end.route.hedged, end.route.fallback) == ("hedge", 2, True, False)
 
 
 def test_a_first_attempt_that_comes_back_beside_its_hedge_still_wins() -> None:
@@ -171,7 +185,7 @@ def test_a_first_attempt_that_comes_back_beside_its_hedge_still_wins() -> None:
     actions = one.answered(0, wake + 0.01)
     end = answer(actions)
     assert cancelled(actions) == [1]
-    assert (end.reason, end.attempts, end.hedged, end.fallback) == ("cheapest", 2, True, False)
+    assert (end.route.reason, end.route.attempts, end.route.hedged, end.route.fallback) == ("cheapest", 2, True, False)
 
 
 def test_one_hedge_a_request_is_enough() -> None:
@@ -293,7 +307,7 @@ def test_when_every_link_was_lost_just_now_a_request_waits_until_one_is_back() -
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW + 0.015)
 
     assert launched(one.timer(NOW + 0.02)) == [(1, "edge/a")]
-    assert answer(one.answered(1, NOW + 0.05)).fallback
+    assert answer(one.answered(1, NOW + 0.05)).route.fallback
 
 
 def test_a_request_that_arrives_meanwhile_waits_as_well_and_is_a_first_attempt() -> None:
@@ -303,7 +317,7 @@ def test_a_request_that_arrives_meanwhile_waits_as_well_and_is_a_first_attempt()
     assert woken_at(one.arrived(NOW)) == NOW + LOOK_AGAIN_S
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)
     assert launched(one.timer(NOW + LOOK_AGAIN_S)) == [(0, "edge/a")]
-    assert not answer(one.answered(0, NOW + 0.05)).fallback
+    assert not answer(one.answered(0, NOW + 0.05)).route.fallback
 
 
 def test_when_no_link_comes_back_soon_the_caller_is_told() -> None:

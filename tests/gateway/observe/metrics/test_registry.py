@@ -276,10 +276,9 @@ def test_the_troubled_have_series_of_their_own_and_the_rest_shows_the_worst() ->
 
 
 def test_a_link_is_as_sick_on_the_scrape_as_it_is_on_the_page() -> None:
-    counted = metrics()
-    fleet = counted._fleet
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
     timelines = {name: RttTimeline() for name in fleet.targets}
-    counted.timeline_of = timelines.get
+    counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", timeline_of=timelines.get)
     for target in fleet.targets.values():
         target.link.record(0.002, NOW)
         for _ in range(20):
