@@ -220,7 +220,7 @@ class PoolApp:
             self._supervisor,
             self.steward,
             self.host.statistics,
-            self.host.memories.live,
+            self.host.sequences.live,
             lambda: self.host.coalesced,
             self.host.served,
         )
@@ -298,7 +298,7 @@ class PoolApp:
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
         self._scheduler.close()
-        self.host.memories.close()
+        self.host.sequences.close()
         await server.stop(DOOR_GRACE_S)
 
     def _measure(self) -> Measurement:

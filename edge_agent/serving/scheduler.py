@@ -98,8 +98,9 @@ class EdgeScheduler:
         waits = [job.queued_at for job in self._jobs.values() if self._queue.is_waiting(job.ticket.id)]
         return clock.now() - min(waits) if waits else 0.0
 
-    def queue_delay_s(self) -> float:
-        return self._queue.queue_delay_s(clock.now())
+    def queue_delay_s(self, now: float) -> float:
+        """The predicted wait of a request that comes now."""
+        return self._queue.queue_delay_s(now)
 
     async def run(
         self,
