@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ from tidegate.types import Buffer
 from tidegate.workers import channel
 from tidegate.workers.array_transport import SHARE_FROM_BYTES, Handover
 from tidegate.workers.channel import Arrays, FrameError
+from tidegate.workers.exit_status import describe_exit
 from tidegate.workers.starvation import starved_s
 
 PIPELINE = 2
@@ -332,7 +332,7 @@ class WorkerProcess:
         except TimeoutError:
             self._kill()
             status = await self._process.wait()
-        return _cause_of_death(status)
+        return describe_exit(status)
 
     def _bury(self, reason: str) -> None:
         assert self._reason is not None
@@ -384,12 +384,3 @@ class WorkerProcess:
         if self._reason.done():
             return f"<WorkerProcess {self.name} {self._reason.result()}>"
         return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending>"
-
-
-def _cause_of_death(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-status}"
