@@ -144,14 +144,13 @@ class PoolApp:
         on_cpu = sum(computes_on_cpu(place.device) for place in places)
         check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
         standby = Standby(config.standby_wait_s) if config.standby_workers else None
+        traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         self._scheduler = await self._stack.enter_async_context(
-            PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)))
+            PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
         self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
         control = AdaptiveControl(config.control.limits)
-        traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
-        self._scheduler.on_traced = partial(_tell, traces)
         self._host = PoolHost(
             config.name,
             loadables,
@@ -308,8 +307,8 @@ class PoolApp:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"
 
 
-def _tell(traces: ServedTraces, batch: Batch, members: list[Trace], worker: str) -> None:
-    """A batch with sampled members, as a span of its own."""
+def _trace_batch(traces: ServedTraces, batch: Batch, members: list[Trace], worker: str) -> None:
+    """Record a batch with sampled members as a span of its own."""
     attributes: dict[str, Value] = {
         "tidegate.lane": batch.lane.key,
         "tidegate.worker": worker,

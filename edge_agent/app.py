@@ -111,6 +111,7 @@ class EdgeApp:
             session=lambda: self._sync is not None and self._sync.connected,
             links=lambda: 0 if self._link is None else self._link.greeted,
             live=lambda: self._scheduler is not None and self._scheduler.queued + self._scheduler.in_flight > 0,
+            uplink=lambda: self._sync,
             on_mode=self._tell_fleet,
         )
 
@@ -283,7 +284,7 @@ class EdgeApp:
         if config.mqtt is None:
             return None
         try:
-            sync = EdgeSync(
+            return EdgeSync(
                 config.mqtt,
                 fleet=config.fleet,
                 device=config.name,
@@ -298,9 +299,6 @@ class EdgeApp:
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
-        if self.offline.forwarder is not None:
-            self.offline.forwarder.uplink = sync
-        return sync
 
     def _state(self) -> AgentState:
         """What the fleet is told of this device."""
