@@ -1,4 +1,4 @@
-"""The pool put together: what is started in which order, and how it ends.
+"""The pool app puts a pool together: what is started in which order, and how it ends.
 
     repository → port taken → workers load and warm → server starts → ready
 
@@ -60,7 +60,7 @@ from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
 
-DOOR_GRACE_S = 0.1  # what calls that are left get when the door closes, after the drain
+CLOSE_GRACE_S = 0.1  # what calls that are left get when the server closes, after the drain
 log = structlog.get_logger(__name__)
 
 
@@ -69,7 +69,7 @@ class PoolApp:
 
     Args:
         draw: chance, uniform in [0, 1).
-        on_progress: told in words what a long start is at.
+        on_progress: called with words for what a long start is at.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class PoolApp:
                 config.host,
                 config.grpc_port,
                 max_message_bytes=config.max_message_bytes + ROOM_BYTES,
-                grace_s=DOOR_GRACE_S,
+                grace_s=CLOSE_GRACE_S,
                 secured=ServerSecurity(tls, frozenset({"gateway"})) if tls else None,
                 limits=config.limits.door,
             )
@@ -298,7 +298,7 @@ class PoolApp:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
         self._scheduler.close()
         self.host.sequences.close()
-        await server.stop(DOOR_GRACE_S)
+        await server.stop(CLOSE_GRACE_S)
 
     def _measure(self) -> Measurement:
         return measure_process(__version__, self.host.offers(), self.host.manifest)

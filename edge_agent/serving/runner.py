@@ -45,7 +45,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class EngineWorker(Protocol):
-    """What a runner asks of `tidegate.workers.process.WorkerProcess`."""
+    """The part of `tidegate.workers.process.WorkerProcess` that a runner uses."""
 
     @property
     def alive(self) -> bool: ...
@@ -160,12 +160,12 @@ class Runner:
         await self._stop()
 
     async def park(self) -> None:
-        """End the worker and its supervision, but go on telling callers that the model is loading."""
+        """End the worker and its supervision; the model stays `loading` for its callers."""
         await self._stop()
         self._supervised.become("loading")
 
     async def failed(self) -> None:
-        """Wait for the end of the supervision itself, which never comes but by a defect: raises that."""
+        """Wait for the end of the supervision itself, which only a defect brings: raises it."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
@@ -174,7 +174,7 @@ class Runner:
         return self._times[variant]
 
     def offer(self) -> ModelOffer:
-        """What the gateway is told of this model, with the costs as measured at warm-up."""
+        """What gateways hear of this model, with the costs as measured at warm-up."""
         offers = tuple(self._variant_offer(variant) for variant in self.variants)
         return ModelOffer(
             self.manifest.name, self.manifest.version, offers, state=self.state, digest=self.variants[0].sha256

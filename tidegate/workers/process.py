@@ -11,7 +11,8 @@ Invariants:
   order, so that cancelling them costs nothing. A call cancelled after it was sent keeps its place until the child
   has answered for it, and that answer is dropped; the child skips it if it had not begun.
 * When the child ends, however it ends, every pending call fails with WorkerDied, and so do later ones. A
-  WorkerProcess does not restart itself: whoever owns it enters a new one. Outputs that were handed out stay valid.
+  WorkerProcess does not restart itself: its owner enters a new one (`supervised.py`). Outputs that were handed out stay
+  valid.
 
 What it leaves to others: the order of calls (keep the queue yourself and give it one call at a time), restarting,
 batching.
