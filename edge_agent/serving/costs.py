@@ -1,4 +1,4 @@
-"""What models were measured to cost on this device, kept across restarts: measuring takes seconds.
+"""The cost store keeps what models were measured to cost on this device across restarts: measuring takes seconds.
 
 What was measured holds for one artefact, by its digest, on one processor with so many threads at one priority; what
 differs in any of these is measured. The engine is warmed all the same, so the first request is no slower, and a figure

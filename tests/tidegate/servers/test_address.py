@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from tidegate.runtime.process import StartError
 from tidegate.runtime.ports import is_free
+from tidegate.runtime.process import StartError
 from tidegate.servers.address import check_free, format_address
 
 

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Final
 import yaml
 
 from tidegate.tools.up.plan import ProcessPlan
+from tidegate.workers import exit_status
 
 RESTART_AFTER_S: Final = 2.0
 LOG_TAIL_LINES: Final = 12
@@ -263,12 +264,8 @@ def parse_event(line: bytes) -> Event | None:
 
 
 def describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    """How a part of the system ended, for the person who started it."""
+    return exit_status.describe_exit(code, exited="ended with exit code", killed="was ended by")
 
 
 def log_tail(path: Path, start_bytes: int) -> list[str]:

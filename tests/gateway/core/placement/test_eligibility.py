@@ -104,7 +104,7 @@ def always(target: TargetView, now: float) -> bool:
 
 
 def by_breakers(target: TargetView, now: float) -> bool:
-    return not target.ejected or (target.breaker.allows(now) and target.path.allows(now))
+    return not target.ejected or (target.breaker.allows(now) and target.path_breaker.allows(now))
 
 
 def on_trial(target: TargetView, now: float) -> bool:
