@@ -51,7 +51,7 @@ def random_fleet(draw: Random) -> Fleet:
             fleet.fold(LinkUp(id, id, 1, offers), NOW - 100.0)
         evidence = draw.choice((ATTESTATION_OFF, Attestation("revoked"), Attestation("", NOW + 4.0 * draw.random())))
         fleet.fold(LinkAttested(id, evidence), NOW - 99.0)
-        for breaker in (fleet.targets[id].breaker, fleet.targets[id].path):
+        for breaker in (fleet.targets[id].breaker, fleet.targets[id].path_breaker):
             if draw.random() < 0.2:
                 breaker.trip("for the test", NOW - 2.0 * draw.random(), draw.random())
     return fleet
