@@ -1,4 +1,4 @@
-"""`TimeShare` limits work that others send to a share of the time, however much of it they send.
+"""`DutyCycle` limits work that others send to a share of the time, however much of it they send.
 
 A peer that may send messages to a process may send it too many, and reading them runs beside answering requests. So
 such work keeps account of its own time: it may run on for a burst, then as long as its share allows, and must pause for

@@ -1,4 +1,4 @@
-"""The attention kernel: what it answers is attention, row by row, and where it cannot be had torch does it instead."""
+"""The attention kernel computes attention row by row; without it torch does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_scores_far_beyond_what_a_float_can_exponentiate_are_no_matter(kernel: A
     torch.testing.assert_close(kernel.over(LENGTHS, None, HEADS)(qkv).double(), exact(qkv), rtol=1e-3, atol=1e-3)
 
 
-def test_masked_tokens_are_attended_by_nobody(kernel: AttentionKernel) -> None:
+def test_masked_tokens_get_no_attention(kernel: AttentionKernel) -> None:
     qkv = some_qkv(32)
     mask = np.arange(len(qkv)) % 3 != 1
     mask[np.cumsum(LENGTHS) - LENGTHS] = True

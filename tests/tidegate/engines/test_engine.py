@@ -1,4 +1,4 @@
-"""Engines on real artefacts made here: names decide, not order; what fails names the artefact and the way out."""
+"""Engines on real artefacts made here: names decide, not order; errors name the artefact and the way out."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_bfloat16_travels_as_its_bits(artefacts: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("kind", "device"), [("onnx", "abacus"), ("torch-export", "abacus"), ("torchscript", "abacus")]
 )
-def test_a_device_that_nobody_knows_is_named(artefacts: dict[str, Path], kind: Any, device: str) -> None:
+def test_an_unknown_device_is_named(artefacts: dict[str, Path], kind: Any, device: str) -> None:
     with pytest.raises(EngineError, match="'abacus'"):
         load_engine(kind, artefacts[kind], outputs=(), device=device)
 

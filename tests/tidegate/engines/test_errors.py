@@ -1,4 +1,4 @@
-"""Too little memory, in the words of each runtime."""
+"""A lack of memory is recognized in the error texts of each runtime."""
 
 from __future__ import annotations
 

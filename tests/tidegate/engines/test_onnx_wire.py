@@ -1,4 +1,4 @@
-"""What an ONNX file refers to is read off its bytes, however it is bent."""
+"""The references of an ONNX file are read off its bytes, in valid and in damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that are kept, and inputs that are prepared: what of it a CPU can show."""
+"""Reused buffers and prepared inputs, as far as a CPU can test them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_filled_buffer_has_the_arrays_type_shape_and_values(array: Any) -> Non
     assert np.array_equal(tensor.numpy(), array)
 
 
-def test_staged_arrays_are_still_arrays_for_whoever_looks() -> None:
+def test_staged_arrays_still_look_like_arrays() -> None:
     arrays = {"x": np.ones(3)}
     staged = Staged(arrays, {}, None)
     assert dict(staged) == arrays

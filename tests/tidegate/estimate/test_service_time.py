@@ -1,4 +1,4 @@
-"""What a call is expected to take on this device, today."""
+"""The expected duration of a call on this device, corrected by its recent calls."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_what_is_out_of_range_is_refused(kind: DeviceTopic, changes: dict[str, A
 
 
 @pytest.mark.parametrize("cost", [[[1, 0]], [[-1, 1]], [[1, 1], [1, 2]], [[1, -0.5]]])
-def test_costs_that_nobody_can_compute_with_are_refused(cost: list[list[float]]) -> None:
+def test_costs_that_cannot_be_computed_with_are_refused(cost: list[list[float]]) -> None:
     bad = [{"name": "m", "version": "1", "variants": [{"name": "v", "precision": "p", "cost": cost}]}]
     inventory = {"dev": "kiosk-1", "e": 1, "s": 1, "m": 1, "rev": 1, "offers": bad, "v": 1}
     with pytest.raises(BadMessage, match=r"cost points of m .*offers|cost points of m"):

@@ -1,4 +1,4 @@
-"""Messages put together from chunks, and what a hostile sender can make the receiver hold."""
+"""Messages joined from chunks, and the memory that a hostile sender can make the receiver hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever waits for the first of several to end holds nothing of them afterwards."""
+"""`first_of` keeps no reference to its tasks after it has returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves an outbox, in which order, and in how few Envelopes."""
+"""The order in which frames leave an outbox, and the number of Envelopes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of the link in memory, on virtual time: they greet, beat, tell their load and say goodbye."""
+"""Both ends of the link in memory, on virtual time: they greet, send heartbeats and loads, and say goodbye."""
 
 from __future__ import annotations
 

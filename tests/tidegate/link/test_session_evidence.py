@@ -1,4 +1,4 @@
-"""Evidence asked for over the link: made for the nonce and the client, the newest challenge first."""
+"""Evidence requested over the link: made for the nonce and the client, the newest challenge first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_of_a_flood_of_challenges_the_newest_is_answered() -> None:
 
 
 @on_virtual_time
-async def test_whoever_waits_for_evidence_hears_that_the_stream_has_ended() -> None:
+async def test_a_wait_for_evidence_fails_when_the_stream_ends() -> None:
     ours, theirs = stream_pair()
     client = client_on(ours, Heard())
     run = asyncio.create_task(client.run())

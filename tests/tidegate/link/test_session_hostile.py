@@ -115,7 +115,7 @@ async def test_chunks_of_a_message_that_was_given_up_and_frames_of_a_newer_proto
 
 
 @on_virtual_time
-async def test_a_large_answer_nobody_waits_for_any_more_is_not_sent_to_its_end() -> None:
+async def test_a_large_answer_without_a_waiting_call_is_not_sent_to_its_end() -> None:
     async with running(client_max_bytes=10**8) as pair:
         pair.host.answer_bytes = 50_000_000
         asking = asyncio.create_task(pair.ask())

@@ -95,7 +95,7 @@ async def test_questions_wait_for_room_in_turn_and_only_as_long_as_their_budget(
 
 
 @on_virtual_time
-async def test_whoever_waits_for_room_gets_it_as_the_link_drains() -> None:
+async def test_a_wait_for_room_ends_as_the_link_drains() -> None:
     async with running(outbox=Outbox(room_bytes=1)) as pair:
         answers = await asyncio.gather(*[pair.ask(b"%d" % number) for number in range(20)])
 
@@ -103,7 +103,7 @@ async def test_whoever_waits_for_room_gets_it_as_the_link_drains() -> None:
 
 
 @on_virtual_time
-async def test_whoever_waits_for_room_hears_that_the_stream_has_ended() -> None:
+async def test_a_wait_for_room_fails_when_the_stream_ends() -> None:
     async with running(outbox=Outbox(room_bytes=1)) as pair:
         pair.asking.outbound.stuck = True
         asking = [asyncio.create_task(pair.ask()) for _ in range(4)]

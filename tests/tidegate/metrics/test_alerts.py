@@ -1,4 +1,4 @@
-"""Each alert fires for what it is named after and for nothing else, and says where to read on."""
+"""Each alert fires for what it is named after and for nothing else, and links to its runbook entry."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ import asyncio, sys
 from pathlib import Path
 from tests.tidegate.metrics.test_sharing import Counted
 from tidegate.metrics.exposition import Exposition
-from tidegate.metrics.sharing import Sharing
+from tidegate.metrics.sharing import SharedMetrics
 
 async def main():
-    counted, sharing = Counted(), Sharing(Path(sys.argv[1]))
+    counted, sharing = Counted(), SharedMetrics(Path(sys.argv[1]))
     exposition = Exposition(counted.families, sharing)
     sharing.own = exposition.own
     async with sharing:
@@ -143,7 +143,7 @@ def test_counts_outlive_their_process_and_gauges_do_not(tmp_path: Path, killed: 
 
 
 @pytest.mark.slow
-def test_no_scrape_says_less_than_the_one_before_whoever_answers(tmp_path: Path) -> None:
+def test_no_scrape_counts_less_than_the_one_before_from_any_process(tmp_path: Path) -> None:
     with children(tmp_path, 2) as pair:
         before = 0.0
         for turn in range(20):

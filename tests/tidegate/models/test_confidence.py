@@ -1,4 +1,4 @@
-"""How sure a classifier is of an answer: three measures by example, and whatever is no distribution counts as hard."""
+"""The confidence of a classifier: three measures by example, and any output that is no distribution counts as hard."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_only_answers_that_a_better_variant_could_outdo_are_judged() -> None:
     assert repr(judge) == "<ConfidenceMeasure by margin of scores, of int8>"
 
 
-def test_an_answer_without_the_output_is_hard_unless_nobody_asked_for_it() -> None:
+def test_an_answer_without_the_output_is_hard_unless_it_was_not_requested() -> None:
     judge = ConfidenceMeasure(manifest(), MARGIN)
     assert judge.confidence("int8", (), []) == 0.0
     assert judge.confidence("int8", (RequestedOutput("scores"),), []) == 0.0

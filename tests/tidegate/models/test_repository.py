@@ -1,4 +1,4 @@
-"""The model repository: what is found, in which order, and how each thing that can be wrong is named."""
+"""The model repository: the versions that it finds, their order, and the error for each possible mistake."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_versions_are_ordered_as_people_do(lower: str, higher: str) -> None:
     assert version_key(lower) < version_key(higher)
 
 
-def test_an_unknown_model_or_version_names_those_that_are_there(tmp_path: Path) -> None:
+def test_an_unknown_model_or_version_names_the_existing_ones(tmp_path: Path) -> None:
     put(tmp_path)
     repository = Repository(tmp_path)
     with pytest.raises(ModelNotFound, match=r"no model 'n' \(models: m\)"):

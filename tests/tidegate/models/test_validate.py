@@ -1,4 +1,4 @@
-"""What a manifest is refused for beyond the types of its keys."""
+"""The reasons for which a manifest is refused beyond the types of its keys."""
 
 from __future__ import annotations
 

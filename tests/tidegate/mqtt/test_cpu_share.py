@@ -16,7 +16,7 @@ def test_a_burst_is_free_and_what_is_beyond_is_paid_by_a_pause() -> None:
     assert repr(subject) == "<DutyCycle 10%, -8 of 20 ms left>"
 
 
-def test_who_pauses_as_told_may_go_on_and_who_rests_has_a_burst_again() -> None:
+def test_work_goes_on_after_its_pause_and_has_a_burst_again_after_a_rest() -> None:
     subject = DutyCycle(0.1, burst_s=0.02)
     subject.spend(1.0, 1.03)
     pause_s = subject.spend(1.03, 1.031)

@@ -1,4 +1,4 @@
-"""The bounded store of what has arrived."""
+"""The bounded inbox of messages."""
 
 from __future__ import annotations
 

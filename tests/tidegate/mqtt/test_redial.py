@@ -1,4 +1,4 @@
-"""How long to wait for a broker depends on whose fault it was."""
+"""The wait for a broker depends on which side caused the failure."""
 
 from __future__ import annotations
 

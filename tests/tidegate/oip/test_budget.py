@@ -1,4 +1,4 @@
-"""Budget, priority and demanded variant, from whatever the caller said."""
+"""Budget, priority and demanded variant, from headers and parameters."""
 
 from __future__ import annotations
 

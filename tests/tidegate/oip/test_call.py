@@ -1,4 +1,4 @@
-"""What a caller said, as the host is told it."""
+"""The `Call` that the host gets for the headers and parameters of a request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_traceparent_that_is_none_is_dropped(value: str, kept: bool) -> None:
     assert ("traceparent" in kept_headers([("Traceparent", value)])) is kept
 
 
-def test_of_headers_only_those_that_a_layer_may_need_are_kept() -> None:
+def test_only_headers_that_a_layer_may_need_are_kept() -> None:
     said = [("Tidegate-Budget-Ms", "5"), ("Authorization", "Bearer x"), ("Cookie", "no"), ("tidegate-budget-ms", "7")]
 
     assert kept_headers(said) == {"tidegate-budget-ms": "7"}

@@ -1,4 +1,4 @@
-"""A request against its manifest: what passes, what is refused, and what the refusal says."""
+"""A request against its manifest: what passes, what is refused, and the text of the refusal."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ async def test_a_body_that_grows_out_of_proportion_is_refused_below_the_limit(ra
     assert (got, "max_decompression_ratio" in words) == (status, status == 413)
 
 
-async def test_a_body_whose_large_part_finds_no_room_is_told_to_come_back() -> None:
+async def test_a_body_whose_large_part_finds_no_room_is_refused_with_a_wait() -> None:
     async with serving(FakeHost(), body_limits=BodyLimits(max_held_bytes=200_000)) as servers:
         assert await post(servers, padded(200_000)) == (200, "")
         assert await post(servers, padded(200_000)) == (200, "")  # the first has given its part back

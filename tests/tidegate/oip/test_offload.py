@@ -1,4 +1,4 @@
-"""Large bodies are coded beside the loop: the loop goes on, places are bounded, and who leaves does not free one."""
+"""Large bodies are coded beside the loop: the loop goes on, places are bounded, and a cancellation frees none."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_loop_goes_on_while_a_large_body_is_coded() -> None:
     assert turns == 1000
 
 
-async def test_there_are_no_more_threads_than_places_and_whoever_leaves_frees_none() -> None:
+async def test_there_are_no_more_threads_than_places_and_a_cancellation_frees_none() -> None:
     aside, work = CodecThreads(), Work()
     coding = [asyncio.create_task(aside.run(LARGE, work)) for _ in range(PLACES + 3)]
     for _ in range(PLACES):

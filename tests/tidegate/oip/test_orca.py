@@ -32,7 +32,7 @@ def test_the_forms_are_those_of_orca() -> None:
     )
 
 
-def test_a_form_that_nobody_knows_is_answered_in_text() -> None:
+def test_an_unknown_form_is_answered_in_text() -> None:
     assert load_text(LOAD, "protobuf") == load_text(LOAD)
 
 

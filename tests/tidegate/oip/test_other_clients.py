@@ -28,29 +28,29 @@ async def output_of(*command: str, **environment: str) -> str:
         env={**os.environ, **environment},
     )
     try:
-        told, _ = await asyncio.wait_for(process.communicate(), 100)
+        output, _ = await asyncio.wait_for(process.communicate(), 100)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode == 0, told.decode()
-    return told.decode()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs `make clients`")
 async def test_kserve_over_rest_and_grpc(servers: Servers) -> None:
     script = ROOT / "tests" / "support" / "clients" / "kserve_client.py"
-    told = json.loads((await output_of(str(PYTHON), str(script), servers.http, servers.grpc)).splitlines()[-1])
+    output = json.loads((await output_of(str(PYTHON), str(script), servers.http, servers.grpc)).splitlines()[-1])
     answered = {"id": "q7", "model": "minilm", "first": 6.0, "shape": [1, 384], "served_by": "edge/attic"}
     for protocol, forms in (("rest", ("json", "binary")), ("grpc", ("raw", "typed"))):
-        found: dict[str, Any] = told[protocol]
+        found: dict[str, Any] = output[protocol]
         assert [found["live"], found["ready"], found["model_ready"]] == [True] * 3
         assert [found[form] for form in forms] == [answered] * 2
     # Its REST client shows an error's text only under a Content-Type of exactly application/json.
-    assert "missing input 'attention_mask'" in told["rest"]["error"]
-    assert "404" in told["rest"]["unknown"]
-    assert told["grpc"]["error"][0] == "INVALID_ARGUMENT"
-    assert told["grpc"]["unknown"][0] == "NOT_FOUND"
+    assert "missing input 'attention_mask'" in output["rest"]["error"]
+    assert "404" in output["rest"]["unknown"]
+    assert output["grpc"]["error"][0] == "INVALID_ARGUMENT"
+    assert output["grpc"]["unknown"][0] == "NOT_FOUND"
 
 
 @pytest.mark.skipif(not PERF_ANALYZER.exists(), reason="needs `make clients`")
@@ -63,7 +63,7 @@ async def test_kserve_over_rest_and_grpc(servers: Servers) -> None:
 async def test_perf_analyzer(servers: Servers, how: list[str]) -> None:
     address = servers.http if "http" in how else servers.grpc
     libraries = sorted({str(path.parent) for path in CLIENTS.rglob("libcudart.so.12")})
-    told = await output_of(
+    output = await output_of(
         str(PERF_ANALYZER),
         *("-m", "minilm", "-u", address, *how),
         *("--shape", "input_ids:1,24", "--shape", "attention_mask:1,24", "--input-data", "zero"),
@@ -71,7 +71,7 @@ async def test_perf_analyzer(servers: Servers, how: list[str]) -> None:
         *("-s", "999", "--measurement-mode", "count_windows", "--measurement-request-count", "50"),
         LD_LIBRARY_PATH=":".join(libraries),
     )
-    assert "throughput:" in told
-    assert "error" not in told.lower()
+    assert "throughput:" in output
+    assert "error" not in output.lower()
     assert servers.refused == []
     assert len(servers.host.calls) >= 150

@@ -1,4 +1,4 @@
-"""What an answer says of itself."""
+"""The headers of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers a caller will take: read from headers and parameters, the stricter of two, never ignored."""
+"""The constraints of a caller on its answer: read from headers and parameters, the stricter of two, never ignored."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_attested_targets_are_required_by_header_or_parameter(
 
 
 @pytest.mark.parametrize("value", ["", "Attested", "attested,", "attested, pinned", "none", "x" * 500])
-def test_a_requirement_that_nobody_would_keep_is_refused(value: str) -> None:
+def test_an_unsupported_requirement_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest, match="header tidegate-require can require 'attested' and nothing else"):
         attested_of({"tidegate-require": value}, {})
 

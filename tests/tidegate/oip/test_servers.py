@@ -1,4 +1,4 @@
-"""What both servers promise to a good request: answers that declare themselves, and all that the caller said heard."""
+"""Both servers on valid requests: answers carry their headers, and all parameters of the caller reach the host."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_raw_tensors_reach_the_host_as_the_bytes_that_came(servers: Server
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-async def test_bodies_are_compressed_both_ways_for_who_asks(servers: Servers, encoding: str, pack: Any) -> None:
+async def test_bodies_are_compressed_both_ways_on_request(servers: Servers, encoding: str, pack: Any) -> None:
     body, length = http_body(GOOD)
     headers = {
         "Content-Encoding": encoding,

@@ -77,7 +77,7 @@ def test_a_foreign_server_is_read_by_its_status_alone(status: str, kind: type[Se
     assert type(error_from_grpc(status, "x", {})) is kind
 
 
-def test_a_code_that_nobody_knows_is_a_bad_answer() -> None:
+def test_an_unknown_code_is_a_bad_answer() -> None:
     assert type(error_from_grpc("INTERNAL", "x", {"tidegate-code": "from-the-future"})) is BadAnswer
 
 

@@ -19,7 +19,7 @@ from tidegate.outcome import InvalidRequest
         ({"tidegate-tenant": "acme"}, {"tidegate-tenant": "acme"}, "acme"),
     ],
 )
-def test_header_and_parameter_say_who_asks(headers: dict[str, str], parameters: dict[str, str], name: str) -> None:
+def test_header_and_parameter_name_the_tenant(headers: dict[str, str], parameters: dict[str, str], name: str) -> None:
     assert tenant_of(headers, parameters) == name
 
 

@@ -99,7 +99,7 @@ def test_a_document_is_believed_when_one_trusted_key_has_signed_it() -> None:
     assert raw == encode_desired(document())
 
 
-def test_whoever_nobody_trusts_is_told_apart_from_a_broken_signature() -> None:
+def test_an_untrusted_signer_is_distinguished_from_a_broken_signature() -> None:
     message = sign_document(document(), [STRANGER])
     with pytest.raises(SignatureRefused, match=f"signed by {id_of(STRANGER)}, and none"):
         verify_document(message, keys(OLD))

@@ -1,4 +1,4 @@
-"""Who gets a place at a full door, and who has to go for it."""
+"""Which connection a full server admits, and which one it evicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def crowd(callers: list[Caller], *, most: int = 100, per_client: int = 100) -> C
     return made
 
 
-def test_whoever_never_asked_makes_room_first_and_the_longest_waiting_before_others() -> None:
+def test_a_connection_without_a_request_is_evicted_first_and_the_oldest_of_them_before_others() -> None:
     asked, silent, later = Caller(), Caller(), Caller()
     door = crowd([asked, silent, later], per_client=3)
     door.record_request(asked)
@@ -33,7 +33,7 @@ def test_whoever_never_asked_makes_room_first_and_the_longest_waiting_before_oth
     assert door.evicted == 2
 
 
-def test_of_those_that_asked_goes_who_asked_least_recently() -> None:
+def test_of_used_connections_the_least_recently_used_is_evicted() -> None:
     first, second = Caller(), Caller()
     door = crowd([first, second], per_client=2)
     for caller in (first, second, first):
@@ -51,7 +51,7 @@ def test_a_busy_connection_stays_and_the_newcomer_is_turned_away() -> None:
     assert repr(door) == "<ConnectionTable 1 of 100 from 1 clients, 0 evicted, 1 turned away>"
 
 
-def test_a_client_at_its_limit_takes_nobody_elses_place() -> None:
+def test_a_client_at_its_limit_evicts_no_other_client() -> None:
     mine, others = Caller("2.2.2.2"), Caller("3.3.3.3")
     door = crowd([others, mine], most=3, per_client=1)
 
@@ -60,7 +60,7 @@ def test_a_client_at_its_limit_takes_nobody_elses_place() -> None:
     assert door.enter(Caller("5.5.5.5")) == (True, others)  # the door itself is full
 
 
-def test_whoever_has_left_is_forgotten() -> None:
+def test_a_connection_that_has_left_is_forgotten() -> None:
     caller = Caller()
     door = crowd([caller], most=1)
     door.leave(caller)

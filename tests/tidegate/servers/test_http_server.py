@@ -1,4 +1,4 @@
-"""The HTTP port as strangers find it: bytes that are no HTTP are refused to their sender and kept from the log."""
+"""The HTTP port as strangers find it: bytes that are no HTTP are refused, and kept out of the log."""
 
 from __future__ import annotations
 

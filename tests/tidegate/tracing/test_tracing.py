@@ -96,7 +96,7 @@ async def test_grpc_callers_bring_and_get_their_traces_as_metadata(tmp_path: Pat
         await eventually(lambda: otlp.of(TRACE_ID))
 
 
-async def test_who_goes_well_and_is_not_sampled_leaves_no_spans_and_who_fails_does(tmp_path: Path) -> None:
+async def test_an_unsampled_request_leaves_spans_only_if_it_fails(tmp_path: Path) -> None:
     far = Far("pool/main")
     async with stack(tmp_path, far) as (otlp, gateway, session):
         for _ in range(5):

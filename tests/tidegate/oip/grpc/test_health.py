@@ -1,4 +1,4 @@
-"""What a server says of itself: health, readiness, index, reflection, its port and its line in a log."""
+"""The endpoints of a server about itself: health, readiness, index, reflection, its port and its line in a log."""
 
 from __future__ import annotations
 
