@@ -42,7 +42,7 @@ class Unsure(_ScenarioPart, frozen=True, kw_only=True):
 
     # Where a small model is unsure it is wrong about every second time.
     hard_quality: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
-    max_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5  # as `confidence.max_share` in a manifest
+    max_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5  # as `confidence.max_share` in a manifest
 
 
 class ModelSpec(_ScenarioPart, frozen=True, kw_only=True):
