@@ -1,14 +1,14 @@
-"""What a recording of real traffic consists of: lines of JSON, one a struct here, in a format that has a version.
+"""The trace format is the versioned form of a recording of real traffic: JSON lines, each one a struct here.
 
-    header     once, first              when, for how long, by whom, under which policy
-    target     at first, and changed    who could be asked, with what it offers and what that costs
+    header     once, first              when, for how long, by which gateway, under which policy
+    target     at first, and changed    a target, with what it offers and what that costs
     request    each, at its end         one that arrived in the time: instants, work, wishes, attempts, outcome
     link       each second              how a target's link was at that instant
     end        once, last               how much there was, and how much was lost on the way
 
 A recording says what work came and what became of it. It has no tensors, no text, no ids, no headers and no addresses;
 tenants are aliases that mean something within one recording only. What it does have is the names of models and of
-targets, and when somebody asked for how much: enough to see a business' day.
+targets, and when how much was asked for: enough to see a business' day.
 
 Times are seconds from the recording's beginning; `simulator/replay/replay.py` reads them. A reader refuses a version
 that it does not know, and ignores fields that it does not: fields are only added within a version.
@@ -101,7 +101,7 @@ class RecordedRequest(RecordedLine, frozen=True, tag="request"):
     late: bool = False
     served_by: str = ""
     version: str = ""
-    units: float | None = None  # None: it was turned away before anybody looked
+    units: float | None = None  # None: it was refused before its work was known
     rows: int = 1
     longest_row: int = 1
     body_bytes: int = 0
