@@ -117,7 +117,16 @@ def new_key(
     """
     id, salt, secret = chance[:ID_BYTES].hex(), chance[ID_BYTES : ID_BYTES + SALT_BYTES], chance[-SECRET_BYTES:]
     kept = KeySecret(secret_digest(secret, salt).hex())
-    return KeyRecord(id, salt.hex(), (kept,), grant, utc_s, expires_at, None, note), f"{PREFIX}{id}_{secret.hex()}"
+    return KeyRecord(
+        id=id,
+        salt=salt.hex(),
+        secrets=(kept,),
+        grant=grant,
+        created_at=utc_s,
+        expires_at=expires_at,
+        revoked_at=None,
+        note=note,
+    ), f"{PREFIX}{id}_{secret.hex()}"
 
 
 def with_new_secret(record: KeyRecord, chance: bytes, *, utc_s: float, overlap_s: float) -> tuple[KeyRecord, str]:

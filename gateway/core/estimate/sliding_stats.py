@@ -155,14 +155,14 @@ class SlidingStats(Generic[K]):
         window_s = self._window_s(now)
         asked = rated.in_time + rated.late + rated.failed
         return WindowSummary(
-            whole.in_time,
-            whole.late,
-            whole.failed,
-            rated.in_time / window_s,
-            asked / window_s,
-            asked,
-            (rated.late + rated.failed) / asked if asked else 0.0,
-            quantiles(buckets),
+            in_time=whole.in_time,
+            late=whole.late,
+            failed=whole.failed,
+            in_time_per_s=rated.in_time / window_s,
+            per_s=asked / window_s,
+            rated=asked,
+            late_share=(rated.late + rated.failed) / asked if asked else 0.0,
+            quantiles_s=quantiles(buckets),
         )
 
     def _window_s(self, now: float) -> float:

@@ -371,7 +371,15 @@ class Fleet:
             feature = self._feature_of(model.name, model.version)
             for variant in model.variants if model.state in SERVING else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
-                yield Offer(target, model.name, model.version, variant, cost, quality_of(variant), zone)
+                yield Offer(
+                    target=target,
+                    model=model.name,
+                    version=model.version,
+                    variant=variant,
+                    cost=cost,
+                    quality=quality_of(variant),
+                    zone=zone,
+                )
 
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())

@@ -118,11 +118,31 @@ def _alternative(one: CandidateRecord, near: dict[str, list[_NearbySample]], dec
     ]
     weight = sum([heft for _, heft in takes])
     if weight < _ENOUGH:
-        return Alternative(one.target, one.variant, one.cost, one.claimed, None, None, weight, len(takes), "unknown")
+        return Alternative(
+            target=one.target,
+            variant=one.variant,
+            cost=one.cost,
+            claimed=one.claimed,
+            chance=None,
+            takes_s=None,
+            weight=weight,
+            samples=len(takes),
+            says="unknown",
+        )
     chance = sum([heft for takes_s, heft in takes if takes_s <= decision.budget_s]) / weight
     says: Chance = "in time" if chance >= _LIKELY else "late" if chance <= _UNLIKELY else "open"
     middle_s = median([takes_s for takes_s, _ in takes])
-    return Alternative(one.target, one.variant, one.cost, one.claimed, chance, middle_s, weight, len(takes), says)
+    return Alternative(
+        target=one.target,
+        variant=one.variant,
+        cost=one.cost,
+        claimed=one.claimed,
+        chance=chance,
+        takes_s=middle_s,
+        weight=weight,
+        samples=len(takes),
+        says=says,
+    )
 
 
 def _experiences_near(own: int, at: float, others: Iterable[RequestRecord]) -> dict[str, list[_NearbySample]]:

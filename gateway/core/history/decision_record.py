@@ -115,9 +115,25 @@ class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         price = (cost - bytes_cost) / compute_s if compute_s > 0.0 else 0.0
         within_s = finish_s + width * margin_s / NORMAL
         return CandidateRecord(
-            target, variant, quality, compute_s, wait_s, link_s, margin_s, finish_s, within_s, cost, price, trust,
-            chance, claimed, judged, harm, value, rent,
-        )  # fmt: skip
+            target=target,
+            variant=variant,
+            quality=quality,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            link_s=link_s,
+            margin_s=margin_s,
+            finish_s=finish_s,
+            within_s=within_s,
+            cost=cost,
+            price=price,
+            trust=trust,
+            chance=chance,
+            claimed=claimed,
+            judged=judged,
+            harm=harm,
+            value=value,
+            rent=rent,
+        )
 
 
 def pack_decision(decision: Decision | None) -> DecisionRecord | None:

@@ -109,16 +109,16 @@ def _bar(record: RequestRecord, launched: RequestEvent) -> AttemptBar:
         _answered(end, start_s, took_s, way_s) if end and end.what == "answered" else _silent(start_s, took_s, way_s)
     )
     return AttemptBar(
-        number,
-        launched.target,
-        launched.variant,
-        record.reasons[number] if number < len(record.reasons) else "",
-        start_s,
-        took_s,
-        end.what if end else "",
-        end.words if end else "",
-        launched.seconds,
-        tuple(stages),
+        attempt=number,
+        target=launched.target,
+        variant=launched.variant,
+        why=record.reasons[number] if number < len(record.reasons) else "",
+        start_s=start_s,
+        took_s=took_s,
+        end=end.what if end else "",
+        words=end.words if end else "",
+        predicted_s=launched.seconds,
+        stages=tuple(stages),
     )
 
 
