@@ -1,13 +1,14 @@
-"""API keys: what one looks like, what is kept of it, and whether one that is shown is good. Pure.
+"""This module creates API keys, defines what is stored of a key, and checks a presented one. Pure.
 
     tg_<id>_<secret>     id: 12 hex digits, public, names the key in lists and logs · secret: 64 hex digits, 256 bits
 
-Kept is a salted BLAKE2b hash of the secret. A slow hash (bcrypt, argon2) makes guessing dear where people choose the
-secret; nobody guesses 256 random bits however fast the hash is, while 100 ms of it per request would be a gift to
-anybody who wants the gateway busy. The salt keys the hash, so equal secrets in two files could not be told.
+Kept is a salted BLAKE2b hash of the secret. A slow hash (bcrypt, argon2) makes guessing expensive where people choose
+the secret; 256 random bits are never guessed however fast the hash is, while 100 ms of it per request would make a
+flood of requests costly. The salt keys the hash, so equal secrets in two files cannot be recognized.
 
-An unknown id takes the same road as a known one, over a record that nothing matches, and secrets are compared in
-constant time: how long a refusal takes says nothing. Expired and revoked are told only to who has the right secret.
+An unknown id takes the same path as a known one, over a record that nothing matches, and secrets are compared in
+constant time: how long a refusal takes says nothing. Only a caller with the right secret learns that a key is expired
+or revoked.
 
 Rotation gives a key another secret under the same id, and leaves the old one good until `until`: clients change over
 one by one, and the tenant's budgets and the audit's lines stay those of one key.
@@ -116,7 +117,16 @@ def new_key(
     """
     id, salt, secret = chance[:ID_BYTES].hex(), chance[ID_BYTES : ID_BYTES + SALT_BYTES], chance[-SECRET_BYTES:]
     kept = KeySecret(secret_digest(secret, salt).hex())
-    return KeyRecord(id, salt.hex(), (kept,), grant, utc_s, expires_at, None, note), f"{PREFIX}{id}_{secret.hex()}"
+    return KeyRecord(
+        id=id,
+        salt=salt.hex(),
+        secrets=(kept,),
+        grant=grant,
+        created_at=utc_s,
+        expires_at=expires_at,
+        revoked_at=None,
+        note=note,
+    ), f"{PREFIX}{id}_{secret.hex()}"
 
 
 def with_new_secret(record: KeyRecord, chance: bytes, *, utc_s: float, overlap_s: float) -> tuple[KeyRecord, str]:

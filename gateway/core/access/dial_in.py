@@ -1,6 +1,6 @@
-"""Who may come in by a stream of its own: decided from its hello, before it is anybody's.
+"""Dial-in admission decides from the hello of a stream that a device dialled whether the stream may stay.
 
-A port that devices dial is open to whoever reaches it, so what a stream says of itself is compared with what is known:
+A port that devices dial is open to all that reach it, so what a stream says of itself is compared with what is known:
 
 - it is a device ("edge/NAME"), and the one that its certificate or key names, where one was asked for;
 - without such a proof it is a device that the fleet knows, where there is a fleet to ask;
@@ -10,7 +10,7 @@ A port that devices dial is open to whoever reaches it, so what a stream says of
   keep their distance;
 - there are `max_streams` at most, and newcomers are refused, not others thrown out.
 
-Invariant: at most one stream a name is let in. It can be wrong where nothing is proved: whoever is in the network and
+Invariant: at most one stream a name is let in. It can be wrong where nothing is proved: a client in the network that
 names a device before it does has its place, as with its birth over an open broker.
 """
 

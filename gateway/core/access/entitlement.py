@@ -1,4 +1,4 @@
-"""What a call becomes once it is known who made it: its tenant fixed, its priority and its pin within what is granted.
+"""An entitlement fixes the tenant of an authenticated call, and keeps its priority and its pin within the grant.
 
 Asking for more urgency or more distance than is granted is no error: a client library sets such things without its user
 knowing. A model or a tenant that is not granted is one, since nothing else can be given in its place. The refusal goes

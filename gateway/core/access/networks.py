@@ -1,8 +1,8 @@
-"""Where a device may say that it is reached: inside networks that the operator allows, and nowhere else.
+"""The address policy accepts a device's advertised address only inside networks that the operator allows.
 
 A gateway dials what devices advertise, and devices are in strangers' hands: one that names an address inside the
-gateway's own network (a database, the cloud's metadata service at 169.254.169.254) would have the gateway knock there.
-So an address is compared with the allowed networks before it is dialled. A host name says nothing until it is
+gateway's own network (a database, the cloud's metadata service at 169.254.169.254) would have the gateway connect to
+it. So an address is compared with the allowed networks before it is dialled. A host name says nothing until it is
 resolved: then every address that it has must be allowed, at every dial, and the one that was checked is dialled, so
 that a name which answers differently a moment later gains nothing.
 

@@ -1,4 +1,4 @@
-"""Whose sequence is it? A target sees the sequences of each tenant under names that no other tenant can say.
+"""The sequence scope gives each tenant's sequences names at targets that no other tenant can produce.
 
 A target keeps a sequence's state under the id that its caller chose, and callers choose 1, 2, 3. It cannot tell tenants
 apart, since everything comes to it from the gateway; so a tenant that says another's number would step its memory, read

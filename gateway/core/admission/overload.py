@@ -37,8 +37,8 @@ _KEEP: Final = 0.9  # of the counts of attempts, per window: a memory of half a 
 class Overload:
     """Mutable: tell it what happens (`placed`, `attempt_ended`), and `observe` before reading `on`."""
 
-    __slots__ = ("_cool_since", "_decisions", "_ended", "_hot_since", "_least_strain", "_lost", "_opened_at",
-                 "changes", "on", "reason", "since")  # fmt: skip
+    __slots__ = ("_cool_since", "_decisions", "_ended", "_hot_since", "_least_strain", "_opened_at",
+                 "changes", "lost", "on", "reason", "since")  # fmt: skip
 
     def __init__(self) -> None:
         self.on = False
@@ -49,7 +49,7 @@ class Overload:
         self._decisions = 0
         self._least_strain = inf
         self._ended = 0.0
-        self._lost = 0.0
+        self.lost = 0.0  # attempts lost to queues, decayed
         self._hot_since: float | None = None
         self._cool_since = 0.0
 
@@ -61,7 +61,7 @@ class Overload:
     def attempt_ended(self, *, lost: bool) -> None:
         """An attempt is over; `lost`: to a queue."""
         self._ended += 1.0
-        self._lost += lost
+        self.lost += lost
 
     def observe(self, now: float, *, shedding: bool = False) -> bool:
         """Judge the windows that have passed; returns whether `on` changed. `shedding`: requests are being refused."""
@@ -73,7 +73,7 @@ class Overload:
         why = self._heat(shedding)
         closed_at = self._opened_at + WINDOW_S
         changed = self._note_hot(why, closed_at, now) if why else self._note_cool(closed_at, now)
-        self._ended, self._lost = _KEEP * self._ended, _KEEP * self._lost
+        self._ended, self.lost = _KEEP * self._ended, _KEEP * self.lost
         self._opened_at, self._decisions, self._least_strain = now, 0, inf
         return changed
 
@@ -81,8 +81,8 @@ class Overload:
         """Why the window was hot; "" when it was not."""
         if self._decisions >= MIN_DECISIONS and self._least_strain > STRAIN:
             return f"every target's queue takes {min(self._least_strain, 9.99):.0%} of the slack or more"
-        if self._ended >= _MIN_ATTEMPTS and self._lost > MISS_RATIO * self._ended:
-            return f"{self._lost / self._ended:.0%} of attempts are lost to queues"
+        if self._ended >= _MIN_ATTEMPTS and self.lost > MISS_RATIO * self._ended:
+            return f"{self.lost / self._ended:.0%} of attempts are lost to queues"
         return "requests are still being shed" if shedding and self.on else ""
 
     def _note_hot(self, why: str, closed_at: float, now: float) -> bool:

@@ -21,6 +21,7 @@ Source: docs/design/faults.md, "Quarantine".
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from typing import Final
 
 TIMES: Final = 3
@@ -67,6 +68,16 @@ class Quarantine:
         if blames is None or not self._is_in(blames, now):
             return 0.0
         return blames[-1] + FOR_S - now
+
+    @property
+    def suspects(self) -> Collection[Suspect]:
+        """The suspects that are remembered, the longest unblamed first."""
+        return self._blames.keys()
+
+    @property
+    def doubted(self) -> Collection[str]:
+        """The targets whose next blame does not count: they answered nothing since their last one."""
+        return self._doubted
 
     def __bool__(self) -> bool:
         """Whether any suspect is remembered: while none is, there is nothing to look up."""

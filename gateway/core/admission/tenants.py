@@ -203,4 +203,12 @@ class TenantQuotas:
 def _spec_of(limits: UsageLimits, weight: float) -> TenantSpec:
     rates = (limits.pool_s_per_s, limits.edge_s_per_s, limits.requests_per_s, limits.bytes_per_s)
     pool, edge, requests, octets = (inf if rate is None else rate for rate in rates)
-    return TenantSpec(weight, pool, edge, 1.0, limits.max_in_flight, requests, octets)
+    return TenantSpec(
+        weight=weight,
+        pool_s_per_s=pool,
+        edge_s_per_s=edge,
+        burst_s=1.0,
+        max_in_flight=limits.max_in_flight,
+        requests_per_s=requests,
+        bytes_per_s=octets,
+    )

@@ -1,7 +1,7 @@
-"""Chances that keep their word: what was predicted is held against what came, and the next prediction is shifted.
+"""Calibration compares predicted chances with outcomes, and shifts the next prediction accordingly.
 
 A chance computed from models of link, queue and compute is wrong in ways that repeat: a queue in which tighter requests
-jump ahead makes it too sure, an overloaded fleet makes it far too glum (docs/design/routing.md, "Chance and
+jump ahead makes it too sure, an overloaded fleet makes it far too low (docs/design/routing.md, "Chance and
 calibration": 0.04 said, 0.45 came). Those errors depend mostly on the chance itself, so predictions are sorted into 20
 bins by what was said, and each bin remembers, with decay, what was said and what came. The calibrated chance is
 
@@ -13,9 +13,9 @@ replacing keeps the order within a bin: 0.999 stays above 0.96, and placement li
 
 `ReliabilityBins` measures: its `ece` is the mean gap between said and came, weighted by how often it was said.
 `Calibration` corrects: one for the raw chances, and one measured on what it said itself, which is the figure to show.
-`Prediction` is one claim under way; it is settled once, by whoever sees the end.
+`Prediction` is one claim under way; it is settled once, when its attempt ends.
 
-An attempt that was given up before its deadline settles nothing: nobody knows whether it would have come. That makes
+An attempt that was given up before its deadline settles nothing: whether it would have come is not known. That makes
 the correction slightly too kind to targets that are often hedged.
 
 Invariants: a calibrated chance is in [0, 1] and does not fall when the raw one rises.
@@ -111,7 +111,7 @@ class Calibration:
         self._since = 0
 
     def record(self, raw: float, claimed: float, came: bool) -> None:
-        """A chance that was computed as `raw` and told as `claimed`, and whether the answer came in time."""
+        """A chance that was computed as `raw` and reported as `claimed`, and whether the answer came in time."""
         self.raw.record(raw, came)
         self.claimed.record(claimed, came)
         self._since += 1
@@ -138,6 +138,6 @@ class Prediction(NamedTuple):
         self.calibration.record(self.raw, self.claimed, came=False)
 
     def given_up(self, now: float) -> None:
-        """Nobody waits any more. At its deadline that is a miss; before it nothing is known."""
+        """The attempt was given up. At its deadline that is a miss; before it nothing is known."""
         if now >= self.due_at - _EARLY_S:
             self.failed()

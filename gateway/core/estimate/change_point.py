@@ -1,6 +1,6 @@
-"""Fair or foul weather on a link, told apart by a cumulative sum instead of by a threshold on one sample.
+"""The regime of a link, fair or foul, is found by a cumulative sum instead of a threshold on one sample.
 
-One slow round trip says nothing on a jittering link, and waiting for an average to move says it too late. A CUSUM
+One slow round trip says nothing on a jittering link, and an average moves too late. A CUSUM
 adds up how much slower each round trip was than the calm link (the logarithm of the ratio to the windowed minimum,
 less what is usual) and alarms once the sum is out of reach of chance:
 

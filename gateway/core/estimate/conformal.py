@@ -1,7 +1,7 @@
-"""Promises that are kept: of all 95 % predictions, ninety-five in a hundred come true.
+"""Conformal widths are learned so that of all 95 % predictions ninety-five in a hundred come true.
 
 A margin of 1.645 standard deviations holds 95 % of a normal distribution that is known. Ours is neither: computing is
-log-normal and at times throttled, links have tails and outages, and the deviation itself is an estimate. Simulated,
+log-normal and at times throttled, links have tails and outages, and the deviation itself is an estimate. In simulation,
 such margins held 88 %. No better formula mends that for every fleet, so the width is learned from how often
 predictions came true, whatever the reason that they did not: adaptive conformal inference, in the form that tracks the
 quantile itself.
@@ -13,19 +13,19 @@ the fleet changes, the share that was late over n predictions is within (MOST �
 the width is not at its bounds.
 
 There is a width for each tier and each third of crowding, that is of the share of its time that an attempt would wait:
-an idle edge errs by its links and its heat, a crowded pool by the company that its batches keep. They are shared by all
+an idle edge errs by its links and its heat, a crowded pool by its batch-mates. They are shared by all
 targets of a tier, since one target has too few answers to find one in twenty.
 
-    told       an answer; and an attempt that was given up when its prediction was over, or that failed for lack of time
+    counted    an answer; and an attempt that was given up when its prediction was over, or that failed for lack of time
     unknown    one that was given up before: it may still have come. One that was refused: it never began
 
-An outage is many attempts and one cause. MOST keeps it from widening promises out of all proportion: nothing that is
-launched into a dead path comes in time, however much it was given; that is what trust (`link`) and breakers are for. So
-coverage stays below 95 % by about the share that outages take.
+An outage is many attempts and one cause. MOST keeps it from widening predictions out of all proportion: nothing that is
+launched into a dead path comes in time, however much it was given; that is what trust (`link_estimate.py`) and breakers
+are for. So coverage stays below 95 % by about the share that outages take.
 
-Placement's own rules (who is sure, when to look after an attempt) keep the margin of 1.645. With learned widths
-`cheapest` lost three to five points of attainment at 1.2 of the knee: where nearly all are late, widths are at their
-most, nobody is sure any more, and everybody runs to whoever is fastest.
+Placement's own rules (which target is sure, when to look after an attempt) keep the margin of 1.645. With learned
+widths `cheapest` lost three to five points of attainment at 1.2 of the knee: where nearly all are late, widths are at
+their most, no target is sure any more, and all requests go to the fastest.
 
 Invariants: LEAST <= width <= MOST; 0 <= crowding <= 2. O(1), no clock.
 Source: Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021; Angelopoulos, Candès
@@ -41,7 +41,7 @@ MISSES: Final = 0.05
 NORMAL: Final = 1.645  # where 95 % of a normal distribution end
 LEAST: Final = 1.0
 MOST: Final = 4.0
-_FIRST: Final = 2.33  # before anything is known: what would be 99 %, as few answers make nobody sure
+_FIRST: Final = 2.33  # before anything is known: what would be 99 %, as few answers are no certainty
 _STEP: Final = 0.1  # standard deviations: some 200 answers unlearn one
 
 

@@ -1,4 +1,4 @@
-"""A cumulative sum that alarms: small evidence adds up until it is out of reach of chance, and is worked off again.
+"""A cumulative sum raises an alarm once small evidence adds up to more than chance, and clears it again.
 
     S ← clamp(S + clip(excess) − slack, 0, level)        on when S reaches the level, off when it is back at 0
 

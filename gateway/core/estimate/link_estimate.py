@@ -1,4 +1,4 @@
-"""What a path to a target is like now, learned passively from the frames that come anyway.
+"""The link estimate describes the path to a target, learned passively from the frames that come anyway.
 
 An answer says how long it queued and computed there, so what is left of its total time was the link: no clocks need
 to agree. An accept-ack is a round trip by itself, and the link stream's own pings stand in while there is no traffic.
@@ -9,7 +9,7 @@ Three readings of the same round trips, for three kinds of reader:
                       after a silence, and when the weather turns, the news counts for more
     path(now)         the round trips themselves as a weighted sample, for chances: a jittering link has two humps and
                       no normal distribution describes it. The last 32, the newest 6 twice, and two points that were
-                      never seen (1.2 × and 4 × the calm link), so that few samples make nobody sure
+                      never seen (1.2 × and 4 × the calm link), so that few samples are no certainty
     trust(now)        how far to believe that the path works at all
 
 The first round trips are often measured while one of the processes is still starting: on loopback 100 ms have been
@@ -76,7 +76,7 @@ class RttDistribution(NamedTuple):
     median_s: float
 
     def slower_than(self, seconds: float) -> float:
-        """The chance that a round trip takes longer; above 0, since nobody has seen the longest yet."""
+        """The chance that a round trip takes longer; above 0, since the longest was not seen yet."""
         longest_s = max(_LEAST_S, self.values_s[-1])
         if seconds >= longest_s:
             return self.weights[-1] * (longest_s / seconds) ** 4
@@ -209,9 +209,9 @@ class LinkEstimate:
             self._left_early(self.silent_since)
 
     def _left_early(self, silent_since: float) -> None:
-        """Who is given up before silence was unusual leaves no ack due, and no evidence: the silence is the others'.
+        """An attempt given up before silence was unusual leaves no ack due and no evidence: the silence is the others'.
 
-        Otherwise callers who leave, one before the other's ack was due, would add up to a path that says nothing.
+        Otherwise callers that leave, one before the other's ack was due, would add up to a path that says nothing.
         """
         self._unanswered -= 1
         self._seems_mute_since = None
@@ -256,6 +256,11 @@ class LinkEstimate:
             return 1.0
         slower = self.path(now).slower_than(silence_s - SLACK_S)
         return 1.0 if slower >= _NOT_UNUSUAL else slower / (slower + BROKEN)
+
+    @property
+    def awaiting_ack(self) -> int:
+        """How many attempts have neither been acknowledged nor ended."""
+        return len(self._unaccepted)
 
     def __repr__(self) -> str:
         weather = " foul" if self.is_degraded else ""

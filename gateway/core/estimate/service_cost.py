@@ -1,4 +1,4 @@
-"""What an answer costs in compute: predicted service time of one request on one target in one variant.
+"""The service cost predicts the compute time of one request on one target in one variant.
 
 Each target measures a table at its warm-up and offers it with the variant; a log residual corrects it by what the
 answers report (`ServiceTime`). A target that offers no table (a foreign server) is priced by a conservative prior for
@@ -11,7 +11,7 @@ start. Predictions are in the manifest's work units and know nothing of queues o
 The class of a request (cheap, ambiguous, heavy) is derived from predictions for people and metrics; nothing routes
 by it.
 
-It can be wrong where a pool computes rows of several callers together: the residual then learns the usual company.
+It can be wrong where a pool computes rows of several callers together: the residual then learns the usual batch-mates.
 Source: docs/design/routing.md, "Service-time estimates".
 """
 
@@ -93,7 +93,7 @@ class VariantCost:
         self._read_residual()
 
     def relax(self, now: float) -> None:
-        """Drift back to the table while no answer comes: who is thought slow is not asked, and could show no better."""
+        """Drift back to the table while no answer comes: a target thought slow gets no requests."""
         self._service.relax(now)
         self._read_residual()
 

@@ -1,6 +1,6 @@
-"""A lasting shift of what is normal here, found by samples: a CUSUM that learns its own zero.
+"""A shift detector finds a lasting change of what is normal: it is a CUSUM that learns its own zero.
 
-Every device, model and path has its own normal, and nobody knows it beforehand. The first `learn` samples make it;
+Every device, model and path has its own normal, which is not known beforehand. The first `learn` samples make it;
 later ones refine it until `most` were taken in, then it stands, or a slow decay would become the normal. A sample is
 taken in only when `learn` others have come after it without an alarm: the samples that an alarm is made of are never
 part of what they are held against.

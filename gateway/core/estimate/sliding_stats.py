@@ -1,12 +1,12 @@
-"""What requests came to in the last minute, by whatever key: how many in time, late and failed, and how long they took.
+"""Sliding statistics count the requests of the last minute by a key: in time, late, failed, and their durations.
 
-For whoever looks now (the console, `tidegate top`); a scrape that keeps history reads Prometheus' counters instead.
-Time is cut into slots of five seconds and a minute is twelve of them, so the oldest is forgotten as a whole and reading
-is adding. Rates look at the last two whole slots and the one under way: some ten to fifteen seconds, since what is
-asked is how it is *now*. Quantiles take the whole minute, as a p99 of ten seconds says little.
+They serve displays of the present (the console, `tidegate top`); a scrape that keeps history reads Prometheus' counters
+instead. Time is cut into slots of five seconds and a minute is twelve of them, so the oldest is forgotten as a whole
+and reading is adding. Rates look at the last two whole slots and the one under way: some ten to fifteen seconds, since
+what is asked is how it is *now*. Quantiles take the whole minute, as a p99 of ten seconds says little.
 
 Durations are counted in buckets that grow by a tenth, so a quantile is off by five percent at most and a slot is a
-small dict, whatever comes. Keys may be invented by strangers (a model's name): beyond `MOST_KEYS` at once they share
+small dict, whatever comes. Keys may be invented by callers (a model's name): beyond `MOST_KEYS` at once they share
 the key `OTHERS`.
 
 Invariants: what is read is at most `SLOTS` slots old; memory is bounded by MOST_KEYS * SLOTS * buckets; a record is
@@ -40,7 +40,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class WindowSummary(NamedTuple):
-    """One key's last minute. Rates are a second's; a key that nobody asked for lately has zeros."""
+    """One key's last minute. Rates are a second's; a key without requests lately has zeros."""
 
     in_time: int
     late: int
@@ -72,7 +72,7 @@ class SlidingStats(Generic[K]):
         self._slot_s = slot_s
         self._kept: dict[K, deque[_Slot]] = {}
         self._began_at: float | None = None
-        self._full_at = -1  # the slot in which there was no room, although whoever could be forgotten was
+        self._full_at = -1  # the slot in which there was no room, although every old key was forgotten
 
     def record(self, key: K, ending: Ending, took_s: float, now: float) -> None:
         """A request came to its end. Its duration counts where it was answered."""
@@ -118,13 +118,13 @@ class SlidingStats(Generic[K]):
         return self._sum(self._kept.values(), now)
 
     def items(self, now: float) -> Iterator[tuple[K, WindowSummary]]:
-        """Every key of the last minute; keys that nobody asked for since are forgotten here."""
+        """Every key of the last minute; keys without requests since are forgotten here."""
         self.forget(now)
         for key, slots in self._kept.items():
             yield key, self._sum([slots], now)
 
     def forget(self, now: float) -> None:
-        """Let go of the keys that nobody asked for in the last minute."""
+        """Forget the keys without requests in the last minute."""
         oldest = int(now / self._slot_s) - SLOTS
         for key in [key for key, slots in self._kept.items() if slots[-1].number <= oldest]:
             del self._kept[key]
@@ -155,14 +155,14 @@ class SlidingStats(Generic[K]):
         window_s = self._window_s(now)
         asked = rated.in_time + rated.late + rated.failed
         return WindowSummary(
-            whole.in_time,
-            whole.late,
-            whole.failed,
-            rated.in_time / window_s,
-            asked / window_s,
-            asked,
-            (rated.late + rated.failed) / asked if asked else 0.0,
-            quantiles(buckets),
+            in_time=whole.in_time,
+            late=whole.late,
+            failed=whole.failed,
+            in_time_per_s=rated.in_time / window_s,
+            per_s=asked / window_s,
+            rated=asked,
+            late_share=(rated.late + rated.failed) / asked if asked else 0.0,
+            quantiles_s=quantiles(buckets),
         )
 
     def _window_s(self, now: float) -> float:

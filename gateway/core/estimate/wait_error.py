@@ -1,8 +1,8 @@
-"""How far predicted waits have been off at one target: a factor and a spread, learned from what answers report.
+"""The wait error is how far predicted waits have been off at one target: a factor and a spread, learned from answers.
 
 A wait is predicted from what is known to be ahead: our own work and the target's last report. What is not known errs
 in ways that repeat: others send work there too, a batch takes more with it or less than was thought, tighter requests
-pass. So every answer's own word on its time in the queue is held against the prediction:
+pass. So the queue time that every answer reports is compared with the prediction:
 
     wait = factor × predicted        factor = Σ observed · predicted / Σ predicted²      (least squares, decayed)
     spread² = floor² + (ratio × wait)²
@@ -26,7 +26,7 @@ MIN_FACTOR: Final = 0.1
 MAX_FACTOR: Final = 3.0
 _KEEP: Final = 0.98  # of what is remembered, at each observation: some 50 of them
 _PRIOR_S2: Final = 0.05**2  # the weight of the prior: a wait of 50 ms that was predicted rightly
-_SHORT_S: Final = 0.010  # a predicted wait below this tells of the floor, from here on of the ratio
+_SHORT_S: Final = 0.010  # a predicted wait below this is evidence of the floor, from here on of the ratio
 _RATIO: Final = 0.3
 _FLOOR_S: Final = 0.001  # a timer's worth
 _WEIGHT: Final = 0.05

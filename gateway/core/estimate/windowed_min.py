@@ -1,4 +1,4 @@
-"""The least value of the last seconds, in constant time per value.
+"""The windowed minimum is the least value of the last seconds, in constant time per value.
 
 Of two values the older is of no use once a newer one is as small, so only a rising sequence is kept: the front is the
 minimum, and leaves when it is out of the window. When nothing is new the minimum stays: an old floor is better than

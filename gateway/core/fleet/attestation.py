@@ -1,10 +1,10 @@
-"""What a target's evidence has shown: until when it counts, or why it does not.
+"""An attestation is what a target's evidence has shown: until when it is good, or why it is not.
 
 A request that requires an attested target (`Ask.attested`) goes where evidence was verified
 (`tidegate/security/attestation/`), and will still count at the request's deadline: evidence that ends while the answer
-is computed would be no evidence for it. Whoever chooses a target leaves out the others (`misses`), in the first choice
-as in a fallback, a hedge, an escalation, a probe or the emergency rule. Where nobody is left the caller is told each
-one's reason.
+is computed would be no evidence for it. Every choice of a target leaves out the others
+(`gateway/core/placement/eligibility.py`): the first, a fallback, a hedge, an escalation, a probe and the fallback
+placer's. Where none is left the refusal says each one's reason.
 
 Evidence belongs to one connection. It ends with it, and the next one begins with none.
 """

@@ -1,17 +1,17 @@
-"""The gateway's view of its targets: who is there, what each offers, and how each has been doing.
+"""The fleet view holds what is known of each target: whether it is there, what it offers, how it has been doing.
 
-Two roads feed it. The data plane says what can be sent to now: a link that is up, with its offers and its load. The
-control plane (MQTT, and the configuration for static targets) says whom to connect to, and how fresh a device's own
-word is. The data plane outranks the control plane both ways: a device that MQTT shows alive but whose link is broken
-is not used, and one whose link works stays in use while its broker is gone.
+Two sources feed it. The data plane says what can be sent to now: a link that is up, with its offers and its load. The
+control plane (MQTT, and the configuration for static targets) says which targets to connect to, and how fresh a
+device's last report is. The data plane outranks the control plane both ways: a device that MQTT shows alive but whose
+link is broken is not used, and one whose link works stays in use while its broker is gone.
 
     link target     usable ⇔ its link is up              offers from its hello and its load frames
-    unary target    usable ⇔ its last probe succeeded    from whoever described it; it has no hello
+    unary target    usable ⇔ its last probe succeeded    from the control plane; it has no hello
     any             used   ⇔ usable and neither its own breaker nor its path's is open, or it is spared (`ejection.py`)
 
-Per target the view keeps the estimators that placement reads: two breakers, link and ledger. They live as long as the
-target's entry does. A new epoch is a new process: it gets a new breaker and starts slowly. A new connection gets a new
-breaker for the path.
+Per target the view keeps the estimators that placement reads: two breakers, link and queue estimate. They live as long
+as the target's entry does. A new epoch is a new process: it gets a new breaker and starts slowly. A new connection gets
+a new breaker for the path.
 
 `offered` is the hot path and reads an index that is kept up offer by offer: a target that comes, goes or changes what
 it offers costs as much as it has offers, however many targets there are.
@@ -46,7 +46,7 @@ from tidegate.types import LoadReport
 SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one that soaks: gateway/layers/versions.py
 LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
 STATIC_REDIAL_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
-_LONGEST_HOPE_S: Final = 0.25  # a caller would rather hear now than later that there is nobody
+_LONGEST_HOPE_S: Final = 0.25  # an early refusal serves the caller better than a late one
 _PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
 
 
@@ -63,11 +63,11 @@ class Fleet:
         """
         self.targets: dict[str, TargetView] = {}
         self.balance = EjectionPolicy()
-        # Told when one is ejected, and when it is back.
+        # Called when a target is ejected, and when it is back.
         self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
-        # Told when something ails one, and when it does no longer.
+        # Called when a condition of a target begins or ends.
         self.on_condition: Callable[[TargetView, ConditionChange], None] = lambda _target, _change: None
-        self.scaling: ReplicaScaler | None = None  # set before targets are added, where somebody wants to know
+        self.scaling: ReplicaScaler | None = None  # set before targets are added, where it is wanted
         self.unhedged: set[str] = set()  # targets whose conditions keep hedges away
         self._feature_of = feature_of
         self._draw = draw
@@ -131,7 +131,7 @@ class Fleet:
         match event:
             case LinkLoad():  # first: one comes with every answer
                 target.queue_estimate.report(event.load, "link", now)
-                target.link.heard(now)  # it came over the path, also where nobody waits for its answer any more
+                target.link.heard(now)  # it came over the path, even if its answer is not needed any more
                 target.path_breaker.heard(now)
                 if event.offers is not None:
                     self._offer(target, event.offers)
@@ -201,7 +201,7 @@ class Fleet:
         return self._index.get((model, version), _NO_OFFERS)
 
     def offered(self, model: str, version: str) -> Sequence[Offer]:
-        """The same, to be walked at once: it changes when somebody comes or goes."""
+        """The same, to be walked at once: it changes when a target comes or goes."""
         return self.offers(model, version).all.items
 
     def usable(self, now: float) -> bool:
@@ -209,9 +209,11 @@ class Fleet:
         return any(target.up and target.allows(now) for target in self.targets.values())
 
     def retry_after_s(self, now: float) -> float | None:
-        """When there may be somebody again: soon after a link was lost, which is dialled again at once, else when the
-        next of those that are ejected gets its probe, or one that is configured and down its next dial. None when
-        nobody is expected."""
+        """In how many seconds a target may be usable again; None when none is expected.
+
+        Soon after a link was lost, which is dialled again at once; else when the next ejected target gets its probe, or
+        one that is configured and down its next dial.
+        """
         if now < self._redialled_by:
             return LOOK_AGAIN_S
         ejected = [self.targets[target_id] for target_id in self.balance.ejected]
@@ -240,7 +242,7 @@ class Fleet:
         self._offer(target, event.offers)
 
     def _is_settled(self, now: float) -> bool:
-        """Whether there are others that are warm: a fleet that has just begun has nobody to lean on."""
+        """Whether other targets are warm: in a fleet that has just begun none is."""
         began_at = self.balance.began_at
         return began_at is not None and now - began_at >= SLOW_START_S
 
@@ -252,15 +254,15 @@ class Fleet:
         self._list(target)
 
     def _unattest(self, target: TargetView) -> None:
-        """Evidence is of one connection: what was before says nothing of who is there now."""
+        """Evidence is of one connection: it says nothing of the next one."""
         if not target.attestation.why_not:
             target.attestation = CONNECTION_ENDED
 
     def _price(self, target: TargetView) -> None:
         scarcity = self.scarcity if target.id in self._cloud else 1.0
-        ails = target.degradation
+        degradation = target.degradation
         target.price = price_of(
-            target.spec.tier, target.conditions, scarcity, hot=ails.is_hot, ailing=ails.price_factor
+            target.spec.tier, target.conditions, scarcity, hot=degradation.is_hot, ailing=degradation.price_factor
         )
         target.byte_price = byte_price_of(target.conditions)
         (self._metered.add if target.byte_price else self._metered.discard)(target.id)
@@ -271,7 +273,7 @@ class Fleet:
         self._list(target)
 
     def replicas_needed(self, now: float) -> ReplicaNeed | None:
-        """How many replicas of the pool are needed; None where nobody wanted to know."""
+        """How many replicas of the pool are needed; None where it is not computed."""
         if self.scaling is None:
             return None
         pools = [one for one in self.targets.values() if one.spec.tier == "pool" and one.up and one.accepting]
@@ -281,12 +283,12 @@ class Fleet:
     # degradation
 
     def without_hedging(self, others: set[str]) -> set[str]:
-        """`others`, and those that hedges should not go to, unless nobody else would be left."""
+        """`others`, and those that hedges should not go to, unless no other target would be left."""
         avoided = others | self.unhedged
         return avoided if len(avoided) < len(self.targets) else others
 
     def _look(self, target: TargetView, rtt_s: float, now: float) -> None:
-        """With every heartbeat: what ails the target now."""
+        """With every heartbeat: look for conditions of the target."""
         load = target.queue_estimate.load
         wait_s = load.queue_delay_s if load is not None else 0.0
         target.degradation.look(now, rtt_s=rtt_s, wait_s=wait_s, conditions=target.conditions)
@@ -294,20 +296,20 @@ class Fleet:
             self._act(target)
 
     def _act(self, target: TargetView) -> None:
-        """Pull the levers of what has begun or ended there, and tell."""
-        ails = target.degradation
-        for change in ails.take_changes():
+        """Pull the levers of conditions that have begun or ended there, and report them."""
+        degradation = target.degradation
+        for change in degradation.take_changes():
             name, variant = change.condition.name, change.condition.variant
             cost = self._costs.known(target.id, variant) if variant is not None else None
             if name == "slow_drift" and cost is not None and variant is not None:
                 cost.widen(WIDER if change.begun else 1.0)
                 if change.begun:
-                    cost.relearn(ails.learned(variant))
+                    cost.relearn(degradation.learned(variant))
             elif name == "cold_cache" and change.begun and self._is_settled(change.at):
                 target.warm_up(change.at)
             self.on_condition(target, change)
         self._price(target)
-        (self.unhedged.discard if ails.hedges else self.unhedged.add)(target.id)
+        (self.unhedged.discard if degradation.hedges else self.unhedged.add)(target.id)
 
     # health
 
@@ -370,7 +372,15 @@ class Fleet:
             feature = self._feature_of(model.name, model.version)
             for variant in model.variants if model.state in SERVING else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
-                yield Offer(target, model.name, model.version, variant, cost, quality_of(variant), zone)
+                yield Offer(
+                    target=target,
+                    model=model.name,
+                    version=model.version,
+                    variant=variant,
+                    cost=cost,
+                    quality=quality_of(variant),
+                    zone=zone,
+                )
 
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())

@@ -1,4 +1,4 @@
-"""A list that takes an item in, replaces it and lets it go in O(1), and can be walked and indexed like any list.
+"""An indexed set puts, replaces and drops an item in O(1), and can be walked and indexed like a list.
 
 The fleet's view keeps one for each model. With ten thousand devices coming up, one after another, an index that is
 rebuilt for each is quadratic; a dictionary alone cannot be walked from the middle, which is how the shortlist samples.

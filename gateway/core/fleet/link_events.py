@@ -1,12 +1,12 @@
-"""What a gateway learns from its connections to targets, as values: the fleet view folds them, whoever sent them.
+"""Link events are what a gateway learns from its connections to targets, as values that the fleet view folds.
 
-A link tells five things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
+A link reports five things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
 words), the other side's load changed, how long a frame takes there and back, and what its evidence has shown. Unary
 targets send the ones they can know.
 
 Between one `LinkUp` and the next `LinkDown` of a target every other event belongs to that connection;
 the (epoch, sequence) of a load report orders it with the reports that come over MQTT. Nothing here has a time:
-whoever folds an event passes its own `now`.
+`Fleet.fold` takes its own `now`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.core.fleet.attestation import Attestation
 from tidegate.fleet.offers import ModelOffer
 from tidegate.types import LoadReport
 
-PathKind = Literal["direct", "dialled out"]  # who dialled: this gateway, or the device
+PathKind = Literal["direct", "dialled out"]  # which side dialled: this gateway, or the device
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether the link to a target is well, in one word and its reason, for people.
+"""Link health says for people whether the link to a target is well, in one word and its reason.
 
 Placement reads the estimates themselves and needs no such word. People ask "which link is sick?", and want one answer
 within seconds, the same on every screen:

@@ -1,4 +1,4 @@
-"""What is on offer: a variant of a model on a target, with its cost; and all of those for one model.
+"""An offer is a variant of a model on a target, with its cost; an offer index holds all offers of one model.
 
 Placement walks `OfferIndex.all` for every request, so they are kept as it reads them (`indexed_set.py`), and changed
 one by one.

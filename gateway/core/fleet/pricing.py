@@ -1,11 +1,11 @@
-"""What work costs where: the one place where a device's battery, its heat, its link and the cloud's budget are prices.
+"""Pricing turns a device's battery, heat and link and the cloud's budget into the price of work on a target.
 
 A second of a pool in the cloud is the unit: all else is measured against it.
 
     cost          = price · compute_s + byte_price · (bytes of the request + bytes of the answer)
 
     price         = 0.01 · battery · heat                  of an edge: its compute is paid for already
-                  = 1.00 · battery · heat                  of a pool, which has neither battery nor heat to tell
+                  = 1.00 · battery · heat                  of a pool, which has neither battery nor heat to report
                   · scarcity                               in the cloud: `core/placement/cloud_budget.py`, else 1
     battery       = 1 + 24 · [1 − charge / 0.8]₊²          while it discharges; charging, unknown or mains: 1
                   · ailing                                 1.5 while memory runs out there: `core/health/degradation.py`
@@ -14,7 +14,7 @@ A second of a pool in the cloud is the unit: all else is measured against it.
 
 So a full battery costs nothing extra, one at 20 % makes a device's second some 14 times as dear (a seventh of the
 pool's), and an empty one 25 times. Below its own `min_battery` a device takes no new work at all and says so itself.
-A throttled device is slower besides, which its measured times tell; its price says that working on heats it more. Both
+A throttled device is slower besides, which its measured times show; its price says that working on heats it more. Both
 terms are smooth, so a device that gets weaker loses its work bit by bit, not all of it to a neighbour at once.
 
 A megabyte of mobile data is taken to cost what 4 seconds of a pool do (2 $ a GB, 2 $ an hour). The gateway counts the
@@ -36,7 +36,7 @@ TIER: Final[dict[Tier, float]] = {"edge": 0.01, "pool": 1.0}
 METERED_BYTE: Final = 4e-6
 
 _BATTERY_TIMES: Final = 24.0
-_PLENTY: Final = 0.8  # of the battery: above it nobody counts
+_PLENTY: Final = 0.8  # of the battery: above it the price is the plain one
 _HEAT_TIMES: Final = 4.0
 _WARM_C: Final = 65.0
 _HOT_C: Final = 85.0  # where small boards begin to throttle

@@ -1,4 +1,4 @@
-"""How many replicas of the pool would answer the target share of requests in time, from what this gateway sees.
+"""The replica scaler predicts how many replicas of the pool answer the target share of requests in time.
 
 A threshold on CPU cannot tell a pool that is busy and in time from one that is busy and late, and a threshold on the
 queue's length asks for help when it is late already. Both wait for a replica to start before anything gets better. The
@@ -23,7 +23,7 @@ than a tenth is that number.
 
 Invariants: min_replicas <= needed <= max_replicas; needed never falls by more than the last `scale_down_s` allow;
 memory is bounded by WINDOW_S and scale_down_s. `now` does not decrease.
-It can be wrong where load steps up by more than the spread within start_s: nobody can start a replica in the past.
+It can be wrong where load steps up by more than the spread within start_s: no replica can be started in the past.
 Source: Halfin and Whitt, "Heavy-Traffic Limits for Queues with Many Exponential Servers", Operations Research 1981;
 Jennings, Mandelbaum, Massey and Whitt, "Server Staffing to Meet Time-Varying Demand", Management Science 1996;
 Fendick and Whitt, "Measurements and Approximations to Describe the Offered Traffic", Proc. IEEE 1989.

@@ -1,6 +1,6 @@
-"""One target: who it is and how to reach it (`TargetSpec`), and what is known of it (`TargetView`).
+"""One target: its identity and address (`TargetSpec`), and what is known of it (`TargetView`).
 
-A view holds what placement reads of its target: the ledger of what waits there, the link's estimate, two breakers (the
+A view holds what placement reads of its target: the estimate of its queue, the link's estimate, two breakers (the
 process behind it, and the path to it), and what a refusal or a new process has to say about the next wait. It is kept
 up by the fleet (`fleet.py`) and by attempts (`gateway/core/request/attempt.py`), and decides nothing but how far it is
 to be trusted.
@@ -31,14 +31,14 @@ TargetState = Literal["ready", "suspect", "down"]
 
 _USUAL_ZONE: Final[dict[Tier, Zone]] = {"edge": "edge", "pool": "cloud"}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # after a refusal that does not say when there will be room
-_IN_A_ROW: Final = 2  # refusals, with nobody taken between: one may be about the one request
+_IN_A_ROW: Final = 2  # refusals, with none taken between: one may be about the one request
 _FULL_TRUST: Final = 0.05
-_SCOUT_RTTS, _SCOUT_S = 2.0, 0.02  # for the word on one who was sent when the pause was over
+_SCOUT_RTTS, _SCOUT_S = 2.0, 0.02  # how long to wait for the outcome of the first request after a pause
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """Who a target is and how to reach it. `static` ones are configured, the others come and go with the fleet."""
+    """A target's identity and how to reach it. `static` ones are configured, the others come and go with the fleet."""
 
     id: str  # "edge/NAME" or "pool/NAME"
     tier: Tier
@@ -79,16 +79,16 @@ class TargetView:
     accepting: bool = True  # False while a device says that it takes no new work
     ejected: bool = False  # one of its breakers is not closed
     warm_since: float = -SLOW_START_S  # when its slow start began
-    plain_from: float = 0.0  # from then on its wait is what its ledger says
+    plain_from: float = 0.0  # from then on its wait is what its queue estimate says
     refused_until: float = 0.0
-    refusals: int = 0  # in a row, with nobody taken between
+    refusals: int = 0  # in a row, with no request taken between
     asked_at: float = 0.0  # when it was last sent a request
     conditions: DeviceConditions = UNTOLD  # what a device said of its battery, its heat and its link
     price: float = 1.0  # of a second of compute there, now
     byte_price: float = 0.0
     attestation: Attestation = ATTESTATION_OFF  # what its evidence has shown
-    degradation: Degradation = field(default_factory=Degradation)  # what ails it
-    scaling: ReplicaScaler | None = None  # its tier's, where somebody asks how many replicas are needed
+    degradation: Degradation = field(default_factory=Degradation)  # its named conditions
+    scaling: ReplicaScaler | None = None  # its tier's, where the number of replicas needed is wanted
 
     @property
     def id(self) -> str:
@@ -112,7 +112,7 @@ class TargetView:
         return trust * min(self.breaker.chance(now), self.path_breaker.chance(now)) if self.ejected else trust
 
     def expects_refusal(self, now: float) -> bool:
-        """Whether it has refused whoever came, and does not expect room yet, or somebody is out to see.
+        """Whether it has refused all lately, and has no room yet, or the first request after the pause is under way.
 
         A wait alone does not say this: where others queue for longer, a pause of 200 ms looks like the shorter queue,
         and all went there only to be refused, for as long as it lasted (the fault matrix' row 11).

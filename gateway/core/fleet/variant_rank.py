@@ -1,11 +1,11 @@
-"""Which of two variants is the lesser one: by measured quality where both have it, else by precision.
+"""The rank of variants says which of two is the lesser one: by measured quality, else by precision.
 
 A fallback to a lesser variant is a degraded answer and must be declared. Precisions that are not known here compare as
 equal: a claim of degradation needs a ground.
 
-A target may lessen its precision for a while (`VersionTargets`). Then its lesser variant answers whoever demands
-nothing, as a degraded answer, and its full one those who demand it or a floor of quality; before and after, the lesser
-one keeps out of the way.
+A target may lessen its precision for a while (`VersionTargets`). Then its lesser variant answers requests that demand
+nothing, as a degraded answer, and its full one requests that demand it or a floor of quality; before and after, the
+lesser one keeps out of the way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.fleet.offers import VariantOffer
 _RANK: Final = {"fp64": 5, "fp32": 4, "tf32": 4, "bf16": 3, "fp16": 3, "fp8": 2, "int8": 2, "uint8": 2, "int4": 1}
 
 
-# Where nobody measured: what quantization usually costs. A precision that is not known here is given credit.
+# Where it was not measured: what quantization usually costs. A precision that is not known here is given credit.
 _USUAL_QUALITY: Final = {"fp8": 0.99, "int8": 0.98, "uint8": 0.98, "int4": 0.95}
 
 

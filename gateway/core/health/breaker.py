@@ -1,4 +1,4 @@
-"""Stop calling what keeps failing, and find out carefully when it works again.
+"""A breaker stops calls to what keeps failing, and finds out carefully when it works again.
 
     CLOSED ──last straw──▶ OPEN ──cooled──▶ HALF_OPEN ──enough successes──▶ CLOSED
                             ▲ └───heard──────▶  │
@@ -13,11 +13,11 @@ different proofs and different cures (`blame` says whose an error is):
                    Any frame that arrives speaks for it (`heard`): a pong proves as much as an answer.
 
 Nothing else counts. A caller's bad request, a full queue, a budget that was too short and our own cancellations say
-nothing about health. An Overloaded answer is load, and belongs to the ledger.
+nothing about health. An Overloaded answer is load, and belongs to the queue estimate.
 
 While half open one attempt at a time goes through as a probe. A probe that was cancelled gives its place back.
 Attempts from before it opened change nothing when they end: only probes speak for the target as it is now. They are
-counted all the same: `chance` is what is left to go by when a fleet must use whom it would rather not
+counted all the same: `chance` is what is left to go by when a fleet must use targets that it would rather not
 (`gateway/core/fleet/ejection.py`).
 
 Invariants: nothing but a probe is allowed while not CLOSED; the open time stays within ±20 % of min(cap, base · 2^k).
@@ -61,7 +61,7 @@ class _BreakerEvent(StrEnum):
     FAILURE = "failure"
     LAST_STRAW = "last straw"  # the failure that opens a closed breaker
     COOLED = "cooled"
-    HEARD = "heard"  # a sign of life that nobody had to ask for
+    HEARD = "heard"  # a sign of life that was not asked for
 
 
 _NEXT: Final[dict[tuple[BreakerState, _BreakerEvent], BreakerState]] = {
@@ -87,7 +87,7 @@ def blame(error: ServeError | None) -> Blame:
         return Blame(AttemptVerdict.IGNORED, AttemptVerdict.FAILURE)
     return Blame(
         AttemptVerdict.FAILURE if isinstance(error, BadAnswer | InternalError) else AttemptVerdict.IGNORED,
-        AttemptVerdict.IGNORED,  # an error may be our own word for it: frames that came say `heard` themselves
+        AttemptVerdict.IGNORED,  # an error may be of our own making: frames that came call `heard` themselves
     )
 
 
@@ -107,7 +107,7 @@ class Breaker:
         cap_s: float = 30.0,
         on_move: Callable[[float], None] = lambda _now: None,
     ) -> None:
-        """Args: on_move: told the instant after the state has changed."""
+        """Args: on_move: called with the instant after the state has changed."""
         self.state = BreakerState.CLOSED
         self.retry_at = 0.0  # when an open breaker lets a probe through
         self.reason = ""  # why it is not closed, in words
@@ -163,7 +163,7 @@ class Breaker:
             self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
 
     def retire(self) -> None:
-        """It stands for nobody any more: attempts from its time may still end on it, and nobody is told."""
+        """It stands for no target any more: attempts from its time may still end on it, and `on_move` is not called."""
         self._on_move = lambda _now: None
 
     def chance(self, now: float) -> float:

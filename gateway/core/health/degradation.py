@@ -1,4 +1,4 @@
-"""What ails a target, by name: conditions with their evidence, which act through levers that exist, and clear.
+"""Degradation tracks a target's named conditions with their evidence, and pulls the levers that each one has.
 
 A breaker takes out what fails. Decay does not fail: answers get slower, memory fills, a path turns long, and every
 number is still an answer. A condition is the name of such a decay, since when, and its evidence in numbers:
@@ -13,7 +13,7 @@ number is still an answer. A condition is the name of such a decay, since when, 
     error_burst    failures come in numbers             no hedges go there
 
 Levers are mild on purpose: predictions already hold what answers have shown, so a condition changes what they cannot
-say, and its chief use is to be told to people before a deadline is missed.
+say, and its chief use is to be reported to people before a deadline is missed.
 
 Hysteresis, so that nothing flaps: each sign has a lower threshold to stay than to begin, and a condition ends only
 when its sign has been gone for `HOLD_S` without a break. A new process ends what was the old one's (all but

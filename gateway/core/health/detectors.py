@@ -1,4 +1,4 @@
-"""The signs of a target's decay: each takes in what is seen anyway, and says in words what it finds.
+"""The detectors find signs of a target's decay in what is seen anyway, and say in words what they find.
 
 A sign is one detector and its two thresholds: what it takes to be believed, and, lower, what it takes to stay believed.
 `look` returns the evidence, "" while there is none. What becomes of it is decided in `degradation.py`.
@@ -7,7 +7,7 @@ A sign is one detector and its two thresholds: what it takes to be believed, and
             hour (Mann-Kendall on the medians of minutes), or their tail has grown (p95 / p50). A sample is the median
             of a second's answers: recorded residuals hang together for seconds, and each as evidence of its own gave
             hundreds of false alarms a week at five answers a second, where seconds' medians give none
-    cold    the first answers of a process, or of a variant that nobody asked for `IDLE_S`, take longer than usual ones
+    cold    the first answers of a process, or of a variant without requests for `IDLE_S`, take longer than usual ones
     errors  failures come faster than a healthy target's ever do (CUSUM on the likelihood ratio of 2 % and 20 %)
     queue   the reported wait is long and grows (Mann-Kendall, Sen's slope)
     link    round trips are longer than they were, for long: another path, or weather that stays
@@ -15,7 +15,7 @@ A sign is one detector and its two thresholds: what it takes to be believed, and
     heat    the device says that it throttles, or is hot enough to
 
 Compute is judged for targets that compute requests one by one. A pool answers with the time of a whole batch, whose
-company changes with load: that is judged where batches are known, in the pool
+size changes with load: that is judged where batches are known, in the pool
 (`cloud_pool/core/health/worker_health.py`).
 
 The numbers below were set by `python -m tests.bench.degradation` on recorded residuals: see there what they cost.
@@ -39,13 +39,14 @@ from typing import Final
 
 from gateway.core.estimate.cusum import Cusum
 from gateway.core.estimate.shift import Shift
+from tidegate.estimate.quantiles import nearest_rank
 from tidegate.estimate.trend import Leak, grows, sen_slope
 from tidegate.fleet.conditions import DeviceConditions
 
 SLOW_SLACK: Final = 0.17
 SLOW_LEVEL: Final = 4.4  # nineteen seconds at the least, and four alarms in sixteen well weeks
 SLOW_CLIP: Final = log(1.5)  # the shift that is looked for: what is further off says no more
-SAMPLE_S: Final = 1.0  # answers closer together than this tell of one and the same moment
+SAMPLE_S: Final = 1.0  # answers closer together than this are samples of one and the same moment
 _SAMPLE_MOST: Final = 64
 _MINUTES: Final = 60  # of which the creep is judged, ...
 _MINUTES_LEAST: Final = 30
@@ -56,7 +57,7 @@ _TAIL_OF: Final = 200  # answers of which p95 / p50 is taken, ...
 _TAIL_S: Final = 60.0  # ... in no less time
 _TAIL_MOST: Final = 2000
 _TAIL_SLACK, _TAIL_LEVEL, _TAIL_CLIP = 0.4, 3.0, 1.0
-COLD_ANSWERS: Final = 24  # the first ones, which are not held against anybody
+COLD_ANSWERS: Final = 24  # the first ones, which are no evidence of slowness
 _COLD_LEAST: Final = 4
 _COLD: Final = 0.7  # log 2
 _WARM: Final = 0.26  # log 1.3
@@ -157,6 +158,7 @@ class SpeedDetector:
         self._minute_ends_at = now + 60.0
         before, self.creeps = self.creeps, 0.0
         if len(self._minutes) >= _MINUTES_LEAST and grows([level for _, level in self._minutes], _CREEP_SIGMAS):
+            # Sen's slope × the time that was seen: log growth; it takes half as much to stay as to begin.
             grown = sen_slope(list(self._minutes)) * (self._minutes[-1][0] - self._minutes[0][0])
             self.creeps = grown if grown > (_CREEP if not before else 0.5 * _CREEP) else 0.0
         return bool(before) is not bool(self.creeps)
@@ -165,7 +167,8 @@ class SpeedDetector:
         ordered = sorted(self._tail)
         self._tail.clear()
         self._tail_since = now
-        return self.tail.record(ordered[int(0.95 * len(ordered))] - ordered[len(ordered) // 2])
+        # residuals are logarithms, so the difference is log(p95 / p50)
+        return self.tail.record(nearest_rank(ordered, 0.95) - nearest_rank(ordered, 0.5))
 
     def __repr__(self) -> str:
         return f"<SpeedDetector {self.slow() or self.cold(raised=True) or 'as usual'} {self.shift!r}>"
@@ -191,6 +194,7 @@ class ErrorDetector:
         return f"<ErrorDetector {self._cusum!r}>"
 
 
+# The log likelihood ratio of a bad target (20 % of attempts fail) and a usual one (2 %), for each kind of end.
 _FAILURE: Final = log(_BAD_FAILURES / _USUAL_FAILURES)
 _SUCCESS: Final = log((1.0 - _BAD_FAILURES) / (1.0 - _USUAL_FAILURES))
 
@@ -228,7 +232,7 @@ class PathDetector:
 
     def look(self, rtt_s: float) -> str:
         shift = self._shift
-        shift.record(log(max(0.0, rtt_s) + _TIMER_S))
+        shift.record(log(max(0.0, rtt_s) + _TIMER_S))  # + a timer's worth: fractions of it are scheduling
         if not shift.on:
             return ""
         now_ms, usual_ms = (1e3 * (exp(level) - _TIMER_S) for level in (shift.level, shift.normal))
@@ -239,7 +243,7 @@ class PathDetector:
 
 
 class MemoryDetector:
-    """Mutable: the resident memory that a device tells of, in one life of its process."""
+    """Mutable: the resident memory that a device reports, in one incarnation of its process."""
 
     __slots__ = ("_leak", "_seen_at", "_words")
 

@@ -1,4 +1,4 @@
-"""How often a target's calls succeeded lately: exact counts of the last ten seconds, in ten buckets of one second.
+"""The success window counts a target's successes and failures of the last ten seconds, in buckets of one second.
 
 A decayed average cannot tell one failure of two from a hundred of two hundred; a breaker must, since it acts on a
 share only when enough calls stand behind it. Ten pairs of counts are exact, forget in steps of a second, and cost the

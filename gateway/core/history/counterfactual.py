@@ -1,4 +1,4 @@
-"""What would have been better, from what is known afterwards; and where that cannot be known, that.
+"""A counterfactual is what another target would have done with a finished request, as far as that can be known.
 
 A request tells only of where it went. But others went elsewhere at about the same time, and their answers say how long
 one really queued there and how long the link really took. Each of those is a sample of what this request would have
@@ -8,15 +8,15 @@ queue and over the link that the other one met.
     would have taken = link of the other + queue of the other + predicted compute · (others' compute ÷ predicted)
 
 Samples count the less, the further away in time they were launched (halved every `_HALF_S`, none beyond `_WITHIN_S`),
-and the share of their weight that is in time is the chance that we would give now. Somebody's attempt that failed there
+and the share of their weight that is in time is the chance that we would give now. An attempt that failed there
 is a sample that never arrives; one that was given up says only that it would have taken longer than that.
 
 What was before the decision says nothing of a path that had just fallen silent by then (its `trust` was low): of such a
-candidate only those count who were sent there from then on.
+candidate only attempts count that were sent there from then on.
 
-Two doubts stay, and are told: with little weight nothing is known (`unknown`), and a sample's queue was that of another
-deadline (earliest first), so that a chance between `_UNLIKELY` and `_LIKELY` is called open and not counted as better.
-Nor is it known what the request itself would have done to those behind it there.
+Two doubts stay, and are reported: with little weight nothing is known (`unknown`), and a sample's queue was that of
+another deadline (earliest first), so that a chance between `_UNLIKELY` and `_LIKELY` is called open and not counted as
+better. Nor is it known what the request itself would have done to requests behind it there.
 
 Better means: in time where it was not, or in time for less than it cost. `cost` is what the decision compared.
 """
@@ -29,7 +29,7 @@ from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.history.decision_record import CandidateRecord, DecisionRecord
-from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
+from gateway.core.history.recorder import RequestEvent, RequestRecord
 
 _WITHIN_S: Final = 5.0
 _HALF_S: Final = 0.5
@@ -62,8 +62,8 @@ class Counterfactual(NamedTuple):
     best      none that is known of would have been in time for less
     better    `better` would have been
     none      it missed, and so would it have elsewhere, as far as is known
-    unknown   it missed, and nothing is known of anybody else
-    unplaced  it was refused before anybody was looked at
+    unknown   it missed, and nothing is known of other targets
+    unplaced  it was refused before any target was looked at
     """
 
     verdict: Verdict
@@ -80,22 +80,22 @@ class _NearbySample(NamedTuple):
 
 
 def counterfactual_of(record: RequestRecord, others: Iterable[RequestRecord]) -> Counterfactual:
-    """Args: others: whoever was served at about the time, this one among them or not."""
+    """Args: others: requests that were served at about the time, this one among them or not."""
     decision = record.decision
     if decision is None or not decision.rows:
         return Counterfactual("unplaced", None, ())
     tried = set(record.tried())
     near = _experiences_near(record.number, decision.at, others)
     alternatives = tuple([_alternative(one, near, decision) for one in decision.candidates if one.target not in tried])
-    in_time = isinstance(record.end, AnswerRecord) and not record.late
+    in_time = record.answer is not None and not record.late
     below = _CHEAPER * _paid(record, decision) if in_time else inf
     known = [one for one in alternatives if one.says == "in time" and one.cost < below]
     if known:
         return Counterfactual("better", min(known, key=lambda one: (one.cost, -(one.chance or 0.0))), alternatives)
     if in_time:
         return Counterfactual("best", None, alternatives)
-    told = any(one.says != "unknown" for one in alternatives)
-    return Counterfactual("none" if told or not alternatives else "unknown", None, alternatives)
+    is_known = any(one.says != "unknown" for one in alternatives)
+    return Counterfactual("none" if is_known or not alternatives else "unknown", None, alternatives)
 
 
 def _paid(record: RequestRecord, decision: DecisionRecord) -> float:
@@ -118,11 +118,31 @@ def _alternative(one: CandidateRecord, near: dict[str, list[_NearbySample]], dec
     ]
     weight = sum([heft for _, heft in takes])
     if weight < _ENOUGH:
-        return Alternative(one.target, one.variant, one.cost, one.claimed, None, None, weight, len(takes), "unknown")
+        return Alternative(
+            target=one.target,
+            variant=one.variant,
+            cost=one.cost,
+            claimed=one.claimed,
+            chance=None,
+            takes_s=None,
+            weight=weight,
+            samples=len(takes),
+            says="unknown",
+        )
     chance = sum([heft for takes_s, heft in takes if takes_s <= decision.budget_s]) / weight
     says: Chance = "in time" if chance >= _LIKELY else "late" if chance <= _UNLIKELY else "open"
     middle_s = median([takes_s for takes_s, _ in takes])
-    return Alternative(one.target, one.variant, one.cost, one.claimed, chance, middle_s, weight, len(takes), says)
+    return Alternative(
+        target=one.target,
+        variant=one.variant,
+        cost=one.cost,
+        claimed=one.claimed,
+        chance=chance,
+        takes_s=middle_s,
+        weight=weight,
+        samples=len(takes),
+        says=says,
+    )
 
 
 def _experiences_near(own: int, at: float, others: Iterable[RequestRecord]) -> dict[str, list[_NearbySample]]:
@@ -156,7 +176,7 @@ def _sample(other: RequestRecord, launched: RequestEvent, after_s: float, weight
     stages = end.stages or {}
     compute_s = stages.get("compute")
     if compute_s is None:
-        return None  # of a total alone nobody knows how much of it was the other's own work
+        return None  # of a total alone it is not known how much was the other's own work
     return _NearbySample(after_s, end.seconds + stages.get("queue", 0.0), _ratio(other, launched, compute_s), weight)
 
 

@@ -1,11 +1,11 @@
-"""A decision as it is remembered: every candidate's predicted odds at the time, packed into a few hundred bytes.
+"""A decision record holds every candidate's predictions at the time, packed into a few hundred bytes.
 
 A live decision holds candidates that hold targets with their estimators. Kept for thousands of requests that would keep
 every device alive that ever left, and a garbage collector busy; so what was known is written down at the request's end
-as plain numbers and as names. They are unpacked when somebody asks.
+as plain numbers and as names. They are unpacked when they are read.
 
-Of those who were no candidates the first few are kept with the reason, in words, as it was then. The chosen candidate
-is always kept, and of the others at most `MOST_CANDIDATES`: as many as a decision looks at in a large fleet
+Of the offers that were no candidates the first few are kept with the reason, in words, as it was then. The chosen
+candidate is always kept, and of the others at most `MOST_CANDIDATES`: as many as a decision looks at in a large fleet
 (`gateway/core/placement/shortlist.py`).
 
 Invariants: holds no target, no offer and no error.
@@ -47,8 +47,8 @@ class CandidateRecord(NamedTuple):
     price: float  # of a second of compute there
     trust: float
     chance: float  # of being in time, raw
-    claimed: float  # the same, calibrated; that of the margin where nobody judged
-    judged: float  # 1: a policy that deals in chances did; 0: nobody, and the three that follow are not known
+    claimed: float  # the same, calibrated; that of the margin where there was no score
+    judged: float  # 1: a policy gave it a score; 0: none did, and the three that follow are not known
     harm: float
     value: float
     rent: float
@@ -72,7 +72,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
     ask: Ask
     reason: str
-    chosen: int  # its place among the candidates; -1: nobody was
+    chosen: int  # its place among the candidates; -1: none was
     rows: Sequence[Row]
     verdicts: Mapping[int, Verdict]  # by place
     passed_over: tuple[PassedOffer, ...]
@@ -98,7 +98,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return finish_s + self.verdicts[self.chosen][0] * margin_s / NORMAL
 
     def compute_s_of(self, target: str, variant: str) -> float | None:
-        """What was predicted of its compute; None for who was no candidate."""
+        """What was predicted of its compute; None where it was no candidate."""
         for row in self.rows:
             if row[:2] == (target, variant):
                 return row[2]
@@ -115,9 +115,25 @@ class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         price = (cost - bytes_cost) / compute_s if compute_s > 0.0 else 0.0
         within_s = finish_s + width * margin_s / NORMAL
         return CandidateRecord(
-            target, variant, quality, compute_s, wait_s, link_s, margin_s, finish_s, within_s, cost, price, trust,
-            chance, claimed, judged, harm, value, rent,
-        )  # fmt: skip
+            target=target,
+            variant=variant,
+            quality=quality,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            link_s=link_s,
+            margin_s=margin_s,
+            finish_s=finish_s,
+            within_s=within_s,
+            cost=cost,
+            price=price,
+            trust=trust,
+            chance=chance,
+            claimed=claimed,
+            judged=judged,
+            harm=harm,
+            value=value,
+            rent=rent,
+        )
 
 
 def pack_decision(decision: Decision | None) -> DecisionRecord | None:
@@ -143,15 +159,15 @@ def pack_decision(decision: Decision | None) -> DecisionRecord | None:
             verdicts[index] = (width, *(_UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)))
     passed, more = _passed_over(decision)
     return DecisionRecord(
-        decision.at,
-        decision.ask,
-        decision.reason,
-        place,
-        rows,
-        verdicts,
-        passed,
-        more,
-        decision.scarcity,
+        at=decision.at,
+        ask=decision.ask,
+        reason=decision.reason,
+        chosen=place,
+        rows=rows,
+        verdicts=verdicts,
+        passed_over=passed,
+        more_passed_over=more,
+        scarcity=decision.scarcity,
     )
 
 
@@ -175,8 +191,8 @@ def _passed_over(decision: Decision) -> tuple[tuple[PassedOffer, ...], int]:
         return (), 0
     ask, candidates = decision.ask, {id(one.offered) for one in decision.candidates}
     others = [one for one in decision.considered if id(one) not in candidates]
-    told = [PassedOffer(one.target.id, one.variant.name, _why_not(one, ask)) for one in others[:MOST_PASSED]]
-    return tuple(told), len(others) - len(told)
+    named = [PassedOffer(one.target.id, one.variant.name, _why_not(one, ask)) for one in others[:MOST_PASSED]]
+    return tuple(named), len(others) - len(named)
 
 
 def _why_not(one: Offer, ask: Ask) -> str:

@@ -1,4 +1,4 @@
-"""Which of the remembered requests somebody looks for: by how they ended, by model, target and tenant, the slowest.
+"""A query selects remembered requests by outcome, model, target and tenant, newest or slowest first.
 
 All that is asked for must hold. Newest first, but with `slowest` slowest first.
 """
@@ -25,7 +25,7 @@ class RecordFilter(NamedTuple):
     def fits(self, one: RequestRecord) -> bool:
         return (
             (not self.late or one.missed)
-            and (not self.failed or isinstance(one.end, str))
+            and (not self.failed or one.answer is None)
             and (not self.hedged or one.hedged)
             and (not self.model or one.model == self.model)
             and (not self.tenant or one.tenant == self.tenant)

@@ -1,13 +1,13 @@
-"""What is remembered of a finished request, so that it can be explained when somebody asks: words and numbers only.
+"""The flight recorder remembers finished requests as words and numbers, so that they can be explained later.
 
-Whoever performs a request notes what happens as it happens (`RequestEvent`): one small record an event, no text. At its
+Request execution notes what happens as it happens (`RequestEvent`): one small record an event, no text. At its
 end all of it becomes one `RequestRecord` in the `FlightRecorder`, which is always on, and the request's decision is
 packed (`decision_record.py`). Packing may be put off for a moment, to do many in one go; until then a few decisions are
 held as they are. Formatting belongs to `gateway/operate/explanation.py`, which runs when an operator looks.
 
 Each is kept as one piece of bytes. As the objects that it is made of, some fifty, every new one is written where the
 processor's caches hold nothing and every old one read back to be given up: with 4096 of them kept that took an eighth
-of a gateway's CPU, measured, and hardly any with 32. Whoever reads has them made again. They are msgspec's structs,
+of a gateway's CPU, measured, and hardly any with 32. A reader has them made again. They are msgspec's structs,
 since a named tuple takes four times as long to make, and a request makes half a dozen.
 
 Memory is bounded twice: by a count of requests, and by bytes, whichever is less; so the bound holds whatever callers
@@ -52,7 +52,7 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     answered    `stages`, `seconds`: the link's share, `batch`: rows that were computed together, and `confidence` where
                 the model judges itself
     failed      `words`
-    cancelled   nothing: nobody waits for that attempt any more
+    cancelled   nothing: that attempt is not needed any more
     """
 
     at: float
@@ -74,6 +74,14 @@ class AnswerRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     route: Route
 
 
+ErrorText = str  # "code: words", as an error is kept and shown
+
+
+def error_code(text: ErrorText) -> str:
+    """The code of an error that is kept as text; it is a label of `tidegate.outcome.Outcome`."""
+    return text.partition(":")[0]
+
+
 class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     """One finished request. Instants are of this process' monotonic clock. Mutable only until it is kept: its decision
     is set when that is packed.
@@ -92,7 +100,7 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     decision: DecisionRecord | None  # the first one; None: it was never placed
     reasons: tuple[str, ...]  # by attempt: why it was launched
     notes: tuple[RequestEvent, ...]
-    end: AnswerRecord | str  # or the error, "code: words"
+    end: AnswerRecord | ErrorText
     elapsed_s: float
     deadline: float | None
 
@@ -101,26 +109,31 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
         return self.arrived_at + self.elapsed_s
 
     @property
+    def answer(self) -> AnswerRecord | None:
+        """The attempt that answered the caller; None where the request ended in an error."""
+        return self.end if isinstance(self.end, AnswerRecord) else None
+
+    @property
     def late(self) -> bool:
         """Whether its answer came, and after the deadline."""
-        return isinstance(self.end, AnswerRecord) and self.deadline is not None and self.ended_at > self.deadline
+        return self.answer is not None and self.deadline is not None and self.ended_at > self.deadline
 
     @property
     def missed(self) -> bool:
-        """Whether its caller went without an answer in time, by whatever way; who left did not miss it."""
-        return self.late or (isinstance(self.end, str) and self.outcome != "cancelled")
+        """Whether its caller got no answer in time, for whatever reason; a caller that left did not miss it."""
+        return self.late or (self.answer is None and self.outcome != "cancelled")
 
     @property
     def outcome(self) -> str:
         """The label of `tidegate.outcome.Outcome`."""
         if isinstance(self.end, str):
-            return self.end.partition(":")[0]
+            return error_code(self.end)
         return "late" if self.late else "degraded" if self.end.route.degraded else "ok"
 
     @property
     def served_by(self) -> str:
-        """ "" where nobody answered."""
-        return self.end.route.served_by if isinstance(self.end, AnswerRecord) else ""
+        """The target that answered; "" where none did."""
+        return "" if self.answer is None else self.answer.route.served_by
 
     @property
     def hedged(self) -> bool:
@@ -135,7 +148,7 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
 class FlightRecorder:
     """Mutable: `add` each request at its end; oldest first when iterated.
 
-    `watchers` are told of each at once, without its decision, and `taps` when it is kept.
+    `watchers` are called with each at once, without its decision, and `taps` when it is kept.
     """
 
     def __init__(
@@ -147,13 +160,13 @@ class FlightRecorder:
         defer: Callable[[Callable[[], None]], None] = lambda do: do(),
     ) -> None:
         """Args:
-        run: tells this gateway's numbers from those of another, and of the same one's earlier lives.
+        run: distinguishes this run's numbers from those of other gateways and of earlier runs.
         defer: has decisions packed a moment later, many in one go, for a third of the cost each.
         """
         self.run = run
         self.watchers: list[Callable[[RequestRecord], None]] = []
         self.taps: list[Callable[[RequestRecord], None]] = []
-        self.recording = False  # whether also the work of those who are turned away is worth reading
+        self.recording = False  # whether the work of refused requests is noted too
         self._defer = defer
         self._raw: list[tuple[RequestRecord, Decision]] = []  # to be packed
         self._held_bytes = 0

@@ -1,14 +1,14 @@
-"""What a recording of real traffic consists of: lines of JSON, one a struct here, in a format that has a version.
+"""The trace format is the versioned form of a recording of real traffic: JSON lines, each one a struct here.
 
-    header     once, first              when, for how long, by whom, under which policy
-    target     at first, and changed    who could be asked, with what it offers and what that costs
+    header     once, first              when, for how long, by which gateway, under which policy
+    target     at first, and changed    a target, with what it offers and what that costs
     request    each, at its end         one that arrived in the time: instants, work, wishes, attempts, outcome
     link       each second              how a target's link was at that instant
     end        once, last               how much there was, and how much was lost on the way
 
 A recording says what work came and what became of it. It has no tensors, no text, no ids, no headers and no addresses;
 tenants are aliases that mean something within one recording only. What it does have is the names of models and of
-targets, and when somebody asked for how much: enough to see a business' day.
+targets, and when how much was asked for: enough to see a business' day.
 
 Times are seconds from the recording's beginning; `simulator/replay/replay.py` reads them. A reader refuses a version
 that it does not know, and ignores fields that it does not: fields are only added within a version.
@@ -101,7 +101,7 @@ class RecordedRequest(RecordedLine, frozen=True, tag="request"):
     late: bool = False
     served_by: str = ""
     version: str = ""
-    units: float | None = None  # None: it was turned away before anybody looked
+    units: float | None = None  # None: it was refused before its work was known
     rows: int = 1
     longest_row: int = 1
     body_bytes: int = 0
@@ -145,15 +145,15 @@ AnyRecordedLine = RecordedHeader | RecordedTarget | RecordedRequest | RecordedLi
 def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], str]) -> RecordedRequest:
     """Args: alias: another name for a tenant."""
     line = RecordedRequest(
-        _s(record.arrived_at - began_at),
-        record.model,
-        record.protocol,
-        record.outcome,
-        _s(record.elapsed_s),
-        None if record.deadline is None else _s(record.deadline - record.arrived_at),
-        _s(record.placed_at - record.arrived_at),
-        record.late,
-        record.served_by,
+        at_s=_s(record.arrived_at - began_at),
+        model=record.model,
+        protocol=record.protocol,
+        outcome=record.outcome,
+        elapsed_s=_s(record.elapsed_s),
+        budget_s=None if record.deadline is None else _s(record.deadline - record.arrived_at),
+        gateway_s=_s(record.placed_at - record.arrived_at),
+        late=record.late,
+        served_by=record.served_by,
         tenant=alias(record.tenant) if record.tenant else "",
         attempts=tuple([_attempt(bar, record) for bar in waterfall(record).bars]),
     )
@@ -182,17 +182,17 @@ def _attempt(bar: AttemptBar, record: RequestRecord) -> RecordedAttempt:
     stages = (answer.stages or {}) if answer else {}
     launched_at = record.arrived_at + bar.start_s
     return RecordedAttempt(
-        bar.target,
-        bar.variant,
-        bar.why,
-        _s(bar.start_s),
-        _s(bar.took_s),
-        bar.end,
-        None if acked_at is None else _s(acked_at - launched_at),
-        _known(stages.get("queue")),
-        _known(stages.get("compute")),
-        _s(answer.seconds) if answer else None,
-        answer.batch if answer else 0,
+        target=bar.target,
+        variant=bar.variant,
+        reason=bar.why,
+        at_s=_s(bar.start_s),
+        took_s=_s(bar.took_s),
+        end=bar.end,
+        acked_s=None if acked_at is None else _s(acked_at - launched_at),
+        queue_s=_known(stages.get("queue")),
+        compute_s=_known(stages.get("compute")),
+        link_s=_s(answer.seconds) if answer else None,
+        batch=answer.batch if answer else 0,
     )
 
 
@@ -238,18 +238,18 @@ def _variant(one: VariantOffer, cost: VariantCost | None) -> RecordedVariant:
 def link_line(target: TargetView, at_s: float, lost: int, sent: int) -> RecordedLink:
     link, load = target.link, target.queue_estimate.load
     return RecordedLink(
-        _s(at_s),
-        target.id,
-        target.up,
-        _s(link.rtt_s) if link.samples else 0.0,
-        _s(link.calm_s) if link.samples else 0.0,
-        _s(link.jitter_s) if link.samples else 0.0,
-        round(link.loss_ratio, 4),
-        link.s_per_byte,
-        lost,
-        sent,
-        target.queue_estimate.in_flight,
-        load.queued if load else 0,
+        at_s=_s(at_s),
+        target=target.id,
+        up=target.up,
+        rtt_s=_s(link.rtt_s) if link.samples else 0.0,
+        calm_s=_s(link.calm_s) if link.samples else 0.0,
+        jitter_s=_s(link.jitter_s) if link.samples else 0.0,
+        loss_ratio=round(link.loss_ratio, 4),
+        s_per_byte=link.s_per_byte,
+        lost=lost,
+        sent=sent,
+        in_flight=target.queue_estimate.in_flight,
+        queued=load.queued if load else 0,
     )
 
 

@@ -1,18 +1,18 @@
-"""Where one request's time went: stages that follow each other and add up, and its attempts side by side.
+"""A waterfall shows where one request's time went: stages that add up, and its attempts side by side.
 
 The path is what its caller waited for, from the first byte to the end:
 
     admit     reading, decoding, and being let in          classify   how much work it is
     place     where to go                                  before     until the attempt that counts was launched: others
-                                                                      were under way, or nobody was there yet
+                                                                      were under way, or no target was there yet
     link out · queue · batch wait · compute · link back    of the attempt whose answer was given
     unanswered                                             in the place of those: an attempt that brought nothing
     finish    from that answer to the caller's end         provisional ones are held back for a better one
 
-What an attempt's time is made of is the target's word on queue and compute, and the link is the rest. No clocks are
-compared, so the two ways of a link cannot be told apart: out is taken as half of the accept-ack's round trip, and back
-is what is left, the target's own handling of the answer included. A target that says less (a foreign server) has its
-time as one stage, `target`.
+Queue and compute of an attempt are as the target reported them, and the link is the rest. No clocks are compared, so
+the two ways of a link cannot be distinguished: out is taken as half of the accept-ack's round trip, and back is what is
+left, the target's own handling of the answer included. A target that says less (a foreign server) has its time as one
+stage, `target`.
 
 If a target claims more than the attempt took, what does not fit is its own line, `unaccounted`, and negative: stages
 are never stretched to fit. So Σ stages + unaccounted = elapsed, always, and `unaccounted` says how far to trust them.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
+from gateway.core.history.recorder import RequestEvent, RequestRecord
 
 _ROUNDING_S: Final = 1e-9
 
@@ -79,17 +79,16 @@ def _path(record: RequestRecord, bars: tuple[AttemptBar, ...]) -> list[Waterfall
     path.append(WaterfallStage("before", placed_s, counts.start_s - placed_s, _before(counts, bars)))
     path += counts.stages
     end_s = counts.start_s + counts.took_s
-    words = (
-        "held back for a better one" if isinstance(record.end, AnswerRecord) and record.end.route.provisional else ""
-    )
+    words = "held back for a better one" if record.answer is not None and record.answer.route.provisional else ""
     path.append(WaterfallStage("finish", end_s, record.elapsed_s - end_s, words))
     return path
 
 
 def _counting(record: RequestRecord, bars: tuple[AttemptBar, ...]) -> AttemptBar | None:
     """The attempt that the caller's time went by: whose answer was given, else the last one."""
-    if isinstance(record.end, AnswerRecord):
-        return next((bar for bar in bars if bar.attempt == record.end.attempt), None)
+    answer = record.answer
+    if answer is not None:
+        return next((bar for bar in bars if bar.attempt == answer.attempt), None)
     return bars[-1] if bars else None
 
 
@@ -110,27 +109,27 @@ def _bar(record: RequestRecord, launched: RequestEvent) -> AttemptBar:
         _answered(end, start_s, took_s, way_s) if end and end.what == "answered" else _silent(start_s, took_s, way_s)
     )
     return AttemptBar(
-        number,
-        launched.target,
-        launched.variant,
-        record.reasons[number] if number < len(record.reasons) else "",
-        start_s,
-        took_s,
-        end.what if end else "",
-        end.words if end else "",
-        launched.seconds,
-        tuple(stages),
+        attempt=number,
+        target=launched.target,
+        variant=launched.variant,
+        why=record.reasons[number] if number < len(record.reasons) else "",
+        start_s=start_s,
+        took_s=took_s,
+        end=end.what if end else "",
+        words=end.words if end else "",
+        predicted_s=launched.seconds,
+        stages=tuple(stages),
     )
 
 
 def _answered(note: RequestEvent, start_s: float, took_s: float, way_s: float | None) -> list[WaterfallStage]:
-    told, link_s = note.stages or {}, note.seconds
+    reported, link_s = note.stages or {}, note.seconds
     out_s = min(0.5 * link_s if way_s is None else way_s, link_s)
     out_words = "half of the link's share" if way_s is None else "half of the accept-ack's round trip"
     parts = [("link out", out_s, out_words)]
-    if "compute" in told:
-        queue_s, batch_s = told.get("queue", 0.0), told.get("batch_wait", 0.0)
-        parts += [("queue", queue_s - batch_s, ""), ("batch wait", batch_s, ""), ("compute", told["compute"], "")]
+    if "compute" in reported:
+        queue_s, batch_s = reported.get("queue", 0.0), reported.get("batch_wait", 0.0)
+        parts += [("queue", queue_s - batch_s, ""), ("batch wait", batch_s, ""), ("compute", reported["compute"], "")]
     else:
         parts.append(("target", took_s - link_s, "it tells no stage times"))
     parts.append(("link back", link_s - out_s, "with the target's own handling"))

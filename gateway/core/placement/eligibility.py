@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import islice
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
@@ -30,7 +30,6 @@ from gateway.core.placement.ask import Ask
 from tidegate.fleet.offers import VariantOffer
 from tidegate.placement_pin import INSIDE
 
-Rule = Literal["pin", "attestation", "target", "variant", "deferred"]
 UsableTest = Callable[[TargetView, float], bool]
 
 _MOST_REASONS: Final = 16  # targets that a refusal explains; a fleet may have ten thousand
@@ -39,7 +38,7 @@ _MOST_REASONS: Final = 16  # targets that a refusal explains; a fleet may have t
 class Ineligibility(NamedTuple):
     """The rule by which an offer may not take a request, with the reason in words."""
 
-    rule: Rule
+    rule: str  # pin, attestation, target, variant or deferred, as above
     why: str
 
 

@@ -107,7 +107,15 @@ def _plain(offered: Offer, units: float) -> Candidate:
     if compute_s is None:
         compute_s = offered.variant.cost[-1][1] if offered.variant.cost else _UNMEASURED_S
     wait_s = offered.target.queue_estimate.in_flight * compute_s
-    return Candidate(offered, compute_s, wait_s, 0.0, compute_s, wait_s + compute_s, compute_s)
+    return Candidate(
+        offered=offered,
+        compute_s=compute_s,
+        wait_s=wait_s,
+        link_s=0.0,
+        margin_s=compute_s,
+        finish_s=wait_s + compute_s,
+        cost=compute_s,
+    )
 
 
 def _load(candidate: Candidate) -> float:

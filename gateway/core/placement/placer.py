@@ -193,9 +193,25 @@ class Placer:
         chosen, reason, judged = self.choose(candidates, ask, now)
         # Only where the prediction is too late can the proof be: a floor is below its prediction.
         if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask.units)) > budget_s:
-            return Decision(now, ask, candidates, None, "", _infeasible(floor_s, budget_s), judged)
+            return Decision(
+                at=now,
+                ask=ask,
+                candidates=candidates,
+                chosen=None,
+                reason="",
+                refusal=_infeasible(floor_s, budget_s),
+                judged=judged,
+            )
         if self.cloud_budget is not None and self.fleet.scarcity > 1.0 and _is_not_worth_it(chosen, judged):
-            return Decision(now, ask, candidates, None, "", _too_dear(self.cloud_budget), judged)
+            return Decision(
+                at=now,
+                ask=ask,
+                candidates=candidates,
+                chosen=None,
+                reason="",
+                refusal=_too_dear(self.cloud_budget),
+                judged=judged,
+            )
         if ask.pin != "any":
             reason = "pinned"
         elif ask.variant:
@@ -205,7 +221,17 @@ class Placer:
         elif len(candidates) == 1:
             reason = "only"
         considered, scarcity = self._considered(ask, len(candidates)), self.fleet.scarcity
-        return Decision(now, ask, candidates, chosen, reason, None, judged, considered, scarcity)
+        return Decision(
+            at=now,
+            ask=ask,
+            candidates=candidates,
+            chosen=chosen,
+            reason=reason,
+            refusal=None,
+            judged=judged,
+            considered=considered,
+            scarcity=scarcity,
+        )
 
     def _considered(self, ask: Ask, candidates: int) -> Sequence[Offer]:
         offered = self.fleet.offered(ask.model, ask.version)

@@ -1,11 +1,11 @@
-"""Affinity: the steps of a sequence go to the target that remembers the steps before.
+"""Affinity sends the steps of a sequence to the target that holds the state of the steps before.
 
 A model that remembers keeps its state where the sequence was begun (`cloud_pool/core/batching/sequences.py`), so for a
 sequence there is one target that can go on, and asking two would make two memories of it. So a step is asked once: it
 is never hedged, moved, escalated or tried elsewhere. The first goes where placement says, the later ones where that
-was. Only a first whose connection ended is sent again. A step whose target is gone fails with the reason: nobody else
-could tell what came before. A step of which nothing is known here (another gateway began it, or this one was restarted)
-is placed like any request, and where nobody remembers it the target says so.
+was. Only a first whose connection ended is sent again. A step whose target is gone fails with the reason: no other
+target knows what came before. A step of which nothing is known here (another gateway began it, or this one was
+restarted) is placed like any request, and a target without its state refuses it.
 
 Mutable: what is known is bounded, by the time that the model's manifest gives to idle sequences, and by `most`: the one
 that was idle for longest is forgotten first.
@@ -26,7 +26,7 @@ MAX_SEQUENCES = 100_000
 
 
 class Affinity:
-    """Who remembers which sequence."""
+    """The target of each sequence."""
 
     def __init__(self, most: int = MAX_SEQUENCES) -> None:
         self._most = most
@@ -46,7 +46,7 @@ class Affinity:
                 self._homes.popitem(last=False)
 
     def placement(self, model: str, step: SequenceStep, placement: Placement, now: float) -> Placement:
-        """Who decides where this step goes."""
+        """The placement that decides where this step goes."""
         return StickyPlacer(placement, None if step.start else self.home(model, step.id, now), start=step.start)
 
     def __len__(self) -> int:

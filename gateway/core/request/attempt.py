@@ -1,12 +1,12 @@
-"""What an attempt teaches, noted once at its launch and once at its end.
+"""Attempt telemetry feeds the estimators with one attempt, once at its launch and once at its end.
 
-Both shells (the conductor and the simulator) report here, so that the estimators learn the same in life and in
-simulation: the ledger counts it while it is under way; an answer teaches the cost of its compute, the link's round
+Both the gateway's request execution and the simulator report here, so that the estimators learn the same in both:
+the queue estimate counts it while it is under way; an answer teaches the cost of its compute, the link's round
 trip, health, and whether its chance and its time were claimed rightly; an error teaches the health of the target or
-of the path, whoever's fault it is; our own cancellation teaches nothing but that an accept-ack or an answer was
-overdue. A toll on the candidate hears of the launch and of the end as well.
+of the path, whichever failed; our own cancellation teaches nothing but that an accept-ack or an answer was
+overdue. An observer on the candidate hears of the launch and of the end as well.
 
-A target that fails in a millisecond must not look fast for it: it would be idle whenever anybody looks, and draw all
+A target that fails in a millisecond must not look fast for it: it would always look idle, and draw all
 traffic into its failure. So a failure that is the target's own enters its cost as the longer of the time that it took
 and the 99th percentile of what an answer was predicted to take. A refusal is no failure: it is load, and adds to the
 wait that the next request would have there.
@@ -126,7 +126,7 @@ class AttemptTelemetry:
             offered.cost.record(self._units, max(unloaded_s, 0.0))
             return min(total_s, self.candidate.link_s)
         offered.cost.record(self._units, compute_s)
-        if offered.cost.measured and not self._ledger.batches:  # of a batch nobody here knows the company
+        if offered.cost.measured and not self._ledger.batches:  # the batch-mates are not known here
             variant = offered.model, offered.version, offered.variant.name
             offered.target.degradation.answered(variant, offered.cost.table_s(self._units), compute_s, now)
         queue_s = stages.get("queue", 0.0)

@@ -1,20 +1,20 @@
-"""When an answer that the model itself is not sure of is taken to a better variant, and until when that is awaited.
+"""Escalation sends a request on to a better variant when the model itself is not sure of its answer.
 
 A small model mostly errs where it is unsure, so a fleet of small models with a large one behind them comes close to
 the large one's accuracy for a tenth of its work. An unsure answer (`tidegate/models/confidence.py`; the threshold is
 the manifest's, from `tidegate model calibrate`) is kept as provisional: it is an answer in hand, and no error beats it.
 
-    who       the same placement, with a floor of quality just above the variant that was not sure
+    where     the same placement, with a floor of quality just above the variant that was not sure
     whether   its finish with its margin is before the provisional answer is due, its path is trusted, the fleet is
-              not overloaded, and the model's purse has a token
+              not overloaded, and the model's budget has a token
     until     the provisional answer is due a moment before the deadline, so that it is in time for its caller
 
-Escalations are no hedges: they are a model's ordinary work, foreseen when its threshold was chosen, so they draw on no
-purse of hedges or fallbacks. Their own purse is against the unforeseen. A model whose world has drifted (a camera in
+Escalations are no hedges: they are a model's ordinary work, foreseen when its threshold was chosen, so they spend no
+tokens of hedges or fallbacks. Their own budget is against the unforeseen. A model whose world has drifted (a camera in
 fog) is sure of nothing, and would move a fleet's whole load to the pool. So of a model's judged answers at most
 `max_share` are escalated in the long run, with a burst on top; the others are given as they are, declared.
 
-A variant whose quality nobody measured has no floor above it: its unsure answers are only declared. So it is for a
+A variant of unmeasured quality has no floor above it: its unsure answers are only declared. So it is for a
 demanded variant (nothing else would be an answer) and for a pinned request (its caller knows best where it may go).
 
 It can be wrong where confidence is: a model that is sure of its mistakes is never asked twice.
@@ -41,9 +41,9 @@ _MOST_RESERVE_S: Final = 0.020  # ... and no more than a stall of a busy process
 
 
 class Escalations:
-    """One model's. Mutable: the purse."""
+    """The escalations of one model. Mutable: the token budget."""
 
-    __slots__ = ("_overloaded", "_purse", "threshold")
+    __slots__ = ("_overloaded", "threshold", "tokens")
 
     def __init__(
         self, threshold: float, *, max_share: float = MAX_SHARE, overloaded: Callable[[], bool] = lambda: False
@@ -51,13 +51,13 @@ class Escalations:
         """Args: max_share: of this model's judged answers, how many may be escalated in the long run, 0 to 1."""
         self.threshold = threshold
         self._overloaded = overloaded
-        self._purse = TokenBudget(share=max_share, cap=_BURST)
+        self.tokens = TokenBudget(share=max_share, cap=_BURST)
 
     def judge(self, confidence: float | None) -> bool:
-        """Whether an answer will do as it is, which earns its model a share. None: nobody judged it."""
+        """Whether an answer will do as it is, which earns its model a share. None: it was not judged."""
         if confidence is None:
             return True
-        self._purse.earn()
+        self.tokens.earn()
         return confidence >= self.threshold
 
     def raised(self, ask: Ask, unsure: VariantOffer) -> Ask | None:
@@ -75,10 +75,10 @@ class Escalations:
 
     def may_escalate(self) -> bool:
         """Spend an escalation; False: too many of this model's answers were unsure lately."""
-        return self._purse.spend()
+        return self.tokens.spend()
 
     def __repr__(self) -> str:
-        return f"<Escalations below {self.threshold:g}, {self._purse!r}>"
+        return f"<Escalations below {self.threshold:g}, {self.tokens!r}>"
 
 
 def provisional_due_at(arrived_at: float, deadline: float) -> float:

@@ -1,25 +1,25 @@
-"""Hedge when the second target's chance has overtaken the first's, and the gain pays for it.
+"""Chance hedging launches a second attempt when its chance has overtaken the first's and the gain pays for it.
 
 While the first attempt is silent, the chance that it still makes the deadline falls; the chance of a fresh attempt
 elsewhere falls too, as the time that is left gets shorter. The right instant is where the two curves cross: before it
 the first is the better bet, and after it every millisecond is lost.
 
-    P(u)   the first attempt's chance after u of silence    `chance.unacknowledged` before its ack, then `if_silent`
-    H(u)   the second's chance with the time left at u      `chance` on its own candidate, calibrated
+    P(u)   the first attempt's chance after u of silence    `unacknowledged` before its ack, then `chance_after_silence`
+    H(u)   the second's chance with the time left at u      `CompletionTime.by` on its own candidate, calibrated
     due    the earliest u with H(u) > P(u) and gain(u) >= what a token is worth
-           gain(u) = weight · (1 − P) · H − LAMBDA · cost − what it burdens others with (harm and rent)
+           gain(u) = weight · (1 − P) · H − LAMBDA · cost − externality (harm and rent)
 
 No chance is worked out while an attempt may still be in its usual time. The first look is when its answer is overdue,
 or when nine of ten acks would have been here, whichever comes first; only an attempt that was a doubtful bet from the
-start is looked after at once. The ack brings the second look: its promise is the target's own word on its queue. One
-that leaves the first attempt next to no chance is as good as a refusal, only that nobody has refused yet: then the
+start is looked after at once. The ack brings the second look: it carries the target's own estimate of its queue. One
+that leaves the first attempt next to no chance is as good as a refusal, only that it was not refused yet: then the
 first is taken out of that queue, and the second goes *instead* of it. That is no extra load, and costs no token.
 
 Tokens are worth the more the fewer are left, from MIN_GAIN to MOST_GAIN in equal ratios: the rule of the online
-knapsack. With one threshold a stormy minute spends its purse on hedges that hardly gain, and the next attempt that is
-surely lost finds it empty (simulated, four-fold jitter at 0.6 of the knee: one point of attainment for no extra load).
+knapsack. With one threshold a stormy minute spends its tokens on hedges that hardly gain, and the next attempt that is
+surely lost finds none (simulated, four-fold jitter at 0.6 of the knee: one point of attainment for no extra load).
 
-Guards, since a hedge that is not needed is load: one purse for all requests (`TokenBudget`, shared with fallbacks);
+Guards, since a hedge that is not needed is load: one budget for all requests (`TokenBudget`, shared with fallbacks);
 another failure domain than the first's; only last resorts while `overloaded` says so.
 
 Last resort: where the pool is silent and no hedge pays, a cheaper target is started at the last instant at which its
@@ -46,18 +46,18 @@ from gateway.core.placement.utility import UtilityPlacer, candidate_completion, 
 from gateway.core.request.hedging import Hedge, PendingAttempt
 from gateway.core.request.token_budget import TokenBudget
 
-MIN_GAIN: Final = 0.05  # with a full purse, ...
+MIN_GAIN: Final = 0.05  # with a full budget, ...
 MOST_GAIN: Final = 1.5  # ... and with an empty one, in ordinary answers in time
 SOONEST_S: Final = 0.006  # a timer that rings sooner costs more than it finds
 _DOUBTFUL: Final = 0.9  # claims below this are looked after at once
-_SUREST: Final = 0.995  # something is always lost: who was never wrong yet would be waited for to the end
+_SUREST: Final = 0.995  # something is always lost: a chance of 1 would be waited for to the end
 _USUAL_ACK: Final = 0.9  # of acks are here by the first look
 _HOPELESS: Final = 0.3  # a promise that leaves less than this is taken for a refusal
 _LOOKS: Final = 8  # instants at which the crossing is sought in the time that is left
 
 
 class ChanceHedging:
-    """Mutable: the purse. The rest is read from the placer's own estimates."""
+    """Mutable: the token budget. The rest is read from the placer's own estimates."""
 
     def __init__(
         self,
@@ -118,11 +118,13 @@ class ChanceHedging:
         second_takes = candidate_completion(second, second.ahead_s, now)
         weight, externality = queue_position(ask).weight, second.claim.externality if second.claim is not None else 0.0
         step_s = max((last - now) / _LOOKS, 1e-9)
+        # MIN_GAIN with a full budget, MOST_GAIN with an empty one, in equal ratios between
         token_worth = MIN_GAIN * (MOST_GAIN / MIN_GAIN) ** self.tokens.spent
         for look in range(0 if self._overloaded() else _LOOKS + 1):
             at = now + look * step_s
             left = self._left(watched, first_takes, ask.deadline, at)
             fresh = self._claimed(second_takes.by(ask.deadline - at))
+            # weight · (1 − P) · H − LAMBDA · cost − externality
             gain = weight * (1.0 - left) * fresh - self._placer.prices.cost * second.cost - externality
             if fresh <= left or gain < MIN_GAIN:
                 continue
@@ -137,7 +139,7 @@ class ChanceHedging:
         return Hedge(at, "last-resort") if left < _DOUBTFUL else None
 
     def _is_hopeless(self, watched: PendingAttempt, takes: CompletionTime, deadline: float) -> bool:
-        """Whether it was the promise that left it no chance. Who promised well and is late may still be on its way."""
+        """Whether the ack's own estimate left it no chance. An attempt that is late for a good one may still come."""
         if watched.promised_at is None:
             return False
         promised = takes._replace(trust=1.0).by(deadline - watched.launched_at)

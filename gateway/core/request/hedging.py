@@ -1,4 +1,4 @@
-"""When to launch a second attempt beside a silent first one: as late as it can still help.
+"""Hedging launches a second attempt beside a silent first one, as late as it can still help.
 
 Insurance is bought only when it is needed. The alternative is launched at the last instant at which it can still make
 the deadline, not after a fixed delay: until then the first attempt may answer and the second would have been waste.
@@ -22,7 +22,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Decision
 
 EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts as due
-AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for anybody
+AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for any request
 
 
 class PendingAttempt(NamedTuple):
@@ -48,7 +48,7 @@ class HedgePolicy(Protocol):
         """A request was placed: it earns its share of second attempts."""
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
-        """When to look after the attempt that is launched now, `other` being whom to ask instead; None: never."""
+        """When to look after the attempt that is launched now, `other` being the alternative; None: never."""
 
     def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         """When to look after an attempt that was acknowledged now, and made its promise; None: as it was."""
@@ -112,7 +112,7 @@ def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Ca
 def next_look_at(now: float, deadline: float) -> float | None:
     """When to look again after a look that found no help: after half of the time that is left; None near the deadline.
 
-    Too much went on, nobody else was there, or nothing was left to spend: any of these may pass.
+    Too much went on, no other target was there, or no token was left: any of these may pass.
     """
     half_s = (deadline - now) / 2
     return now + half_s if half_s >= AGAIN_S else None

@@ -1,4 +1,4 @@
-"""One request's whole life, without IO: events go in with `now`, actions come out.
+"""The request machine is the state machine of one request, without IO: events go in with `now`, actions come out.
 
     events    arrived · accepted · answered · failed · timer · cancelled
     actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Answer(attempt) · Refuse(error)
@@ -7,13 +7,13 @@
       │                │ │ └─ answered, unsure: PROVISIONAL while a better variant works on it, else DONE (Answer)
       │                │ └─ failed with nothing else under way: next target, HELD, or DONE (Refuse)
       │                └─ timer: a hedge beside a silent attempt, or at the deadline DONE (Refuse)
-      ├─ nobody there, but somebody very soon ──▶ HELD ──timer──▶ WAITING, HELD or DONE (Refuse)
-      └─ nowhere to go, or already late ──▶ DONE (Refuse)     any ──cancelled──▶ DONE (nothing: nobody listens)
+      ├─ no target, but one is expected soon ──▶ HELD ──timer──▶ WAITING, HELD or DONE (Refuse)
+      └─ nowhere to go, or already late ──▶ DONE (Refuse)     any ──cancelled──▶ DONE (nothing: no caller)
 
     PROVISIONAL ──answered, sure──▶ DONE (Answer)
       └─ nothing better under way any more, or the timer just before the deadline ──▶ DONE (the provisional Answer)
 
-How sure an answer is comes with its event: a confidence from 0 to 1, or None where nobody judges it, which counts as
+How sure an answer is comes with its event: a confidence from 0 to 1, or None where it is not judged, which counts as
 sure. An unsure answer makes every attempt of no better a variant pointless, so those are cancelled; one of a better
 variant that is under way already (a hedge) is as good as an escalation, and none is launched (`escalation.py`).
 
@@ -22,8 +22,8 @@ anything. Attempts are numbered from 0 in the order of their launch; a new attem
 unless only the connection had ended under that one: over a new connection the same target is as good as any.
 
 HELD: every connection may be lost in one instant (a switch, a NAT, a proxy that restarts) and most are back within a
-few round trips. A refusal because nobody is there that says when somebody may be (`retry_after_s` of at most
-`HOLD_S`) is therefore looked at again then, instead of being handed to the caller.
+few round trips. A refusal for want of a target that says when one may be back (`retry_after_s` of at most `HOLD_S`)
+is therefore looked at again then, instead of being handed to the caller.
 
 Invariants, kept under any interleaving of events:
 - exactly one terminal action (Answer or Refuse) unless cancelled, and nothing after it but the Cancels beside it;
@@ -36,8 +36,8 @@ Invariants, kept under any interleaving of events:
 An answer that is here after the deadline but before its timer is still given: it exists, and `late` is for the metrics
 to say. Timers may come up to a millisecond early (event loops round), which counts as due.
 
-Which error to tell when everything failed: the one that helps the caller most (`_last_word`). When the targets were
-all unreachable that is `nothing_alive`, since then there is nobody left to ask.
+When everything failed, the error that helps the caller most is reported. When the targets were all unreachable that is
+`nothing_alive`, since then there is no target left.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from tidegate.outcome import (
 from tidegate.types import Accepted, Route
 
 MAX_ATTEMPTS: Final = 3
-HOLD_S: Final = 0.02  # beyond, a caller is better told than kept
+HOLD_S: Final = 0.02  # beyond, an early refusal serves the caller better
 _LATEST_USEFUL: Final = DeadlineHedging()
 
 
@@ -85,7 +85,7 @@ class WakeAt(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for this attempt any more."""
+    """The result of this attempt is not needed any more."""
 
     attempt: int
     hopeless: bool = False  # its target promised its answer for after the deadline
@@ -143,7 +143,7 @@ class RequestMachine:
         self._may_hedge = False
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
         self._watched: PendingAttempt | None = None  # the latest attempt, with its target's promise
-        self._held = False  # nobody is there, somebody may be at the next timer
+        self._held = False  # no target is there, one may be at the next timer
         self._provisional: int | None = None  # the attempt whose unsure answer is in hand
         self._due_at = ask.deadline  # when that answer has to be given
 
@@ -228,18 +228,18 @@ class RequestMachine:
         return [] if self.done else self._finish()
 
     def _fall_back(self, error: ServeError, now: float) -> list[Action]:
-        """Another attempt after the last one failed with `error`, if there is somebody and it may be paid."""
+        """Another attempt after the last one failed with `error`, if there is a target and it may be paid."""
         decision = self._placement.decide(self._ask, now, self._tried)
         if decision.refusal is not None:
             last_word = _last_word(self._ask, self._errors, decision.refusal)
             return self._hold(decision.refusal, now) or [self._refuse(last_word)]
-        # A refusal costs nobody anything and is re-placed for free.
+        # A refusal has cost no compute, and is placed again for free.
         if not isinstance(error, Overloaded) and not self._hedges.may_fall_back():
             return [self._refuse(_last_word(self._ask, self._errors))]
         return self._launch(decision, now, "fallback")
 
     def _hold(self, refusal: ServeError, now: float) -> list[Action]:
-        """Look again when somebody may be there; nothing where that is too far off, or too late."""
+        """Look again when a target may be there; nothing where that is too far off, or too late."""
         again_s = refusal.retry_after_s if isinstance(refusal, NothingAlive) else None
         self._held = False
         if again_s is None or not 0.0 < again_s <= HOLD_S or now + again_s + EARLY_S >= self._ask.deadline:
@@ -289,7 +289,7 @@ class RequestMachine:
         return [Cancel(hopeless, hopeless=True), *self._launch(decision, now, "fallback")]
 
     def _unsure(self, attempt: int, escalations: Escalations, now: float) -> list[Action]:
-        """Keep the answer, and have somebody better look at the request if there is one with time for it."""
+        """Keep the answer, and escalate the request to a better variant if one has time for it."""
         self._provisional, self._hedge_at = attempt, None
         variant = self._launched[attempt].variant
         pointless = [one for one in sorted(self._pending) if not is_lesser(variant, than=self._launched[one].variant)]

@@ -1,12 +1,13 @@
-"""How many second attempts the traffic as a whole may afford.
+"""The token budget bounds the second attempts of the traffic as a whole.
 
 Each request earns a share of a token and each second attempt costs one, so that extra load stays a fixed share of the
 load: a limit per request does not do that, since in a bad minute every request wants its second attempt at once, and
 the extra load then makes the minute worse. Tokens saved in good times carry a burst, up to a cap.
 
-Hedges and fallbacks draw on one purse, with one difference: a hedge is insurance and needs a whole token, a fallback
-is somebody's only hope and may overdraw the purse by as much as it can hold. So hedges stop first, a target that dies
-with a few dozen requests under way loses none, and a fleet that fails for good is not asked everything three times.
+Hedges and fallbacks draw on one budget, with one difference: a hedge is insurance and needs a whole token, a fallback
+is its request's only chance and may overdraw the budget by as much as it can hold. So hedges stop first, a target that
+dies with a few dozen requests under way loses none, and a fleet that fails for good is not asked everything three
+times.
 
 Invariants: −cap <= tokens <= cap; over any stretch of n requests at most n · share + 2 · cap second attempts.
 Source: Finagle's RetryBudget; gRFC A6 (retry throttling); docs/design/routing.md, "Retry budget" (0.05 per request, cap
@@ -29,7 +30,7 @@ class TokenBudget:
 
     @property
     def spent(self) -> float:
-        """The share of the purse that is spent, 0 to 1."""
+        """The share of the cap that is spent, 0 to 1."""
         return 1.0 - max(0.0, self.tokens) / self._cap if self._cap else 1.0
 
     def earn(self) -> None:

@@ -1,4 +1,4 @@
-"""One model version on its way to a fleet: a few devices first, then more, and back by itself when they fail.
+"""A canary rollout moves one model version to a fleet in waves, and returns by itself when they fail.
 
     waiting → asked → working → succeeded                    running → succeeded
                  │        └───→ failed                          ↕
@@ -6,16 +6,16 @@
     after an abort:  recalled → back | stuck
 
 A wave asks its devices by publishing their documents, and the next wave begins once enough of all that were asked have
-*committed*: what a device has not said never counts as success, and a device that is silent past its deadline counts as
-an error, so a rollout cannot hang on a cellar. More errors than `max_errors` and everything that was asked is called
-back; enough successes out of reach with fewer errors pauses, and a person decides.
+*committed*: what a device has not reported never counts as success, and a device that is silent past its deadline
+counts as an error, so a rollout cannot hang on a cellar. More errors than `max_errors` and everything that was asked is
+called back; enough successes out of reach with fewer errors pauses, and a person decides.
 
 The way back is written before the first step: every device's document for its return has the next revision, is signed
-with the first, and waits. So a gateway that holds no key can abort at any time, and an abort changes only who is asked
-which of two documents.
+with the first, and waits. So a gateway that holds no key can abort at any time, and an abort changes only which
+of two documents a device is asked for.
 
-Time is counted by `elapsed_s`, which runs only while this gateway hears its broker: an hour in which nobody could
-report is nobody's delay. Reports are folded as they are, in any order and again: a device that is overdue and commits
+Time is counted by `elapsed_s`, which runs only while this gateway hears its broker: an hour in which no device could
+report delays none. Reports are folded as they are, in any order and again: a device that is overdue and commits
 after all is a success, one that commits and falls back later an error.
 
 Invariants: a device is asked at most one forward and one backward revision, the backward one is greater; nothing

@@ -1,15 +1,16 @@
-"""Which of two versions of a model answers, by an operator's word: a canary's share, a tenant, or the caller's header.
+"""A traffic split decides which of two versions of a model answers: by a share, a tenant, or the caller's header.
 
     the caller says which (`tidegate-version: candidate | standing | 2`)    that one, and no other in its place
     the caller's tenant is among the candidate's                            candidate, then standing
     a drawn share                                                           candidate, then standing
-    everybody else                                                          standing
+    all others                                                              standing
 
-Who came to the candidate by a share or a tenant did not ask for it, so its failure is not theirs: the standing version
-stands in. The other way round it does not: work that the standing version has no room for would rush a version that is
-on trial. A version that a caller demands is answered by itself or not at all, as with every demand.
+A request that came to the candidate by a share or a tenant did not ask for it, so it does not bear its failure: the
+standing version answers instead. The other way round it does not: work that the standing version has no room for would
+rush a version that is on trial. A version that a caller demands is answered by itself or not at all, as with every
+demand.
 
-Promotion makes the candidate what is meant where nobody names a version; the return ends the split and changes nothing
+Promotion makes the candidate what is meant where no version is named; the return ends the split and changes nothing
 else. Both keep nothing of the split, so neither can be half done.
 """
 

@@ -1,4 +1,4 @@
-"""Two versions side by side, in figures: how many in time, late and failed, how long they took, and how good they were.
+"""Version figures compare two versions: requests in time, late and failed, their durations and their quality.
 
 What is counted is each version's own: a request that the candidate failed and the standing version answered is a
 failure of the one and an answer of the other, with the time that each took. Quality is what can be known here: how

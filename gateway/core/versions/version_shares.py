@@ -1,4 +1,4 @@
-"""Which version answers a request that names none, while a new one is on its way to the fleet.
+"""Version shares decide which version answers a request that names none, during a rollout.
 
 A device answers the version that it has, so during a rollout two versions stand side by side, and a request that does
 not care has to care. Each version gets the share of the edges that serve it: as a rollout goes on, requests move with
@@ -6,10 +6,10 @@ the devices, and nobody is left with work that went to others. An edge whose new
 quarter: careful, and still enough to reach the requests that its soak waits for; a version that only soaks is never
 below `LEAST`. Pools count where no edge has a version at all: their place in the plan is behind the edges.
 
-The order beyond the first is whom to ask if the first fails: by share, then the standing one, which is in the pool most
+The order beyond the first is that of fallback: by share, then the standing one, which is in the pool most
 often.
 
-Invariants: shares add up to 1 where anybody serves anything, and a version that nobody serves has none.
+Invariants: shares add up to 1 where any target serves a version, and a version that none serves has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class VersionTargets(NamedTuple):
 
 
 def shares_by_version(standing: Mapping[str, VersionTargets]) -> dict[str, float]:
-    """The share of requests for each version that anybody serves."""
+    """The share of requests for each version that any target serves."""
     weights = {version: one.edges + SOAK_WEIGHT * one.soaking for version, one in standing.items()}
     if not any(weights.values()):
         weights = {version: float(one.pools) for version, one in standing.items()}
@@ -43,7 +43,7 @@ def shares_by_version(standing: Mapping[str, VersionTargets]) -> dict[str, float
 
 
 def sample_order(versions: Sequence[str], shared: Mapping[str, float], draw: float) -> list[str]:
-    """Whom to ask, in this order: the first by chance and share, then the others.
+    """The versions to try, in this order: the first by chance and share, then the others.
 
     Args:
         versions: all that there are, the standing one first.

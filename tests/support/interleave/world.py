@@ -96,7 +96,7 @@ class World:
         if not profile.escalated:
             return None, None
         escalations = Escalations(draws.SURE, max_share=profile.escalated, overloaded=self._is_overloaded)
-        quota = Purse(escalations._purse, profile.escalated, escalations._purse.tokens)
+        quota = Purse(escalations.tokens, profile.escalated, escalations.tokens.tokens)
         self._books.quotas.append(quota)
         return escalations, quota
 

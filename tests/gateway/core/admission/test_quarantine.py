@@ -68,8 +68,8 @@ def test_memory_is_bounded_whoever_is_blamed_by_whom(said: list[tuple[int, int]]
         held.blamed(place, f"edge/{place}", 0.0)
     for suspect, target in said:
         held.blamed(suspect, f"edge/{target}", 1.0)
-        assert len(held._blames) <= MOST
-        assert len(held._doubted) <= MOST
+        assert len(held.suspects) <= MOST
+        assert len(held.doubted) <= MOST
 
 
 def test_beyond_the_bound_the_longest_unblamed_are_forgotten() -> None:
@@ -77,7 +77,7 @@ def test_beyond_the_bound_the_longest_unblamed_are_forgotten() -> None:
     blame(held, "first", 0.0)
     for place in range(2 * MOST):
         blame(held, place, 1.0)
-    assert "first" not in held._blames and 2 * MOST - 1 in held._blames
+    assert "first" not in held.suspects and 2 * MOST - 1 in held.suspects
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.0, 100.0))))

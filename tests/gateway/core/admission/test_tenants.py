@@ -266,7 +266,7 @@ def test_refusals_for_want_of_time_are_the_queues_fault_only_where_there_was_one
         assert chosen is not None
         assert (queue_pressure(chosen, 2.0) > 0.25) == bool(queued)
         AttemptTelemetry(chosen, 99, 16.0, NOW).failed(DeadlineExceeded("late"), NOW + 0.1, 0.5)
-        assert door.overload._lost == lost
+        assert door.overload.lost == lost
 
 
 def test_a_queue_with_no_time_to_spare_is_all_strain() -> None:

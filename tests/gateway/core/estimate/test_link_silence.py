@@ -237,8 +237,8 @@ def test_trust_stays_in_its_bounds_and_nothing_is_kept_of_ended_attempts(events:
             case _:
                 link.ended(attempt, now, heard=what == "answered")
         assert 0.0 < link.trust(now) <= 1.0
-        assert len(link._unaccepted) <= 6
+        assert link.awaiting_ack <= 6
     for attempt in range(6):
         link.ended(attempt, now, heard=True)
     assert link.trust(now + 60.0) == 1.0
-    assert not link._unaccepted
+    assert link.awaiting_ack == 0

@@ -22,7 +22,7 @@ from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import deferred_to
 from gateway.core.history.decision_record import pack_decision
 from gateway.core.placement.ask import Ask
-from gateway.core.placement.eligibility import Ineligibility, Rule, UsableTest, ineligible
+from gateway.core.placement.eligibility import Ineligibility, UsableTest, ineligible
 from gateway.core.placement.fallback import least_request
 from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.probing import ProbePlacer
@@ -280,7 +280,7 @@ def test_plain_placement_knows_the_same_candidates(seed: int) -> None:
         (ask(variant="int8"), None),
     ],
 )
-def test_the_reason_names_its_rule(asked: Ask, expected: Ineligibility | Rule | None) -> None:
+def test_the_reason_names_its_rule(asked: Ask, expected: Ineligibility | str | None) -> None:
     fleet = Fleet(lambda _model, _version: "tokens")
     target = fleet.add(spec("pool/main"), NOW)
     one = VariantOffer("int8", "int8", ((1.0, 0.01),), max_batch=4, max_tokens=None, standing="spare")
