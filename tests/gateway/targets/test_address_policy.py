@@ -1,4 +1,4 @@
-"""Which advertised addresses become targets, and how those that do not are told."""
+"""Which advertised addresses become targets, and how refused ones are reported."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_request_without_an_answer_missed_its_deadline_unless_it_was_its_calle
         assert value(counted, "tidegate_deadline_missed_total", cause=cause) == 1
 
 
-def test_a_caller_who_leaves_missed_nothing() -> None:
+def test_a_caller_that_leaves_missed_nothing() -> None:
     counted = metrics()
     counted.ended(call(), GeneratorExit(), NOW + 0.1)
     assert value(counted, "tidegate_requests_total", outcome=Outcome.CANCELLED.value) == 1
