@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+# Every child process of a test would compile all of its imports again: a third of the suite's time.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +24,8 @@ CHECKS_READY := $(CHECKS)/.set-up
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
+# As many processes as cores; a file's tests stay together, since they share what is dear to set up.
+PARALLEL := -n $(shell nproc 2>/dev/null || echo 2) --dist loadfile
 BENCH_FLAGS ?=
 BENCHES ?= gateway_overhead decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
 	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
@@ -45,17 +49,23 @@ setup: $(READY) ## Make .venv with everything in it (only when something changed
 run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FLAGS="--edges 3"
 	@exec $(BIN)/tidegate up $(RUN_FLAGS)
 
+# Whole systems have the machine to themselves; all other tests share it. Exit code 5 of pytest: none was chosen of this
+# half, which is right where TEST_FLAGS chose of the other.
 test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k words"
-	$(BIN)/python -m pytest $(TEST_ORDER) $(TEST_FLAGS)
+	@shared=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m "not e2e" $(TEST_FLAGS) || shared=$$?; \
+	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
+	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) -m e2e $(TEST_FLAGS) || whole=$$?; \
+	[ $$whole -eq 0 ] || { [ $$whole -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$whole
 
 test-fast: setup ## The tests without processes, models and clients, in seconds.
-	$(BIN)/python -m pytest -q -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
 
-lint: setup ## ruff, mypy, import rules, and whether the generated code fits the .proto files.
+lint: setup ## ruff, mypy, import rules, the rules of this code base, and whether the generated code fits the .proto files.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.lint
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	$(MAKE) generate INTO="$$scratch"; \
 	for generated in tidegate/rpc/*_pb2*; do \

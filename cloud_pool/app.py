@@ -1,4 +1,4 @@
-"""The pool put together: what is started in which order, and how it ends.
+"""The pool app puts a pool together: what is started in which order, and how it ends.
 
     repository → port taken → workers load and warm → server starts → ready
 
@@ -60,7 +60,7 @@ from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
 
-DOOR_GRACE_S = 0.1  # what calls that are left get when the door closes, after the drain
+CLOSE_GRACE_S = 0.1  # what calls that are left get when the server closes, after the drain
 log = structlog.get_logger(__name__)
 
 
@@ -69,7 +69,7 @@ class PoolApp:
 
     Args:
         draw: chance, uniform in [0, 1).
-        on_progress: told in words what a long start is at.
+        on_progress: called with words for what a long start is at.
     """
 
     def __init__(
@@ -144,14 +144,13 @@ class PoolApp:
         on_cpu = sum(computes_on_cpu(place.device) for place in places)
         check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
         standby = Standby(config.standby_wait_s) if config.standby_workers else None
+        traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         self._scheduler = await self._stack.enter_async_context(
-            PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)))
+            PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
         self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
         control = AdaptiveControl(config.control.limits)
-        traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
-        self._scheduler.on_traced = partial(_tell, traces)
         self._host = PoolHost(
             config.name,
             loadables,
@@ -169,7 +168,7 @@ class PoolApp:
                 config.host,
                 config.grpc_port,
                 max_message_bytes=config.max_message_bytes + ROOM_BYTES,
-                grace_s=DOOR_GRACE_S,
+                grace_s=CLOSE_GRACE_S,
                 secured=ServerSecurity(tls, frozenset({"gateway"})) if tls else None,
                 limits=config.limits.door,
             )
@@ -220,7 +219,7 @@ class PoolApp:
             self._supervisor,
             self.steward,
             self.host.statistics,
-            self.host.memories.live,
+            self.host.sequences.live,
             lambda: self.host.coalesced,
             self.host.served,
         )
@@ -298,8 +297,8 @@ class PoolApp:
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
         self._scheduler.close()
-        self.host.memories.close()
-        await server.stop(DOOR_GRACE_S)
+        self.host.sequences.close()
+        await server.stop(CLOSE_GRACE_S)
 
     def _measure(self) -> Measurement:
         return measure_process(__version__, self.host.offers(), self.host.manifest)
@@ -308,8 +307,8 @@ class PoolApp:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"
 
 
-def _tell(traces: ServedTraces, batch: Batch, members: list[Trace], worker: str) -> None:
-    """A batch with sampled members, as a span of its own."""
+def _trace_batch(traces: ServedTraces, batch: Batch, members: list[Trace], worker: str) -> None:
+    """Record a batch with sampled members as a span of its own."""
     attributes: dict[str, Value] = {
         "tidegate.lane": batch.lane.key,
         "tidegate.worker": worker,

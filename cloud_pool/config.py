@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class RecyclingConfig(Section):
-    """When a worker is replaced by a fresh one: `cloud_pool/core/health/worker_health.py` and `core/recycling.py`."""
+    """When a worker is replaced by a fresh one: `core/health/worker_health.py`, `tidegate/workers/recycling.py`."""
 
     enabled: bool = Field(True, description="False: workers are only replaced when they die or hang.")
     check_s: float = Field(10.0, gt=0, le=600, description="Seconds from one look at the workers to the next.")

@@ -1,19 +1,19 @@
-"""The edge agent put together: what is started in which order, and how it ends.
+"""The edge app puts an edge agent together: what is started in which order, and how it ends.
 
-    store → repository → doors open (not ready) → models load and warm, one after another → the fleet is told → ready
+    store → repository → servers open (not ready) → models load and warm, one after another → the fleet hears → ready
 
 Models warm up one at a time, because each measures what it costs on this device, and two that measure at once would
-both report twice the truth. The fleet is told last: a gateway that discovers this device may use it at once.
+both report twice the truth. The fleet hears of the device last: a gateway that discovers it may use it at once.
 
 The end runs backwards and within `drain_s` plus a moment: the fleet hears a goodbye first, so that nothing new is
-sent; each link stream hears one too; what is under way is answered; then workers, doors and futures end.
+sent; each link stream hears one too; what is under way is answered; then workers, servers and futures end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
@@ -44,7 +44,7 @@ from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate import __version__, clock
 from tidegate.fleet.conditions import UNTOLD
-from tidegate.fleet.messages import Admission
+from tidegate.fleet.messages import Admission, GatewayState
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
@@ -66,8 +66,8 @@ from tidegate.tracing.served import ServedTraces
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
-LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # who may ask a device for answers
-DOOR_GRACE_S = 0.2  # what calls that are left get when a door closes, after the drain
+LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # roles that may send a device requests
+CLOSE_GRACE_S = 0.2  # what calls that are left get when a server closes, after the drain
 WILDCARDS = ("", "0.0.0.0", "::")
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ class EdgeApp:
 
     Args:
         draw: chance, uniform in [0, 1).
-        on_progress: told in words what a long start is at.
+        on_progress: called with words for what a long start is at.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class EdgeApp:
             session=lambda: self._sync is not None and self._sync.connected,
             links=lambda: 0 if self._link is None else self._link.greeted,
             live=lambda: self._scheduler is not None and self._scheduler.queued + self._scheduler.in_flight > 0,
+            uplink=lambda: self._sync,
             on_mode=self._tell_fleet,
         )
 
@@ -171,24 +172,23 @@ class EdgeApp:
             traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
-        await self._open_doors()
+        await self._open_servers()
         await self._stack.enter_async_context(models)
         await models.enter(self._host)
         await models.start(self._on_progress)
         await models.begin()
         assert self._link is not None
-        heard = lambda: self._sync.gateways if self._sync else {}  # noqa: E731
         await self._stack.enter_async_context(self._memory)
-        # Ends after the drain: what gateways asked on streams that this device dialled is answered as well.
-        dialling = gateway_dialler_of(config, self._link, heard, tls=self._tls, draw=self._draw)
+        # Ends after the drain: requests of gateways on streams that this device dialled are answered as well.
+        dialling = gateway_dialler_of(config, self._link, self._gateways, tls=self._tls, draw=self._draw)
         await self._stack.enter_async_context(dialling)
         await self._open_metrics()
         self._stack.push_async_callback(self._drain)
         if self._sync is not None:
             await self._stack.enter_async_context(self._sync)
 
-    async def _open_doors(self) -> None:
-        """Both open before the models are warm: whoever asks is told "not ready", not refused by the kernel."""
+    async def _open_servers(self) -> None:
+        """Both open before the models are warm: a caller reads "not ready" and is not refused by the kernel."""
         config, enter = self.config, self._stack.enter_async_context
         limit, limits = config.max_message_bytes, config.limits
         door = await enter(
@@ -197,7 +197,7 @@ class EdgeApp:
                 config.host,
                 config.grpc_port,
                 max_message_bytes=limit + ROOM_BYTES,
-                grace_s=DOOR_GRACE_S,
+                grace_s=CLOSE_GRACE_S,
                 secured=ServerSecurity(self._tls, LOCAL, narrowed={LINK_SERVICE: GATEWAYS}) if self._tls else None,
                 limits=limits.door,
             )
@@ -216,7 +216,7 @@ class EdgeApp:
                 config.http_port,
                 key="http_port",
                 max_body_bytes=limit,
-                grace_s=DOOR_GRACE_S,
+                grace_s=CLOSE_GRACE_S,
                 middlewares=[error_middleware],
                 ahead=oip.ahead_of,
                 secured=ServerSecurity(self._tls, LOCAL) if self._tls else None,
@@ -241,8 +241,8 @@ class EdgeApp:
         )
 
     async def _told(self) -> dict[str, Any]:
-        """What `GET /v1/state` tells."""
-        links = self._link.roads if self._link else {}
+        """The answer to `GET /v1/state`."""
+        links = self._link.paths if self._link else {}
         return {**self.ready_event(), "ready": self.host.ready(), "links": links, **await self.offline.state()}
 
     async def _collector(self) -> Collector | None:
@@ -283,7 +283,7 @@ class EdgeApp:
         if config.mqtt is None:
             return None
         try:
-            sync = EdgeSync(
+            return EdgeSync(
                 config.mqtt,
                 fleet=config.fleet,
                 device=config.name,
@@ -298,12 +298,13 @@ class EdgeApp:
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
-        if self.offline.forwarder is not None:
-            self.offline.forwarder.uplink = sync
-        return sync
+
+    def _gateways(self) -> Mapping[str, GatewayState]:
+        """The gateways that the sync has heard of."""
+        return self._sync.gateways if self._sync else {}
 
     def _state(self) -> AgentState:
-        """What the fleet is told of this device."""
+        """What the fleet hears of this device."""
         host, seen = self.host, self._sensors.now if self._sensors else UNTOLD
         admission: Admission = "open"
         if host.draining:
@@ -315,7 +316,7 @@ class EdgeApp:
         return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
 
     def _urls(self) -> tuple[str, ...]:
-        """Where it is reached; nowhere for one that listens everywhere, does not say where, and dials."""
+        """Where this device is reached: nowhere if it listens on every address, advertises none, and dials."""
         config = self.config
         if config.advertise is None and config.host in WILDCARDS:
             return ()
@@ -333,7 +334,7 @@ class EdgeApp:
             self.config,
             self._runner,
             conditions=lambda: self._sensors.now if self._sensors else UNTOLD,
-            gateways=lambda: self._sync.gateways if self._sync else {},
+            gateways=self._gateways,
             linked=lambda: (self._sync is not None and self._sync.connected) or bool(self._link and self._link.greeted),
             draw=self._draw,
             tls=self._tls.client_context if self._tls else None,

@@ -23,12 +23,10 @@ from aiohttp.typedefs import Middleware
 from gateway.catalog import Catalog
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.gateway import GatewayConfig
-from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import FlightRecorder
-from gateway.core.placement.fallback import FallbackPlacer
 from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
 from gateway.fleet_sync.registry import FleetRegister
@@ -50,7 +48,7 @@ from gateway.operate.admin_routes import admin_middlewares, operator_routes, req
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
-from gateway.placement_policy import admission_of, log_prediction_failure, policy_of
+from gateway.placement_policy import admission_of, placement_of, policy_of
 from gateway.serving.dispatcher import Dispatcher
 from gateway.targets.attestation_verifier import AttestationVerifier
 from gateway.targets.condition_log import HealthLog, log_condition
@@ -163,9 +161,7 @@ class Gateway:
             memory=FlightRecorder(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=run_soon),
             hedges=hedges,
             overloaded=strained,
-            placement=FallbackPlacer(
-                AdmissionGuard(placer, self.admission), self.fleet, on_change=log_prediction_failure
-            ),
+            placement=placement_of(placer, self.fleet, self.admission, draw, strained),
             weight_of=self.admission.weight_of,
             listener=QuarantineListener(held, clock.now),
         )

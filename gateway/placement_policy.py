@@ -1,4 +1,7 @@
-"""Who is let in and who places, as the configuration says: the pure parts of a gateway, given their numbers."""
+"""Builds a gateway's admission, placement and hedging from its configuration.
+
+Placement is a stack, as a request's layers are (`gateway/app.py`): each part decides by the part inside of it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ import structlog
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.concurrency import AdaptiveLimit
+from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.tenants import TenantQuotas
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.fallback import FallbackPlacer
+from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
@@ -20,15 +26,59 @@ from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 
 log = structlog.get_logger(__name__)
 
+PlacementLayer = Callable[[Placement], Placement]
+
 
 def admission_of(config: GatewayConfig, fleet: Fleet, draw: Callable[[], float]) -> Admission:
     limit = AdaptiveLimit(config.max_in_flight, targets=lambda: len(fleet.targets), fixed=not config.adaptive_limit)
     tenants = TenantQuotas({name: tenant.spec for name, tenant in config.tenants.items()})
-    return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_say_overload)
+    return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_log_overload)
 
 
-def _say_overload(on: bool, reason: str) -> None:
-    log.warning("overloaded: no hedges, and the least important are shed" if on else "no longer overloaded", why=reason)
+def policy_of(
+    config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
+) -> tuple[Placer, HedgePolicy]:
+    """The innermost placer, and the hedging that goes with it: hedging by chance needs a placer that claims chances."""
+    if config.policy == "cheapest":
+        return Placer(fleet), DeadlineHedging()
+    budget = None if config.cloud_budget is None else CloudBudget(config.cloud_budget)
+    placer = UtilityPlacer(fleet, cloud_budget=budget, tie_breaking_draw=draw if config.shares_targets else None)
+    return placer, ChanceHedging(placer, overloaded=overloaded)
+
+
+def placement_of(
+    placer: Placer, fleet: Fleet, admission: Admission, draw: Callable[[], float], overloaded: Callable[[], bool]
+) -> Placement:
+    """A decision's way, outermost part first. A sequence's steps add `StickyPlacer` around it, one for each request."""
+    return stacked(
+        fallback(fleet),  # outermost: a defect in any part below is no outage
+        guard(fleet, admission),  # around probing: the tenant pays for the target that is really sent the request
+        probing(fleet, draw, overloaded),
+        inner=placer,
+    )
+
+
+def stacked(*layers: PlacementLayer, inner: Placement) -> Placement:
+    """`inner` with `layers` around it: the first has the last word."""
+    placement = inner
+    for layer in reversed(layers):
+        placement = layer(placement)
+    return placement
+
+
+def fallback(fleet: Fleet) -> PlacementLayer:
+    """Places by least request when the placement inside fails."""
+    return lambda inner: FallbackPlacer(inner, fleet, on_change=log_prediction_failure)
+
+
+def guard(fleet: Fleet, admission: Admission) -> PlacementLayer:
+    """Charges tenants for what is placed, and in overload refuses what is not worth it."""
+    return lambda inner: AdmissionGuard(inner, fleet, admission)
+
+
+def probing(fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]) -> PlacementLayer:
+    """Sends some requests to targets of which too little is known."""
+    return lambda inner: ProbePlacer(inner, fleet, draw, overloaded=overloaded)
 
 
 def log_prediction_failure(error: Exception | None) -> None:
@@ -38,16 +88,5 @@ def log_prediction_failure(error: Exception | None) -> None:
         log.error("placement fails: requests are placed by least request until it works again", exc_info=error)
 
 
-def policy_of(
-    config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
-) -> tuple[Placer, HedgePolicy]:
-    """Where to place, and the hedging that goes with it: chances are only there where placement deals in them."""
-    if config.policy == "cheapest":
-        placer = Placer(fleet)
-        placer.probes = ProbePlacer(fleet, draw, overloaded=overloaded)
-        return placer, DeadlineHedging()
-    budget = None if config.cloud_budget is None else CloudBudget(config.cloud_budget)
-    by_value = UtilityPlacer(fleet, cloud_budget=budget)
-    by_value.probes = ProbePlacer(fleet, draw, overloaded=overloaded)
-    by_value.tie_breaking_draw = draw if config.shares_targets else None
-    return by_value, ChanceHedging(by_value, overloaded=overloaded)
+def _log_overload(on: bool, reason: str) -> None:
+    log.warning("overloaded: no hedges, and the least important are shed" if on else "no longer overloaded", why=reason)

@@ -1,4 +1,4 @@
-"""`tidegate simulate`: what would happen to my deadlines?"""
+"""`tidegate simulate` runs a scenario, or recorded traffic, and prints how many deadlines would be met."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from simulator.baselines.baselines import POLICIES
+from simulator.baselines.policies import POLICIES
 from simulator.replay.replay import Replay, replay
 from simulator.report import plot as plots
-from simulator.report.report import PolicyFigures, rows
+from simulator.report.figures import PolicyFigures, rows
 from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
@@ -106,14 +106,14 @@ def simulate(
     except (ScenarioError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        told: dict[str, object] = {"scenario": loaded.source, "figures": [one.plain() for one in found]}
+        printed: dict[str, object] = {"scenario": loaded.source, "figures": [one.plain() for one in found]}
         if replayed is not None:
-            told["recorded"] = {
+            printed["recorded"] = {
                 "attainment": replayed.attainment,
                 "policy": replayed.policy,
                 "counted": replayed.counted,
             }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(printed, indent=2))
     else:
         _print(loaded, found)
         if replayed is not None:

@@ -1,4 +1,4 @@
-"""What happens next: a queue of events on virtual time, in which an hour passes as fast as its events can be run.
+"""A queue of events on virtual time, in which an hour passes as fast as its events can be run.
 
 Events run in the order of their instants, and those of one instant in the order in which they were scheduled; so a
 run is the same every time, whatever the memory addresses or the hash seeds are. A cancelled event stays in the heap

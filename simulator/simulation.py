@@ -1,4 +1,4 @@
-"""One run: a scenario, a policy and a seed become a fleet on virtual time, and the fleet a tally.
+"""One run: a scenario, a policy and a seed become a fleet on virtual time, and its requests are tallied.
 
     arrivals ─▶ gateways (fleet view · placement · request machine · evidence)      real
                   │ streams over link models                                         simulated
@@ -9,7 +9,7 @@
 Chance has a stream per source (`tidegate/netsim/random_streams.py`), so two policies with one seed see the same
 requests, the same weather, the same episodes of heat and the same background load: their difference is theirs.
 
-Arrivals stop at `duration_s`, and the run goes on until everyone has an answer. Nothing grows with the number of
+Arrivals stop at `duration_s`, and the run goes on until every request has an answer. Nothing grows with the number of
 requests: they are generated as time comes to them, and counted when they end.
 """
 
@@ -22,7 +22,7 @@ from random import Random
 
 from edge_agent.core.reporting import JITTER_RATIO, MIN_GAP_S
 from gateway.core.placement.cloud_budget import CloudBudget
-from simulator.baselines import baselines
+from simulator.baselines import policies
 from simulator.baselines.clairvoyant import PerfectKnowledge
 from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, Fault, PoolSpec
@@ -65,7 +65,7 @@ def simulate(
     """Run the scenario once.
 
     Args:
-        on_progress: told the share of the duration that is done, about fifty times.
+        on_progress: called with the share of the duration that is done, about fifty times.
 
     Raises:
         ScenarioError: a recording that it names cannot be read.
@@ -137,7 +137,9 @@ class World:
             draw = stream(self._seed, "gateway", number).random
             budget = self._budget()
             self.gateways.append(
-                SimulatedGateway(self.events, self.tally, feature, self._router(number), draw, budget, unsure)
+                SimulatedGateway(
+                    self.events, self.tally, feature, self._router(number), draw, cloud_budget=budget, unsure=unsure
+                )
             )
         place = 0
         for group in scenario.edges:
@@ -154,8 +156,8 @@ class World:
         draw = stream(self._seed, "router", number).random
         threshold, truth, shared = self._scenario.static_threshold, self._truth, self._scenario.shares_targets
         tenants = {name: share.spec for name, share in self._scenario.tenants.items()}
-        return lambda gateway: baselines.router(
-            self._policy, baselines.Surroundings(gateway, draw, threshold, truth, shared, tenants)
+        return lambda gateway: policies.router(
+            self._policy, policies.Surroundings(gateway, draw, threshold, truth, shared, tenants)
         )
 
     def _budget(self) -> CloudBudget | None:
@@ -233,8 +235,9 @@ class World:
 class _Heartbeats:
     """An edge's load over MQTT: late, sometimes lost, sometimes out of order.
 
-    Sent at intervals, and as news as soon as the queue has moved by more than half and by `MOVED`, but not twice within
-    `MIN_GAP_S`: the cadence of `edge_agent/core/reporting.py`, whose messages themselves are not simulated.
+    A heartbeat is sent at intervals, and early once the queue has moved by more than half and by `MOVED`, but
+    not twice within `MIN_GAP_S`: the cadence of `edge_agent/core/reporting.py`, whose messages themselves are not
+    simulated.
     """
 
     def __init__(
@@ -246,8 +249,8 @@ class _Heartbeats:
         self._broker_gone = broker_gone
         self._draw = stream(world._seed, worker.id, "mqtt")
         self._mqtt = world._scenario.mqtt
-        self._told_at = -inf
-        self._told_queued = 0
+        self._reported_at = -inf
+        self._reported_queued = 0
         self._due = False  # news wait for the end of the gap
         self._until = SETTLING_S + world._scenario.duration_s
 
@@ -264,15 +267,15 @@ class _Heartbeats:
         self._world.events.schedule(now + self._mqtt.interval_s * jitter, self._beat)
 
     def _news(self) -> None:
-        queued, told = self._worker.queued, self._told_queued
-        if abs(queued - told) < MOVED or abs(queued - told) <= 0.5 * told:
+        queued, reported = self._worker.queued, self._reported_queued
+        if abs(queued - reported) < MOVED or abs(queued - reported) <= 0.5 * reported:
             return
         now = self._world.events.now
-        if now >= self._told_at + MIN_GAP_S:
+        if now >= self._reported_at + MIN_GAP_S:
             self._publish(now)
         elif not self._due:
             self._due = True
-            self._world.events.schedule(self._told_at + MIN_GAP_S, self._overdue_news)
+            self._world.events.schedule(self._reported_at + MIN_GAP_S, self._overdue_news)
 
     def _overdue_news(self) -> None:
         self._due = False
@@ -280,7 +283,7 @@ class _Heartbeats:
 
     def _publish(self, now: float) -> None:
         events, mqtt, worker = self._world.events, self._mqtt, self._worker
-        self._told_at, self._told_queued = now, worker.queued
+        self._reported_at, self._reported_queued = now, worker.queued
         if not worker.alive or worker.standing_until(now) > now or self._broker_gone.until(now) > now:
             return
         load = worker.load_report(now)
@@ -291,7 +294,7 @@ class _Heartbeats:
 
 
 class _LocalCallers:
-    """A device's own callers, whom no gateway knows: bursts of local requests. An `Asker` that needs no answer."""
+    """A device's own callers, which no gateway knows: bursts of local requests. A `JobCaller` that needs no answer."""
 
     def __init__(self, world: World, worker: EdgeWorker, group: EdgeGroup, seed: int) -> None:
         assert group.background is not None

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import sqrt
 
-from simulator.report.report import PolicyFigures, figures
+from simulator.report.figures import PolicyFigures, figures
 from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import Run, simulate
 
@@ -49,7 +49,7 @@ def sweep(
 
 
 def knee(loaded: LoadedScenario, *, seeds: Sequence[int] = (1, 2), on_run: OnRun = lambda _done, _total: None) -> float:
-    """Requests a second at which the fleet begins to fail; the scenario's own word if it has one."""
+    """Requests a second at which the fleet begins to fail; the scenario's own figure if it has one."""
     if loaded.scenario.knee_rps is not None:
         return loaded.scenario.knee_rps
 
@@ -65,7 +65,7 @@ def knee(loaded: LoadedScenario, *, seeds: Sequence[int] = (1, 2), on_run: OnRun
         if low < 1e-3 * loaded.scenario.arrivals.rate:
             raise ValueError(f"{KNEE_POLICY} fails at any rate here: name knee_rps in the scenario")
     for step in range(_BISECTIONS):
-        middle = sqrt(low * high)
+        middle = sqrt(low * high)  # geometric: rates differ by factors
         low, high = (middle, high) if attained(middle) >= KNEE_ATTAINMENT else (low, middle)
         on_run(step + 1, _BISECTIONS)
     return sqrt(low * high)

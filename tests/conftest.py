@@ -1,7 +1,9 @@
 """Fixtures for every test; each lives in a file of its own under `tests/support`."""
 
+import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Before anything imports gRPC, as `tidegate` does: its lines about goodbyes are noise between ours.
@@ -19,5 +21,12 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("tidegate")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Set the half million objects of the collected tests aside: each full collection would walk through them."""
+    gc.collect()
+    gc.freeze()
+
 
 pytest_plugins = ["tests.support.models.demo_models", "tidegate.testing.pytest_plugin"]

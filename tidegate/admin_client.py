@@ -1,4 +1,4 @@
-"""What operators' commands ask of a running gateway's admin port, with the credential that the environment holds.
+"""The client of a running gateway's admin port, for operators' commands, with the credential from the environment.
 
 The key is no option of a command: options stand in process lists and in shell histories.
 """
@@ -29,7 +29,7 @@ admin_option = click.option(
 
 
 class AdminError(click.ClickException):
-    """The gateway said no, or nobody answered; `status` is its HTTP status, 0 where there was none."""
+    """The gateway refused the request or did not answer; `status` is its HTTP status, 0 without an answer."""
 
     def __init__(self, words: str, status: int = 0, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(words)
@@ -62,7 +62,7 @@ class Admin:
     def answer(
         self, path: str, *, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[Any]:
-        """The same as it comes. Raises AdminError, also where it breaks off within the block."""
+        """The same, as a stream. Raises AdminError, also if the answer breaks off within the block."""
         key = os.environ.get(KEY_VARIABLE)
         shown = {"Authorization": f"Bearer {key}"} if key else {}
         typed = {} if body is None else {"Content-Type": "application/octet-stream"}
@@ -71,7 +71,7 @@ class Admin:
             with build_opener(_StayHere).open(request, timeout=self._within_s) as response:
                 yield response
         except HTTPError as error:
-            with error:  # its connection is open until then, and nobody else would close it
+            with error:  # closes its connection
                 words = self._words(error)
             raise AdminError(words, error.code, dict(error.headers)) from error
         except (URLError, OSError, ValueError, HTTPException) as error:

@@ -1,4 +1,4 @@
-"""Tensors ⇄ numpy arrays, for whoever really needs the elements: engines, checks, JSON.
+"""Conversion between tensors and numpy arrays, for code that needs the elements: engines, checks, JSON.
 
 Reading is a view where it can be (no copy); BYTES tensors become object arrays of `bytes`. BF16 reads as its uint16
 bits, because numpy has no bfloat16.
@@ -36,7 +36,7 @@ def tensor_to_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def array_to_tensor(name: str, array: NDArray[Any], datatype: Datatype) -> Tensor:
-    """The tensor with `array`'s elements, converted to `datatype` where they are of another type."""
+    """The tensor with the elements of `array`, converted to `datatype` if they have another type."""
     if datatype is Datatype.BYTES:
         raw = b"".join(struct.pack("<I", len(item)) + item for item in map(_as_bytes, array.reshape(-1)))
     else:

@@ -1,17 +1,17 @@
-"""Who a caller is and what it may: the one thing that every kind of credential is turned into.
+"""The identity of a caller and its grant, into which every kind of credential is turned.
 
 An API key, a signed token and a client certificate differ in how they are proved. What follows is the same for all, so
-it is one `Grant`: written into the file of keys, said by a token's issuer, or by the configuration for a certificate.
+it is one `Grant`: from the file of keys, from a token's issuer, or from the configuration for a certificate.
 
     tenant             whose budgets its requests are on, and the name in metrics
     models             globs of the models it may see and use; any other name is forbidden, whether it exists or not
-    highest_priority   what it asks for above this is lowered to it, not refused
+    highest_priority   a higher priority in a request is lowered to it, not refused
     pin                how far its requests may go at most; a request may ask for less
     rights             `infer` · `metrics` and `admin`, for operators · `act-for-others`, to name other tenants
                        `dial-in`, for a device that dials: it is edge/TENANT
     limits             of this one credential, beside and within its tenant's
 
-A refusal by name alone tells nothing about which models exist. `act-for-others` is for a proxy that has authenticated
+A refusal by name alone reveals nothing about which models exist. `act-for-others` is for a proxy that has authenticated
 its callers itself: only then is the header `tidegate-tenant` believed.
 
 Nothing here knows a secret, so an identity may stand in any log.
@@ -47,7 +47,7 @@ NO_LIMITS: Final = UsageLimits()
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What somebody is given."""
+    """The rights and limits of one credential."""
 
     tenant: str
     models: tuple[str, ...] = ("*",)
@@ -58,7 +58,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Somebody who proved who it is. `id` names the credential: "key:3f9a", "token:SUBJECT", "cert:dns:NAME"."""
+    """An authenticated caller. `id` names the credential: "key:3f9a", "token:SUBJECT", "cert:dns:NAME"."""
 
     id: str
     grant: Grant
@@ -70,7 +70,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def payer(self) -> str:
-        """Whose purse is charged. No tenant's name has a `#` in it."""
+        """The name whose quota is charged. A tenant's name never contains `#`."""
         return self.grant.tenant if self.grant.limits == NO_LIMITS else f"{self.grant.tenant}#{self.id}"
 
     def may(self, right: Right) -> bool:

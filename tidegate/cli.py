@@ -1,4 +1,4 @@
-"""The `tidegate` command: a door with signs on it, behind which each part keeps its own commands.
+"""The `tidegate` command: an index of subcommands, each of which lives in the part that it belongs to.
 
 Commands are entry points of the group `tidegate.commands`, so this file imports none of the parts and an installation
 with one extra stays small. Only the command that is asked for is imported; the one-line help of the others is read
@@ -25,7 +25,7 @@ from tidegate.outcome import ServeError
 from tidegate.runtime.lifeline import die_with_parent
 
 GROUP: Final = "tidegate.commands"
-# Which extra brings what a command imports; a command that is not here needs no extra.
+# The extra that installs the imports of a command; a command that is not listed needs none.
 EXTRAS: Final = {
     "gateway": "gateway",
     "status": "gateway",
@@ -86,7 +86,7 @@ def cli(parent_pid: int | None) -> None:
 
 def main() -> None:
     # gRPC reads this once, when it is imported. Otherwise it writes an INFO line of its own to stderr whenever a server
-    # says goodbye; what a lost peer means is ours to say.
+    # closes the stream; a lost peer is reported by our own code.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     cli(prog_name="tidegate")
 
@@ -96,7 +96,7 @@ def _entry_point(name: str) -> EntryPoint | None:
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> Exception:
-    """A message that names the extra; a missing module of our own is a defect and stays what it is."""
+    """An error that names the extra; a missing module of our own is a defect and is raised unchanged."""
     package = (error.name or "").split(".")[0]
     extra = EXTRAS.get(command)
     if package in OURS or extra is None:

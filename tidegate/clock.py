@@ -1,7 +1,7 @@
-"""The one place that reads a clock or sleeps.
+"""This is the one module that reads a clock or sleeps.
 
-`now()` is the monotonic clock in production and virtual time under `tests/support/loop.py`. Everything that decides
-takes `now` as an argument instead. It shares its timeline with the event loop's own clock (`loop.call_at` takes these
+`now()` is the monotonic clock in production and virtual time under `tests/support/loop.py`. Code that decides takes
+`now` as an argument instead. It shares its timeline with the event loop's own clock (`loop.call_at` takes these
 instants) but not its resolution: uvloop's clock stands still for a whole loop iteration and counts milliseconds, which
 is longer than a LAN's round trip. Wall-clock time (`utc_s`) is for people and for epochs only; it never orders events.
 """

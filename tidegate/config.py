@@ -1,6 +1,6 @@
 """Configuration: one frozen model per process, read from a YAML file and the environment.
 
-Order of precedence: what the code passes, then the environment (`TIDEGATE_EDGE_GRPC_PORT=9001`), then the file, then
+Order of precedence: arguments in code, then the environment (`TIDEGATE_EDGE_GRPC_PORT=9001`), then the file, then
 the defaults. Unknown keys are errors that name the key and its nearest neighbour. Nothing is read at import.
 """
 

@@ -1,10 +1,10 @@
-"""Every way a call can end, once, from the error's class to the metric's label.
+"""The outcomes of a call, defined once: error classes, their codes, and the metric's label.
 
 An error says two things: whose fault it is, and whether another try may help. `code` travels with the status (JSON
-body, gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the very same class with
+body, gRPC trailing metadata, the link's Refused frame), so the far side rebuilds the same class with
 `error_from_code`. Status numbers are not here: they belong to the protocols (`tidegate/oip/status.py`).
 
-`Outcome` is the metric label and the flight record's last word; each request ends in exactly one.
+`Outcome` is the metric label and the end of the flight record; each request ends in exactly one.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class NotSupported(CallerError):
 
 
 class Unauthenticated(CallerError):
-    """Nobody we know: no credential came."""
+    """The caller presented no credential."""
 
     code = "unauthenticated"
 
 
 class BadCredential(Unauthenticated):
-    """A credential came and is none of ours, or no longer. Told apart on this side only, so it never travels."""
+    """The credential is unknown or no longer valid. Distinguished on this side only, so it never travels."""
 
 
 class Forbidden(CallerError):
-    """Somebody we know, who has no right to this."""
+    """The caller is authenticated, but has no right to this."""
 
     code = "forbidden"
 
 
 class CapacityError(ServeError):
-    """Nobody's fault: there was no room or no time."""
+    """There was no room or no time; neither the caller nor a target is at fault."""
 
 
 class Overloaded(CapacityError):
@@ -78,7 +78,7 @@ class Overloaded(CapacityError):
 
 
 class OutOfMemory(Overloaded):
-    """A device had no memory for it. Nobody's fault, and another device may have more; it travels as `overloaded`."""
+    """A device had too little memory for it. Another device may have more; it travels as `overloaded`."""
 
 
 class DeadlineExceeded(CapacityError):
@@ -90,7 +90,7 @@ class NothingAlive(CapacityError):
 
 
 class Deferred(CapacityError):
-    """Not answered now but promised: `ticket` is where the answer can be asked for later. Only devices promise."""
+    """Not answered now but promised: the answer can be fetched later by `ticket`. Only devices promise."""
 
     code = "deferred"
 
@@ -110,7 +110,7 @@ class Unreachable(PeerError):
 
 
 class Disconnected(Unreachable):
-    """The connection ended under the call. Said on this side of it only, so it never travels: the target may be well,
+    """The connection ended under the call. Raised on this side only, so it never travels: the target may be well,
     and is worth another try once it is connected again."""
 
 
@@ -128,8 +128,8 @@ class InternalError(ServeError):
 class Poisonous(InternalError):
     """The engine raised on this request, or its worker went down, while it was tried by itself: batch-mates did not.
 
-    It counts against the target like any defect, since a device that is broken fails whoever is alone on it; what it
-    says of who sent it is weighed where senders are known (`gateway/core/admission/quarantine.py`).
+    It counts against the target like any defect, since a broken device fails every request that is alone on it. The
+    evidence against its sender is weighed where senders are known (`gateway/core/admission/quarantine.py`).
     """
 
     code = "poisonous"

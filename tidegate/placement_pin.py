@@ -1,11 +1,11 @@
-"""How far from its origin a request may travel: a pin names the outermost zone that may see it.
+"""A pin limits how far from its origin a request may travel: it names the outermost zone that may see the request.
 
     zone    edge    a device of the fleet          pin    edge    edges only
             site    on the premises                       site    edges and the site's own targets
             cloud   anywhere else                         any     no limit
 
-A pin is a promise about data, not a preference: whoever decides where a request goes leaves out all that is outside,
-and where nobody is left the caller is told, never served from further away. Of two pins the stricter counts.
+A pin is a promise about data, not a preference: placement leaves out every target outside the pin, and if no target is
+left the request is refused, never served from further away. Of two pins the stricter counts.
 """
 
 from __future__ import annotations

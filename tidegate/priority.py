@@ -1,9 +1,9 @@
-"""Who goes first: the earliest deadline, where a level of priority is worth a fixed stretch of deadline.
+"""Requests are ordered by the earliest deadline, where a level of priority is worth a fixed stretch of deadline.
 
-Strict levels (all of 1 before any of 2) starve whatever is low for as long as anything high keeps coming, and let an
+Strict levels (all of 1 before any of 2) starve low levels for as long as high ones keep coming, and let an
 unhurried important request overtake an ordinary one that is about to be late, for nothing. Here each level below the
 first moves a request's place in the order, not its deadline, back by LEVEL_S: among requests of like budgets a higher
-level always goes first, and nobody is passed by requests that came more than `levels · LEVEL_S` later.
+level always goes first, and no request is overtaken by one that came more than `levels · LEVEL_S` later.
 
 OIP's numbers: 1 is the highest, larger is lower, 0 means the default, which is DEFAULT_LEVEL so that a caller may ask
 for more as well as for less. A number that is no level counts as the default, as in Triton.
@@ -26,7 +26,7 @@ LEVEL_S = 5.0  # over twice the usual budget, so that levels are strict among or
 
 
 def level_of(priority: int) -> int:
-    """The level from 1 (first) to LAST_LEVEL that OIP's `priority` asks for."""
+    """The level from 1 (first) to LAST_LEVEL that OIP's `priority` means."""
     return priority if 1 <= priority <= LAST_LEVEL else DEFAULT_LEVEL
 
 

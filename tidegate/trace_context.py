@@ -1,14 +1,14 @@
-"""W3C Trace Context: which trace a request belongs to, and what is said of it onward.
+"""W3C Trace Context: the trace that a request belongs to, and the headers that pass it on.
 
 A `Trace` exists for each request where tracing is on; without it a caller's `traceparent` is passed on as it came. It
-is made of numbers and written out only where somebody is told, since most requests are told to nobody. Span ids of
-what happens within the request are counted up from its own, so that they need no further chance.
+is made of numbers and formatted only if it is exported or logged, since most traces never are. Span ids of the steps
+within the request are counted up from its own id, so that they need no further random numbers.
 
-    sampled   the caller's flag where there is a caller's trace, else a share of all, by the trace id alone: whoever
-              decides by the same rule decides alike
+    sampled   the caller's flag where there is a caller's trace, else a share of all, by the trace id alone: every
+              process with the same rule decides alike
     kept      its spans are made: it is sampled, or it turned out late, hedged or failed
 
-`current` is the request's that the code at hand works for; logs read it.
+`current` is the trace of the request that the running code works for; logs read it.
 
 Pure, but for the context variable. Source: W3C Trace Context (level 1); OpenTelemetry, TraceIdRatioBased.
 """
@@ -22,7 +22,7 @@ from typing import Final
 
 PARENT_KEY: Final = "traceparent"
 STATE_KEY: Final = "tracestate"
-MOST_STATE: Final = 512  # characters that the specification asks everybody to carry
+MOST_STATE: Final = 512  # characters that the specification requires every participant to propagate
 _SAMPLED: Final = 1
 _IDS: Final = 2**64 - 1
 _FORM: Final = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -71,7 +71,7 @@ def start_trace(bits: Bits, ratio: float) -> Trace:
 
 
 def join_trace(traceparent: str, tracestate: str, bits: Bits) -> Trace | None:
-    """The caller's trace with a span of our own; None where what he said is no traceparent."""
+    """The caller's trace with a span of our own; None if the value is no traceparent."""
     found = _FORM.fullmatch(traceparent)
     if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
         return None

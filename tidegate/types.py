@@ -1,9 +1,9 @@
-"""The request and its answer, as every part of Tidegate sees them.
+"""The request, its answer and the load report, as every part of Tidegate sees them.
 
 Tensors stay bytes from ingress to egress. The wire formats in front of the gateway (OIP over HTTP, OIP over gRPC,
-OpenAI) and behind it (link stream, OIP unary) all carry tensors as little-endian row-major bytes, so whoever only
-passes a request on never decodes an element: `Tensor.raw` is a view of what arrived. JSON numbers are turned into
-bytes once, at ingress.
+OpenAI) and behind it (link stream, OIP unary) all carry tensors as little-endian row-major bytes, so a process that
+only forwards a request never decodes an element: `Tensor.raw` is a view of the received bytes. JSON numbers are turned
+into bytes once, at ingress.
 
 Everything here is frozen and free of IO. Durations are seconds, instants are of the local monotonic clock. They are
 msgspec structs because a request makes some fifteen of them, and a frozen dataclass takes five times as long to make.
@@ -95,7 +95,7 @@ class RequestedOutput(msgspec.Struct, frozen=True):
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """What a caller asked, whatever protocol it came by. No `outputs` means all of them."""
+    """One inference request, whichever protocol it came by. No `outputs` means all outputs."""
 
     model_name: str
     inputs: tuple[Tensor, ...]
@@ -127,14 +127,14 @@ class InferResponse(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A far side's word that it queued the request; durations count from when it said so, without the link."""
+    """The acknowledgement that a target queued the request; durations count from its sending, without the link."""
 
     queue_ahead: int
     finish_in_s: float
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """How busy a target is. (epoch, sequence) orders reports that come by any road: answers, link frames, MQTT."""
+    """How busy a target is. (epoch, sequence) orders reports that come by any path: answers, link frames, MQTT."""
 
     epoch: int
     sequence: int
@@ -144,31 +144,31 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request with all its caller said about serving it; a layer that learns more passes a changed one down."""
+    """A request with everything that its caller required; a layer that learns more passes a changed copy down."""
 
     request: InferRequest
     protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link"
     arrived_at: float
-    deadline: float | None = None  # an instant; None until someone knows a budget
+    deadline: float | None = None  # an instant; None until a budget is known
     priority: int = 0  # 1 is highest, 0 means the default
     variant: str = ""  # a demanded variant, e.g. "fp32"; "" takes any
     headers: Mapping[str, str] = _NOTHING  # lower-case names; only those a layer may need
     on_accepted: Callable[[Accepted], None] | None = None
-    pin: Pin = "any"  # how far it may go
+    pin: Pin = "any"  # the outermost zone that it may reach
     min_quality: float = 0.0  # of the variant that answers, 0 takes any
-    tenant: str = ""  # who pays: by the caller's own word, or by its identity's; "" is nobody in particular
-    identity: Identity | None = None  # who was let in; None where nobody has to say who they are
-    attested: bool = False  # only targets whose evidence was verified will do
-    defer: bool = False  # a ticket will do where a device has no good answer now; a gateway has no tickets
+    tenant: str = ""  # whose quota is charged: as the caller states or its identity proves; "" if none
+    identity: Identity | None = None  # the authenticated caller; None without authentication
+    attested: bool = False  # only targets with verified evidence qualify
+    defer: bool = False  # a ticket is accepted if a device has no good answer now; a gateway gives no tickets
     trace: Trace | None = None  # where tracing is on
 
     def budget_s(self, now: float) -> float | None:
-        """What is left of the deadline, possibly negative; None without one."""
+        """The time left until the deadline, possibly negative; None without a deadline."""
         return None if self.deadline is None else self.deadline - now
 
     def due(self, deadline: float) -> Call:
         """The same call with its deadline fixed. Spelled out, since `replace` costs several times as much."""
-        return Call(
+        return Call(  # positional: hot path
             self.request,
             self.protocol,
             self.arrived_at,
@@ -188,7 +188,7 @@ class Call(msgspec.Struct, frozen=True):
 
     def traced(self, trace: Trace) -> Call:
         """The same call as a part of this trace. Spelled out, as above."""
-        return Call(
+        return Call(  # positional: hot path
             self.request,
             self.protocol,
             self.arrived_at,
@@ -237,7 +237,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hedged: bool = False
     fallback: bool = False
     degraded: bool = False
-    provisional: bool = False  # the model was not sure of it, and nobody better answered in time
+    provisional: bool = False  # the model was not sure of it, and no better answer came in time
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -250,8 +250,8 @@ class Reply(msgspec.Struct, frozen=True):
     batch_size: int = 1
     variant: str = ""
     load: LoadReport | None = None
-    attested: str = ""  # the evidence that it rests on, where that was required
-    request_id: str = ""  # what the gateway calls the request, for whoever asks about it later
-    batch_wait_s: float = 0.0  # of the stage `queue`: beside a free worker, for company in its batch
+    attested: str = ""  # the evidence that the answer rests on, if it was required
+    request_id: str = ""  # the gateway's id of the request, for later queries
+    batch_wait_s: float = 0.0  # of the stage `queue`: beside a free worker, for batch-mates
     link_out_s: float = 0.0  # of the stage `link`: the way there
-    traceparent: str = ""  # its trace, where its caller may find it
+    traceparent: str = ""  # the trace under which its caller may find it

@@ -67,16 +67,25 @@ log = structlog.get_logger("scheduler")
 
 
 class PoolScheduler:
-    """Runs inside `async with`. Give it lanes with `open` and workers with `attach`; then `submit`."""
+    """Runs inside `async with`. Give it lanes with `open` and workers with `attach`; then `submit`.
 
-    def __init__(self, standby: Standby | None = None, allotment: DeviceArbiter | None = None) -> None:
+    Args:
+        on_traced: called with each batch that has sampled members, and the name of the worker that computed it.
+    """
+
+    def __init__(
+        self,
+        standby: Standby | None = None,
+        allotment: DeviceArbiter | None = None,
+        *,
+        on_traced: Callable[[Batch, list[Trace], str], None] = lambda _batch, _members, _worker: None,
+    ) -> None:
         self.seats = WorkerSlots(standby)
         self.refused = 0  # since the start, for a full queue or a wait that was too long
         self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
         self.queues = InstanceQueues()
         self.batches = BatchCounts()
-        # Told of each batch with sampled members, and on which worker it was computed.
-        self.on_traced: Callable[[Batch, list[Trace], str], None] = lambda _batch, _members, _worker: None
+        self._on_traced = on_traced
         self.allotment = allotment or DeviceArbiter()
         self._waiting = PendingParts(self.seats)
         self._retries = BatchRetries(self._waiting)
@@ -368,7 +377,7 @@ class PoolScheduler:
         batch.parts[0].job.queue.batcher.took(now - batch.began_at)
         self.batches.took(batch)
         if members := batch.traces():
-            self.on_traced(batch, members, seat.name)
+            self._on_traced(batch, members, seat.name)
         batch.lane.count(batch.rows, computed.compute_s, utc_s=clock.utc_s())
         seat.saw(batch, now)
         self.allotment.passed(batch, computed.peak_bytes)

@@ -1,21 +1,21 @@
-"""Coalescing: requests with the same input that are here at the same time share one place in the queue.
+"""Coalescing lets requests with the same input that are here at the same time share one place in the queue.
 
-A camera that resends a frame, a page that everybody searches for: the second wants what the first is about to get. It
-waits for the first's answer, takes no room in the queue and no row in a batch.
+A camera resends a frame, many users search for the same page: the second request needs the answer that the first is
+about to get. It waits for that answer, takes no room in the queue and no row in a batch.
 
     ask ─▶ as urgent as one of its twins' places, or less?  ─ yes ─▶ waits for the first answer of any of them
                       │ no
                       └▶ takes a place of its own, and its twins may have its answer as well
 
-So the earliest deadline rules: who is more urgent is not held up by a twin that can wait, and takes it along. When one
-place has an answer, all twins have it, and other places are given back.
+So the earliest deadline rules: a more urgent request is not held up by a twin that can wait, and takes it along. When
+one place has an answer, all twins have it, and other places are given back.
 
-Invariants: each caller is answered once, and leaving touches no other. Only a place that is for nobody any more is
-given back. Who is refused because the most urgent twin would be late is asked for again in the name of those with more
+Invariants: each caller is answered once, and leaving touches no other. Only a place that no caller needs any more is
+given back. When a place is refused because the most urgent twin would be late, another is taken for the twins with more
 time. Nothing is kept once the last has its answer: this is no cache.
 
-It can be wrong for a model with chance or memory in it, so a manifest must ask for it; and who measures times can tell
-that somebody else asked the same just now, so it is not for inputs that are secrets between tenants.
+It can be wrong for a model with chance or memory in it, so a manifest must ask for it; and a caller that measures times
+can tell that the same input was sent by another just now, so it is not for inputs that are secrets between tenants.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Caller:
 
 @dataclass(slots=True, eq=False)
 class _SharedRequest:
-    """Those with one input in one lane, and their places in the queue, each with what was asked for there."""
+    """The callers with one input for one model instance, and their places in the queue, each with its request."""
 
     callers: list[_Caller] = field(default_factory=list)
     places: dict[asyncio.Task[PoolResult], PoolRequest] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _SharedRequest:
 
 
 class Coalescer:
-    """Mutable. `submit` is the scheduler's; `spared` counts those who needed no place of their own."""
+    """Mutable. `submit` is the scheduler's; `spared` counts the requests that needed no place of their own."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
@@ -118,7 +118,7 @@ class Coalescer:
     def _was_late(
         self, name: tuple[str, bytes], twins: _SharedRequest, error: DeadlineExceeded, late: PoolRequest
     ) -> None:
-        """Those with no more time are late as well; for the others there is a place, or it is taken now."""
+        """Fail the callers with no more time as well; for the others there is a place, or it is taken now."""
         waiting = [caller for caller in twins.callers if not caller.answer.done()]
         for caller in waiting:
             if caller.ask.deadline <= late.deadline:
@@ -129,7 +129,7 @@ class Coalescer:
             self._take_place(name, twins, replace(others[0].ask, deadline=urgency.deadline, priority=urgency.priority))
 
     def _end(self, name: tuple[str, bytes], twins: _SharedRequest) -> None:
-        """Nobody of them waits any more: whoever comes now is of another time."""
+        """End this group: none of its callers waits any more, and a caller that comes now begins another."""
         if self._twins.get(name) is twins:
             del self._twins[name]
         places, twins.places = list(twins.places), {}
@@ -142,5 +142,5 @@ def _urgency(ask: PoolRequest) -> Urgency:
 
 
 def _as_of(caller: _Caller, answer: PoolResult, asked: PoolRequest) -> PoolResult:
-    """What is the caller's own of an answer that is everybody's: how long it waited."""
+    """The shared answer with the caller's own waiting time."""
     return replace(answer, queue_s=max(0.0, answer.queue_s - (caller.ask.arrived_at - asked.arrived_at)))

@@ -1,8 +1,8 @@
-"""The memories: the state of every live sequence of the pool's models, and whose turn it is within each.
+"""The sequence states keep the state of every live sequence of the pool's models, and run its steps one by one.
 
 `cloud_pool/core/batching/sequences.py` decides; this adds what needs a loop: a lock for each sequence, so that its
-steps go one after another, and a timer that sweeps when the next one has been idle for long enough, whether anybody
-comes or not.
+steps go one after another, and a timer that sweeps when the next one has been idle for long enough, whether a
+request comes or not.
 
 A model without `sequence` in its manifest remembers nothing, and a sequence's parameters are ignored, as Triton does.
 A request of a model with it that belongs to no sequence is one step from zeros, or from the state that it brings.

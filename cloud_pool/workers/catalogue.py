@@ -1,7 +1,7 @@
-"""What this pool serves: from the repository, the configured models and the wished-for precision, to loadable variants.
+"""The catalogue lists what a pool serves: the loadable variants of the configured models in the configured precision.
 
-Each model is served in its highest version, in those of its pool variants that have the wished-for precision, and
-behind them those of the further precisions, for callers who demand them; or, if it has none of these, in all of them:
+Each model is served in its highest version, in those of its pool variants that have the configured precision, and
+behind them those of the further precisions, for callers that demand them; or, if it has none of these, in all of them:
 the variant's name is declared in every offer and answer, so this is never silent. A model that is named in the
 configuration must be there; without names, everything with a pool variant is served.
 

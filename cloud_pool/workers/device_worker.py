@@ -1,6 +1,6 @@
-"""A worker: a process on a device that holds every model of the pool there, one batch at a time.
+"""A device worker is a process on a device that holds every model of the pool and computes one batch at a time.
 
-How many there are, and where, is said in `cloud_pool/core/sharing/worker_layout.py`. This is a thin use of
+`cloud_pool/core/sharing/worker_layout.py` decides how many there are, and where. This is a thin use of
 `WorkerProcess`: it adds what a device needs (where to load to, how many threads) and a guard against a worker that
 neither answers nor dies, which a driver or a kernel can make of any process: after what the caller thinks far too long
 for one call (`cloud_pool/core/health/watchdog.py`), and `hang_timeout_s` at most, it is ended, and that is then a death
@@ -28,7 +28,7 @@ from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, Work
 
 
 class EngineProcess(Protocol):
-    """What is asked of `tidegate.workers.process.WorkerProcess`."""
+    """The part of `tidegate.workers.process.WorkerProcess` that a device worker uses."""
 
     @property
     def alive(self) -> bool: ...
@@ -80,7 +80,7 @@ class DeviceWorker:
         self._threads = threads
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
-        self.loaded = LoadResult(0.0)  # the last word on what it holds
+        self.loaded = LoadResult(0.0)  # the last report of what it holds
         self._hung = asyncio.Event()
         self._hung_for_s = 0.0
 

@@ -1,11 +1,11 @@
-"""The steward: looks after the workers every few seconds, and does what the pure cores decide.
+"""The health controller looks at the workers every few seconds, and does what the pure cores decide.
 
     read       what each worker computed, holds and used since the last look, and how full the memory is
     health     is one of them not what it was?                            cloud_pool/core/health/worker_health.py
     recycling  then is it replaced now, and is there memory to start its successor first?   recycling.py, replica.py
     control    batch cap, concurrency, precision                          cloud_pool/core/health/adaptive_control.py
 
-It never touches a request: everything that it does, it does to the scheduler's limits or to a slot. Whatever it does
+It never touches a request: everything that it does, it does to the scheduler's limits or to a replica. Whatever it does
 is one log line and one count with the reason (`turns`, `recycles`), which `cloud_pool/metrics.py` prints.
 """
 
@@ -28,6 +28,7 @@ from cloud_pool.scheduling.worker_slots import ComputedBatch, WorkerSlot
 from cloud_pool.workers.replica import Replica
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
+from tidegate.estimate.quantiles import nearest_rank
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.recycling import Recycling, RecyclingCandidate
 from tidegate.workers.vitals import ProcessUsage, free_bytes, read_process
@@ -41,7 +42,7 @@ log = structlog.get_logger("steward")
 
 @dataclass(slots=True)
 class _ReplicaWatch:
-    """One life of a worker under watch, and what its counters showed last."""
+    """One incarnation of a worker under watch, and what its counters showed last."""
 
     health: WorkerHealth
     served_most: float
@@ -56,7 +57,7 @@ class HealthController:
     Args:
         recycling: None never recycles.
         full_cost_ratio: how much longer the full variants compute than the lesser ones.
-        on_turn: called after knobs were turned.
+        on_turn: called after limits were changed.
     """
 
     def __init__(
@@ -176,8 +177,8 @@ class HealthController:
         readings = ControlReadings(
             self.busy_ratio,
             self.memory_ratio,
-            answers[int(0.99 * len(answers))] if len(answers) >= _FEWEST_ANSWERS else None,
-            took_s[int(0.99 * len(took_s))] if took_s else 0.0,
+            nearest_rank(answers, 0.99) if len(answers) >= _FEWEST_ANSWERS else None,
+            nearest_rank(took_s, 0.99) if took_s else 0.0,
             max(1, workers),
             self._full_cost_ratio(),
         )

@@ -1,49 +1,37 @@
-"""A slot: a place for a worker (a device, threads, cores), and one life after another in it.
+"""A replica: a place for a pool worker (a device, threads, cores), and one incarnation after another in it.
 
-    loading → warming → ready → (it died or hung) → loading → …       after CRASH_LOOP lives without health: bad
-                          ↑  └─ (recycled) ─┐
-                          └─────────────────┘
-
-Each life is loaded and warm before it gets a batch. A slot's first life must succeed: an artefact that does not load is
-a reason not to start, told by name. Restarts wait a full-jitter backoff, which is forgotten after HEALTHY_S of service;
-`bad` is still tried.
-
-A healthy worker can be replaced by a fresh one (`recycle`), with nobody refused for it: the old one ends its batch and
-gets no other. Where memory allows, its successor is started first and takes over when it is warm; if it does not come
-up, the old one stays. Otherwise the old one goes first, and what waits is served by the others or waits.
+Restarts, crash loops and replacement are `tidegate/workers/supervised.py`; a replica says what they mean to a pool. A
+warm worker is attached to the scheduler, a lost one detached, and one that is recycled ends its batch and gets no
+other; what waits is then served by the other workers, or waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.device_worker import DeviceWorker, StartProcess
-from cloud_pool.workers.incarnation import Incarnation
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
-from tidegate import clock
 from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancel_and_wait
-from tidegate.runtime.process import StartError
-
-CRASH_LOOP = 3
-HEALTHY_S = 30.0
+from tidegate.workers.incarnation import Incarnation
+from tidegate.workers.supervised import SupervisedWorker
 
 log = structlog.get_logger("supervisor")
 
 
 class Replica:
-    """Mutable: `state`, and what `live` does. Does nothing until `live` runs.
+    """Mutable: its worker's state, and what `live` does. Does nothing until `live` runs.
 
     Args:
         standby: whether its workers are a reserve (`cloud_pool/core/health/standby.py`).
         prepare: loads and warms everything, and says when it begins to warm what was never measured; returns the
-            seconds that a later life should need for it.
+            seconds that a later incarnation should need for it.
         on_change: called after each change of `state`.
     """
 
@@ -63,142 +51,93 @@ class Replica:
     ) -> None:
         self.place = place
         self.standby = standby
-        self.state: ModelState = "loading"
-        self.ready_once = asyncio.Event()
-        self.current: Incarnation | None = None
-        self._count = 0
         self._scheduler = scheduler
         self._start_process = start_process
         self._prepare = prepare
-        self._backoff = backoff
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
         self._memory_limit = memory_limit
         self._on_change = on_change
-        self._lives: set[Incarnation] = set()
-        self._wish: asyncio.Future[bool] | None = None
-        self._recycled: asyncio.Future[bool] | None = None
+        self._supervised = SupervisedWorker[DeviceWorker](
+            self,
+            start=self._started,
+            name_of=lambda number: f"{place.name}.{number}",
+            backoff=backoff,
+            cannot_start="the pool cannot start",
+        )
+
+    @property
+    def state(self) -> ModelState:
+        return self._supervised.state
+
+    @property
+    def ready_once(self) -> asyncio.Event:
+        """Set when a worker has been ready here for the first time."""
+        return self._supervised.ready_once
+
+    @property
+    def current(self) -> Incarnation[DeviceWorker] | None:
+        """The incarnation that serves, or served last; None before the first."""
+        return self._supervised.current
 
     async def live(self) -> None:
-        """One life after another, for ever. Raises StartError when the first one fails."""
-        try:
-            life = await self._next()
-            while True:
-                self._serve(life)
-                life = await self._until_next(life)
-        finally:
-            for one in self._lives:
-                await one.end()
+        """Run one incarnation after another, for ever. Raises StartError when the first one fails."""
+        await self._supervised.live()
 
     async def recycle(self, *, successor_first: bool) -> bool:
         """Replace the worker that serves by a fresh one, and wait for it; False if that did not come to be."""
-        if self._wish is None or self._wish.done() or self.state != "ready":
-            return False
-        self._recycled = asyncio.get_running_loop().create_future()
-        self._wish.set_result(successor_first)
-        return await self._recycled
+        return await self._supervised.replace(successor_first=successor_first)
 
-    def _begin(self) -> Incarnation:
-        self._count += 1
-        life = Incarnation(
-            f"{self.place.name}.{self._count}",
-            self.place,
-            start_process=self._start_process,
-            prepare=lambda worker: self._prepare(worker, lambda: self._become("warming")),
-            paced_slow=self._paced_slow,
-            hang_timeout_s=self._hang_timeout_s,
-        )
-        self._lives.add(life)
-        life.begin()
-        return life
+    # what the supervised worker needs of its owner (`tidegate.workers.supervised.WorkerOwner`)
 
-    async def _next(self) -> Incarnation:
-        """A life that is ready, after as many as it takes."""
-        while True:
-            life = self._begin()
-            if await life.is_ready():
-                return life
-            await self._lost(life)
+    async def prepare(self, worker: DeviceWorker) -> float:
+        return await self._prepare(worker, lambda: self._supervised.become("warming"))
 
-    def _serve(self, life: Incarnation) -> None:
-        self._attach(life)
-        if self.current not in (None, life):
-            log.info("worker back", worker=life.name)
-        self.current, self._wish = life, asyncio.get_running_loop().create_future()
-        self._become("ready")
-        self.ready_once.set()
-        if self._recycled is not None and not self._recycled.done():
-            self._recycled.set_result(True)
+    async def end_of(self, worker: DeviceWorker) -> str:
+        return await worker.end()
 
-    def _attach(self, life: Incarnation) -> None:
-        """Its worker may be fed, with what it holds taken into account."""
-        assert life.worker is not None
-        worker, loaded = life.worker, life.worker.loaded
+    def serve(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        """Attach the worker to the scheduler, with what it holds of its device taken into account."""
+        assert incarnation.worker is not None
+        name, worker, loaded = incarnation.name, incarnation.worker, incarnation.worker.loaded
         limit_bytes, held_bytes = self._memory_limit.of(loaded.device_bytes), loaded.held_bytes or 0
-        self._scheduler.allotment.join(life.name, worker.memory_of, held_bytes=held_bytes, limit_bytes=limit_bytes)
-        self._scheduler.attach(life.name, worker.infer, restart_s=life.restart_s, standby=self.standby)
+        self._scheduler.allotment.join(name, worker.memory_of, held_bytes=held_bytes, limit_bytes=limit_bytes)
+        self._scheduler.attach(name, worker.infer, restart_s=incarnation.restart_s, standby=self.standby)
 
-    async def _until_next(self, life: Incarnation) -> Incarnation:
-        """Wait for a reason for another life than this one, and then until that is ready."""
-        assert self._wish is not None
-        over = asyncio.create_task(life.wait_over(), name=f"worker {life.name} is over")
-        try:
-            await asyncio.wait((over, self._wish), return_when=asyncio.FIRST_COMPLETED)
-            if over.done():
-                over.result()
-        finally:
-            await cancel_and_wait(over)
-        if not life.over and self._wish.result():
-            return await self._handed_over(life)
-        if not life.over:
-            await self._ended(life)
-            return await self._next()
-        await self._lost(life)
-        return await self._next()
+    def back(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        log.info("worker back", worker=incarnation.name)
 
-    async def _handed_over(self, life: Incarnation) -> Incarnation:
-        """Its successor, warm, with itself ended; or itself, if there came none."""
-        fresh = self._begin()
-        if await fresh.is_ready():
-            self._attach(fresh)
-            await self._ended(life)
-            return fresh
-        log.warning("successor lost", worker=life.name, reason=fresh.reason)
-        self._lives.discard(fresh)
-        self._no_recycle()
-        return life
+    def successor_lost(self, incarnation: Incarnation[DeviceWorker], successor: Incarnation[DeviceWorker]) -> None:
+        log.warning("successor lost", worker=incarnation.name, reason=successor.reason)
 
-    async def _ended(self, life: Incarnation) -> None:
-        """It has done what it had, and is gone."""
-        await self._scheduler.retire(life.name)
-        self._scheduler.detach(life.name, f"worker {life.name} is recycled")
-        await life.end()
-        self._lives.discard(life)
+    def ending(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        """Nothing: the scheduler is told once the process is reaped (`lost`)."""
 
-    async def _lost(self, life: Incarnation) -> None:
-        """It ended by itself: say so, and wait as long as that takes."""
-        self._scheduler.detach(life.name, life.reason)
-        self._lives.discard(life)
-        self._no_recycle()
-        if not self.ready_once.is_set():
-            raise StartError(f"the pool cannot start: {life.reason}")
-        if life.served_s >= HEALTHY_S:
-            self._backoff.reset()
-        delay_s = self._backoff.next_delay_s()
-        self._become("bad" if self._backoff.failures >= CRASH_LOOP else "loading")
-        words = {"worker": life.name, "reason": life.reason, "restart_in_s": round(delay_s, 3), "state": self.state}
-        log.warning("worker lost", **words)
-        await clock.sleep(delay_s)
+    def lost(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        self._scheduler.detach(incarnation.name, incarnation.reason)
 
-    def _no_recycle(self) -> None:
-        if self._recycled is not None and not self._recycled.done():
-            self._recycled.set_result(False)
+    def restarting(self, incarnation: Incarnation[DeviceWorker], delay_s: float) -> None:
+        words = {"worker": incarnation.name, "reason": incarnation.reason, "restart_in_s": round(delay_s, 3)}
+        log.warning("worker lost", **words, state=self.state)
 
-    def _become(self, state: ModelState) -> None:
-        if state != self.state:
-            self.state = state
-            self._on_change()
+    async def retire(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        await self._scheduler.retire(incarnation.name)
+        self._scheduler.detach(incarnation.name, f"worker {incarnation.name} is recycled")
+
+    def changed(self) -> None:
+        self._on_change()
+
+    @asynccontextmanager
+    async def _started(self, name: str) -> AsyncIterator[DeviceWorker]:
+        async with self._start_process(name, self.place.cores) as process:
+            yield DeviceWorker(
+                process,
+                device=self.place.device,
+                threads=self.place.threads,
+                hang_timeout_s=self._hang_timeout_s,
+                paced_slow=self._paced_slow,
+            )
 
     def __repr__(self) -> str:
         reserve = ", in reserve" if self.standby else ""
-        return f"<Replica {self.place.name} {self.state}, life {self._count}{reserve}>"
+        return f"<Replica {self.place.name} {self.state}, life {self._supervised.count}{reserve}>"

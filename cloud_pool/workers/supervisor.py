@@ -1,10 +1,11 @@
-"""The supervisor: the pool's workers, each in a slot of its own, and what they have in common.
+"""The supervisor runs the pool's workers, each in a replica of its own, and measures what each variant costs.
 
-The first slot starts first and measures what every variant costs here, undisturbed; then the others start together.
-The pool is ready when every slot has been ready once, and stays ready for as long as one is: a worker that dies
+The first replica starts first and measures what every variant costs here, undisturbed; then the others start together.
+The pool is ready when every replica has been ready once, and stays ready for as long as one is: a worker that dies
 touches only its own batch (`replica.py`), and the others take over what waits.
 
-While there is no worker at all the scheduler holds those who can wait and refuses the others (`PoolScheduler.detach`).
+While there is no worker at all the scheduler holds the requests that can wait and refuses the others
+(`PoolScheduler.detach`).
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class PoolSupervisor:
 
     Args:
         places: one worker for each; the last `standby` of them are a reserve.
-        start_process: makes a worker process of a name on some cores; entered for each life.
-        new_backoff: makes the waits between the lives of one slot.
+        start_process: makes a worker process of a name on some cores; entered for each incarnation.
+        new_backoff: makes the waits between the incarnations of one replica.
         memory_limit: of each device; what cannot fit is refused before it is loaded.
         warmup_budget_s: for measuring, shared by all variants.
         on_change: called after each change of `state`.
-        on_progress: told in words what a start is at.
+        on_progress: called with words for what a start is at.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PoolSupervisor:
         self._warmup_budget_s = warmup_budget_s
         self._on_change = on_change
         self._on_progress = on_progress
-        self._told: ModelState = "loading"
+        self._reported: ModelState = "loading"
         self._tasks: list[asyncio.Task[None]] = []
         self.slots = tuple(
             Replica(
@@ -82,14 +83,14 @@ class PoolSupervisor:
                 paced_slow=paced_slow,
                 hang_timeout_s=hang_timeout_s,
                 memory_limit=memory_limit,
-                on_change=self._tell,
+                on_change=self._report,
             )
             for n, place in enumerate(places)
         )
 
     @property
     def state(self) -> ModelState:
-        """That of the slot that is best off."""
+        """The best state of any replica."""
         return min((slot.state for slot in self.slots), key=_BEST_FIRST.index)
 
     async def __aenter__(self) -> Self:
@@ -105,13 +106,13 @@ class PoolSupervisor:
         await cancel_and_wait(*self._tasks)
 
     async def failed(self) -> None:
-        """Wait for the end of a supervision itself, which never comes but by a defect: raises that."""
+        """Wait for the end of a supervision itself, which only a defect brings: raises it."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     async def _start(self, slots: Sequence[Replica]) -> None:
-        """Start the lives in these slots and wait until each has been ready. Raises StartError."""
+        """Start the workers of these replicas and wait until each has been ready. Raises StartError."""
         for slot in slots:
             self._tasks.append(asyncio.create_task(slot.live(), name=f"slot {slot.place.name}"))
         ready = asyncio.create_task(_all_ready(slots), name="first start")
@@ -124,7 +125,7 @@ class PoolSupervisor:
             await cancel_and_wait(ready)
 
     async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
-        """Load and warm everything; returns the seconds that a later life should need for it."""
+        """Load and warm everything; returns the seconds that a later incarnation should need for it."""
         began_at = clock.now()
         for loadable in self._loadables:
             self._on_progress(f"loading {loadable.key}")
@@ -157,9 +158,9 @@ class PoolSupervisor:
             lane.memory.footprint.record(units, peak_bytes)
         self._scheduler.open(lane)
 
-    def _tell(self) -> None:
-        if self.state != self._told:
-            self._told = self.state
+    def _report(self) -> None:
+        if self.state != self._reported:
+            self._reported = self.state
             self._on_change()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The server that the example's client asks; yours would be your own."""
+"""The server that the example's client asks; your tests would start your own."""
 
 import socketserver
 import threading

@@ -13,7 +13,6 @@ import errno
 import os
 import platform
 import shutil
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +33,7 @@ from tidegate.fleet.topics import Topics
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, PublishAck
+from tidegate.runtime.ports import is_free
 from tidegate.runtime.process import StartError
 from tidegate.security.certificate_identity import CertificateIdentity, alternative_names, identity_of
 from tidegate.security.tls import Tls, tls_of
@@ -145,22 +145,12 @@ def _ports(config: EdgeConfig, agents: Any) -> list[DoctorFinding]:
         diagnosis.port(
             f"{door}_port",
             format_address(config.host, port),
-            free=_is_free(config.host, port),
+            free=is_free(config.host, port),
             ours=str(listens.get(door, "")).endswith(f":{port}"),
         )
         for door, port in keys.items()
         if port
     ]
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _certificate(config: EdgeConfig) -> tuple[Tls | None, DoctorFinding]:

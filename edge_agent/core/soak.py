@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tidegate.estimate.quantiles import nearest_rank
 from tidegate.rollout.plan import Soak
 
 FEW: Final = 20  # answers before a rate or a percentile means something
@@ -24,8 +25,7 @@ _MAX_STEP_S: Final = 60.0  # of one look at the clock; a device that slept did n
 
 def p95_s(times_s: Sequence[float]) -> float:
     """The time that 19 of 20 are within; of at least one."""
-    ordered = sorted(times_s)
-    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    return nearest_rank(sorted(times_s), 0.95)
 
 
 class ComputeTimes:

@@ -26,7 +26,7 @@ from tidegate.models.repository import version_key
 from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.rollout.desired import DesiredDocument, DesiredModel, decode_desired, desired_models
 from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, verify_document
-from tidegate.storage.atomic_file import write_durably
+from tidegate.storage.atomic_file import write_atomically
 
 _MAX_WORDS: Final = 300
 log = structlog.get_logger(__name__)
@@ -94,7 +94,7 @@ class TrustedDocuments:
         if held is not None and held.revision == desired.revision:
             return False
         self._write_trust(desired)
-        write_durably(self._path(scope), raw)
+        write_atomically(self._path(scope), raw, parents=True)
         self._keep(scope, desired, raw)
         log.info("a document is in force", scope=scope, revision=desired.revision)
         return True
@@ -117,7 +117,8 @@ class TrustedDocuments:
         keys = keys_after(desired, self._trusted)
         if keys != self._trusted:
             # Before the document: a cut in between lets the document come again, signed by the new keys as well.
-            write_durably(self.folder / "trust.json", msgspec.json.encode(_Trust(_stamp(self._pinned), dict(keys))))
+            content = msgspec.json.encode(_Trust(_stamp(self._pinned), dict(keys)))
+            write_atomically(self.folder / "trust.json", content, parents=True)
             self._trusted = keys
             log.warning("the keys that are trusted for documents have changed", keys=sorted(keys))
 

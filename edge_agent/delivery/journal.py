@@ -20,7 +20,7 @@ import structlog
 from msgspec.structs import replace
 
 from edge_agent.core.rollout_machine import Rollout
-from tidegate.storage.atomic_file import write_durably
+from tidegate.storage.atomic_file import write_atomically
 
 MAX_BLOCKED: Final = 64
 log = structlog.get_logger(__name__)
@@ -70,7 +70,7 @@ class DeploymentJournal:
         self._replace(replace(self._content, records=records))
 
     def _replace(self, content: _JournalContent) -> None:
-        write_durably(self.path, msgspec.json.encode(content))
+        write_atomically(self.path, msgspec.json.encode(content), parents=True)
         self._content = content
 
     def __repr__(self) -> str:

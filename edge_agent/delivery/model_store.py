@@ -26,7 +26,7 @@ import structlog
 from msgspec.structs import replace
 
 from tidegate.rollout.plan import Artefact, ModelPlan
-from tidegate.storage.atomic_file import link_durably, sync_folder, write_durably
+from tidegate.storage.atomic_file import link_atomically, move_durably, sync_folder, write_atomically
 
 SPARE_BYTES: Final = 4 * 1024 * 1024  # stays free for the journal, the epoch and whoever else lives here
 log = structlog.get_logger(__name__)
@@ -82,8 +82,7 @@ class ModelStore:
 
     def admit(self, digest: str) -> None:
         """The partial file is whole and right: it gets its name."""
-        os.replace(self.partial(digest), self.path(digest))
-        sync_folder(self._contents)
+        move_durably(self.partial(digest), self.path(digest))
 
     def missing_bytes(self, plan: ModelPlan) -> int:
         """What has to be fetched yet."""
@@ -146,8 +145,8 @@ class ModelStore:
     def commit(self, generation: Generation) -> None:
         """From now on, and after the next power cut, this is what runs."""
         name = f"{generation.number}.json"
-        write_durably(self._generations / name, msgspec.json.encode(generation))
-        link_durably(self.root / "current", f"generations/{name}")
+        write_atomically(self._generations / name, msgspec.json.encode(generation), parents=True)
+        link_atomically(self.root / "current", f"generations/{name}")
 
     def collect(self, in_use: Iterable[ModelPlan]) -> None:
         """Remove what no kept generation and none of these plans refers to.

@@ -27,7 +27,7 @@ from edge_agent.core.dial_policy import DialPlan
 from edge_agent.fleet.reachability import wait_until_open
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
-from tidegate.link.server import Answerer
+from tidegate.link.server import LinkServer
 from tidegate.link.service import LinkService
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
 from tidegate.runtime.backoff import Backoff
@@ -161,7 +161,7 @@ class _DialledGateway:
         self._draw = draw
         self._backoff = Backoff(draw, REDIAL_BASE_S, REDIAL_CAP_S)
         self._names = names
-        self._answerer: Answerer | None = None
+        self._server: LinkServer | None = None
         self._leaving = ""
         self._told = ""
         self._task = asyncio.create_task(self._keep_up(), name=f"dial {address}")
@@ -169,7 +169,7 @@ class _DialledGateway:
     @property
     def peer(self) -> str:
         """Who answers on the stream now; "" where there is none."""
-        return self._answerer.peer if self._answerer else ""
+        return self._server.peer if self._server else ""
 
     @property
     def done(self) -> bool:
@@ -179,8 +179,8 @@ class _DialledGateway:
         """Take nothing new, answer what is under way, end, and dial no more."""
         if not self._leaving:
             self._leaving = reason
-            if self._answerer is not None and self._answerer.peer:
-                self._answerer.leave(reason)
+            if self._server is not None and self._server.peer:
+                self._server.leave(reason)
             else:
                 self._task.cancel()
 
@@ -205,19 +205,19 @@ class _DialledGateway:
         # With its scheme: gRPC would take "unix:80" for a file.
         channel = self._dialler.open(f"dns:///{self._address}", DIAL_OPTIONS)
         stream = DialledStream(channel, self._metadata)
-        self._answerer = answerer = self._link.answerer(stream, dialled=True)
+        self._server = server = self._link.server_for(stream, dialled=True)
         try:
-            reason = explain_dial_error(await self._link.run(answerer))
+            reason = explain_dial_error(await self._link.run(server))
         except Exception as error:  # a defect of ours must not cost the gateway for good
             log.exception("a link that was dialled failed", address=self._address)
             reason = f"internal error: {type(error).__name__}"
         finally:
-            self._answerer = None
+            self._server = None
             stream.close()
             await channel.close(None)
-        if answerer.peer:
-            self._names[self._address] = answerer.peer
-        return answerer.peer, reason
+        if server.peer:
+            self._names[self._address] = server.peer
+        return server.peer, reason
 
     def _tell(self, peer: str, reason: str) -> None:
         """Once for each reason, until a stream stood: a gateway that is away is dialled once a second."""

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from tidegate.fleet.messages import MAX_EPOCH
-from tidegate.storage.atomic_file import write_durably
+from tidegate.storage.atomic_file import write_atomically
 
 # Before this the clock of a device without a battery is simply wrong; 2024 is older than this code.
 SANE_UTC_S: Final = (1_704_067_200.0, 4_102_444_800.0)  # 2024 to 2100
@@ -68,7 +68,7 @@ class EpochStore:
         return 0
 
     def _write(self, epoch: int) -> None:
-        write_durably(self.path, f"{epoch}\n".encode())
+        write_atomically(self.path, f"{epoch}\n".encode(), parents=True)
 
     def __repr__(self) -> str:
         return f"<EpochStore {self.path} at {self._current if self._current is not None else 'unread'}>"

@@ -52,6 +52,7 @@ class Forwarder:
 
     Args:
         live: whether requests are being answered just now.
+        uplink: what sends to a gateway; None while there is nothing.
     """
 
     def __init__(
@@ -60,14 +61,15 @@ class Forwarder:
         device: str,
         *,
         live: Callable[[], bool],
+        uplink: Callable[[], Uplink | None],
         drain: DrainPacer | None = None,
     ) -> None:
         self.drain = drain or DrainPacer()
         self.gateway = ""  # that things go to; "" while there is none
-        self.uplink: Uplink | None = None  # set once there is one
         self._store = store
         self._device = device
         self._live = live
+        self._uplink = uplink
         self._session = False
         self._begun = False  # whether the drain knows of this session
         self._there: dict[str, float] = {}  # gateways that take things, by when they were heard in this session
@@ -172,23 +174,23 @@ class Forwarder:
             self.drain.busy(receipt.busy_s, now)
 
     async def _ask(self) -> None:
-        now = clock.now()
-        if now < self._ask_at or self.uplink is None:
+        now, uplink = clock.now(), self._uplink()
+        if now < self._ask_at or uplink is None:
             return
         self._ask_at = now + ASK_S
         ids = await self._store.unanswered(self.gateway, MAX_IDS)
         if ids:
-            self.uplink.send_stored(StoredTopic.RESULT, self.gateway, encode_stored(Inquiry(self._device, tuple(ids))))
+            uplink.send_stored(StoredTopic.RESULT, self.gateway, encode_stored(Inquiry(self._device, tuple(ids))))
 
     async def _send(self) -> None:
-        budget = self.drain.budget(clock.now(), live=self._live())
-        if budget is None or self.uplink is None:
+        budget, uplink = self.drain.budget(clock.now(), live=self._live()), self._uplink()
+        if budget is None or uplink is None:
             return
         without = self.drain.held_back(clock.now())
         waiting = await self._store.waiting(budget.entries, without)
         for entry in self.drain.choose(waiting, budget, clock.now()):
             kind = StoredTopic.EVENT if entry.item.kind == "event" else StoredTopic.RESULT
-            if not self.uplink.send_stored(kind, self.gateway, encode_stored(forwarded_message(self._device, entry))):
+            if not uplink.send_stored(kind, self.gateway, encode_stored(forwarded_message(self._device, entry))):
                 # No session any more, or no room beside what is live. What has left is waited for; else again soon.
                 if not self.drain.under_way:
                     self.drain.busy(NO_ROOM_S, clock.now())

@@ -22,7 +22,7 @@ import structlog
 from edge_agent.config import EdgeConfig
 from edge_agent.core.connectivity import ModeChange
 from edge_agent.offline.connectivity_watch import ConnectivityWatch
-from edge_agent.offline.forwarder import Forwarder
+from edge_agent.offline.forwarder import Forwarder, Uplink
 from edge_agent.offline.queue_db import StoredItem
 from edge_agent.offline.store import OfflineStore
 from tidegate import clock
@@ -44,6 +44,7 @@ class OfflineService:
         session: whether there is one with the broker.
         links: how many link streams of gateways stand.
         live: whether requests are being answered.
+        uplink: what sends to a gateway; None while there is nothing.
         on_mode: called when the mode changed.
     """
 
@@ -54,6 +55,7 @@ class OfflineService:
         session: Callable[[], bool],
         links: Callable[[], int],
         live: Callable[[], bool],
+        uplink: Callable[[], Uplink | None],
         on_mode: Callable[[], None],
     ) -> None:
         self._config = config
@@ -70,7 +72,7 @@ class OfflineService:
             self.store = OfflineStore(
                 config.state_dir, max_bytes=bounds.max_bytes, max_rows=bounds.max_rows, on_lost=self._lost
             )
-            self.forwarder = Forwarder(self.store, config.name, live=live)
+            self.forwarder = Forwarder(self.store, config.name, live=live, uplink=uplink)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._events: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()

@@ -1,5 +1,4 @@
-"""What this device will serve: the models of its repository that may run on an edge, with artefacts that are what they
-say.
+"""The catalogue lists the models of a device's repository that may run on an edge, each with verified artefacts.
 
 Of each model one version is served, the highest where none is named; a small device has no memory for the others.
 Digests are checked before anything is loaded: a copy that was cut off would otherwise show as wrong answers, or as a

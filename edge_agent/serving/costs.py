@@ -1,4 +1,4 @@
-"""What models were measured to cost on this device, kept across restarts: measuring takes seconds.
+"""The cost store keeps what models were measured to cost on this device across restarts: measuring takes seconds.
 
 What was measured holds for one artefact, by its digest, on one processor with so many threads at one priority; what
 differs in any of these is measured. The engine is warmed all the same, so the first request is no slower, and a figure
@@ -24,6 +24,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.serving.runner import EngineWorker, Measure, Warm
 from tidegate import __version__
 from tidegate.models.manifest import Manifest, Variant
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.workers.warmup import CostPoints, measure, warm
 
 MOST: Final = 64
@@ -90,11 +91,8 @@ def _read(path: Path) -> dict[str, CostPoints]:
 
 def _write(path: Path, known: dict[str, CostPoints]) -> None:
     """Not synced to the disk: a file that a power cut has emptied is measured again."""
-    beside = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.encode(known))
-        os.replace(beside, path)
+        write_atomically(path, msgspec.json.encode(known), durable=False, parents=True)
     except OSError as error:
         log.warning("what models cost here is not kept: the next start measures again", reason=str(error))
 

@@ -18,6 +18,7 @@ from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
+from tidegate import clock
 from tidegate.metrics.families import counter, gauge, single
 from tidegate.metrics.serving import served_families
 
@@ -49,7 +50,7 @@ class EdgeMetrics:
         scheduler = self._scheduler
         yield single("tidegate_edge_queued", "Requests that wait.", scheduler.queued)
         yield single("tidegate_edge_in_flight", "Requests that are computed.", scheduler.in_flight)
-        yield single("tidegate_edge_queue_delay_seconds", "Predicted wait now.", scheduler.queue_delay_s())
+        yield single("tidegate_edge_queue_delay_seconds", "Predicted wait now.", scheduler.queue_delay_s(clock.now()))
         words = "Wait so far of who waits longest."
         yield single("tidegate_edge_queue_oldest_age_seconds", words, scheduler.oldest_age_s)
 

@@ -1,4 +1,4 @@
-"""The port at which Prometheus asks this device, where one is configured."""
+"""The metrics port serves the edge agent's metrics to Prometheus, where a port is configured."""
 
 from __future__ import annotations
 

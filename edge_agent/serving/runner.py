@@ -1,22 +1,16 @@
-"""One generation of one model: its worker process, kept alive.
+"""A runner: one generation of one model on an edge, with its worker process kept alive.
 
 ONNX Runtime does not give memory back when a session ends, and native code can take its process with it; so each
-model version gets a worker process of its own, and is replaced by ending that process. A runner starts it, loads
-every variant that may run on an edge, measures on this very device what they cost, and then waits for the worker's
-end to do it again:
-
-    loading → warming → ready → (the worker died or hung) → loading → …        after CRASH_LOOP lives without health:
-bad
-
-A restart waits a full-jitter backoff that is forgotten after HEALTHY_S of service. A restarted worker is only warmed:
-what its calls cost is known from the first life. `bad` is still tried, but nobody should expect it to come back soon.
+model version gets a worker process of its own, and is replaced by ending that process. A runner loads every variant
+that may run on an edge, measures on this very device what they cost, and then waits for the worker's end to do it
+again; states, backoff and crash loops are `tidegate/workers/supervised.py`. A restarted worker is only warmed: what
+its calls cost is known from the first incarnation.
 
 While there is no worker, calls fail with Unreachable at once: the gateway has other places, and a device that holds
 requests until it may be well again makes them all late. Calls that were inside the dead worker fail the same way,
-through it.
+through it. The state says so as soon as the worker has died, not when its process is reaped.
 
-A worker that is silent for `hang_timeout_s` during one call is taken as hung and ended. The first life must succeed:
-an artefact that does not load is a reason not to start, told by name.
+A worker that is silent for `hang_timeout_s` during one call is taken as hung and ended, which is a death like others.
 
 Source: docs/design/edge-state.md, "One worker process per generation" (memory, #26831) and "Rollouts and crash loops".
 """
@@ -33,28 +27,25 @@ from typing import Any, Protocol, Self
 import structlog
 from numpy.typing import NDArray
 
-from tidegate import clock
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
-from tidegate.outcome import ServeError, Unreachable
+from tidegate.outcome import Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
-from tidegate.runtime.process import StartError
+from tidegate.workers.incarnation import Incarnation
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
+from tidegate.workers.supervised import SupervisedWorker
 from tidegate.workers.warmup import CostPoints
 
-CRASH_LOOP = 3
-HEALTHY_S = 30.0
-WARMUP_TIMEOUT_S = 300.0  # measuring stops by itself much earlier; this is for a worker that hangs in it
 log = structlog.get_logger(__name__)
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 class EngineWorker(Protocol):
-    """What a runner asks of `tidegate.workers.process.WorkerProcess`."""
+    """The part of `tidegate.workers.process.WorkerProcess` that a runner uses."""
 
     @property
     def alive(self) -> bool: ...
@@ -82,7 +73,7 @@ class Runner:
     """Alive inside `async with`, which returns once the model is ready.
 
     Args:
-        start_worker: makes a worker process of a name; entered for each life.
+        start_worker: makes a worker process of a name; entered for each incarnation.
         measure, warm: first and later warm-ups (`tidegate.workers.warmup`).
         on_change: called after each change of `state`.
         generation: tells runners of one version apart, where models are rolled out; 0: of the static repository.
@@ -107,28 +98,33 @@ class Runner:
         self.generation = generation
         self.exits = 0  # of its workers, since it was entered
         self.last_exit = ""
-        self.state: ModelState = "loading"
         self._loadables = tuple(loadables)
-        self._start_worker = start_worker
         self._measure = measure
         self._warm = warm
-        self._backoff = backoff
         self._on_change = on_change
         self._threads = threads
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
         self._times: dict[str, ServiceTime] = {}
-        self._worker: EngineWorker | None = None
         self._unwanted = asyncio.Event()  # the worker is to be ended, ...
         self._why_unwanted = ""  # ... and why
         self._task: asyncio.Task[None] | None = None
-        self._life = 0
-        self._ready_once = asyncio.Event()
+        self._supervised = SupervisedWorker[EngineWorker](
+            self,
+            start=start_worker,
+            name_of=lambda number: f"{self.name}/{number}",
+            backoff=backoff,
+            cannot_start=f"model {self.name!r} cannot be served",
+        )
 
     @property
     def name(self) -> str:
         which = f"{self.manifest.name}:{self.manifest.version}"
         return f"{which}@{self.generation}" if self.generation else which
+
+    @property
+    def state(self) -> ModelState:
+        return self._supervised.state
 
     @property
     def folder(self) -> Path:
@@ -138,15 +134,17 @@ class Runner:
     @property
     def restarts(self) -> int:
         """Workers after the first."""
-        return max(0, self._life - 1)
+        return max(0, self._supervised.count - 1)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         return tuple(loadable.variant for loadable in self._loadables)
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._live(), name=f"runner {self.name}")
-        first_ready = asyncio.create_task(self._ready_once.wait(), name=f"start of {self.name}")
+        if any(variant.paced for variant in self.variants):
+            log.warning("nothing is computed: the model is paced, and answers with zeros", model=self.name)
+        self._task = asyncio.create_task(self._supervised.live(), name=f"runner {self.name}")
+        first_ready = asyncio.create_task(self._supervised.ready_once.wait(), name=f"start of {self.name}")
         try:
             await asyncio.wait((self._task, first_ready), return_when=asyncio.FIRST_COMPLETED)
             if self._task.done():
@@ -162,12 +160,12 @@ class Runner:
         await self._stop()
 
     async def park(self) -> None:
-        """End the worker and its supervision, but go on telling callers that the model is loading."""
+        """End the worker and its supervision; the model stays `loading` for its callers."""
         await self._stop()
-        self._become("loading")
+        self._supervised.become("loading")
 
     async def failed(self) -> None:
-        """Wait for the end of the supervision itself, which never comes but by a defect: raises that."""
+        """Wait for the end of the supervision itself, which only a defect brings: raises it."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
@@ -176,7 +174,7 @@ class Runner:
         return self._times[variant]
 
     def offer(self) -> ModelOffer:
-        """What the gateway is told of this model, with the costs as measured at warm-up."""
+        """What gateways hear of this model, with the costs as measured at warm-up."""
         offers = tuple(self._variant_offer(variant) for variant in self.variants)
         return ModelOffer(
             self.manifest.name, self.manifest.version, offers, state=self.state, digest=self.variants[0].sha256
@@ -206,7 +204,8 @@ class Runner:
     @property
     def pid(self) -> int | None:
         """Of the worker that serves; None while there is none."""
-        return self._worker.pid if self._worker is not None else None
+        worker = self._worker
+        return worker.pid if worker is not None else None
 
     @property
     def ready(self) -> bool:
@@ -221,50 +220,61 @@ class Runner:
         """Why it does not answer, for a caller to read."""
         return f"model {self.name!r} is {'restarting' if self.state == 'ready' else self.state} here"
 
-    async def _live(self) -> None:
-        while True:
-            reason, healthy_s = await self._one_life()
-            self.exits, self.last_exit = self.exits + 1, reason
-            if not self._ready_once.is_set():
-                raise StartError(f"model {self.name!r} cannot be served: {reason}")
-            if healthy_s >= HEALTHY_S:
-                self._backoff.reset()
-            delay_s = self._backoff.next_delay_s()
-            if self._backoff.failures >= CRASH_LOOP:
-                self._become("bad")
-            log.warning("worker lost", model=self.name, reason=reason, restart_in_s=round(delay_s, 3), state=self.state)
-            await clock.sleep(delay_s)
+    # what the supervised worker needs of its owner (`tidegate.workers.supervised.WorkerOwner`)
 
-    async def _one_life(self) -> tuple[str, float]:
-        """One worker from its start to its end; why it ended, and how long it served."""
-        ready_at: float | None = None
-        self._life += 1
-        if self._life == 1 and any(variant.paced for variant in self.variants):
-            log.warning("nothing is computed: the model is paced, and answers with zeros", model=self.name)
-        try:
-            async with self._start_worker(f"{self.name}/{self._life}") as worker:
-                async with asyncio.timeout(WARMUP_TIMEOUT_S):
-                    await self._load(worker)
-                ready_at = clock.now()
-                self._serve(worker)
-                reason = await self._end_of(worker)
-        except ServeError as error:
-            reason = error.message
-        except TimeoutError:
-            reason = f"its worker was not warm within {WARMUP_TIMEOUT_S:g} s"
-        except OSError as error:
-            reason = f"its worker could not be started: {error}"
-        finally:
-            self._worker = None
-        return reason, clock.now() - ready_at if ready_at is not None else 0.0
-
-    def _serve(self, worker: EngineWorker) -> None:
+    async def prepare(self, worker: EngineWorker) -> float:
+        await self._load(worker)
+        if not self._times:
+            self._supervised.become("warming")
+        for variant in self.variants:
+            if variant.name in self._times:
+                await self._warm(worker, variant.name, self.manifest, variant)
+            else:
+                points = await self._measure(worker, variant.name, self.manifest, variant)
+                self._times[variant.name] = ServiceTime(points)
         self._unwanted.clear()
-        self._worker = worker
-        self._become("ready")
-        if self._ready_once.is_set():
-            log.info("worker back", model=self.name)
-        self._ready_once.set()
+        return 0.0  # no call waits for a restart here
+
+    async def end_of(self, worker: EngineWorker) -> str:
+        """Wait until the worker has died or is not wanted any more."""
+        died = asyncio.create_task(worker.died(), name=f"end of {self.name}")
+        unwanted = asyncio.create_task(self._unwanted.wait(), name=f"replacement of {self.name}")
+        try:
+            await asyncio.wait((died, unwanted), return_when=asyncio.FIRST_COMPLETED)
+            return died.result() if died.done() else self._why_unwanted
+        finally:
+            await cancel_and_wait(died, unwanted)
+
+    def serve(self, incarnation: Incarnation[EngineWorker]) -> None:
+        """Nothing: `infer` uses the incarnation that serves."""
+
+    def back(self, incarnation: Incarnation[EngineWorker]) -> None:
+        log.info("worker back", model=self.name)
+
+    def ending(self, incarnation: Incarnation[EngineWorker]) -> None:
+        self._supervised.become("loading")  # now and not once it is reaped, which takes a second where it hangs
+
+    def lost(self, incarnation: Incarnation[EngineWorker]) -> None:
+        self.exits, self.last_exit = self.exits + 1, incarnation.reason
+
+    def restarting(self, incarnation: Incarnation[EngineWorker], delay_s: float) -> None:
+        words = {"model": self.name, "reason": incarnation.reason, "restart_in_s": round(delay_s, 3)}
+        log.warning("worker lost", **words, state=self.state)
+
+    async def retire(self, incarnation: Incarnation[EngineWorker]) -> None:
+        """Nothing: an edge replaces a worker by ending it (`recycle`), or by another runner."""
+
+    def successor_lost(self, incarnation: Incarnation[EngineWorker], successor: Incarnation[EngineWorker]) -> None:
+        """Nothing: as `retire`."""
+
+    def changed(self) -> None:
+        self._on_change(self)
+
+    @property
+    def _worker(self) -> EngineWorker | None:
+        """The worker that serves."""
+        incarnation = self._supervised.current
+        return incarnation.worker if incarnation is not None and incarnation.serving else None
 
     async def _load(self, worker: EngineWorker) -> None:
         outputs = tuple(spec.name for spec in self.manifest.outputs)
@@ -282,32 +292,6 @@ class Runner:
                     compile=variant.compile,
                 )
             )
-        if not self._times:
-            self._become("warming")
-        for variant in self.variants:
-            if variant.name in self._times:
-                await self._warm(worker, variant.name, self.manifest, variant)
-            else:
-                points = await self._measure(worker, variant.name, self.manifest, variant)
-                self._times[variant.name] = ServiceTime(points)
-
-    async def _end_of(self, worker: EngineWorker) -> str:
-        """Wait until the worker has died or is not wanted any more; leaving its `async with` then ends it."""
-        died = asyncio.create_task(worker.died(), name=f"end of {self.name}")
-        unwanted = asyncio.create_task(self._unwanted.wait(), name=f"replacement of {self.name}")
-        try:
-            await asyncio.wait((died, unwanted), return_when=asyncio.FIRST_COMPLETED)
-            self._worker = None
-            self._become("loading")  # now and not after the burial, which takes a second where the worker hangs
-            return died.result() if died.done() else self._why_unwanted
-        finally:
-            self._worker = None
-            await cancel_and_wait(died, unwanted)
-
-    def _become(self, state: ModelState) -> None:
-        if state != self.state:
-            self.state = state
-            self._on_change(self)
 
     def _variant_offer(self, variant: Variant) -> VariantOffer:
         time = self._times.get(variant.name)
@@ -326,4 +310,4 @@ class Runner:
             await cancel_and_wait(self._task)
 
     def __repr__(self) -> str:
-        return f"<Runner {self.name} {self.state} life {self._life}>"
+        return f"<Runner {self.name} {self.state} life {self._supervised.count}>"

@@ -1,4 +1,4 @@
-"""The runners of this device: which answer, which are coming, which are going.
+"""The runner set owns the runners of a device: those that answer, those that start, and those that end.
 
 A runner is a generation of one model (`runner.py`), and the host answers with the one that is routed. This file owns
 their lives, because they begin and end at different times while the agent runs: `start` a generation that nobody uses
@@ -53,7 +53,7 @@ class RunnerSet:
         await cancel_and_wait(*self._watches)
         assert self._defect is not None
         if self._defect.done():
-            self._defect.exception()  # whoever waited has it
+            self._defect.exception()  # the one that waited has it
         self._defect.cancel()
 
     async def failed(self) -> None:
@@ -63,14 +63,14 @@ class RunnerSet:
 
     @property
     def runners(self) -> tuple[Runner, ...]:
-        """All that live now."""
+        """All runners that live now."""
         return tuple(self._lives)
 
     def routed(self, model: str) -> Runner | None:
         return self._host.routed(model)
 
     async def start(self, entry: CatalogueEntry, generation: int = 0) -> Runner:
-        """A runner that is ready, and that nobody uses yet. Raises StartError."""
+        """Make a runner and wait until it is ready; no call uses it yet. Raises StartError."""
         return await self.enter(self._make(entry, generation))
 
     async def enter(self, runner: Runner) -> Runner:

@@ -1,16 +1,16 @@
-"""Who computes when: the one owner of the futures that callers wait on.
+"""The edge scheduler runs admitted requests in the order of the queue, and owns the futures that callers wait on.
 
 `edge_agent/core/edge_queue.py` decides; this file performs. It holds one job per admitted request, starts the work that
 the queue gives out, and arms one timer for the next request that will be too late. Whatever happens to a request, it
 happens here, once:
 
-- refused at the door: `run` raises before anything was queued;
+- refused at once: `run` raises before anything was queued;
 - cancelled while it waits: its place is free at once;
 - cancelled while it computes: a computation cannot be stopped, so the slot stays taken, and the result is dropped;
 - too late, waiting or computing: DeadlineExceeded at that moment, by a timer;
 - its worker is gone: `close` fails all that wait for it, and the work itself fails for the one that computes.
 
-Work runs in tasks of this object, never in the caller's, so that a caller who leaves does not take the computation
+Work runs in tasks of this object, never in the caller's, so that a caller that leaves does not take the computation
 with it and free a slot that the device still fills.
 
 Prior art: httpcore's connection pool (decide first, return what is owed, do it after).
@@ -58,13 +58,13 @@ class EdgeScheduler:
     """Runs work inside `async with`, in the order and within the bounds of its queue.
 
     Args:
-        on_moved: called when the number of those that wait has changed by MOVED since the last call.
+        on_moved: called when the number of waiting requests has changed by MOVED since the last call.
     """
 
     def __init__(self, queue: EdgeQueue, *, on_moved: Callable[[], None] = lambda: None) -> None:
         self._queue = queue
         self._on_moved = on_moved
-        self._told_queued = 0
+        self._reported_queued = 0
         self._ids = count(1)
         self._jobs: dict[int, _ScheduledWork] = {}  # waiting or computing
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,12 +94,13 @@ class EdgeScheduler:
 
     @property
     def oldest_age_s(self) -> float:
-        """How long whoever has waited longest is here; 0 while nobody waits."""
+        """The age of the request that has waited longest; 0 while none waits."""
         waits = [job.queued_at for job in self._jobs.values() if self._queue.is_waiting(job.ticket.id)]
         return clock.now() - min(waits) if waits else 0.0
 
-    def queue_delay_s(self) -> float:
-        return self._queue.queue_delay_s(clock.now())
+    def queue_delay_s(self, now: float) -> float:
+        """The predicted wait of a request that comes now."""
+        return self._queue.queue_delay_s(now)
 
     async def run(
         self,
@@ -114,8 +115,8 @@ class EdgeScheduler:
         """Await `work()` when its turn comes. `on_accepted` is called before that, once it has a place.
 
         Raises:
-            Overloaded: at the door.
-            DeadlineExceeded: at the door, or when its deadline came or could not be made any more.
+            Overloaded: at once.
+            DeadlineExceeded: at once, or when its deadline came or could not be made any more.
             Unreachable: this scheduler is not running, or `close` was called for its lane.
             Exception: whatever `work` raised.
         """
@@ -134,18 +135,18 @@ class EdgeScheduler:
             self._leave(ticket.id)
 
     def close(self, lane: str, reason: str) -> None:
-        """Fail all that wait for `lane` with Unreachable, since its worker is gone."""
+        """Fail all requests that wait for `lane` with Unreachable, since its worker is gone."""
         for ticket in self._queue.close(lane):
             self._refuse(ticket.id, Unreachable(reason))
         self._pump()
 
     async def drained(self) -> None:
-        """Return once nobody waits for an answer; a computation whose caller has left is not waited for."""
+        """Return once no caller waits for an answer; a computation whose caller has left is not waited for."""
         while answers := [job.answer for job in self._jobs.values() if not job.answer.done()]:
             await asyncio.wait(answers)
 
     def _pump(self) -> None:
-        """Answer whom it is too late for, start what may start, and arm the timer for the next."""
+        """Refuse what is too late, start what may start, and arm the timer for the next."""
         now = clock.now()
         for ticket in self._queue.expire(now):
             waited_ms = (now - self._jobs[ticket.id].queued_at) * 1e3
@@ -156,8 +157,8 @@ class EdgeScheduler:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._arm()
-        if abs(self._queue.queued - self._told_queued) >= MOVED:
-            self._told_queued = self._queue.queued
+        if abs(self._queue.queued - self._reported_queued) >= MOVED:
+            self._reported_queued = self._queue.queued
             self._on_moved()
 
     async def _compute(self, job: _ScheduledWork, started_at: float) -> None:
@@ -176,7 +177,7 @@ class EdgeScheduler:
             self._pump()
 
     def _refuse(self, ticket_id: int, error: ServeError) -> None:
-        """Answer one that has left the queue without being computed."""
+        """Refuse a request that has left the queue without being computed."""
         _fail(self._jobs.pop(ticket_id), error)
 
     def _leave(self, ticket_id: int) -> None:
@@ -205,5 +206,5 @@ def _fail(job: _ScheduledWork, error: Exception) -> None:
 
 
 def _give_up(job: _ScheduledWork) -> None:
-    """The deadline came during the computation: the caller hears it now, the slot stays taken until the end."""
+    """Fail a request whose deadline came during its computation; its slot stays taken until the end."""
     _fail(job, DeadlineExceeded("ran out of time while it was being computed"))

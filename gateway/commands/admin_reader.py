@@ -1,4 +1,4 @@
-"""What this package's commands read of a running gateway's admin port; where there is none, they end with words."""
+"""The admin reader fetches JSON and streams from a running gateway's admin port, or ends the command with an error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from tidegate.admin_client import WITHIN_S, Admin
 
 
 def read_admin(admin: str, path: str) -> Any:
-    """The JSON at `path` of the admin port."""
+    """Return the JSON at `path` of the admin port."""
     return Admin(admin).read(path)
 
 
 @contextmanager
 def stream_admin(admin: str, path: str, *, silent_s: float = WITHIN_S) -> Iterator[IO[bytes]]:
-    """The same as it comes, line by line; `silent_s` is how long nothing may come."""
+    """Open the stream at `path`, to be read line by line.
+
+    Args:
+        silent_s: for how long the stream may send nothing.
+    """
     with Admin(admin, within_s=silent_s).answer(path) as response:
         yield response

@@ -1,4 +1,4 @@
-"""`tidegate explain`: why a running gateway sent requests where it did, read from its admin port."""
+"""The command `tidegate explain` shows why a running gateway sent requests where it did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = {"ok": "green", "late": "yellow"}
 _EXAMPLES = """\b
 Examples:
   tidegate explain                      the last requests, a line each
-  tidegate explain 3fa09c-17            one of them in full, by the id that its answer said; also by its caller's id,
+  tidegate explain 3fa09c-17            one of them in full, by the id in its answer; also by its caller's id,
                                         by its trace-id, or by the number in front of a line ('#17')
   tidegate explain --late --target edge/kiosk-1
   tidegate explain --slowest 10 --model minilm
@@ -32,13 +32,13 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("request_id", required=False)
 @click.option("--last", default=10, show_default=True, type=click.IntRange(1), help="How many requests, newest first.")
-@click.option("--late", is_flag=True, help="Those without an answer in time: late, expired or refused.")
-@click.option("--failed", is_flag=True, help="Those without any answer.")
-@click.option("--hedged", is_flag=True, help="Those that were sent to a second target beside a silent one.")
-@click.option("--slowest", type=click.IntRange(1), help="So many of the slowest, slowest first.")
-@click.option("--model", default="", help="Of this model only.")
-@click.option("--target", default="", help="Only those that were sent there: edge/NAME or pool/NAME.")
-@click.option("--tenant", default="", help="Of this tenant only.")
+@click.option("--late", is_flag=True, help="Only requests without an answer in time: late, expired or refused.")
+@click.option("--failed", is_flag=True, help="Only requests without any answer.")
+@click.option("--hedged", is_flag=True, help="Only requests with a second attempt beside a silent one.")
+@click.option("--slowest", type=click.IntRange(1), help="Only this many of the slowest requests, slowest first.")
+@click.option("--model", default="", help="Only requests for this model.")
+@click.option("--target", default="", help="Only requests that were sent to this target: edge/NAME or pool/NAME.")
+@click.option("--tenant", default="", help="Only requests of this tenant.")
 @click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON, with every number.")
 @click.option(
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
@@ -56,11 +56,11 @@ def explain(
     as_json: bool,
     admin: str,
 ) -> None:
-    """Show why requests went where they did: every target's odds, the choice, where the time went, what was better.
+    """Show why requests went where they did: each candidate's chances, the choice, the stages, and hindsight.
 
-    REQUEST_ID is the id that the caller gave, the one that the answer said (`tidegate-request-id`), a trace-id, or the
-    number in front of a line ('#17'); without one, the last requests are shown, a line each. A gateway remembers its
-    last thousands (`remember_decisions`, `remember_bytes`).
+    REQUEST_ID is the caller's id, the id in the answer (`tidegate-request-id`), a trace-id, or the number in front of a
+    line ('#17'); without it the last requests are shown, a line each. A gateway remembers its last thousands
+    (`remember_decisions`, `remember_bytes`).
     """
     flags = {"late": late, "failed": failed, "hedged": hedged}
     names = {"id": request_id, "model": model, "target": target, "tenant": tenant, "slowest": slowest}
@@ -86,8 +86,10 @@ def _about(request_id: str | None, query: dict[str, Any]) -> str:
 
 
 def summaries(decisions: list[dict[str, Any]]) -> Table:
-    """A line a request."""
-    table = Table(Column("#", no_wrap=True), "id", "work", "budget", Column("went to", no_wrap=True), "why", "took", "")
+    """Return a table with a line for each request."""
+    number, target = Column("#", no_wrap=True), Column("went to", no_wrap=True)
+    columns = (number, "id", "work", "budget", target, "why", "took", "")
+    table = Table(*columns)
     for one in decisions:
         table.add_row(
             f"#{one['number']}",
@@ -103,9 +105,9 @@ def summaries(decisions: list[dict[str, Any]]) -> Table:
 
 
 def in_full(one: dict[str, Any], console: Console) -> None:
-    """One request: the sentence, the table of candidates, and what happened."""
-    told = f", id {one['id']}" if one["id"] else ""
-    console.print(f"[bold]#{one['number']}[/]{escape(told)}: {_work(one)}, {_demands(one)}", highlight=False)
+    """Print one request: the sentence, the table of candidates, the events, the waterfall and hindsight."""
+    named = f", id {one['id']}" if one["id"] else ""
+    console.print(f"[bold]#{one['number']}[/]{escape(named)}: {_work(one)}, {_demands(one)}", highlight=False)
     called = [f"{name} {one[key]}" for name, key in (("answered as", "answered_as"), ("trace", "trace_id")) if one[key]]
     if called:
         console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
@@ -130,6 +132,7 @@ def in_full(one: dict[str, Any], console: Console) -> None:
 
 
 def candidates_table(one: dict[str, Any], *, narrow: bool = False) -> Table:
+    """Return the candidates of a decision; `narrow` leaves out the columns that matter least."""
     whole = [Column(name, no_wrap=True) for name in ("target", "variant")]
     numbers = ("link", "wait", "comp", "margin", "finish", "chance", "claim", "harm", "price", "cost", "value", "trust")
     shown = [name for name in numbers if not (narrow and name in _FIRST_TO_GO)]
@@ -148,8 +151,8 @@ def candidates_table(one: dict[str, Any], *, narrow: bool = False) -> Table:
             _number(candidate.get("value"), ".3f"),
             f"{candidate['trust']:g}",
         )
-        told = dict(zip(numbers, cells, strict=True))
-        table.add_row(f"{mark}{candidate['target']}", candidate["variant"], *(told[name] for name in shown))
+        by_name = dict(zip(numbers, cells, strict=True))
+        table.add_row(f"{mark}{candidate['target']}", candidate["variant"], *(by_name[name] for name in shown))
     return table
 
 

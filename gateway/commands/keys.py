@@ -1,7 +1,7 @@
-"""`tidegate keys`: make, list, rotate and revoke the API keys of a gateway's clients, and make operators' signing keys.
+"""The commands `tidegate keys` make, list, rotate and revoke API keys of clients, and make operators' signing keys.
 
-A key is shown once, on stdout and nowhere else, so that it can be piped into a secret store; words for people go to
-stderr. Gateways that read the file follow within a second. Each change is a line of the trail beside the file.
+A key is printed once, on stdout, so that it can be piped into a secret store; messages for people go to stderr.
+Gateways that read the file follow a change within a second. Each change is a line of the audit log beside the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _file = click.option(
 
 @click.group(epilog=_EXAMPLES)
 def keys() -> None:
-    """Make, list, rotate and revoke the API keys by which clients are known to a gateway, and make signing keys."""
+    """Make, list, rotate and revoke the API keys of a gateway's clients, and make signing keys."""
 
 
 keys.add_command(signing)
@@ -59,13 +59,25 @@ keys.add_command(signing)
 
 @keys.command()
 @_file
-@click.option("--tenant", required=True, help="Whose budgets its requests are on.")
-@click.option("--models", multiple=True, default=("*",), show_default=True, help="Glob of models; may be repeated.")
-@click.option("--expires", type=Duration(), help="How long it is good: 24h, 90d. Default: until it is revoked.")
+@click.option("--tenant", required=True, help="The tenant whose limits its requests count against.")
 @click.option(
-    "--highest-priority", type=click.IntRange(1, LAST_LEVEL), default=1, show_default=True, help="1 is the highest."
+    "--models",
+    multiple=True,
+    default=("*",),
+    show_default=True,
+    help="Glob of models; may be repeated.",
 )
-@click.option("--pin", type=click.Choice(PINS), default="any", show_default=True, help="How far its requests may go.")
+@click.option("--expires", type=Duration(), help="How long it is valid: 24h, 90d. Default: until it is revoked.")
+@click.option(
+    "--highest-priority",
+    type=click.IntRange(1, LAST_LEVEL),
+    default=1,
+    show_default=True,
+    help="1 is the highest.",
+)
+@click.option(
+    "--pin", type=click.Choice(PINS), default="any", show_default=True, help="Outermost zone for its requests."
+)
 @click.option(
     "--right", "rights", multiple=True, type=click.Choice(RIGHTS), default=("infer",), show_default=True,
     help="What it may do; may be repeated.",
@@ -74,8 +86,8 @@ keys.add_command(signing)
 @click.option("--bytes-per-s", type=click.FloatRange(0, min_open=True), help="Bytes of tensors, both ways together.")
 @click.option("--pool-s-per-s", type=click.FloatRange(0), help="Seconds of pool compute a second.")
 @click.option("--edge-s-per-s", type=click.FloatRange(0), help="Seconds of edge compute a second.")
-@click.option("--max-in-flight", type=click.IntRange(1), help="Its requests inside at once.")
-@click.option("--note", default="", help="For whom it is; shown in lists.")
+@click.option("--max-in-flight", type=click.IntRange(1), help="Its requests in flight at once.")
+@click.option("--note", default="", help="A note on its owner; shown in lists.")
 def create(path: Path, tenant: str, expires: float | None, note: str, **given: Any) -> None:
     """Make a key for a client and print it, once.
 
@@ -110,7 +122,7 @@ def create(path: Path, tenant: str, expires: float | None, note: str, **given: A
 @_file
 @click.option("--json", "as_json", is_flag=True, help="As JSON, without hashes.")
 def list_(path: Path, as_json: bool) -> None:
-    """List the keys, with what they may and whether they are good.
+    """List the keys with their grants and whether they are valid.
 
     \b
     Examples:
@@ -122,7 +134,8 @@ def list_(path: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows))
         return
-    table = Table(Column("id", no_wrap=True), "tenant", "standing", "models", "rights", "expires", "note")
+    columns = (Column("id", no_wrap=True), "tenant", "standing", "models", "rights", "expires", "note")
+    table = Table(*columns)
     for row in rows:
         table.add_row(
             row["id"], row["tenant"], row["standing"], ", ".join(row["models"]), ", ".join(row["rights"]),
@@ -135,10 +148,14 @@ def list_(path: Path, as_json: bool) -> None:
 @_file
 @click.argument("id")
 @click.option(
-    "--overlap", type=Duration(), default="24h", show_default=True, help="How long the old secret stays good beside it."
+    "--overlap",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="How long the old secret stays valid.",
 )
 def rotate(path: Path, id: str, overlap: float) -> None:
-    """Give key ID a new secret and print it; the old one stays good for a while.
+    """Give key ID a new secret and print it; the old secret stays valid for a while.
 
     \b
     Example:
@@ -146,7 +163,7 @@ def rotate(path: Path, id: str, overlap: float) -> None:
     """
     now = clock.utc_s()
     with edit_keys(path) as records:
-        record = _good(records, id, path, now)
+        record = _valid(records, id, path, now)
         records[id], key = with_new_secret(record, secrets.token_bytes(SECRET_BYTES), utc_s=now, overlap_s=overlap)
     click.echo(f"key {id} has a new secret; the old one is good for another {overlap:g} s:", err=True)
     click.echo(key)
@@ -159,7 +176,7 @@ def rotate(path: Path, id: str, overlap: float) -> None:
 @_file
 @click.argument("id")
 def revoke(path: Path, id: str) -> None:
-    """Make key ID worthless, within a second at every gateway that reads the file.
+    """Revoke key ID; every gateway that reads the file refuses it within a second.
 
     \b
     Example:
@@ -179,7 +196,7 @@ def _known(records: dict[str, KeyRecord], id: str, path: Path) -> KeyRecord:
     return records[id]
 
 
-def _good(records: dict[str, KeyRecord], id: str, path: Path, now: float) -> KeyRecord:
+def _valid(records: dict[str, KeyRecord], id: str, path: Path, now: float) -> KeyRecord:
     record = _known(records, id, path)
     standing = record.standing(now)
     if standing != "valid":

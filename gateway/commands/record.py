@@ -1,4 +1,4 @@
-"""`tidegate record`: real traffic and links, as a file that `tidegate simulate --replay` asks what would have been."""
+"""The command `tidegate record` writes real traffic and links to a file for `tidegate simulate --replay`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ MEMBERS: Final = {
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _ABOUT: Final = """A recording of a Tidegate gateway's traffic; docs/recording.md has the format.
 
-In it: when requests came, for which model, how much work each was, its wishes (budget, priority, variant, pin), where
-it was sent, what came of it and where the time went; which targets there were with their models and costs; how each
-target's link was, second by second.
+In it: when requests came, for which model, with how much work, with which demands (budget, priority, variant, pin),
+to which target they were sent, with which outcome and which times; the targets with their models and costs; each
+target's link, second by second.
 
 Not in it: tensors, texts, request ids, trace ids, headers, addresses, credentials. Tenants are aliases that mean
-something within this file only. Names of models and of targets are as they are: look through them before you pass the
-file on.
+something within this file only. Names of models and of targets are unchanged: check them before you pass the file on.
 """
 _EXAMPLES = """\b
 Examples:
@@ -67,7 +66,12 @@ class RecordingDuration(click.ParamType):  # type: ignore[type-arg]  # click's s
 
 @click.command(epilog=_EXAMPLES)
 @click.option(
-    "--for", "for_s", type=RecordingDuration(), default="60s", show_default=True, help="How long; an hour at most."
+    "--for",
+    "for_s",
+    type=RecordingDuration(),
+    default="60s",
+    show_default=True,
+    help="How long; an hour at most.",
 )
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write (.tgz)."
@@ -78,31 +82,31 @@ class RecordingDuration(click.ParamType):  # type: ignore[type-arg]  # click's s
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
 )
 def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str) -> None:
-    """Record what comes to a running gateway, and how its links are, without bodies and ids.
+    """Record the requests of a running gateway and the state of its links, without bodies and ids.
 
-    The file says when requests came, how much work each was, what became of them and where the time went, what each
-    target offers at what cost, and its link second by second. `tidegate simulate --replay` asks what would have been
-    with another policy, more devices or another link.
+    The file holds when requests came, their work, their outcome and their times, what each target offers at which cost,
+    and its link second by second. `tidegate simulate --replay` answers how the same traffic fares with another policy,
+    more devices or another link.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-record-")))
         files: dict[type, IO[bytes]] = {
             kind: stack.enter_context(open(folder / name, "wb")) for kind, name in MEMBERS.items()
         }
-        said = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
+        status = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
         lines = stack.enter_context(stream_admin(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
-        tape = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
-        with suppress(KeyboardInterrupt):  # what has come until then is kept
-            tape.take(lines)
-        said.stop()
+        recording = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
+        with suppress(KeyboardInterrupt):  # what was received until then is kept
+            recording.take(lines)
+        status.stop()
         for file in files.values():
             file.close()
-        _pack(output, folder, tape.end)
-    _tell(output, tape)
+        _pack(output, folder, recording.end)
+    _print_summary(output, recording)
 
 
 class _RecordingFiles:
-    """Mutable: each line into the file of its kind, up to as many requests and bytes as are wanted."""
+    """Writes each line into the file of its kind, up to a number of requests and bytes. Mutable: the counts."""
 
     def __init__(self, files: Mapping[type, IO[bytes]], most: int, most_bytes: int) -> None:
         self.requests = 0
@@ -142,21 +146,21 @@ def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
         for name in MEMBERS.values():
             tar.add(folder / name, arcname=name)
         if end is not None:
-            told = msgspec.json.encode(end) + b"\n"
+            encoded = msgspec.json.encode(end) + b"\n"
             last = tarfile.TarInfo("end.jsonl")
-            last.size = len(told)
-            tar.addfile(last, io.BytesIO(told))
+            last.size = len(encoded)
+            tar.addfile(last, io.BytesIO(encoded))
 
 
-def _tell(output: Path, tape: _RecordingFiles) -> None:
-    share = f", {tape.in_time / tape.requests:.1%} in time" if tape.requests else ""
-    click.echo(f"{output}: {tape.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
-    if tape.enough:
-        click.echo(tape.enough, err=True)
-    elif tape.end is None:
-        click.echo("it ended early: what had come until then is kept", err=True)
-    elif tape.end.lost:
-        click.echo(f"{tape.end.lost} lines were lost because they were not taken fast enough", err=True)
-    if not tape.requests:
+def _print_summary(output: Path, recording: _RecordingFiles) -> None:
+    share = f", {recording.in_time / recording.requests:.1%} in time" if recording.requests else ""
+    click.echo(f"{output}: {recording.requests} requests{share}, {output.stat().st_size / 1e6:.2f} MB")
+    if recording.enough:
+        click.echo(recording.enough, err=True)
+    elif recording.end is None:
+        click.echo("the stream ended early: the file holds what was received until then", err=True)
+    elif recording.end.lost:
+        click.echo(f"{recording.end.lost} lines were lost because they were not taken fast enough", err=True)
+    if not recording.requests:
         click.echo("no request came in that time: there is nothing to replay", err=True)
         sys.exit(1)

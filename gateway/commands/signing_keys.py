@@ -1,9 +1,9 @@
-"""`tidegate keys signing`: the keys by which operators sign what devices shall run.
+"""The commands `tidegate keys signing` make and show the keys with which operators sign desired documents.
 
-    NAME.key    PEM, Ed25519, for its owner alone; it stays with the operator, on no gateway and no device
-    NAME.pub    its line for the devices' lists of trusted keys (`rollout.keys` of an edge): may be seen by anybody
+    NAME.key    PEM, Ed25519, readable for its owner alone; it stays with the operator, on no gateway and no device
+    NAME.pub    its line for the devices' lists of trusted keys (`rollout.keys` of an edge); it is public
 
-A rotation is a rollout like others, whose documents name the new key (`docs/rollout.md`).
+A rotation of keys is a rollout like others, with documents that name the new key (`docs/rollout.md`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import click
 from tidegate.config import ConfigError
 from tidegate.rollout.signing import id_of
 from tidegate.security.attestation.keys import line_of, make_key, read_key
-from tidegate.security.certificate_store import write_atomically
 from tidegate.storage import audit_log
+from tidegate.storage.atomic_file import write_atomically
 
 MAKER = "tidegate keys signing create"
 _EXAMPLES = """

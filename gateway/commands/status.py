@@ -1,7 +1,7 @@
-"""`tidegate status`: the targets and models of a running gateway, read from its admin port.
+"""The command `tidegate status` shows the targets and models of a running gateway, read from its admin port.
 
-Of a large fleet a screenful: whoever is not ready first, the others counted by state. `--all` and `--json` leave nobody
-out.
+Of a large fleet it shows one screen: targets that are not ready first, and the rest counted by state. `--all` and
+`--json` show every target.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMED: Final = 4
 NARROW: Final = 100  # columns of a terminal
 MOST_REFUSED: Final = 10
 _WORST_FIRST: Final = ("down", "suspect", "ready")
-_COPIED: Final = ("target", "state", "address")  # by people, so they stay whole
+_COPIED: Final = ("target", "state", "address")  # people copy these, so they are not cut
 _COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
 _EXAMPLES = """
 \b
@@ -42,19 +42,19 @@ Examples:
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
 )
 def status(as_json: bool, whole: bool, admin: str) -> None:
-    """Show what a running gateway can use: targets with their state and load, models with who offers them."""
+    """Show what a running gateway can use: targets with state and load, models with the targets that offer them."""
     state = read_admin(admin, "/v1/state")
     if as_json:
         click.echo(json.dumps(state))
         return
     console = Console()
-    targets = sorted(state["targets"], key=lambda one: _WORST_FIRST.index(one["state"]))  # those alike as they came
+    targets = sorted(state["targets"], key=lambda one: _WORST_FIRST.index(one["state"]))  # a stable sort
     shown = targets if whole else targets[:MOST_ROWS]
     console.print(targets_table(shown, narrow=console.width < NARROW))
     if rest := targets[len(shown) :]:
         console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
-    refused = state.get("refused", ())  # an older gateway does not tell
+    refused = state.get("refused", ())  # an older gateway does not send it
     for one in refused if whole else refused[:MOST_REFUSED]:
         console.print(f"[yellow]not dialled[/]: {escape(one['device'])}, {escape(one['reason'])}", highlight=False)
     if not whole and len(refused) > MOST_REFUSED:
@@ -68,13 +68,13 @@ def _states(targets: Sequence[dict[str, Any]]) -> str:
 
 
 def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Table:
-    """Args: narrow: without the models, whose own table says who offers them."""
+    """Return the table of targets; `narrow` leaves out the models, as the table of models names their targets."""
     target, state, address = (Column(name, no_wrap=not narrow or name != "state") for name in _COPIED)
     load = (Column(name, no_wrap=narrow) for name in ("rtt", "queued", "in flight"))
-    asked = any(one.get("attestation") for one in targets)  # a column that would say nothing is left out
-    ailing = any(one.get("ails") for one in targets)
-    seldom = [*(["evidence"] if asked else []), *(["ails"] if ailing else [])]
-    table = Table(target, state, address, "over", *seldom, *([] if narrow else ["models"]), *load)
+    asked = any(one.get("attestation") for one in targets)  # an empty column is left out
+    degraded = any(one.get("ails") for one in targets)
+    optional = [*(["evidence"] if asked else []), *(["ails"] if degraded else [])]
+    table = Table(target, state, address, "over", *optional, *([] if narrow else ["models"]), *load)
     for one in targets:
         words = [word for word in (one["reason"], _mode(one), _backlog(one)) if word]
         reason = f" ({'; '.join(words)})" if words else ""
@@ -84,7 +84,7 @@ def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Tab
             one["address"],
             _over(one),
             *([_evidence(one)] if asked else []),
-            *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if ailing else []),
+            *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if degraded else []),
             *([] if narrow else [", ".join(map(_offered, one["models"]))]),
             f"{one['rtt_ms']:.1f} ms",
             str(one["queued"]),
@@ -94,18 +94,18 @@ def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Tab
 
 
 def _over(target: dict[str, Any]) -> str:
-    """The transport, and the road where the device dialled us; an older gateway knows of no roads."""
+    """Return the transport, and whether the device dialled in; an older gateway does not send the path (`road`)."""
     return f"{target['transport']}, dialled out" if target.get("road") == "dialled out" else str(target["transport"])
 
 
 def _mode(target: dict[str, Any]) -> str:
-    """Whom a device misses, in its own view; an older gateway does not tell."""
+    """Return which peers a device lacks in its own view; an older gateway does not send it."""
     mode = target.get("mode", "online")
     return "" if mode == "online" else str(mode).replace("-", " ")
 
 
 def _backlog(target: dict[str, Any]) -> str:
-    """What a device has still to bring in."""
+    """Return how many stored items a device has still to forward."""
     kept = target.get("kept", 0)
     return f"{kept} kept for a gateway" if kept else ""
 
@@ -121,7 +121,11 @@ def _offered(model: dict[str, Any]) -> str:
 
 
 def models_table(models: list[dict[str, Any]], *, named: int | None = None) -> Table:
-    """Args: named: of those who offer a model, so many by name; None: all."""
+    """Return the table of models.
+
+    Args:
+        named: how many targets to name for each model; None: all.
+    """
     table = Table("model", "version", "ready", "offered by")
     for one in models:
         ready = "[green]yes[/]" if one["ready"] else "[red]no[/]"

@@ -1,4 +1,4 @@
-"""`tidegate top`: a live view of a running gateway on a terminal, from the stream that its console reads."""
+"""The command `tidegate top` shows a running gateway live on a terminal, from the console's stream of snapshots."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _WORDS: Final = [word for word, _ in SORTS.values()]
 _KEYS: Final = ", ".join(f"{key} {word}" for key, (word, _) in SORTS.items())
 _EXAMPLES = f"""\b
 Examples:
-  tidegate top                          until q is pressed; sorted by: {_KEYS}
-  tidegate top --once --sort late       one picture, for a script or a ticket
+  tidegate top                          until q is pressed; sort keys: {_KEYS}
+  tidegate top --once --sort late       one screen, for a script or a ticket
   tidegate top --json | jq -r '.sick[] | "\\(.target) \\(.reason)"'
 """
 
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--sort", type=click.Choice(_WORDS), default="health", show_default=True, help="What comes first.")
-@click.option("--once", is_flag=True, help="Print one picture and end.")
-@click.option("--json", "as_json", is_flag=True, help="One snapshot as JSON, with the links that are `sick`, and end.")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print a snapshot as JSON, with its `sick` links, and exit.")
 @click.option(
     "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
 )
 def top(sort: str, once: bool, as_json: bool, admin: str) -> None:
-    """Watch a running gateway: which link is sick, what targets do, which classes are late, where work goes and why.
+    """Watch a running gateway: sick links, targets, late classes of requests, and where requests go and why.
 
-    Rates are of the last ten to fifteen seconds, times of the last minute. `SICK` names each link that is not well.
+    Rates cover the last ten to fifteen seconds, times the last minute. `SICK` names each link that is not well.
     """
     console = Console()
     if once or as_json:
@@ -59,7 +59,7 @@ def top(sort: str, once: bool, as_json: bool, admin: str) -> None:
 
 
 def _for_ever(admin: str) -> Iterator[dict[str, Any]]:
-    """The gateway ends a stream after minutes, so that a revoked key does not last; then it is asked anew."""
+    """Yield snapshots without end: the gateway ends a stream after minutes, as a key may be revoked."""
     while True:
         yield from _snapshots(admin)
 
@@ -71,7 +71,7 @@ def _snapshots(admin: str) -> Iterator[dict[str, Any]]:
 
 
 def snapshots_of(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Of a stream of server-sent events, those called `snapshot`."""
+    """Yield the events called `snapshot` of a stream of server-sent events."""
     event = b""
     for line in lines:
         if line.startswith(b"event: "):
@@ -82,7 +82,7 @@ def snapshots_of(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """A function that says which key was pressed last, "" for none; where there is no terminal, none ever is."""
+    """Yield a function that returns the key that was pressed last, "" for none; without a terminal always ""."""
     if not sys.stdin.isatty():
         yield lambda: ""
         return

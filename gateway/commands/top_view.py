@@ -1,7 +1,7 @@
-"""The gateway at a glance on a terminal: what is ill first, then targets and links, classes, and where work goes.
+"""The terminal view renders a console snapshot: sick links first, then targets, classes of requests, and ways.
 
-Draws the console's snapshot (`gateway/operate/console/snapshot.py`), so that the page and the terminal say the same.
-Fits 80 columns; a wider terminal has room for reasons. Pure: a snapshot in, something to print out.
+It renders the same snapshot as the page (`gateway/operate/console/snapshot.py`), so that the two cannot disagree.
+It fits 80 columns; a wider terminal has room for reasons. Pure: a snapshot in, something to print out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME: Final = 20  # characters of a target's id
 _WIDE: Final = 110  # columns from which on reasons stand beside the targets
 _NUMBERS_WIDE: Final = 90  # at the most
 
-# By the key that is pressed, and by word for --sort: the highest first.
+# By the pressed key, with the word for --sort; the highest value first.
 SORTS: Final[Mapping[str, tuple[str, Callable[[Row], Any]]]] = {
     "h": ("health", lambda row: -_WORST_FIRST.index(row["health"])),
     "r": ("rtt", lambda row: row["rtt_ms"] or 0.0),
@@ -39,19 +39,24 @@ SORTS: Final[Mapping[str, tuple[str, Callable[[Row], Any]]]] = {
 
 
 def sick_links(snapshot: Row) -> list[dict[str, str]]:
-    """The links that are not well, the worst first, each with the reason."""
-    ill = [row for row in snapshot["targets"] if row["health"] != "well"]
-    ill.sort(key=lambda row: _WORST_FIRST.index(row["health"]))
-    return [{"target": row["id"], "health": row["health"], "reason": row["reason"]} for row in ill]
+    """Return the links that are not well, the worst first, each with its reason."""
+    unhealthy = [row for row in snapshot["targets"] if row["health"] != "well"]
+    unhealthy.sort(key=lambda row: _WORST_FIRST.index(row["health"]))
+    return [{"target": row["id"], "health": row["health"], "reason": row["reason"]} for row in unhealthy]
 
 
 def render_screen(snapshot: Row, sort: str, *, width: int = 80, height: int | None = None) -> RenderableType:
-    """Args: sort: one of the words of `SORTS`. height: lines there are; None prints all."""
+    """Return the screen.
+
+    Args:
+        sort: one of the words of `SORTS`.
+        height: the number of lines; None prints all.
+    """
     rows = sort_rows(snapshot["targets"], sort)
     head = [_verdict(snapshot), *_sick(snapshot), _total(snapshot)]
     classes, ways = snapshot["classes"][:6], snapshot["ways"][:6]
     room = len(rows)
-    if height is not None:  # a header for each table, and one line for those that are left out
+    if height is not None:  # a header for each table, and one line for the rest
         room = max(3, height - len(head) - len(classes) - len(ways) - 5)
     parts: list[RenderableType] = [*head, _targets(rows[:room], width)]
     if (more := len(rows) - room + snapshot["more_targets"]) > 0 and len(rows) >= room:
@@ -64,15 +69,16 @@ def render_screen(snapshot: Row, sort: str, *, width: int = 80, height: int | No
 
 
 def sort_rows(rows: Sequence[Row], sort: str) -> list[Row]:
-    """Sorted by a word of `SORTS`; those alike as they came."""
+    """Return the rows sorted by a word of `SORTS`; equal rows keep their order."""
     key = next(key for word, key in SORTS.values() if word == sort)
     return sorted(rows, key=key, reverse=True)
 
 
 def _verdict(snapshot: Row) -> Text:
-    said = snapshot["verdict"]
+    verdict = snapshot["verdict"]
     line = Text(f"{snapshot['gateway']} ", style="bold", no_wrap=True, overflow="ellipsis")
-    return line.append(f"{said['state']}: ", style=_COLOURS[said["state"]]).append(said["sentence"], style="none")
+    line.append(f"{verdict['state']}: ", style=_COLOURS[verdict["state"]])
+    return line.append(verdict["sentence"], style="none")
 
 
 def _sick(snapshot: Row) -> list[Text]:
@@ -87,13 +93,13 @@ def _sick(snapshot: Row) -> list[Text]:
 
 
 def _total(snapshot: Row) -> Text:
-    total, door = snapshot["total"], snapshot["door"]
+    total, admission = snapshot["total"], snapshot["door"]
     times = " ".join(_ms(total[key]) for key in ("p50_ms", "p95_ms", "p99_ms"))
     words = (
         f"{total['goodput_per_s']:g} of {total['per_s']:g}/s in time · late {total['late_share']:.1%} · "
-        f"p50/95/99 {times} ms · {door['in_flight']}/{door['limit']:g} inside"
+        f"p50/95/99 {times} ms · {admission['in_flight']}/{admission['limit']:g} inside"
     )
-    line = Text("OVERLOADED · " if door["overloaded"] else "", style="bold red", no_wrap=True, overflow="ellipsis")
+    line = Text("OVERLOADED · " if admission["overloaded"] else "", style="bold red", no_wrap=True, overflow="ellipsis")
     return line.append(words, style="none")
 
 

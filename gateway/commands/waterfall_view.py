@@ -1,7 +1,7 @@
-"""A request's waterfall on a terminal: the path stage by stage, then every attempt as a bar of its own.
+"""The waterfall view prints a request stage by stage, and each attempt as a bar of its own.
 
-Bars share one scale, from the request's arrival to its end, so what ran at the same time stands above each other. The
-last line adds up: stages, what is not accounted for, and the latency that the gateway measured.
+Bars share one scale, from the request's arrival to its end, so stages that ran at the same time are aligned. The last
+line is the sum: stages, the unaccounted rest, and the latency that the gateway measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENDS: Final = {"answered": "green", "failed": "red", "cancelled": "dim", "": "r
 
 
 def print_waterfall(one: dict[str, Any], console: Console) -> None:
-    """Print the waterfall of a request as `/debug/decisions` has it."""
+    """Print the waterfall of a request as `/debug/decisions` returns it."""
     falls, elapsed_ms = one["waterfall"], one["elapsed_ms"]
     console.print(Group(*_parts(falls, elapsed_ms)), highlight=False)
 
@@ -70,7 +70,7 @@ def _attempts(attempts: list[dict[str, Any]], elapsed_ms: float) -> Table:
 
 
 def _bar(start_ms: float, took_ms: float, elapsed_ms: float, style: str) -> Text:
-    """From where to where on the scale; what is too short to be seen is a hair."""
+    """Return a bar on the shared scale; one that is too short to be seen is a hairline."""
     scale = _WIDTH / elapsed_ms if elapsed_ms > 0.0 else 0.0
     begin = min(_WIDTH - 1, max(0, int(start_ms * scale)))
     length = min(max(took_ms, 0.0) * scale, float(_WIDTH - begin))

@@ -1,4 +1,4 @@
-"""The section `artifacts`: where model files for devices lie, and how they may fetch them."""
+"""The section `artifacts`: where model files for devices lie, and how devices may fetch them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class ArtifactsConfig(Section):
     """Model files for devices, and the rollouts that bring them there. One gateway of a fleet has this section."""
 
     folder: Path = Field(
-        description="Folder of model files, one for each content, and of the rollouts' journals. It is this gateway's "
-        "own; what rollouts have done and must still do is remembered nowhere else."
+        description="Folder of model files, one for each content, and of the rollouts' journals. It belongs to this "
+        "gateway alone; what rollouts have done and must still do is remembered nowhere else."
     )
     host: str | None = Field(None, description="Address of the artefact port; none: as `host` of the gateway.")
     port: int | None = Field(
         8004,
         ge=0,
         le=65535,
-        description="Port where devices fetch model files; 0 takes a free one. None: no port, where another web server "
-        "serves the folder.",
+        description="Port from which devices fetch model files; 0 takes a free one. None: no port, if another web "
+        "server serves the folder.",
     )
     advertise: str | None = Field(
         None,
@@ -31,16 +31,16 @@ class ArtifactsConfig(Section):
         description="How devices reach that port, http://HOST:PORT or https://HOST:PORT. Default: what it listens on.",
     )
     max_concurrent: int = Field(
-        16, ge=1, le=4096, description="Downloads at once; further devices are told to come back in some seconds."
+        16, ge=1, le=4096, description="Downloads at once; further devices get 503 and retry after some seconds."
     )
     bytes_per_s: float | None = Field(
         None,
         ge=16_384,
-        description="Bytes a second of all downloads together, so that requests keep their share of the line; none: no "
+        description="Bytes a second of all downloads together, so that requests keep their share of the link; none: no "
         "limit. Downloads share it evenly.",
     )
     max_artifact_bytes: int = Field(
-        16 * 2**30, gt=0, description="Largest file that is taken in; a file beyond it is refused by its size."
+        16 * 2**30, gt=0, description="Largest file that is accepted; a larger one is refused."
     )
 
     @property

@@ -1,4 +1,4 @@
-"""The gateway's configuration: what it listens on, which models it knows, whom it asks."""
+"""The configuration of one gateway: its ports, its models, its targets and its policies, one field each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway.config.artifacts import ArtifactsConfig
+from gateway.config.attestation import AttestationPolicyConfig
 from gateway.config.auth import AuthConfig
 from gateway.config.ingest import IngestConfig
-from gateway.config.sections import AttestationPolicyConfig, ScalingConfig, TargetConfig, TenantConfig, default_scaling
+from gateway.config.scaling import ScalingConfig, default_scaling
+from gateway.config.targets import TargetConfig
+from gateway.config.tenants import TenantConfig
 from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
 from gateway.core.fleet.target import Transport
 from tidegate.config import ProcessConfig
@@ -25,7 +28,7 @@ from tidegate.tracing.config import TracingConfig
 
 
 class GatewayConfig(ProcessConfig):
-    """One gateway."""
+    """One gateway's configuration, from YAML and the environment. The validators check what concerns two sections."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", env_prefix="TIDEGATE_GATEWAY_", env_nested_delimiter="__"
@@ -41,30 +44,30 @@ class GatewayConfig(ProcessConfig):
         100,
         ge=1,
         le=10_000,
-        description="Targets with time series of their own, the troubled first; the rest are one series. More shows "
-        "more, and costs Prometheus some 20 series each.",
+        description="Targets with time series of their own, those in trouble first; the rest share one series. More "
+        "shows more, and costs Prometheus some 20 series each.",
     )
     metrics_dir: Path | None = Field(
         None,
         description="Folder in which gateways on this machine that share one address leave their counts for each "
-        "other, so that a scrape of any answers for all. None: each for itself.",
+        "other, so that a scrape of any gateway covers all of them. None: each answers for itself.",
     )
     metrics_credentials: bool = Field(
-        False, description="Whether /metrics asks for a credential with the right `metrics`; needs `auth`."
+        False, description="Whether /metrics requires a credential with the right `metrics`; needs `auth`."
     )
     admin_port: int = Field(8003, ge=0, le=65535, description="State and explanations for operators.")
     admin_host: str = Field(
         "127.0.0.1",
-        description="Address of the admin port. Any but a loopback one needs `auth`, and asks for the right `admin`.",
+        description="Address of the admin port. Any but a loopback one needs `auth`, and requires the right `admin`.",
     )
     console: bool = Field(True, description="Whether the admin port serves the operators' web page, under /.")
     auth: AuthConfig | None = Field(
-        None, description="Which credentials are believed; none: everybody is let in, and names its own tenant."
+        None, description="Which credentials are accepted; none: every caller is let in, and names its own tenant."
     )
     trials_file: Path | None = Field(
         None,
-        description="Where it is kept which versions are on trial or were promoted (`tidegate model split`), as JSON. "
-        "None: it lasts until the gateway stops.",
+        description="JSON file that remembers which versions are on trial or were promoted (`tidegate model split`). "
+        "None: forgotten when the gateway stops.",
     )
     model_repository: Path | None = Field(
         None,
@@ -74,15 +77,15 @@ class GatewayConfig(ProcessConfig):
         None, description="Broker that edges report to, mqtt://host:1883 or mqtts://host; none: static targets only."
     )
     ingest: IngestConfig | None = Field(
-        None, description="Take and compute what devices had to store; needs `mqtt`. None: devices keep it."
+        None, description="Accept and compute what devices stored while offline; needs `mqtt`. None: devices keep it."
     )
     fleet: str = Field(
         "demo", min_length=1, description="Fleet whose edges are used; others on the broker are ignored."
     )
     advertised_networks: tuple[str, ...] | None = Field(
         None,
-        description="Networks in which devices may say that they are reached, such as [10.7.0.0/16]. Default: private "
-        "ones, and loopback where the broker is on loopback too. Static targets are not asked.",
+        description="Networks that devices' advertised addresses must lie in, such as [10.7.0.0/16]. Default: private "
+        "ones, and loopback if the broker is on loopback too. Static targets are not checked.",
     )
     tls: TlsConfig | None = Field(
         None,
@@ -91,8 +94,8 @@ class GatewayConfig(ProcessConfig):
     )
     attestation: AttestationPolicyConfig | None = Field(
         None,
-        description="Whose evidence is believed, for requests that require attested targets; needs `tls`. None: "
-        "nobody's, so that such requests are refused.",
+        description="Which evidence is accepted, for requests that require attested targets; needs `tls`. None: no "
+        "evidence is, so that such requests are refused.",
     )
     artifacts: ArtifactsConfig | None = Field(
         None,
@@ -103,14 +106,14 @@ class GatewayConfig(ProcessConfig):
         None,
         ge=0,
         le=65535,
-        description="Port that devices dial which cannot be dialled (behind NAT); 0 takes a free one, none: they are "
-        "not served. Over TLS it demands a device's certificate, with `auth` alone a key with the right `dial-in`.",
+        description="Port for devices that cannot be dialled (behind NAT) and dial in instead; 0 takes a free one, "
+        "none: no dial-in. Over TLS it demands a device's certificate, with `auth` alone the right `dial-in`.",
     )
     link_advertise: str | None = Field(
         None,
         pattern=r"^[^\s/]+:\d{1,5}$",
-        description="HOST:PORT under which devices reach `link_port`, told to them over MQTT. Default: host:link_port, "
-        "and nothing where `host` is a wildcard.",
+        description="HOST:PORT under which devices reach `link_port`, sent to them over MQTT. Default: host:link_port, "
+        "and nothing if `host` is a wildcard.",
     )
     max_dialled_in: int = Field(
         4096, gt=0, description="Devices that may have dialled in; each costs some 100 kB. Beyond, they are refused."
@@ -120,12 +123,13 @@ class GatewayConfig(ProcessConfig):
         64 * 2**20, gt=0, description="Largest body or message, in bytes; more takes memory times max_in_flight."
     )
     limits: LimitsConfig = Field(
-        default_factory=default_limits, description="What strangers can make this process spend: docs/security.md."
+        default_factory=default_limits,
+        description="What unauthenticated peers can make this process spend: docs/security.md.",
     )
     max_in_flight: int = Field(
         1024,
         gt=0,
-        description="Most requests inside at once; the limit in force adapts below it. Beyond, callers get 429.",
+        description="Most requests in flight at once; the limit in force adapts below it. Beyond, callers get 429.",
     )
     adaptive_limit: bool = Field(
         True, description="Learn from targets' queues how many requests to let in; false: always `max_in_flight`."
@@ -135,7 +139,7 @@ class GatewayConfig(ProcessConfig):
     )
     tenants: dict[str, TenantConfig] = Field(
         {},
-        description="What each tenant may use, by name; `default` is for all others. True with `auth` only.",
+        description="What each tenant may use, by name; `default` is for all others. Only `auth` proves names.",
     )
     access_log: Literal["none", "text", "json"] = Field(
         "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."
@@ -144,8 +148,8 @@ class GatewayConfig(ProcessConfig):
         1.0,
         ge=0,
         le=1,
-        description="Share of the requests in time that `access_log` has a line of. Those that were late or failed, "
-        "and those whose trace is kept, have theirs in any case.",
+        description="Share of the requests in time that `access_log` has a line of. Requests that were late or failed, "
+        "and requests whose trace is kept, always have a line.",
     )
     tracing: TracingConfig | None = Field(
         None, description="Where spans of requests go: docs/observability.md. None: nowhere."
@@ -156,35 +160,36 @@ class GatewayConfig(ProcessConfig):
     )
     policy: Literal["cheapest", "value"] = Field(
         "value",
-        description="`cheapest` of those sure enough; `value` weighs quality, calibrated chance, cost and harm.",
+        description="`cheapest`: the cheapest target that is sure enough; `value` weighs quality, calibrated chance, "
+        "cost and externality.",
     )
     cloud_budget: float | None = Field(
         None,
         gt=0,
-        description="Pool-seconds a second that this gateway may spend in the cloud; beyond it the cloud gets dearer "
-        "until only what is worth it goes there. Needs `policy: value`. Default: no limit.",
+        description="Pool-seconds a second that this gateway may spend in the cloud; beyond it the price of the cloud "
+        "rises until only requests that are worth it go there. Needs `policy: value`. Default: no limit.",
     )
     shares_targets: bool = Field(
         False,
-        description="Whether other gateways send to the same targets: the best of two near equals is then left to "
-        "chance (`policy: value`), so that gateways do not all turn to one at once; it costs a little value.",
+        description="Whether other gateways send to the same targets: of two near equals one is then drawn at random "
+        "(`policy: value`), so that gateways do not all choose the same target at once; it costs a little value.",
     )
     scaling: ScalingConfig = Field(
-        default_factory=default_scaling, description="How many replicas of the pool are asked for."
+        default_factory=default_scaling, description="How many replicas of the pool the gateway asks for."
     )
     remember_decisions: int = Field(
         4096, ge=0, description="Finished requests that the flight recorder keeps, for `tidegate explain` and traces."
     )
     remember_bytes: int = Field(
-        2**25, ge=0, description="Bytes that they may take; a request with few targets takes some 800, with many 5 kB."
+        2**25, ge=0, description="Bytes for these requests; one with few targets takes some 800, with many 5 kB."
     )
 
     @model_validator(mode="after")
-    def _certificates_are_asked_for(self) -> Self:
-        asked = self.tls is not None and (self.tls.require_client_cert or self.tls.client_ca is not None)
-        if self.auth is not None and self.auth.mtls is not None and not asked:
+    def _certificates_are_requested(self) -> Self:
+        requested = self.tls is not None and (self.tls.require_client_cert or self.tls.client_ca is not None)
+        if self.auth is not None and self.auth.mtls is not None and not requested:
             raise ValueError(
-                "auth.mtls has no effect: callers are asked for certificates by tls.client_ca, over HTTP "
+                "auth.mtls has no effect: certificates are requested of callers by tls.client_ca, over HTTP "
                 "only, or by tls.require_client_cert; set one of them, or leave auth.mtls out"
             )
         return self
@@ -206,13 +211,13 @@ class GatewayConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
-    def _who_dials_speaks_the_link_stream(self) -> Self:
+    def _dial_in_needs_the_link_stream(self) -> Self:
         if self.link_port is not None and self.edge_transport != "link":
             raise ValueError("link_port needs edge_transport: link; devices that dial out speak nothing else")
         return self
 
     @model_validator(mode="after")
-    def _prices_need_a_policy_that_weighs_them(self) -> Self:
+    def _cloud_budget_needs_the_value_policy(self) -> Self:
         if self.cloud_budget is not None and self.policy != "value":
             raise ValueError(f"cloud_budget needs policy: value; {self.policy!r} does not weigh what the cloud costs")
         return self
@@ -227,22 +232,22 @@ class GatewayConfig(ProcessConfig):
     @model_validator(mode="after")
     def _rollouts_need_a_broker(self) -> Self:
         if self.artifacts is not None and self.mqtt is None:
-            raise ValueError("artifacts needs `mqtt`: devices are told over the broker which model they shall run")
+            raise ValueError("artifacts needs `mqtt`: devices receive over the broker which model they shall run")
         if self.artifacts is not None and self.artifacts.advertise is None and self.artifacts.port is not None:
             host = self.artifacts.host or self.host
             if host in ("", "0.0.0.0", "::"):
-                raise ValueError(f"artifacts.advertise is needed: {host!r} tells no device where to fetch models")
+                raise ValueError(f"artifacts.advertise is needed: with {host!r} no device knows where to fetch models")
         return self
 
     @field_validator("advertised_networks")
     @classmethod
-    def _networks_can_be_read(cls, networks: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _networks_are_valid(cls, networks: tuple[str, ...] | None) -> tuple[str, ...] | None:
         AllowedNetworks(networks or ())
         return networks
 
     @property
     def networks(self) -> AllowedNetworks:
-        """Where devices may be."""
+        """The networks that devices' advertised addresses must lie in."""
         if self.advertised_networks is not None:
             return AllowedNetworks(self.advertised_networks)
         at_home = self.mqtt is not None and is_loopback(urlsplit(self.mqtt).hostname or "")
@@ -250,7 +255,7 @@ class GatewayConfig(ProcessConfig):
 
     @field_validator("tenants")
     @classmethod
-    def _names_can_be_said(cls, tenants: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+    def _tenants_have_valid_names(cls, tenants: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
         for name in tenants:
             if not is_tenant(name):
                 raise ValueError(f"{name!r} is no tenant's name: {RULE}")

@@ -1,4 +1,4 @@
-"""What a gateway can be told of taking in what devices kept."""
+"""The section `ingest`: accepting what devices stored while they were offline."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tidegate.config import Section
 
 
 class IngestConfig(Section):
-    """Taking what devices kept while they were away (`docs/offline.md`)."""
+    """Where deferred requests and records are kept, and how many (`docs/offline.md`)."""
 
     path: Path = Field(description="SQLite file for deferred requests, their answers and records; one gateway each.")
     max_bytes: int = Field(
         256 * 2**20,
         ge=2**20,
-        description="Bytes of those at most; then the oldest records give way, and after them devices have to wait.",
+        description="Bytes of these at most; then the oldest records are dropped, and after them devices have to wait.",
     )
     max_remembered: int = Field(
         1_000_000,
         ge=1000,
-        description="Ids remembered against duplicates, some 100 bytes each, for seven days. Where that is less than a "
-        "week's, older things are refused.",
+        description="Ids remembered against duplicates, some 100 bytes each, for seven days. If a week brings more "
+        "than this, older items are refused.",
     )

@@ -1,6 +1,6 @@
-"""Model files and rollouts, put together: the store, the port for devices, what operators may do, and the task.
+"""The delivery service puts together the artefact store, its port for devices, the admin routes and the rollouts.
 
-Outside of `gateway/app.py` because a gateway without the section `artifacts` has nothing of it.
+It is separate from `gateway/app.py` because a gateway without the section `artifacts` has none of it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tidegate.security.tls import Tls
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import ServerLimits
 
-GRACE_S = 1.0  # a download that is cut goes on where it was
+GRACE_S = 1.0  # a download that is cut resumes by range
 
 
 class DeliveryService:
-    """`async with` opens the port and goes on with rollouts that were under way.
+    """Artefacts and rollouts of one gateway; `async with` opens the port and resumes rollouts.
 
     Args:
-        host: to listen on, where the section names none.
-        road: the session with the broker.
+        host: the address to listen on, if the section has none.
+        channel: the session with the broker.
     """
 
     def __init__(
@@ -59,30 +59,30 @@ class DeliveryService:
         self._limits = limits
         self._secured = secured_for_devices(tls)
         self.store = ArtifactStore(section.folder, max_artifact_bytes=section.max_artifact_bytes)
-        self.door = ArtifactServer(
+        self.server = ArtifactServer(
             self.store,
             admit=credential_check(guard, self._secured),
             max_concurrent=section.max_concurrent,
             pace=BytePacer(section.rate),
         )
-        self.rollouts = RolloutController(self.store, channel, self._take_in)
+        self.rollouts = RolloutController(self.store, channel, self._ship)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> DeliveryService:
         async with self._stack:
             if self._section.port is not None:
-                door = open_http_server(
-                    self.door.routes(),
+                port = open_http_server(
+                    self.server.routes(),
                     self._host,
                     self._section.port,
                     key="artifacts.port",
-                    max_body_bytes=4096,  # nobody has anything to send here
+                    max_body_bytes=4096,  # devices send no bodies here
                     grace_s=GRACE_S,
                     middlewares=[error_middleware],
                     secured=self._secured,
                     limits=self._limits,
                 )
-                self.address = await self._stack.enter_async_context(door)
+                self.address = await self._stack.enter_async_context(port)
             await self._stack.enter_async_context(self.rollouts)
             self._stack = self._stack.pop_all()
         return self
@@ -91,11 +91,11 @@ class DeliveryService:
         await self._stack.aclose()
 
     def admin_routes(self) -> list[web.RouteDef]:
-        """What operators may do, for the admin port."""
+        """Return the routes for the admin port: uploads and rollouts."""
         base = self._section.advertise or self.address
         return [*intake_routes(self.store), *rollout_routes(self.rollouts, self._channel, (base,) if base else ())]
 
-    def _take_in(self, manifests: Iterable[Manifest]) -> None:
+    def _ship(self, manifests: Iterable[Manifest]) -> None:
         self._catalog.ship(manifests)
         self._fleet.repriced()
 

@@ -1,10 +1,11 @@
-"""Two versions on trial, kept and performed: what operators set, how each version does, and the comparison of answers.
+"""Trials of two versions: the stored splits, the figures of each version, and the comparison of their answers.
 
-What is set is one small file, written before it counts, so that a gateway that dies goes on with it; without a file
-(`trials_file`) it lasts as long as the process. Figures begin anew with each split, and with the process.
+The splits are one small file, written before they take effect, so that a restarted gateway continues with them; without
+a file (`trials_file`) they last as long as the process. Figures begin anew with each split, and with the process.
 
-A comparison asks the candidate the same, after the standing version has answered: at the lowest priority, at most
-`COMPARED_AT_ONCE` at a time and none while it is crowded, in tasks that this file owns. Nobody waits for them.
+A comparison sends the request to the candidate too, after the standing version has answered: at the lowest priority,
+at most `COMPARED_AT_ONCE` at a time and none while the gateway is crowded, in tasks that this module owns. No caller
+waits for them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tidegate.oip.request_constraints import version_of
 from tidegate.outcome import ModelNotFound, ServeError
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.owned_task import cancel_and_wait
-from tidegate.security.certificate_store import write_atomically
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.types import Call, InferResponse, Reply
 
 COMPARED_AT_ONCE: Final = 2
@@ -53,10 +54,10 @@ class TrialFigures:
 
 
 class Trials:
-    """`async with` reads the file; its end waits for no comparison.
+    """The splits of a gateway. `async with` reads the file; its end cancels running comparisons.
 
     Args:
-        file: where what is set is kept; None: nowhere.
+        file: where the splits are stored; None: nowhere.
         draw: chance, uniform in [0, 1).
         crowded: whether there is no room for comparisons now.
         ask: the service that comparisons are sent to; None: nothing is compared.
@@ -88,10 +89,10 @@ class Trials:
     async def __aexit__(self, *_: object) -> None:
         await cancel_and_wait(*self._comparisons)
 
-    # what operators do
+    # operators' commands
 
     async def begin(self, model: str, split: TrafficSplit) -> None:
-        """Raises InvalidSplit: these are no two versions that may stand in for one another."""
+        """Begin or change a trial. Raises InvalidSplit: the two versions cannot replace each other."""
         try:
             standing, candidate = (self._catalog.manifest(model, one) for one in (split.standing, split.candidate))
         except ModelNotFound as error:
@@ -102,27 +103,27 @@ class Trials:
                 f"{', '.join(apart)}, so that a caller of one could not use the other"
             )
         before = self.splits.split.get(model)
-        await self._keep(self.splits.begun(model, split))
+        await self._store(self.splits.begun(model, split))
         if before is None or (before.standing, before.candidate) != (split.standing, split.candidate):
             self.watched[model] = TrialFigures(began_at_utc=clock.utc_s())
         log.info("a version is on trial", model=model, **msgspec.to_builtins(split))
 
     async def promote(self, model: str) -> None:
-        """Raises InvalidSplit: nothing is on trial."""
-        await self._keep(self.splits.after_promotion(model))
+        """Make the candidate the default version. Raises InvalidSplit: nothing is on trial."""
+        await self._store(self.splits.after_promotion(model))
         log.info("the candidate is promoted", model=model, version=self.splits.promoted[model])
 
     async def call_back(self, model: str) -> None:
-        """Raises InvalidSplit: nothing is on trial."""
-        await self._keep(self.splits.after_return(model))
+        """End the trial and keep the standing version. Raises InvalidSplit: nothing is on trial."""
+        await self._store(self.splits.after_return(model))
         log.info("the trial is over, and the standing version stays", model=model)
 
-    async def _keep(self, splits: TrafficSplits) -> None:
+    async def _store(self, splits: TrafficSplits) -> None:
         if self._file is not None:
             await asyncio.to_thread(_write, self._file, splits)
         self.splits = splits
 
-    # what the layer asks and tells
+    # for the layer `gateway/layers/versions.py`
 
     def turn(self, call: Call) -> Sequence[str]:
         request = call.request
@@ -158,12 +159,12 @@ class Trials:
     def _compare(self, call: Call, answer: InferResponse, candidate: str, agreement: Agreement) -> None:
         if self.ask is None or len(self._comparisons) >= COMPARED_AT_ONCE or self._crowded():
             return
-        asked = self._asked(self.ask, call, answer, candidate, agreement)
-        task = asyncio.create_task(asked, name=f"compare {call.request.model_name}:{candidate}")
+        comparison = self._compared(self.ask, call, answer, candidate, agreement)
+        task = asyncio.create_task(comparison, name=f"compare {call.request.model_name}:{candidate}")
         self._comparisons.add(task)
         task.add_done_callback(self._comparisons.discard)
 
-    async def _asked(
+    async def _compared(
         self, ask: Service, call: Call, answer: InferResponse, candidate: str, agreement: Agreement
     ) -> None:
         now = clock.now()
@@ -176,7 +177,7 @@ class Trials:
                 deadline=now + budget_s,
                 priority=LAST_LEVEL,
                 variant="",
-                tenant="",  # nobody pays for what nobody asked
+                tenant="",  # counts against no quota, as no caller requested it
                 identity=None,
                 on_accepted=None,
             )
@@ -189,11 +190,11 @@ class Trials:
             log.exception("two versions' answers could not be compared", model=call.request.model_name)
 
     def __repr__(self) -> str:
-        return f"<Trials {', '.join(self.splits.split) or 'none'}>"
+        return f"<Trials {', '.join(self.splits.split) or 'none'}, {len(self._comparisons)} comparisons>"
 
 
 def compare_outputs(one: InferResponse, other: InferResponse) -> tuple[list[float], list[bool]]:
-    """Of each row of the outputs of floats that both have: the cosine, and whether the largest column is the same."""
+    """Return, for each row of the float outputs that both have, the cosine and whether the largest column agrees."""
     cosines: list[float] = []
     same: list[bool] = []
     theirs = {tensor.name: tensor for tensor in other.outputs}
@@ -201,9 +202,11 @@ def compare_outputs(one: InferResponse, other: InferResponse) -> tuple[list[floa
         match = theirs.get(tensor.name)
         if match is None or match.shape != tensor.shape or not tensor.datatype.value.startswith("FP"):
             continue
+        # only rows of a vector: a single column has neither a direction nor a largest column
         if len(tensor.shape) < 2 or tensor.shape[-1] < 2:
             continue
         a, b = (tensor_to_array(each).reshape(-1, tensor.shape[-1]).astype(np.float64) for each in (tensor, match))
+        # cosine of each row: dot product over the product of lengths; `tiny` keeps rows of zeros from dividing by zero
         lengths = np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), np.finfo(np.float64).tiny)
         cosines += [float(value) for value in (a * b).sum(axis=1) / lengths]
         same += [bool(value) for value in a.argmax(axis=1) == b.argmax(axis=1)]

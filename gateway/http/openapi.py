@@ -1,11 +1,11 @@
-"""What the inference port speaks, as an OpenAPI 3.1 document: `GET /openapi.json`, open to everybody.
+"""The OpenAPI 3.1 document of the inference port, served at `GET /openapi.json` without a credential.
 
-The document is written by hand (`openapi.yaml`), because what it has to say stands in no annotation: which refusals an
-operation has and which headers they carry. That it stays true is for tests: one compares its paths with the routes, and
-schemathesis its words with what the gateway answers. It names no model and no caller, so it needs no credential.
+The document is written by hand (`openapi.yaml`), because no annotation holds what it must say: the refusals of each
+operation and their headers. Tests keep it true: one compares its paths with the routes, and schemathesis compares its
+schemas with the gateway's answers. It names no model and no caller, so it needs no credential.
 
-The YAML is read once, when the routes are made, and served as the same bytes each time. Its sets of answers (`x-…`) are
-for YAML's merging alone and are left out.
+The YAML is read once, when the routes are made, and served as the same bytes each time. Its sets of answers (`x-…`)
+exist for YAML's merging only and are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.oip.http.server import JSON_TYPE
 
 
 def document() -> dict[str, Any]:
-    """The document with this version's number, all of YAML's merging done."""
+    """Return the document with this version's number and all YAML merges resolved."""
     text = resources.files("gateway.http").joinpath("openapi.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     found["info"]["version"] = __version__

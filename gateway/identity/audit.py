@@ -1,9 +1,9 @@
-"""The audit: who did what with which credential, one structured line each, on the log (`audit=ACTION`).
+"""The audit log: one structured line for each action, with the credential that performed it (`audit=ACTION`).
 
-Refusals come in floods, so they are coalesced by reason, credential and peer's host; the lines' `count` add up. So are
-looks of operators on loopback, where no credential is asked for and dashboards look every second: `who` is then
-"local", and one line a minute of each kind says how often, at level info where nothing was changed. Lines name
-credentials by their public ids. Nothing here ever sees a secret.
+Refusals come in floods, so they are coalesced by reason, credential and peer's host; the lines' `count` add up.
+Requests of operators on loopback are coalesced too, since no credential is required there and dashboards poll every
+second: `who` is then "local", and one line a minute of each kind says how often, at level info if nothing was changed.
+Lines name credentials by their public ids. No secret ever reaches this module.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tidegate.oip.guard import PresentedCredentials
 
 log = structlog.get_logger("tidegate.audit")
 
-LOCAL: Final = "local"  # whoever can open a connection to loopback: the machine's own accounts
+LOCAL: Final = "local"  # any account of this machine: each can open a connection to loopback
 LOCAL_WINDOW_S: Final = 60.0
 
 
 class Audit:
-    """Mutable: the refusals that are held back. `close` writes what is left of them."""
+    """Writes audit lines. Mutable: events that are held back to be counted; `close` writes the rest of them."""
 
     def __init__(self, write: Callable[..., Any] | None = None) -> None:
         self._write = write or log.warning
-        self._mention = write or log.info  # what is no reason to look up from one's work
+        self._write_info = write or log.info  # reads on loopback
         self._refusals = EventCoalescer()
-        self._looks = EventCoalescer(LOCAL_WINDOW_S)
+        self._local = EventCoalescer(LOCAL_WINDOW_S)
         self._sweep_at = 0.0
 
     def refused(self, reason: str, who: str, presented: PresentedCredentials) -> None:
@@ -39,7 +39,7 @@ class Audit:
         kind = (reason, who, presented.protocol, host_of(presented.peer))
         count = self._refusals.seen(kind, now)
         if count:
-            self._line(kind, count)
+            self._refusal_line(kind, count)
         if now >= self._sweep_at:
             self._sweep_at = now + 1.0
             self._flush(now)
@@ -50,11 +50,11 @@ class Audit:
     def local(self, method: str, path: str, peer: str, status: int) -> None:
         now = clock.now()
         kind = (f"{method} {path}", host_of(peer), status)
-        count = self._looks.seen(kind, now)
+        count = self._local.seen(kind, now)
         if count:
-            self._look(kind, count)
-        for over, held in self._looks.due(now):
-            self._look(over, held)
+            self._local_line(kind, count)
+        for over, held in self._local.due(now):
+            self._local_line(over, held)
 
     def keys_changed(self, changes: Changes) -> None:
         for action, ids in changes.items():
@@ -63,19 +63,19 @@ class Audit:
 
     def close(self) -> None:
         self._flush(float("inf"))
-        for kind, count in self._looks.due(float("inf")):
-            self._look(kind, count)
+        for kind, count in self._local.due(float("inf")):
+            self._local_line(kind, count)
 
     def _flush(self, now: float) -> None:
         for kind, count in self._refusals.due(now):
-            self._line(kind, count)
+            self._refusal_line(kind, count)
 
-    def _look(self, kind: Any, count: int) -> None:
+    def _local_line(self, kind: Any, count: int) -> None:
         what, peer, status = kind if isinstance(kind, tuple) else (kind, "", 0)
-        write = self._mention if what.lower().startswith("get ") and status < 400 else self._write
+        write = self._write_info if what.lower().startswith("get ") and status < 400 else self._write
         write("audit", audit="admin", who=LOCAL, what=what, peer=peer, status=status, count=count)
 
-    def _line(self, kind: Any, count: int) -> None:
+    def _refusal_line(self, kind: Any, count: int) -> None:
         reason, who, protocol, peer = kind if isinstance(kind, tuple) else (kind, "", "", "")
         self._write("audit", audit="refused", reason=reason, who=who, protocol=protocol, peer=peer, count=count)
 
@@ -84,6 +84,6 @@ class Audit:
 
 
 def host_of(peer: str) -> str:
-    """The host of a peer, as HTTP ("10.0.0.1") or gRPC ("ipv4:10.0.0.1:40312") names it: ports are no identities."""
+    """Return the host of a peer, as HTTP ("10.0.0.1") or gRPC ("ipv4:10.0.0.1:40312") names it, without the port."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer

@@ -1,8 +1,9 @@
-"""Client certificates: which tenant a certificate that TLS has verified belongs to.
+"""Client certificates: the identity of a certificate that TLS has verified already.
 
-Trust is the listener's matter: it asks for certificates and verifies them against its authorities, so what arrives here
-is genuine. Here its names are matched, in the configuration's order, against globs of their kind: a DNS name is never
-taken for a URI that looks alike. A connection may outlive its certificate, so the end of validity is looked at again.
+Trust is the listener's matter: it requests certificates and verifies them against its authorities, so a certificate
+that arrives here is genuine. This module matches its names, in the configuration's order, against globs of their kind:
+a DNS name is never taken for a URI that looks alike. A connection may outlive its certificate, so the end of validity
+is checked for each request.
 
 HTTP and gRPC give the same certificate in two forms; both come as DER, are parsed once, and are remembered.
 """
@@ -25,14 +26,14 @@ REMEMBERED: Final = 4096
 
 
 class Certificates:
-    """Mutable: certificates that were read."""
+    """Identifies callers by certificate. Mutable: the certificates that were parsed."""
 
     def __init__(self, config: MtlsConfig) -> None:
         self._entries = [(entry.name, entry.grant) for entry in config.certificates]
         self._known: OrderedDict[bytes, Identity | None] = OrderedDict()
 
     def identify(self, der: bytes, utc_s: float) -> Identity:
-        """Whose certificate this is. Raises Unproved."""
+        """Return the identity of a certificate. Raises UnprovedCredential."""
         if der not in self._known:
             self._known[der] = self._read(der)
             if len(self._known) > REMEMBERED:
@@ -61,7 +62,7 @@ class Certificates:
 
 
 def certificate_names(certificate: x509.Certificate) -> Iterator[str]:
-    """Its names with their kind in front, alternative names first. Raises ValueError: it is malformed."""
+    """Yield a certificate's names as KIND:NAME, alternative names first. Raises ValueError: it is malformed."""
     try:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,5 +1,7 @@
-"""What every way of proving who one is has in common: a credential in, an identity out, or a refusal that an audit
-can use. What the caller is told and what the audit notes differ: only the latter says why."""
+"""The refusal that every kind of credential shares: a message for the caller and a reason for the audit.
+
+The two differ on purpose: only the audit learns why a credential was refused.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from tidegate.outcome import BadCredential
 
 
 class UnprovedCredential(BadCredential):
-    """A credential that proves nothing.
+    """A credential was refused.
 
     Args:
         message: for the caller.
         reason: for the audit: "wrong", "expired", "revoked", ...
-        who: the credential's public name; "" where it has none that could be believed.
+        who: the credential's public name; "" if it has none that can be trusted.
     """
 
     def __init__(self, message: str, reason: str, who: str = "") -> None:

@@ -1,9 +1,9 @@
-"""One line for many events of a kind: the first at once, the rest as a number when the window is over.
+"""The event coalescer writes one line for many events of a kind: the first at once, the rest as a count.
 
-A scanner that tries a thousand keys a second must not fill the disk, nor hide among its own lines; an auditor needs to
-know who, what, and how often. Kinds are bounded: past the bound, new ones share one that says so.
+A scanner that tries a thousand keys a second must not fill the disk, nor bury other lines; an auditor needs to
+know who, what, and how often. Kinds are bounded: past the bound, new kinds are counted together as "others".
 
-Invariant: the counts of all lines of a kind, and of what is still held, add up to the events seen.
+Invariant: the counts of all lines of a kind, and of its held events, add up to the events seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_KINDS: Final = 1024
 
 
 class EventCoalescer:
-    """Mutable: what was seen in the current windows."""
+    """Counts events by kind. Mutable: the counts of the current windows."""
 
     def __init__(self, window_s: float = WINDOW_S, most: int = MOST_KINDS) -> None:
         self._window_s = window_s
@@ -24,7 +24,7 @@ class EventCoalescer:
         self._windows: dict[Hashable, tuple[float, int]] = {}  # kind → when its window ends, events since its line
 
     def seen(self, kind: Hashable, now: float) -> int:
-        """How many events a line should be written for now; 0: none."""
+        """Count an event; return how many events a line should be written for now, 0 for no line."""
         ends_at, held = self._windows.get(kind, (now, 0))
         if now < ends_at:
             self._windows[kind] = ends_at, held + 1
@@ -35,7 +35,7 @@ class EventCoalescer:
         return held + 1
 
     def due(self, now: float) -> Iterator[tuple[Hashable, int]]:
-        """The kinds whose window is over, with the events that no line was written for; forgets them."""
+        """Yield each kind whose window is over with its held count, and forget it."""
         over = [kind for kind, (ends_at, _) in self._windows.items() if now >= ends_at]
         for kind in over:
             _, held = self._windows.pop(kind)

@@ -1,13 +1,13 @@
-"""The gateway's guard: asks each caller who it is, before anything of its request is read.
+"""The gateway's guard authenticates each caller before anything of its request is read.
 
     Authorization: Bearer KEY|TOKEN   an API key (tg_…) or a signed token; gRPC: metadata `authorization`
     x-api-key: KEY                    an API key
-    client certificate                where neither came
-    nothing                           the anonymous tenant, where there is one
+    client certificate                if neither header is present
+    nothing                           the anonymous tenant, if one is configured
 
-A credential that is shown has to be good: a wrong one is refused, also where anonymous callers are let in, and so are
-two that differ, since nobody could say whose request it was. A request is paid for here, so that a tenant over its rate
-costs no decoding.
+A presented credential must be valid: a wrong one is refused, even if anonymous callers are let in, and so are two that
+differ, since the request would belong to neither. The tenant's request rate is charged here, so that a request over
+the limit costs no decoding.
 
 `admit` costs a few microseconds with a key: a parse, a hash, a look-up (`tests/bench/identity_cost.py`).
 """
@@ -71,7 +71,7 @@ class GatewayGuard:
         return ScopedHost(self._host, identity, presented, self._audit.refused)
 
     async def identify(self, presented: PresentedCredentials) -> Identity:
-        """Who this is. Raises Unauthenticated; refusals are audited."""
+        """Return the caller's identity. Raises Unauthenticated; refusals are audited."""
         try:
             return await self._identified(presented)
         except UnprovedCredential as error:
@@ -82,7 +82,7 @@ class GatewayGuard:
             raise
 
     async def with_right(self, presented: PresentedCredentials, right: Right) -> Identity:
-        """Who this is, if it may. Raises Unauthenticated and Forbidden."""
+        """Return the caller's identity if it has the right. Raises Unauthenticated and Forbidden."""
         identity = await self.identify(presented)
         if not identity.may(right):
             self._audit.refused(f"no right {right}", identity.id, presented)
@@ -110,13 +110,13 @@ class GatewayGuard:
 
 
 def _credential(presented: PresentedCredentials) -> str:
-    """The key or token that is shown; "" is none. Raises Unproved."""
-    said, key = presented.authorization, presented.key
-    if not said:
+    """Return the presented key or token, "" for none. Raises UnprovedCredential."""
+    authorization, key = presented.authorization, presented.key
+    if not authorization:
         return key.strip()
-    if said[: len(_BEARER)].lower() != _BEARER:
+    if authorization[: len(_BEARER)].lower() != _BEARER:
         raise UnprovedCredential("of the schemes of `Authorization` only `Bearer` is known here", "scheme")
-    text = said[len(_BEARER) :].strip()
+    text = authorization[len(_BEARER) :].strip()
     if key and key.strip() != text:
         raise UnprovedCredential("`Authorization` and `x-api-key` show two different credentials", "ambiguous")
     return text

@@ -1,13 +1,24 @@
 """An issuer's public keys: read from a file, or fetched from the one address that the configuration names.
 
-    unknown key id     fetched again, at most every 30 s, whoever asks; those who wait share one fetch
+    unknown key id     fetched again, at most every 30 s over all callers; waiting callers share one fetch
     nothing unknown    fetched again every 10 minutes, in the background, so that a withdrawn key goes
-    issuer away        the keys stay as they are: its outage is not ours. Said once, and when it is over
-    a file             read again within a second of a change; one that is broken leaves the keys as they are
+    issuer away        the known keys stay in force; one log line when the outage begins and one when it ends
+    a file             read again within a second of a change; a broken file leaves the keys as they are
 
-What is fetched is bounded in size and time, over one connection that follows no redirect. Of a key set, only keys that
-can verify what we accept are taken: RSA of 2048 bits or more, P-256, Ed25519. Symmetric keys are left out, so that a
-public key can never be taken for a shared secret.
+A fetch is bounded in size and time and follows no redirect. Of a key set, only keys that can verify what the gateway
+accepts are taken: RSA of 2048 bits or more, P-256, Ed25519. Symmetric keys are left out, so that a public key can never
+be taken for a shared secret.
+
+**PyJWT parses each key (`PyJWK`); its `PyJWKClient` and `PyJWKSet` are not used**, because they cannot keep the above:
+
+- `PyJWKClient` fetches with urllib, which blocks the event loop or takes a thread. Its timeout bounds one socket
+  operation and not the fetch, the answer is read without a bound in size, and proxies come from the environment.
+- Its 30 s between fetches count from the last fetch that succeeded. While the issuer is away every token with an
+  unknown key id causes a fetch, and when the cached set has expired (`lifespan`) known keys no longer verify either.
+  PyJWT 2.10, the oldest release that is allowed, has no such limit, and follows redirects.
+- It has no refresh in the background and no file as its source.
+- `PyJWKSet` loses the whole set to one key whose `alg` is no text, and with PyJWT 2.10 to one with bad numbers. It also
+  takes private, symmetric and weak keys, so that each would be checked here all the same.
 """
 
 from __future__ import annotations
@@ -42,11 +53,11 @@ log = structlog.get_logger(__name__)
 
 
 class JwksError(Exception):
-    """What came is no set of keys, or did not come."""
+    """The key set could not be fetched, or cannot be used."""
 
 
 class KeySet:
-    """`async with` gets the keys, and keeps them fresh until the end."""
+    """The issuer's keys; `async with` loads them and keeps them fresh until the end."""
 
     def __init__(
         self, *, file: Path | None = None, url: str | None = None, on_change: Callable[[], None] = lambda: None
@@ -65,7 +76,7 @@ class KeySet:
         if self._file is not None:
             self._keys = await self._file.__aenter__()
             return self
-        # Nothing is decompressed: the bound is on what is held.
+        # Nothing is decompressed, so that MOST_BYTES bounds the memory as well.
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=WITHIN_S),
             auto_decompress=False,
@@ -83,7 +94,7 @@ class KeySet:
             await self._session.close()
 
     async def key(self, id: str) -> PyJWK | None:
-        """The key of this id; of "", the only one there is. Fetches again where it is unknown."""
+        """Return the key of this id, or None; "" means the only key there is. Fetches again if the id is unknown."""
         found = self._found(id)
         if found is not None or self._url is None:
             return found
@@ -103,7 +114,7 @@ class KeySet:
         return self._fetched_at is None or clock.now() >= self._fetched_at + AGAIN_AFTER_S
 
     def look(self) -> None:
-        """Read the file again if it is another one than last time."""
+        """Read the file again if it has changed since it was last read."""
         if self._file is not None:
             self._file.look()
 
@@ -124,9 +135,7 @@ class KeySet:
             keys = keys_of(await self._body())
         except (JwksError, aiohttp.ClientError, TimeoutError, OSError) as error:
             if not self._away:
-                log.error(
-                    "the issuer's keys cannot be fetched; those that are known stay", url=self._url, why=str(error)
-                )
+                log.error("the issuer's keys cannot be fetched; the known keys stay", url=self._url, why=str(error))
             self._away = True
             return
         if self._away:
@@ -152,7 +161,7 @@ class KeySet:
 
 
 def keys_of(text: bytes) -> Keys:
-    """The usable keys of a set. Raises JwksError: it is none, or none of its keys can be used."""
+    """Return the usable keys of a set. Raises JwksError: the text is no key set, or none of its keys can be used."""
     try:
         listed = json.loads(text)["keys"]
         if not isinstance(listed, list) or len(listed) > MOST_KEYS:
@@ -168,7 +177,7 @@ def keys_of(text: bytes) -> Keys:
 def _key(one: dict[str, Any]) -> PyJWK | None:
     if one.get("kty") not in ("RSA", "EC", "OKP") or one.get("use", "sig") != "sig":
         return None
-    public = {name: value for name, value in one.items() if name != "d"}  # a private key has no business here
+    public = {name: value for name, value in one.items() if name != "d"}  # a private key would be parsed as one
     try:
         key = PyJWK(public)
     except (PyJWTError, ValueError, TypeError):

@@ -1,11 +1,11 @@
-"""Signed tokens (JWT): verified with the issuer's keys, and turned into an identity by their claims.
+"""The token verifier checks signed tokens (JWT) with the issuer's keys and turns their claims into an identity.
 
-What is believed is the signature, by a key that the configuration led to. Of the header only `alg` and `kid` are read,
-and both merely choose among what is configured: `none` and HMAC are in no configuration, an address in a header (`jku`,
-`x5u`, `jwk`, `x5c`) is not looked at, and a token that says `crit` demands what we do not know and is refused.
+Only a signature by one of the configured issuer's keys is trusted. Of the header only `alg` and `kid` are read, and
+both merely choose among what is configured: `none` and HMAC are in no configuration, an address in a header (`jku`,
+`x5u`, `jwk`, `x5c`) is ignored, and a token with `crit` requires an unknown extension and is refused.
 
 Verifying costs 50 to 150 µs, so a verified token is remembered by its hash until it expires, and forgotten when the
-issuer's keys change. A token cannot be revoked; `max_lifetime_s` bounds what a lost one is worth.
+issuer's keys change. A token cannot be revoked; `max_lifetime_s` bounds how long a lost one can be used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_MODELS: Final = 256
 
 
 class TokenVerifier:
-    """Mutable: tokens that were verified."""
+    """Identifies callers by token. Mutable: the tokens that were verified."""
 
     def __init__(self, config: JwtConfig) -> None:
         self._config = config
@@ -40,7 +40,7 @@ class TokenVerifier:
         self._known.clear()
 
     async def identify(self, token: str, utc_s: float) -> Identity:
-        """Whose token this is. Raises Unproved."""
+        """Return the identity of a token. Raises UnprovedCredential."""
         if len(token) > MOST_CHARACTERS:
             raise UnprovedCredential("the token is too long", "malformed")
         digest = blake2b(token.encode(), digest_size=32).digest()
@@ -85,7 +85,7 @@ class TokenVerifier:
     def _identity(self, claims: dict[str, Any]) -> Identity:
         config = self._config
         who = f"token:{str(claims.get('sub', ''))[:128]}"
-        if not all(isinstance(claims[name], int | float) for name in ("exp", "iat")):  # PyJWT takes texts as well
+        if not all(isinstance(claims[name], int | float) for name in ("exp", "iat")):  # PyJWT accepts strings too
             raise UnprovedCredential("the token's times are no numbers", "lifetime", who)
         if claims["exp"] - claims["iat"] > config.max_lifetime_s:
             raise UnprovedCredential(f"the token is good for longer than {config.max_lifetime_s:g} s", "lifetime", who)

@@ -1,9 +1,9 @@
-"""The file of API keys: read whole, written atomically, for its owner alone.
+"""The key file holds the hashes of API keys: read whole, written atomically, writable by its owner alone.
 
-`tidegate keys` writes it and gateways read it, at the same time and with no word between them. So a writer holds a lock
-beside the file while it changes it, writes another file, and puts that in its place: a reader sees the old one or the
-new one. What is in it are hashes, so reading it opens nothing; writing it does, hence a file that others may write is
-refused.
+`tidegate keys` writes it and gateways read it, at the same time and without coordination. So a writer holds a lock
+file beside it, writes a new file, and renames that into place: a reader sees the old file or the new one. A hash
+is no credential, so others may read the file; by writing it they could add a key, so a file that is writable for
+group or others is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, KeyVerifier
 from tidegate.config import ConfigError
-from tidegate.storage.atomic_file import sync_folder
+from tidegate.storage.atomic_file import write_atomically
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 64 * 2**20
@@ -32,12 +32,12 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[KeyRecord, ...]:
-    """Every record. Raises ConfigError: it cannot be read, is no such file, or others may write it."""
+    """Return every record. Raises ConfigError: the file is unreadable, malformed, or writable for others."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise ConfigError(f"others than its owner may write the keys file {path}: chmod 600 {path}")
-            size = os.fstat(file.fileno()).st_size  # asked for first: a read sets aside as much as it might bring
+            size = os.fstat(file.fileno()).st_size  # a read allocates its whole limit, so the limit is the size
             text = file.read(min(size, MOST_BYTES) + 1)
     except OSError as error:
         hint = "; make one with `tidegate keys create`" if isinstance(error, FileNotFoundError) else ""
@@ -49,7 +49,7 @@ def read_keys(path: Path) -> tuple[KeyRecord, ...]:
 
 @contextmanager
 def edit_keys(path: Path) -> Iterator[dict[str, KeyRecord]]:
-    """The records by id, to be changed; written when the block ends well. Nobody else changes them meanwhile."""
+    """Yield the records by id, to be changed under the lock; they are written if the block ends without an error."""
     with _locked(path):
         records = {one.id: one for one in read_keys(path)} if path.exists() else {}
         yield records
@@ -60,7 +60,7 @@ def _decoded(path: Path, text: bytes) -> KeyFile:
     try:
         found = msgspec.json.decode(text, type=KeyFile)
         for one in found.keys:
-            KeyVerifier(one).opens(bytes(SECRET_BYTES), 0.0)  # a salt or a digest that cannot be used is found out here
+            KeyVerifier(one).opens(bytes(SECRET_BYTES), 0.0)  # finds an unusable salt or digest now
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no file of keys: {error}") from error
     if found.format != FORMAT:
@@ -82,18 +82,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        write_atomically(path, text + b"\n", mode=0o600)
     except OSError as error:
         raise ConfigError(f"cannot write the keys file {path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""API keys as a running gateway knows them: the file's, reloaded within a second of a change (`followed_file.py`)."""
+"""The key ring holds a running gateway's API keys, reloaded within a second of a change (`followed_file.py`)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Changes = dict[str, list[str]]  # created · changed · revoked · removed → i
 
 
 class KeyRing:
-    """`async with` reads the file, and follows it until the end. Raises ConfigError at the start only."""
+    """Identifies callers by API key. `async with` reads and follows the file; ConfigError comes at the start only."""
 
     def __init__(self, path: Path, on_change: Callable[[Changes], None] = lambda _: None) -> None:
         self.path = path
         self._on_change = on_change
-        self._locks: dict[str, KeyVerifier] = {}
+        self._verifiers: dict[str, KeyVerifier] = {}
         self._file = FollowedFile(path, read_keys, self._changed, what="the keys")
 
     async def __aenter__(self) -> KeyRing:
@@ -32,33 +32,35 @@ class KeyRing:
 
     @property
     def ids(self) -> Collection[str]:
-        return self._locks.keys()
+        return self._verifiers.keys()
 
     def identify(self, text: str, utc_s: float) -> Identity:
-        """Whose key this is. Raises Unproved; the same work is done whether or not there is such a key."""
+        """Return the identity of a key. Raises UnprovedCredential; an unknown key takes as long as a known one."""
         parts = parse_key(text)
         if parts is None:
             raise UnprovedCredential("this is no API key of this gateway", "malformed")
-        lock = self._locks.get(parts.id, UNMATCHABLE_KEY)
-        if not lock.opens(parts.secret, utc_s) or lock is UNMATCHABLE_KEY:
+        verifier = self._verifiers.get(parts.id, UNMATCHABLE_KEY)
+        if not verifier.opens(parts.secret, utc_s) or verifier is UNMATCHABLE_KEY:
             raise UnprovedCredential("this is no API key of this gateway", "wrong", f"key:{parts.id}")
-        standing = lock.record.standing(utc_s)
+        standing = verifier.record.standing(utc_s)
         if standing != "valid":
             verb = "has expired" if standing == "expired" else "was revoked"
-            raise UnprovedCredential(f"API key {parts.id} {verb}", standing, lock.identity.id)
-        return lock.identity
+            raise UnprovedCredential(f"API key {parts.id} {verb}", standing, verifier.identity.id)
+        return verifier.identity
 
     def look(self) -> None:
-        """Read the file again if it is another one than last time."""
+        """Read the file again if it has changed since it was last read."""
         self._file.look()
 
     def _changed(self, records: tuple[KeyRecord, ...]) -> None:
         self._on_change(self._take(records))
 
     def _take(self, records: tuple[KeyRecord, ...]) -> Changes:
-        before, now = {id: lock.record for id, lock in self._locks.items()}, {one.id: one for one in records}
-        # Locks of unchanged records stay: their identities are what others keep things by.
-        self._locks = {id: self._locks[id] if before.get(id) == one else KeyVerifier(one) for id, one in now.items()}
+        before, now = {id: one.record for id, one in self._verifiers.items()}, {one.id: one for one in records}
+        # Verifiers of unchanged records stay: other modules key their state by these identity objects.
+        self._verifiers = {
+            id: self._verifiers[id] if before.get(id) == one else KeyVerifier(one) for id, one in now.items()
+        }
         changed = [id for id, one in now.items() if id in before and before[id] != one]
         revoked = [id for id in changed if now[id].revoked_at is not None and before[id].revoked_at is None]
         return {
@@ -69,4 +71,4 @@ class KeyRing:
         }
 
     def __repr__(self) -> str:
-        return f"<KeyRing {self.path} {len(self._locks)} keys>"
+        return f"<KeyRing {self.path} {len(self._verifiers)} keys>"

@@ -1,11 +1,12 @@
-"""The operators' listeners: who may look, and a line of the audit about each who did.
+"""Middlewares of the operators' listeners: the required right, the audit of each request, and same-site checks.
 
-Elsewhere than on loopback one right is asked for on every route but the open ones; on loopback nothing is, and whoever
-looks is noted as local. Who hangs up is noted as well (status 499): a stream ends in no other way.
+Beyond loopback each route but the open ones requires one right. On loopback no credential is required; if `auth` is
+configured, each request is still audited, as "local". A closed connection is audited as well (status 499): a stream
+ends in no other way.
 
-A browser carries what other sites make it ask for to any port that it can reach, loopback too. So whatever says that it
-comes from another site is refused (`own_site`), and so is a host's *name* where no credential is asked for: a domain of
-a stranger's may resolve to 127.0.0.1 the second time it is asked (DNS rebinding). Addresses and `localhost` cannot.
+A browser sends the requests of foreign web sites to any port that it can reach, loopback too. So a request with a
+foreign `Origin` is refused (`same_site_only`), and without credentials so is a host *name* in `Host`: a foreign domain
+may resolve to 127.0.0.1 the second time it is looked up (DNS rebinding). Addresses and `localhost` cannot.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tidegate.oip.http.guard import credentials_over_http
 
 PROTOCOL: Final = "admin-http"
 OPEN: Final = frozenset({"/healthz"})
-_HUNG_UP: Final = 499
+_CLIENT_CLOSED: Final = 499
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def same_site_only(*, by_name: bool) -> Middleware:
-    """Refuses what other web sites have a browser ask for. `by_name`: whether a host's name may be asked for."""
+    """Return a middleware that refuses requests of foreign web sites. `by_name`: whether `Host` may be a name."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -58,7 +59,7 @@ def _is_address(host: str) -> bool:
 
 
 def right_required(right: Right, guard: GatewayGuard, audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
-    """Errors are left to `error_middleware`, which stands around this one."""
+    """Return a middleware that requires a right; `error_middleware` outside it turns its errors into answers."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -67,32 +68,32 @@ def right_required(right: Right, guard: GatewayGuard, audit: Audit, opened: Coll
         identity = await guard.with_right(credentials_over_http(request, PROTOCOL), right)
         if right != "admin":
             return await handler(request)
-        return await _audited(request, handler, lambda status: audit.admin(identity.id, *_asked(request), status))
+        return await _audited(request, handler, lambda status: audit.admin(identity.id, *_described(request), status))
 
     return middleware
 
 
 def loopback_audit(audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
-    """Notes who looked where nobody is asked for a credential."""
+    """Return a middleware that audits requests for which no credential is required."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in opened:
             return await handler(request)
-        return await _audited(request, handler, lambda status: audit.local(*_asked(request), status))
+        return await _audited(request, handler, lambda status: audit.local(*_described(request), status))
 
     return middleware
 
 
 async def _audited(request: web.Request, handler: Handler, note: Callable[[int], None]) -> web.StreamResponse:
-    """Also what was asked for wrongly, and what ended in a defect, was asked for."""
+    """Run the handler and audit its status, also if it refuses the request, fails, or is cancelled."""
     try:
         answer = await handler(request)
     except web.HTTPException as error:
         note(error.status)
         raise
     except asyncio.CancelledError:
-        note(_HUNG_UP)
+        note(_CLIENT_CLOSED)
         raise
     except Exception:
         note(500)
@@ -101,5 +102,5 @@ async def _audited(request: web.Request, handler: Handler, note: Callable[[int],
     return answer
 
 
-def _asked(request: web.Request) -> tuple[str, str, str]:
+def _described(request: web.Request) -> tuple[str, str, str]:
     return request.method, request.path[:200], request.remote or ""

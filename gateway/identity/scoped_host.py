@@ -1,4 +1,4 @@
-"""The gateway as one caller sees it: the models it may use and no others, and every call signed with who it is."""
+"""The scoped host shows one caller only the models that it may use, and puts its identity on every call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tidegate.types import Call, Reply
 
 
 class ScopedHost:
-    """A `ModelHost`: the one inside, for `identity`. Made for each request, so making it costs nothing.
+    """A `ModelHost` that limits another one to `identity`. It is made for each request, so it stores references only.
 
-    `refused` is told (reason, credential, what was shown) of what this caller had no right to.
+    Args:
+        refused: called with (reason, credential's id, presented credentials) for each refused request.
     """
 
     __slots__ = ("_host", "_identity", "_presented", "_refused")
@@ -63,7 +64,7 @@ class ScopedHost:
         return [one for one in self._host.statistics() if self._identity.may_use(one.name)]
 
     def infer(self, call: Call) -> Awaitable[Reply]:
-        if call.tenant:  # before the layers, where nobody knows any more who knocked
+        if call.tenant:  # checked here, because the layers do not know the presented credentials
             self._audited(lambda: delegated_tenant(call, self._identity))
         return self._host.infer(call.by(self._identity))
 
@@ -80,7 +81,7 @@ class ScopedHost:
             raise
 
     def _not_found(self, name: str, version: str) -> str:
-        """In the words of the catalog, but of what this caller may see."""
+        """Return the catalog's error text, over the models that this caller may see."""
         seen = self.manifests()
         versions = [one.version for one in seen if one.name == name]
         if versions:

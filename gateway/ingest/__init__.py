@@ -1,1 +1,5 @@
-"""What devices kept while they were away: taken once, computed where it was deferred, and kept for operators."""
+"""Ingest of what devices stored while they were offline: each item is taken once, and deferred requests are computed.
+
+The composition root imports `IngestService`; `gateway/fleet_sync` passes messages to `Ingest` and sends its receipts.
+What a device stores, and when it forwards it, belongs to `edge_agent/offline`; the messages belong to `tidegate/fleet`.
+"""

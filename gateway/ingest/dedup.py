@@ -1,15 +1,15 @@
-"""Whether something that a device sends again was taken already, from a memory that is bounded in time and in room.
+"""Duplicate detection decides whether an item was taken before, with a memory bounded in time and in size.
 
-Everything has an id that its device never gives out again, and everything that was taken is remembered for WINDOW_S.
-That settles most of it: known is a duplicate, unknown is new. What is left is what the memory cannot know, because it
-forgets: things older than the window, and, where the room did not last for the window, older than what was forgotten
-last. Such a thing is refused by its own age instead of being taken twice:
+Each item has an id that its device never reuses, and each id that was taken is remembered for WINDOW_S. Within that
+memory the answer is exact: a known id is a duplicate, an unknown one is new. Beyond it, an unknown id proves nothing:
+the item is older than the window or, if the memory was full before the window was over, older than the id that was
+forgotten last. Such an item is refused by its age instead of being taken twice:
 
     age + MARGIN_S < reach   unknown means new      reach = min(WINDOW_S, now - when the last was forgotten early)
     older                    unknown means nothing  refused for good; the device lists it as a dead letter
 
-Ages are the devices' own and count the time that they were on, so the rule can be wrong where a device was off for
-longer than the window between sending a thing and sending it again; then it is taken twice.
+Ages are the devices' own and count the time in which they were switched on, so the rule is wrong for a device that was
+off for longer than the window between two sendings of one item; then the item is taken twice.
 
 Source: docs/design/edge-state.md, "Duplicates and expiry"; EMQX #14462 (expired messages delivered, since only the
 sender looked at their age).
@@ -20,21 +20,22 @@ from __future__ import annotations
 from typing import Final, Literal
 
 WINDOW_S: Final = 7 * 86_400.0
-MARGIN_S: Final = 60.0  # an age is of when the thing was sent, in whole milliseconds; then a broker had it
+MARGIN_S: Final = 60.0  # an age is of the instant of sending, in whole milliseconds; the broker adds to it
 
 Verdict = Literal["new", "duplicate", "too-old"]
 
 
 def dedup_horizon_s(now_s: float, forgotten_at_s: float | None) -> float:
-    """How far back "unknown" means "new".
+    """Return how far back an unknown id means a new item.
 
     Args:
-        forgotten_at_s: when the newest one was taken that room made forget; None: none was.
+        forgotten_at_s: when the newest of the ids was taken that were forgotten for lack of room; None: none was.
     """
     return WINDOW_S if forgotten_at_s is None else min(WINDOW_S, max(0.0, now_s - forgotten_at_s))
 
 
 def classify_duplicate(*, known: bool, age_s: float, reach_s: float) -> Verdict:
+    """Return the verdict on an item of this age, whose id is or is not remembered."""
     if known:
         return "duplicate"
     return "new" if age_s + MARGIN_S < reach_s else "too-old"

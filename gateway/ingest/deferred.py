@@ -1,11 +1,11 @@
-"""Computes what devices deferred: through the same placement as live requests, behind them, and by a better variant.
+"""The deferred worker computes deferred requests by normal placement, after live requests, with a better variant.
 
-A deferred request is in no hurry and was promised an answer. So it goes a few at a time, at the lowest priority,
-through admission, which lets live requests first; with a budget of its own; and to a variant that is better than the
-one that was not sure. While nobody can (no target, no room, late) it waits and is tried again, at ever longer
-distances, for a day; what its request itself is to blame for is told at once.
+A deferred request is not urgent, and its caller was promised an answer. So it goes through admission at the lowest
+priority, a few at a time, with a budget of its own, and to a variant that is better than the unsure one. While no
+target can answer (none is up, none has room, all are late) it is tried again, at growing intervals, for a day; an error
+that the request itself caused is reported at once.
 
-Callers' metrics do not see it: it is no live traffic. Targets' estimates do, since the work is as real as any.
+Callers' metrics do not count it, as it is no live traffic. Targets' estimates do, since its work is real.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ log = structlog.get_logger(__name__)
 
 
 class DeferredWorker:
-    """Works inside `async with`.
+    """Computes deferred requests inside `async with`.
 
     Args:
-        infer: where calls are answered.
-        manifest_of: by name and version.
+        infer: the service that answers calls.
+        manifest_of: returns a manifest by name and version.
     """
 
     def __init__(self, ingest: Ingest, infer: Service, manifest_of: Callable[[str, str], Manifest]) -> None:
@@ -59,11 +59,9 @@ class DeferredWorker:
         self._infer = infer
         self._manifest_of = manifest_of
         self._work: dict[int, asyncio.Task[None]] = {}
-        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._ingest.on_jobs = self._news.set
         self._task = asyncio.create_task(self._run(), name="deferred requests")
         return self
 
@@ -73,22 +71,22 @@ class DeferredWorker:
 
     async def _run(self) -> None:
         while True:
-            self._news.clear()
+            self._ingest.work.clear()
             try:
                 wait_s = await self._begin()
             except DatabaseUnavailable:
-                wait_s = RETRY_S  # the database has said so
+                wait_s = RETRY_S  # the database has logged it
             except Exception:
-                log.exception("deferred requests have a defect; they are kept")
+                log.exception("computing deferred requests failed by a defect; they stay in the journal")
                 wait_s = RETRY_S
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._news.wait()
+                    await self._ingest.work.wait()
             except TimeoutError:
                 pass
 
     async def _begin(self) -> float | None:
-        """Start what is due and has a place; how long to wait for the next, None: for news."""
+        """Start due requests while there is room; return how long to wait for the next, None: until woken."""
         free = AT_ONCE - len(self._work)
         if free <= 0:
             return None
@@ -103,7 +101,7 @@ class DeferredWorker:
 
     def _over(self, seq: int, _task: asyncio.Task[None]) -> None:
         del self._work[seq]
-        self._news.set()
+        self._ingest.work.set()
 
     async def _compute(self, job: DeferredJob) -> None:
         try:
@@ -112,7 +110,7 @@ class DeferredWorker:
         except ServeError as error:
             await self._failed(job, error)
         except DatabaseUnavailable:
-            await clock.sleep(RETRY_S)  # computed, and not on the disk: it is computed again
+            await clock.sleep(RETRY_S)  # the answer could not be stored: it is computed again
         except Exception:
             log.exception("a deferred request failed by a defect", device=job.device, id=job.id)
             await clock.sleep(RETRY_S)
@@ -124,7 +122,7 @@ class DeferredWorker:
         manifest = self._manifest_of(request.model_name, request.model_version)
         call = call_of(request, manifest, protocol=PROTOCOL, headers={}, arrived_at=now)
         floor = max(call.min_quality, _better_than(manifest, job.variant))
-        # Whose tenant a device's caller said it was counts for nothing here: nobody has proved it.
+        # The tenant that the device's caller named is dropped: no credential has proved it.
         return replace(call.due(now + BUDGET_S), min_quality=floor, priority=LOWEST_PRIORITY, tenant="")
 
     async def _answer(self, job: DeferredJob, reply: Reply) -> None:
@@ -157,7 +155,7 @@ class DeferredWorker:
 
 
 def _better_than(manifest: Manifest, variant: str) -> float:
-    """The quality above that of the variant that was not sure; 0 where none is better."""
+    """Return the least quality above that of the unsure variant; 0 if no variant is better."""
     unsure = manifest.variant(variant)
     if unsure is None or unsure.quality is None or variant not in manifest.improvable:
         return 0.0

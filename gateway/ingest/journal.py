@@ -1,14 +1,14 @@
-"""What this gateway has taken from devices, as SQL: the memory against duplicates, the work, the answers, the records.
+"""The ingest journal stores in SQL what devices sent: ids against duplicates, jobs, answers and records.
 
-    seen      (device, id) of everything that was taken, for seven days or as long as the room lasts (`dedup.py`)
-    jobs      deferred requests that are not answered yet
-    answers   what became of them, for devices that ask, for seven days
+    seen      (device, id) of each item that was taken, for seven days or as long as there is room (`dedup.py`)
+    jobs      deferred requests without an answer
+    answers   their answers, for devices that inquire, for seven days
     records   results, events and answers in the order in which they came: an operator's own program reads them by
-              number (`GET /v1/ingested?after=N`), and nothing is read twice or missed
+              number (`GET /v1/ingested?after=N`), and reads none twice and misses none
 
-A thing is seen and stored in one transaction, so a crash between the two is no case. When room runs short the oldest
-records give way, counted; jobs and answers, which a device was promised, give way to nothing: then devices are told to
-come back later and keep what they have.
+An item's id and the item are stored in one transaction, so a crash cannot separate them. When room runs short the
+oldest records are deleted and counted; jobs and answers, which devices were promised, are never deleted for room: then
+devices are asked to come back later and keep their items.
 
 Instants are this gateway's wall clock: a gateway knows the time.
 """
@@ -23,8 +23,8 @@ from tidegate.fleet.stored import MAX_WORDS, DeferredAnswer, Forwarded, ItemRefu
 from tidegate.storage.database import DatabaseFull
 
 ROW_BYTES: Final = 256
-MOST_OF_ONE: Final = 0.25  # of the room, for one device's deferred requests: no device keeps the others out
-JOB_S: Final = 86_400.0  # after so long without an answer a deferred request has failed
+MOST_OF_ONE: Final = 0.25  # share of the room for one device's deferred requests, so that others have room too
+JOB_S: Final = 86_400.0  # a deferred request without an answer for this long has failed
 _SWEEP: Final = 1000
 
 SCHEMA: Final = (
@@ -66,19 +66,19 @@ class DeferredJob(NamedTuple):
     attempts: int
     model: str
     version: str
-    variant: str  # that was not sure; "" where nothing was computed
+    variant: str  # the variant that was not sure; "" if nothing was computed
     body: bytes
 
 
 class IngestJournal:
-    """Bounds and rules; all state is in the file."""
+    """The journal's statements, rules and bounds; all state is in the database."""
 
     def __init__(self, *, max_bytes: int, max_seen: int) -> None:
         self.max_bytes = max_bytes
         self.max_seen = max_seen
 
     def take(self, db: sqlite3.Connection, one: Forwarded, now_s: float) -> ItemRefusal | None:
-        """Take it, once; None when it is safe here, now or since before. Raises Full."""
+        """Store an item once. Return None if it is stored, now or before, or its refusal. Raises DatabaseFull."""
         known = db.execute("SELECT 1 FROM seen WHERE device = ? AND id = ?", (one.device, one.id)).fetchone()
         reach = dedup_horizon_s(now_s, self._meta(db, "forgotten_at_s"))
         match classify_duplicate(known=known is not None, age_s=one.age_ms / 1e3, reach_s=reach):
@@ -103,8 +103,17 @@ class IngestJournal:
                 (one.device, one.id, one.priority, now_s, born_s, one.model, one.version, one.variant, one.body, size),
             )
         else:
-            self._record(db, one.device, one.id, one.kind, (one.model, one.version, one.variant), born_s, now_s,
-                         "", one.body)  # fmt: skip
+            self._record(
+                db,
+                device=one.device,
+                id=one.id,
+                kind=one.kind,
+                by=(one.model, one.version, one.variant),
+                happened_s=born_s,
+                now_s=now_s,
+                code="",
+                body=one.body,
+            )
         self._count(db, f"taken_{one.kind}")
         return None
 
@@ -128,20 +137,16 @@ class IngestJournal:
             self._count(db, "records_dropped")
             used -= oldest["bytes"]
 
-    # work
+    # jobs and answers
 
     def jobs(self, db: sqlite3.Connection, now_s: float, limit: int, without: frozenset[int]) -> list[DeferredJob]:
-        """Deferred requests that are due, most important first, then in the order of their taking."""
+        """Return due jobs, most important first, then in the order in which they were taken."""
         rows = db.execute(
             "SELECT * FROM jobs WHERE not_before_s <= ? ORDER BY priority DESC, seq LIMIT ?",
             (now_s, limit + len(without)),
         ).fetchall()
         due = [row for row in rows if row["seq"] not in without][:limit]
-        return [
-            DeferredJob(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"],
-                row["variant"], row["body"])
-            for row in due
-        ]  # fmt: skip
+        return [_job(row, row["body"]) for row in due]
 
     def next_due_s(self, db: sqlite3.Connection) -> float | None:
         row = db.execute("SELECT MIN(not_before_s) AS at FROM jobs").fetchone()
@@ -153,7 +158,7 @@ class IngestJournal:
     def answer(
         self, db: sqlite3.Connection, job: DeferredJob, answer: DeferredAnswer, variant: str, whole: bytes, now_s: float
     ) -> None:
-        """The job is done: its answer for the device, and a record of all of it. A second answer changes nothing."""
+        """Finish a job: store the answer for the device, and a record of it. A second answer changes nothing."""
         row = db.execute("SELECT born_s FROM jobs WHERE seq = ?", (job.seq,)).fetchone()
         if row is None:
             return
@@ -164,14 +169,23 @@ class IngestJournal:
             "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
             (job.device, job.id, now_s, answer.code, answer.why[:MAX_WORDS], answer.body, size),
         )
-        self._record(db, job.device, job.id, "answer", (job.model, job.version, variant), row["born_s"], now_s,
-                     answer.code, whole)  # fmt: skip
+        self._record(
+            db,
+            device=job.device,
+            id=job.id,
+            kind="answer",
+            by=(job.model, job.version, variant),
+            happened_s=row["born_s"],
+            now_s=now_s,
+            code=answer.code,
+            body=whole,
+        )
         self._count(db, "answered" if not answer.code else "failed")
 
     def asked(
         self, db: sqlite3.Connection, device: str, ids: tuple[str, ...]
     ) -> tuple[list[DeferredAnswer], list[str]]:
-        """The answers that are there, and the ids of which nothing is known. What is being worked on is in neither."""
+        """Return the stored answers and the unknown ids; an id whose job is still to be done is in neither."""
         answers, unknown = [], []
         for id in ids:
             row = db.execute("SELECT * FROM answers WHERE device = ? AND id = ?", (device, id)).fetchone()
@@ -181,10 +195,10 @@ class IngestJournal:
                 unknown.append(id)
         return answers, unknown
 
-    # time and people
+    # expiry, and what operators read
 
     def sweep(self, db: sqlite3.Connection, now_s: float) -> None:
-        """Forget what is over: memories and answers after seven days, work that nobody could do after one."""
+        """Delete expired rows: ids and answers after seven days; jobs fail after one."""
         for table in ("seen", "answers"):
             db.execute(
                 f"DELETE FROM {table} WHERE (device, id) IN "
@@ -192,8 +206,7 @@ class IngestJournal:
                 (now_s - WINDOW_S,),
             )
         for row in db.execute("SELECT * FROM jobs WHERE taken_s < ? LIMIT ?", (now_s - JOB_S, _SWEEP)).fetchall():
-            job = DeferredJob(row["seq"], row["device"], row["id"], row["attempts"], row["model"], row["version"],
-                      row["variant"], b"")  # fmt: skip
+            job = _job(row, b"")
             why = f"nobody could compute it for {JOB_S / 3600:.0f} hours"
             self.answer(db, job, DeferredAnswer(job.id, code="nothing_alive", why=why), "", b"", now_s)
 
@@ -209,6 +222,7 @@ class IngestJournal:
     def _record(
         self,
         db: sqlite3.Connection,
+        *,
         device: str,
         id: str,
         kind: str,
@@ -235,3 +249,16 @@ class IngestJournal:
 
     def __repr__(self) -> str:
         return f"<IngestJournal of at most {self.max_bytes} bytes, {self.max_seen} remembered>"
+
+
+def _job(row: sqlite3.Row, body: bytes) -> DeferredJob:
+    return DeferredJob(
+        seq=row["seq"],
+        device=row["device"],
+        id=row["id"],
+        attempts=row["attempts"],
+        model=row["model"],
+        version=row["version"],
+        variant=row["variant"],
+        body=body,
+    )

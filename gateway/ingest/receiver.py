@@ -1,16 +1,16 @@
-"""Takes what devices kept: each thing once, on this gateway's disk before its device hears so.
+"""The ingest receiver takes stored items of devices, each once, and acknowledges them after they are on the disk.
 
     message → checked → a batch → one transaction → a receipt for each device
 
-Things of one key are taken in the order in which they come. So that this holds where the disk fails in between, a
-device that was told to pause is not listened to for a moment: what is still on its way comes again, in order.
+Items of one key are taken in the order in which they come. To keep that order when the disk fails in between, messages
+of a device that was asked to pause are ignored for a moment: what is still on its way is sent again, in order.
 
-Messages wait in a bounded queue, at most MAX_OF_ONE of one device, so that a device that floods costs its neighbours
-nothing; what finds no place is not taken, gets no receipt, and comes again. While the disk is full or broken devices
-are told to pause (`busy_s`), and keep what they have.
+Messages wait in a bounded queue, at most MAX_OF_ONE of one device, so that a flood of one device costs the others
+nothing; a message without room is dropped, gets no receipt, and is sent again. While the disk is full or broken,
+devices are asked to pause (`busy_s`), and keep their items.
 
-What is taken is historical by definition: none of it is counted in any average of what is live. Deferred requests are
-computed by `deferred.py`; their answers go back as soon as they are there, and again to whoever asks.
+Stored items are historical by definition: no average of live traffic counts them. Deferred requests are computed by
+`deferred.py`; their answers are sent as soon as they exist, and again to a device that inquires.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ MAX_OF_ONE: Final = 64
 MAX_BATCH: Final = 64
 BUSY_S: Final = 15.0
 SWEEP_S: Final = 300.0
-_ROOM: Final = MAX_MESSAGE_BYTES - 2048  # for answers in one receipt, base64 included
+_ROOM: Final = MAX_MESSAGE_BYTES - 2048  # bytes of answers in one receipt, base64 included
 _PAGE_BYTES: Final = 4096
 _OVERHEAD: Final = 3
 
-Send = Callable[[str, Receipt], bool]  # to a device; False: there is no way to it now
+Send = Callable[[str, Receipt], bool]  # to a device; False: there is no session with the broker
 
 log = structlog.get_logger(__name__)
 
 
 class Ingest:
-    """Takes inside `async with`.
+    """Takes stored items inside `async with`.
 
     Args:
-        path: of the database.
+        path: the database file.
         gateway: this gateway's name, which receipts carry.
-        max_bytes: of deferred requests, answers and records.
+        max_bytes: bytes of deferred requests, answers and records.
         max_seen: how many ids are remembered against duplicates.
     """
 
     def __init__(self, path: Path, gateway: str, *, max_bytes: int, max_seen: int) -> None:
         self.journal = IngestJournal(max_bytes=max_bytes, max_seen=max_seen)
-        self.send: Send = lambda _device, _receipt: False  # set once there is a way
-        self.dropped: Counter[str] = Counter()  # messages that were not taken in, by reason
-        self.on_jobs: Callable[[], None] = lambda: None  # there may be work
+        self.send: Send = lambda _device, _receipt: False  # set by the session with the broker
+        self.dropped: Counter[str] = Counter()  # messages that were not taken, by reason
+        self.work = asyncio.Event()  # set when a deferred request may be due; the deferred worker clears it
         self._gateway = gateway
         self._queue: deque[tuple[str, Forwarded | Inquiry]] = deque()
         self._of_one: Counter[str] = Counter()
-        self._deaf_until: dict[str, float] = {}
+        self._paused_until: dict[str, float] = {}
         self._news = asyncio.Event()
         self._sweep_at = 0.0
         self._task = OwnedTask(self._run, name="ingest")
@@ -89,16 +89,16 @@ class Ingest:
         await self._database.__aexit__()
 
     def message(self, device: str, payload: bytes) -> None:
-        """One message of a device's, as it came; the topic, to which the broker holds it, says whose it is."""
+        """Queue one message of a device. Its topic names the device, and the broker's ACL enforces that."""
         try:
             message = decode_stored(payload)
             if message.device != device:
                 raise BadMessage(f"{device} speaks for {message.device}")
         except BadMessage as error:
             self.dropped["bad"] += 1
-            log.info("ignored what a device stored", device=device, reason=str(error))
+            log.info("ignored a stored message of a device", device=device, reason=str(error))
             return
-        if clock.now() < self._deaf_until.get(device, 0.0):
+        if clock.now() < self._paused_until.get(device, 0.0):
             self.dropped["unavailable"] += 1
             return
         if len(self._queue) >= MAX_QUEUED or self._of_one[device] >= MAX_OF_ONE:
@@ -114,12 +114,12 @@ class Ingest:
             batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
             for device, _ in batch:
                 self._of_one[device] -= 1
-            self._of_one += Counter()  # what is at zero is left out
+            self._of_one += Counter()  # drops counts of zero
             try:
                 await self._take(batch)
                 await self._sweep()
             except Exception:
-                log.exception("taking in has a defect; devices keep what they have")
+                log.exception("ingest failed by a defect; devices keep their items")
             if not self._queue:
                 await self._pause()
 
@@ -135,17 +135,17 @@ class Ingest:
             return
         outcomes = await asyncio.gather(*(self._one(message) for _, message in batch))
         by_device: dict[str, list[_MessageOutcome]] = {}
-        for (device, _), said in zip(batch, outcomes, strict=True):
-            by_device.setdefault(device, []).append(said)
+        for (device, _), outcome in zip(batch, outcomes, strict=True):
+            by_device.setdefault(device, []).append(outcome)
         now = clock.now()
-        self._deaf_until = {device: at for device, at in self._deaf_until.items() if at > now}
-        for device, all_said in by_device.items():
-            if any(said.busy_s for said in all_said):
-                self._deaf_until[device] = now + BUSY_S / 2
-            for receipt in _receipts(self._gateway, all_said):
+        self._paused_until = {device: at for device, at in self._paused_until.items() if at > now}
+        for device, of_device in by_device.items():
+            if any(outcome.busy_s for outcome in of_device):
+                self._paused_until[device] = now + BUSY_S / 2
+            for receipt in _receipts(self._gateway, of_device):
                 self.send(device, receipt)
         if any(isinstance(message, Forwarded) and message.kind == "request" for _, message in batch):
-            self.on_jobs()
+            self.work.set()
 
     async def _one(self, message: Forwarded | Inquiry) -> _MessageOutcome:
         # One after another in one transaction: `Database` groups what waits.
@@ -159,7 +159,7 @@ class Ingest:
             refusal = await self._database.run(lambda db: self.journal.take(db, message, now_s))
         except (DatabaseUnavailable, sqlite3.Error) as error:
             self.dropped["unavailable"] += 1
-            log.warning("devices are told to keep what they have", reason=str(error))
+            log.warning("devices are asked to keep their items", reason=str(error))
             return _MessageOutcome(busy_s=BUSY_S)
         return _MessageOutcome(taken=message.id) if refusal is None else _MessageOutcome(refusal=refusal)
 
@@ -171,16 +171,16 @@ class Ingest:
         try:
             await self._database.run(lambda db: self.journal.sweep(db, now_s))
         except DatabaseUnavailable:
-            return  # the database has said so
+            return  # the database has logged it
 
-    # what `deferred.py` asks
+    # for `deferred.py`
 
     async def jobs(self, limit: int, without: frozenset[int]) -> list[DeferredJob]:
         now_s = clock.utc_s()
         return await self._database.run(lambda db: self.journal.jobs(db, now_s, limit, without))
 
     async def due_in_s(self) -> float | None:
-        """Until the next deferred request is due; None: there is none."""
+        """Return the time until the next deferred request is due; None: there is none."""
         at_s = await self._database.run(self.journal.next_due_s)
         return None if at_s is None else max(0.0, at_s - clock.utc_s())
 
@@ -191,30 +191,30 @@ class Ingest:
     async def answered(
         self, job: DeferredJob, answer: DeferredAnswer, *, variant: str = "", whole: bytes = b""
     ) -> None:
-        """Keep the answer, then tell the device, which asks again if it does not hear it."""
+        """Store the answer, then send it to the device, which inquires if it does not arrive."""
         now_s = clock.utc_s()
         await self._database.run(lambda db: self.journal.answer(db, job, answer, variant, whole, now_s))
         self.send(job.device, Receipt(self._gateway, answers=(answer,)))
 
-    # what operators ask
+    # for operators
 
     async def records(self, after: int, limit: int) -> list[sqlite3.Row]:
-        """Raises Unavailable."""
+        """Return records after a number. Raises DatabaseUnavailable."""
         return await self._database.run(lambda db: self.journal.records(db, after, limit))
 
     async def state(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"unavailable": self._database.unavailable, "dropped": dict(self.dropped)}
+        state: dict[str, Any] = {"unavailable": self._database.unavailable, "dropped": dict(self.dropped)}
         try:
-            return told | await self._database.run(self.journal.usage)
+            return state | await self._database.run(self.journal.usage)
         except DatabaseUnavailable:
-            return told
+            return state
 
     def __repr__(self) -> str:
         return f"<Ingest {len(self._queue)} waiting, {self._database!r}>"
 
 
 class _MessageOutcome:
-    """What is to be said of one message."""
+    """What the receipt says of one message."""
 
     __slots__ = ("answers", "busy_s", "refusal", "taken", "unknown")
 
@@ -234,18 +234,18 @@ class _MessageOutcome:
         self.busy_s = busy_s
 
 
-def _receipts(gateway: str, said: Sequence[_MessageOutcome]) -> list[Receipt]:
-    """One receipt for everything about one device, and as many more as its answers need."""
-    taken = tuple(one.taken for one in said if one.taken)
-    refused = tuple(one.refusal for one in said if one.refusal is not None)
-    unknown = tuple(dict.fromkeys(id for one in said for id in one.unknown))[:MAX_IDS]
-    busy_s = max((one.busy_s for one in said), default=0.0)
+def _receipts(gateway: str, outcomes: Sequence[_MessageOutcome]) -> list[Receipt]:
+    """Return one receipt for all outcomes of a device, and as many more as its answers need."""
+    taken = tuple(one.taken for one in outcomes if one.taken)
+    refused = tuple(one.refusal for one in outcomes if one.refusal is not None)
+    unknown = tuple(dict.fromkeys(id for one in outcomes for id in one.unknown))[:MAX_IDS]
+    busy_s = max((one.busy_s for one in outcomes), default=0.0)
     receipts = []
     if taken or refused or unknown or busy_s:
         receipts.append(Receipt(gateway, taken, refused, unknown=unknown, busy_s=busy_s))
     together: list[DeferredAnswer] = []
     room = _ROOM
-    for answer in {answer.id: answer for one in said for answer in one.answers}.values():
+    for answer in {answer.id: answer for one in outcomes for answer in one.answers}.values():
         size = 4 * len(answer.body) // 3 + 4 * len(answer.why) + 256
         if together and (size > room or len(together) == MAX_IDS):
             receipts.append(Receipt(gateway, answers=tuple(together)))

@@ -1,10 +1,9 @@
-"""What devices kept, for an operator's own program, on the admin port.
+"""The ingest routes give an operator's program the stored records of devices, over the admin port.
 
-    GET /v1/ingested?after=N&limit=M   records after number N, oldest first; `last` is the N of the next question
+    GET /v1/ingested?after=N&limit=M   records after number N, oldest first; `last` is the N of the next request
 
-Numbers only grow and are given once, so a program that keeps the last number it has worked off misses nothing and
-does nothing twice, over its own restarts and this gateway's. Records give way, oldest first, when the room of the
-journal runs short: `first` is the oldest that is there.
+Numbers only grow and are never reused, so a program that keeps the last number it has processed misses no record and
+processes none twice, over its own restarts and this gateway's. When the journal is full the oldest records are deleted.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _record(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _body(kind: str, body: bytes) -> dict[str, Any]:
-    """The body as JSON where it is what it should be: it is a device's word."""
+    """Return the body as JSON if it is valid, else as base64: a device may have sent anything."""
     if not body:
         return {}
     try:

@@ -1,6 +1,6 @@
-"""Taking in what devices kept, put together: the journal's door and whoever computes what was deferred.
+"""The ingest service puts together the receiver of stored items and the worker that computes deferred requests.
 
-Outside of `gateway/app.py` because a gateway without the section `ingest` has nothing of it.
+It is separate from `gateway/app.py` because a gateway without the section `ingest` has none of it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tidegate.models.manifest import Manifest
 
 
 class IngestService:
-    """`async with` takes in and computes.
+    """Takes stored items and computes deferred requests inside `async with`.
 
     Args:
         gateway: this gateway's name.
-        infer: where deferred requests are answered: placement behind admission, without the observers of live traffic.
+        infer: answers deferred requests: placement behind admission, without the observers of live traffic.
     """
 
     def __init__(

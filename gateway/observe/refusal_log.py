@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from gateway.core.history.decision_record import DecisionRecord, pack_decision
 from gateway.core.history.recorder import FlightRecorder, RequestRecord, trace_id_of, truncated_words
-from gateway.core.placement.placer import Ask, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision
 from tidegate.outcome import ServeError
 from tidegate.types import Call, Reply
 

@@ -1,16 +1,15 @@
-"""What an operator may ask a running gateway: its state, its last decisions, and whether it lives.
+"""The read-only admin routes: a running gateway's state, its conditions, and its last decisions.
 
-    GET /v1/state          targets with state and load, models with who offers them
-    GET /debug/conditions  what ails which target, since when, on what evidence
-    GET /debug/decisions   finished requests, newest first, all numbers with them: the last ones (?last=N), those of
-                           an id (?id=ID, with hindsight), those that were late, failed or hedged (?late=1 …), of a
-                           model, target or tenant, and the slowest (?slowest=N); at most MOST_AT_ONCE, and the next
-                           ones after so many (?skip=N)
+    GET /v1/state          targets with state and load, models with the targets that offer them
+    GET /debug/conditions  conditions by target, each with its beginning and its evidence
+    GET /debug/decisions   finished requests with all their numbers, newest first: the last ones (?last=N), all of one
+                           id (?id=ID, with hindsight), filtered by late, failed or hedged (?late=1 …), by model, target
+                           or tenant, and the slowest (?slowest=N); at most MOST_AT_ONCE, from an offset on (?skip=N)
     GET /debug/recording   requests and links as they come, for so many seconds (?for=60): `tidegate record`
     GET /healthz           200 while the process answers at all
 
-Rendering happens here, when somebody asks; nothing is prepared per request. Read-only, on a port of its own that is
-bound to loopback unless the configuration says otherwise.
+Answers are rendered on request; a served request prepares nothing for them. The routes are on a port of their own that
+is bound to loopback unless the configuration says otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 
 MOST_AT_ONCE: Final = 500  # requests in one answer
-MOST_OF_ONE_ID: Final = 10  # each looks through all that is remembered
+MOST_OF_ONE_ID: Final = 10  # the hindsight of each walks over the whole flight recorder
 
 
 def admin_routes(
@@ -48,9 +47,11 @@ def admin_routes(
 
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)
-        # What is remembered never changes, so a thread may read it: all of it takes longer than a request may wait.
+        # Records never change, so a thread may read them; rendering all would hold the event loop for too long.
         memory, request_id = dispatcher.recorder, request.query.get("id")
-        render = partial(_rendered, tuple(memory), memory.run, request_id, sought, most, skip)
+        render = partial(
+            _rendered, tuple(memory), run=memory.run, request_id=request_id, sought=sought, most=most, skip=skip
+        )
         return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
@@ -68,21 +69,21 @@ def admin_routes(
 
 
 def _rendered(
-    memory: Sequence[RequestRecord], run: str, request_id: str | None, sought: RecordFilter, most: int, skip: int
+    memory: Sequence[RequestRecord], *, run: str, request_id: str | None, sought: RecordFilter, most: int, skip: int
 ) -> bytes:
     if request_id:
         newest_first = matching_records(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
-        told = [explanation_json(record, memory, run) for record in newest_first]
+        rendered = [explanation_json(record, memory, run) for record in newest_first]
     else:
-        told = [
+        rendered = [
             explanation_json(record, run=run)
             for record in select_records(reversed(memory), sought, most, min(skip, len(memory)))
         ]
-    return msgspec.json.encode({"decisions": told})
+    return msgspec.json.encode({"decisions": rendered})
 
 
 def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
-    """Raises HTTPBadRequest for what is no question."""
+    """Return the filter, the most and the offset. Raises HTTPBadRequest: a number is none."""
     try:
         most = min(MOST_AT_ONCE, max(1, int(query.get("slowest", query.get("last", "50")))))
         skip = max(0, int(query.get("skip", "0")))
@@ -90,7 +91,16 @@ def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
         raise web.HTTPBadRequest(text="`last`, `slowest` and `skip` must be whole numbers") from None
     late, failed, hedged = (query.get(name, "0") != "0" for name in ("late", "failed", "hedged"))
     model, target, tenant = (query.get(name, "") for name in ("model", "target", "tenant"))
-    return RecordFilter(late, failed, hedged, model, target, tenant, slowest="slowest" in query), most, skip
+    sought = RecordFilter(
+        late=late,
+        failed=failed,
+        hedged=hedged,
+        model=model,
+        target=target,
+        tenant=tenant,
+        slowest="slowest" in query,
+    )
+    return sought, most, skip
 
 
 def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:
@@ -145,7 +155,7 @@ def _offer(offer: ModelOffer, target: TargetView, fleet: Fleet) -> dict[str, Any
 
 
 def _cost(cost: VariantCost) -> dict[str, Any]:
-    """What was measured at warm-up, in (work units, milliseconds), and what answers have shown since."""
+    """Render the warm-up measurement as (work units, milliseconds), and its correction by later answers."""
     return {
         "measured": [(units, _ms(seconds)) for units, seconds in cost.points],
         "factor": round(cost.factor, 4),

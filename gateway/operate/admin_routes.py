@@ -1,7 +1,7 @@
-"""What operators reach of a gateway, and who is let in there: the admin port's routes, and the middlewares of both.
+"""The admin port put together: its routes, and the middlewares that check and audit each request.
 
-On loopback nobody is asked; who looks is noted where it matters who does what, which is where `auth` is. Elsewhere the
-right `admin` is asked for, on all but the console's page itself and `/healthz`.
+On loopback no credential is required; if `auth` is configured, each admin request is still audited. On other addresses
+the right `admin` is required, on every route but the console's static page and `/healthz`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def operator_routes(
     rollouts: Callable[[], Iterable[CanaryRollout]],
     trials: Trials,
 ) -> list[web.RouteDef]:
-    """Of the admin port; with the console's where somebody watches for it."""
+    """Return the admin port's routes; with the console's if `watch` is given."""
     recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy)
     admin = [
         *admin_routes(fleet, catalog, dispatcher, directory.refused),
@@ -58,12 +58,20 @@ def operator_routes(
     if watch is None:
         return admin
     console_view = ConsoleView(
-        name, watch, fleet, admission, catalog, directory.refused, rollouts, lambda: trial_rows(trials)
+        name=name,
+        watch=watch,
+        fleet=fleet,
+        admission=admission,
+        catalog=catalog,
+        refused=directory.refused,
+        rollouts=rollouts,
+        trials=lambda: trial_rows(trials),
     )
     return [*admin, *Console(console_view).routes()]
 
 
 def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: Audit) -> list[Middleware]:
+    """Return the admin port's middlewares: they depend on whether its address is a loopback one."""
     opened = OPEN | page_files().keys()
     if not is_loopback(config.admin_host):
         return [same_site_only(by_name=True), *require_right(guard, audit, "admin", opened)]
@@ -73,6 +81,6 @@ def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: 
 def require_right(
     guard: GatewayGuard | None, audit: Audit, right: Right, opened: Collection[str] = OPEN
 ) -> list[Middleware]:
-    """Lets in who has the right."""
-    assert guard is not None  # the configuration sees to it
+    """Return the middlewares that require a right, and that turn refusals into answers."""
+    assert guard is not None  # the configuration requires `auth` here
     return [error_middleware, right_required(right, guard, audit, opened)]

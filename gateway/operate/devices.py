@@ -1,10 +1,10 @@
-"""What the fleet's register knows of every device, for operators: also of those that are no target.
+"""The device routes show operators every device of the fleet registry, also devices that are no target.
 
-    GET /v1/fleet            how many by freshness, and how old what is known of the live ones is
+    GET /v1/fleet            counts by freshness, and the age of the live devices' last reports
     GET /v1/fleet?all=1      the same, and each device: name, epoch, freshness with its reason, age
 
-`/v1/state` tells of targets: devices that were dialled. This tells of whoever speaks over MQTT, so it also shows whom
-the gateway may not dial, and it stays short for ten thousand of them.
+`/v1/state` covers targets: devices that were dialled. This covers every device that reports over MQTT, so it also
+shows devices that the gateway may not dial, and it stays short for ten thousand of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.fleet_sync.freshness import DeviceView
+from tidegate.estimate.quantiles import nearest_rank
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 
@@ -23,10 +24,10 @@ QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 def device_routes(devices: Callable[[], Sequence[DeviceView]]) -> list[web.RouteDef]:
     async def listed(request: web.Request) -> web.Response:
         views = devices()
-        told = summary_of(views)
+        summary = summary_of(views)
         if request.query.get("all") == "1":
-            told["devices"] = [_device(view) for view in views]
-        return web.json_response(told)
+            summary["devices"] = [_device(view) for view in views]
+        return web.json_response(summary)
 
     return [web.get("/v1/fleet", listed)]
 
@@ -36,12 +37,8 @@ def summary_of(views: Sequence[DeviceView]) -> dict[str, Any]:
     return {
         "known": len(views),
         "freshness": dict(Counter(view.freshness.value for view in views)),
-        "age_s": {f"p{100 * share:g}": round(_quantile(ages, share), 4) for share in QUANTILES} if ages else {},
+        "age_s": {f"p{100 * share:g}": round(nearest_rank(ages, share), 4) for share in QUANTILES} if ages else {},
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _device(view: DeviceView) -> dict[str, Any]:

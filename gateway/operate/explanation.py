@@ -1,8 +1,8 @@
-"""A finished request in words and numbers: what was known of every target, what was chosen and why, what came of it.
+"""The explanation of a finished request as JSON: every candidate, the choice with its reason, and the outcome.
 
-Runs when somebody asks (`/debug/decisions`, `tidegate explain`), never per request. Times are milliseconds from the
-request's arrival. What is told was written down at the request's end (`gateway/core/history/decision_record.py`);
-nothing is looked up as it is now, but what others met at about that time (`gateway/core/history/counterfactual.py`).
+It is made on demand (`/debug/decisions`, `tidegate explain`), never per request. Times are milliseconds from the
+request's arrival. All of it was recorded at the request's end (`gateway/core/history/decision_record.py`) and nothing
+is the present state; hindsight compares requests of about that time (`gateway/core/history/counterfactual.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BECAUSE: Final = {
     "faster": "cheaper ones would be late, or too likely late",
     "surer": "a cheaper one is expected sooner, but less reliably in time",
     "better": "its quality is worth its price",
-    "only": "nobody else takes this request",
+    "only": "no other target takes this request",
     "pinned": "it is the best inside of the pin",
     "probe": "it kept failing, or was not asked for long, and this request can bear finding out",
     "least-request": "placement failed, and it is the least loaded for its speed",
@@ -32,7 +32,7 @@ _BECAUSE: Final = {
 
 
 def matching_records(record: Iterable[RequestRecord], request_id: str, run: str = "") -> list[RequestRecord]:
-    """Those of this id: the caller's own, the one that the answer said, a trace-id, or this gateway's count ("#7")."""
+    """Return the records of an id: the caller's, the answer's, a trace-id, or this gateway's number ("#7")."""
     number = request_id.removeprefix("#")
     if run and request_id.startswith(f"{run}-"):
         number = request_id[len(run) + 1 :]
@@ -49,7 +49,11 @@ def matching_records(record: Iterable[RequestRecord], request_id: str, run: str 
 def explanation_json(
     record: RequestRecord, others: Sequence[RequestRecord] | None = None, run: str = ""
 ) -> dict[str, Any]:
-    """Args: others: those who were served at about the time; None: without hindsight."""
+    """Return a record as JSON.
+
+    Args:
+        others: the records to compare with; None: without hindsight.
+    """
     end, falls = record.end, waterfall(record)
     return {
         "number": record.number,
@@ -77,7 +81,7 @@ def explanation_json(
 
 
 def choice_sentence(record: RequestRecord) -> str:
-    """The choice and its reason."""
+    """Return the choice and its reason as one sentence."""
     decision = record.decision
     chosen = decision.choice if decision else None
     if decision is None or chosen is None:
@@ -153,7 +157,7 @@ def _event(note: RequestEvent, record: RequestRecord) -> dict[str, Any]:
 
 
 def _stages(record: RequestRecord) -> dict[str, float]:
-    """Of the attempt whose answer was given."""
+    """Return the stage times of the attempt that answered the caller."""
     if not isinstance(record.end, AnswerRecord):
         return {}
     for note in record.notes:
@@ -167,8 +171,8 @@ def _stage_times(note: RequestEvent) -> dict[str, float]:
 
 
 def _stage(stage: WaterfallStage) -> dict[str, Any]:
-    told = {"stage": stage.name, "start_ms": _ms(stage.start_s), "took_ms": _ms(stage.took_s)}
-    return told | ({"words": stage.words} if stage.words else {})
+    rendered = {"stage": stage.name, "start_ms": _ms(stage.start_s), "took_ms": _ms(stage.took_s)}
+    return rendered | ({"words": stage.words} if stage.words else {})
 
 
 def _bar(bar: AttemptBar) -> dict[str, Any]:
@@ -220,15 +224,16 @@ def _in_hindsight(found: Counterfactual, record: RequestRecord) -> str:
     match found.verdict:
         case "best":
             unknown = [one.target for one in found.alternatives if one.says == "unknown"]
-            doubt = f"; of {_some(unknown)} it cannot be known, nobody was sent there then" if unknown else ""
-            return f"Nobody that is known of would have been in time for less{doubt}."
+            doubt = f"; of {_some(unknown)} it cannot be known, no request was sent there then" if unknown else ""
+            return f"No target that is known of would have been in time for less{doubt}."
         case "none":
-            told = [one.target for one in found.alternatives if one.says in ("late", "open")]
-            tried = f": {_some(told)} would have been late, or might have" if told else ": there was nobody else"
-            return f"Nobody that is known of would have been in time{tried}."
+            late = [one.target for one in found.alternatives if one.says in ("late", "open")]
+            tried = f": {_some(late)} would have been late, or might have" if late else ": there was no other target"
+            return f"No target that is known of would have been in time{tried}."
         case "unknown":
             return (
-                "It cannot be known whether another would have been in time: nobody was sent to one at about that time."
+                "It cannot be known whether another would have been in time: "
+                "no request was sent to one at about that time."
             )
     return "It was never placed, so there is nothing to compare."
 

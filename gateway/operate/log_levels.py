@@ -1,11 +1,11 @@
-"""How much a running gateway says: asked and changed over its admin port.
+"""The log-level routes read and change how much a running gateway logs.
 
     GET /v1/log-level                                          {"level": "info", "modules": {}}
     PUT /v1/log-level {"level": "debug"}                       for all
     PUT /v1/log-level {"level": "debug", "module": "gateway"}  for the modules under one name
-    PUT /v1/log-level {"level": null, "module": "gateway"}     as all others again
+    PUT /v1/log-level {"level": null, "module": "gateway"}     back to the general level
 
-Each change is a line of the log, at whatever level, so that nobody wonders where the lines have gone.
+Each change writes a log line at level error, so that the log itself explains why lines begin or stop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LogLevelChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def log_level_routes(levels: Levels = LEVELS) -> list[web.RouteDef]:
-    async def tell(_request: web.Request) -> web.Response:
+    async def read(_request: web.Request) -> web.Response:
         return web.json_response(_levels_json(levels))
 
     async def change(request: web.Request) -> web.Response:
@@ -43,7 +43,7 @@ def log_level_routes(levels: Levels = LEVELS) -> list[web.RouteDef]:
         log.error("log level changed", level=asked.level or levels.level, module=asked.module or "all")
         return web.json_response(_levels_json(levels))
 
-    return [web.get("/v1/log-level", tell), web.put("/v1/log-level", change)]
+    return [web.get("/v1/log-level", read), web.put("/v1/log-level", change)]
 
 
 def _apply(asked: LogLevelChange, levels: Levels) -> None:

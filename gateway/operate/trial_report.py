@@ -1,7 +1,7 @@
-"""What trials have shown so far: as JSON for operators and the console, and as families for a scrape.
+"""The trial report: the figures of both versions of each trial, as JSON for screens and as metric families.
 
-A series for each ending of both versions of each model on trial, and of no other version: promoted or called back,
-they end, and a new trial counts from zero, which Prometheus takes for a restart.
+There is a series for each ending of both versions of each model on trial, and for no other version. The series end with
+the trial; a new trial counts from zero, which Prometheus takes for a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN: Final = 6
 
 
 def trial_report(trials: Trials, model: str) -> dict[str, Any]:
-    """The split and both versions' figures beside each other. Raises KeyError: nothing of this model is on trial."""
+    """Return the split with both versions' figures. Raises KeyError: no version of this model is on trial."""
     split, watched = trials.splits.split[model], trials.watched.get(model, TrialFigures())
     return {
         **msgspec.to_builtins(split),
@@ -32,7 +32,7 @@ def trial_report(trials: Trials, model: str) -> dict[str, Any]:
 
 
 def trial_rows(trials: Trials) -> list[dict[str, Any]]:
-    """For a screen: tenants are counted, since there may be a thousand of them."""
+    """Return the first trials for a screen; tenants are counted, since there may be a thousand of them."""
     shown = []
     for model in list(trials.splits.split)[:SHOWN]:
         one = trial_report(trials, model)

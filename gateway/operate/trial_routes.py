@@ -1,13 +1,13 @@
-"""Operators put two versions side by side: routes of the admin port, behind whatever guards that.
+"""The trial routes let operators split a model's requests between two versions, over the admin port and its guard.
 
-GET    /v1/versions                every model: its versions with who serves each, what is meant where none is named,
+GET    /v1/versions                every model: its versions with the targets that serve each, the default version,
                                    and the trial with both versions' figures beside each other
 PUT    /v1/versions/MODEL/trial    `{"candidate": "2", "share": 0.05, "tenants": ["acme"], "compare": 0.1}`: begins or
-                                   changes one; `standing` is what is meant now unless it is said
-POST   /v1/versions/MODEL/promote  the candidate is meant from now on
-POST   /v1/versions/MODEL/return   the standing version goes on alone
+                                   changes a trial; `standing` is the present default version unless it is given
+POST   /v1/versions/MODEL/promote  the candidate becomes the default version
+POST   /v1/versions/MODEL/return   the trial ends; the standing version answers alone
 
-409: nothing is on trial. 422: it makes no sense, and the text says why.
+409: nothing is on trial. 422: the split is not possible, and the text says why.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_BODY_BYTES: Final = 1 << 18
 
 
 class SplitRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What an operator sends."""
+    """The body of `PUT /v1/versions/MODEL/trial`."""
 
     candidate: str
     standing: str = ""
@@ -51,19 +51,19 @@ def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.Rou
         model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
         try:
             wanted = msgspec.json.decode(raw, type=SplitRequest)
-            meant = wanted.standing or _meant(trials, catalog, model)
+            default = wanted.standing or _default_version(trials, catalog, model)
             await trials.begin(
-                model, TrafficSplit(meant, wanted.candidate, wanted.share, wanted.tenants, wanted.compare)
+                model, TrafficSplit(default, wanted.candidate, wanted.share, wanted.tenants, wanted.compare)
             )
         except (msgspec.MsgspecError, InvalidSplit, ModelNotFound) as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from error
         return web.json_response(model_versions(trials, catalog, fleet, model))
 
-    def end(act: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def end(step: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def ended(request: web.Request) -> web.Response:
             model = request.match_info["model"]
             try:
-                await act(model)
+                await step(model)
             except InvalidSplit as error:
                 raise web.HTTPConflict(text=str(error)) from error
             return web.json_response(model_versions(trials, catalog, fleet, model))
@@ -86,7 +86,7 @@ def model_versions(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -
     shared = shares_by_version({version: stand[version] for version in siblings})
     found: dict[str, Any] = {
         "name": model,
-        "meant": _meant(trials, catalog, model),
+        "meant": _default_version(trials, catalog, model),
         "versions": [
             {
                 "version": one.version,
@@ -101,8 +101,8 @@ def model_versions(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -
     return found
 
 
-def _meant(trials: Trials, catalog: Catalog, model: str) -> str:
-    """The version of a request that names none. Raises ModelNotFound."""
+def _default_version(trials: Trials, catalog: Catalog, model: str) -> str:
+    """Return the version for a request that names none. Raises ModelNotFound."""
     split = trials.splits.split.get(model)
     if split is not None:
         return split.standing
@@ -110,6 +110,6 @@ def _meant(trials: Trials, catalog: Catalog, model: str) -> str:
 
 
 def _quality(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """As measured against the reference when the model was made, by variant."""
+    """Return the quality by variant, as measured against the reference when the model was built."""
     measured = [(one.name, one.quality) for one in manifest.variants if one.quality is not None]
     return {name: {"metric": quality.metric, "value": quality.value} for name, quality in measured}

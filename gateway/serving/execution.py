@@ -36,8 +36,8 @@ from gateway.core.history.recorder import (
     trace_id_of,
     truncated_words,
 )
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from gateway.serving.context import DispatchContext

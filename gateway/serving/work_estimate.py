@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from gateway.core.estimate.service_cost import CostClass, cost_class, unloaded_p95_s
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, variant_misfit
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import variant_misfit
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.work import answer_bytes, work_of
 from tidegate.placement_pin import stricter

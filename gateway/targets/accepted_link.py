@@ -18,9 +18,9 @@ from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.targets.link_inference import infer_over_link
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.client import MAX_MESSAGE_BYTES, Asker
+from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
-from tidegate.link.session import Duplex, KeepaliveTiming
+from tidegate.link.session import KeepaliveTiming, MessageStream
 from tidegate.outcome import Disconnected
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
@@ -38,7 +38,7 @@ class AcceptedLink:
 
     def __init__(
         self,
-        duplex: Duplex,
+        stream: MessageStream,
         greeting: Greeting,
         *,
         peer: str,
@@ -55,7 +55,7 @@ class AcceptedLink:
         self.refused = ""
         self._welcome = welcome
         self._leaving = ""  # why it is of no use any more
-        self._asker = Asker(duplex, greeting, self, heartbeat=heartbeat, max_message_bytes=max_message_bytes)
+        self._client = LinkClient(stream, greeting, self, heartbeat=heartbeat, max_message_bytes=max_message_bytes)
 
     @property
     def id(self) -> str:
@@ -65,7 +65,7 @@ class AcceptedLink:
     @property
     def open(self) -> bool:
         """Whether it takes requests."""
-        return self._asker.open and not self.refused
+        return self._client.open and not self.refused
 
     @property
     def why_not(self) -> str:
@@ -73,13 +73,13 @@ class AcceptedLink:
 
     async def run(self) -> str:
         """Exchange frames until the stream ends; the reason in words."""
-        self._leaving = reason = await self._asker.run()
+        self._leaving = reason = await self._client.run()
         return reason
 
     def finish(self, reason: str) -> None:
         """End it once what waits to be written has left."""
         self._leaving = reason
-        self._asker.session.finish(reason)
+        self._client.session.finish(reason)
 
     async def infer(
         self,
@@ -96,7 +96,7 @@ class AcceptedLink:
         if not self.open:
             raise Disconnected(f"{self.id} has no link: {self.why_not}")
         return await infer_over_link(
-            self._asker,
+            self._client,
             request,
             variant=variant,
             budget_s=budget_s,
@@ -126,7 +126,7 @@ class AcceptedLink:
         self.refused = self._welcome(self, greeting)
         self.greeted_once.set()
         if self.refused:  # in order: the status with the reason needs a stream on which nothing is being written
-            self._asker.session.finish(self.refused)
+            self._client.session.finish(self.refused)
 
     def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
         if offers is not None and self.greeting is not None:  # a target that attaches later gets the offers of now
@@ -145,7 +145,7 @@ class AcceptedLink:
         return LinkAttested(self.id, UNBOUND)
 
     def __repr__(self) -> str:
-        return f"<AcceptedLink {self.id or 'ungreeted'} from {self.peer} {self._asker!r}>"
+        return f"<AcceptedLink {self.id or 'ungreeted'} from {self.peer} {self._client!r}>"
 
 
 def _unheard(_event: LinkEvent) -> None:

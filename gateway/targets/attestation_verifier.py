@@ -25,7 +25,7 @@ from cryptography import x509
 from gateway.core.fleet.attestation import Attestation
 from gateway.followed_file import FollowedFile
 from tidegate import clock
-from tidegate.link.client import Asker
+from tidegate.link.client import LinkClient
 from tidegate.outcome import ServeError
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
@@ -118,7 +118,7 @@ class TargetAttestation:
         """Soon: what it showed may be out of date."""
         self._again.set()
 
-    async def keep(self, asker: Asker, shown: bytes | None) -> None:
+    async def keep(self, client: LinkClient, shown: bytes | None) -> None:
         """Ask and judge until cancelled.
 
         Args:
@@ -134,7 +134,7 @@ class TargetAttestation:
         while True:
             self._again.clear()
             asked_at = clock.now()
-            fresh = await self._asked(asker, asker_key, held)
+            fresh = await self._asked(client, asker_key, held)
             if fresh is None:
                 next_at = clock.now() + _FIRST_RETRY_S + backoff.next_delay_s()
             else:
@@ -145,12 +145,14 @@ class TargetAttestation:
             await self._wait_judging(held, next_at)
             await clock.sleep_until(asked_at + _FIRST_RETRY_S)  # a target whose offers flap costs a question a second
 
-    async def _asked(self, asker: Asker, asker_key: bytes, before: ReceivedEvidence | None) -> ReceivedEvidence | None:
+    async def _asked(
+        self, client: LinkClient, asker_key: bytes, before: ReceivedEvidence | None
+    ) -> ReceivedEvidence | None:
         """Fetch, verify and report new evidence; None where there is none."""
         nonce, asked_at, asked_at_utc = secrets.token_bytes(NONCE_BYTES), clock.now(), clock.utc_s()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                raw = await asker.evidence(nonce)
+                raw = await client.evidence(nonce)
         except TimeoutError:
             self._missed(before, f"it answered no challenge within {ANSWERS_WITHIN_S:g} s")
         except ServeError as error:

@@ -27,7 +27,7 @@ from gateway.targets.dial_address import unchecked_address
 from gateway.targets.link_inference import infer_over_link
 from tidegate import __version__, clock
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.client import MAX_MESSAGE_BYTES, Asker
+from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
 from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
@@ -83,14 +83,14 @@ class LinkTarget:
         self._heartbeat = KeepaliveTiming(ping_interval_s, silent_pings)
         self._max_message_bytes = max_message_bytes
         self._backoff = Backoff(draw, BACKOFF_BASE_S, backoff_cap_s)
-        self._asker: Asker | None = None
+        self._client: LinkClient | None = None
         self._task = OwnedTask(self._keep_up, name=f"link to {id}")
         self._up = False
         self._up_at = inf
         self._down_reason: str | None = None  # None: not reported yet
 
     def __repr__(self) -> str:
-        state = repr(self._asker) if self._up else f"down: {self._down_reason or 'dialling'}"
+        state = repr(self._client) if self._up else f"down: {self._down_reason or 'dialling'}"
         return f"<LinkTarget {self._id} at {self._address} {state}>"
 
     @property
@@ -104,7 +104,7 @@ class LinkTarget:
     @property
     def connected(self) -> bool:
         """Whether the target takes requests on its link now."""
-        return self._asker is not None and self._asker.open
+        return self._client is not None and self._client.open
 
     async def __aenter__(self) -> LinkTarget:
         self._task.start()
@@ -124,11 +124,11 @@ class LinkTarget:
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
     ) -> Reply:
-        asker = self._asker
-        if asker is None or not asker.open:
+        client = self._client
+        if client is None or not client.open:
             raise Disconnected(f"{self._id} has no link: {self._down_reason or 'dialling'}")
         return await infer_over_link(
-            asker,
+            client,
             request,
             variant=variant,
             budget_s=budget_s,
@@ -143,10 +143,10 @@ class LinkTarget:
     def greeted(self, greeting: Greeting) -> None:
         self._up, self._up_at, self._down_reason = True, clock.now(), None
         self._on_event(LinkUp(self._id, greeting.name, greeting.epoch, greeting.offers))
-        if self._verifier is not None and self._asker is not None:
+        if self._verifier is not None and self._client is not None:
             report = lambda one: self._on_event(LinkAttested(self._id, one))  # noqa: E731
             self._appraisal = TargetAttestation(self._verifier, self._id, report)
-            keep = self._appraisal.keep(self._asker, self._shown)
+            keep = self._appraisal.keep(self._client, self._shown)
             self._appraising = asyncio.create_task(keep, name=f"appraisal of {self._id}")
 
     def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
@@ -181,17 +181,17 @@ class LinkTarget:
         channel = self._dialler.open(address, DIAL_OPTIONS)
         self._shown = self._dialler.shown
         stream = DialledStream(channel)
-        self._asker = Asker(
+        self._client = LinkClient(
             stream, self._greeting, self, heartbeat=self._heartbeat, max_message_bytes=self._max_message_bytes
         )
         reason = "the target is closed"
         try:
-            reason = explain_dial_error(await self._asker.run())
+            reason = explain_dial_error(await self._client.run())
         except Exception as exc:  # a defect of ours must not cost the target for good
             log.exception("link failed", target=self._id)
             reason = f"internal error: {type(exc).__name__}"
         finally:
-            self._asker = None
+            self._client = None
             # Before anything is awaited: the requests that waited for an answer are placed next, and not here.
             self._down(reason)
             appraising, self._appraising, self._appraisal = self._appraising, None, None

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from gateway.targets.oip_messages import request_bytes, response_from_bytes
 from tidegate import clock
-from tidegate.link.client import Asker, Question
+from tidegate.link.client import LinkClient, Question
 from tidegate.types import Accepted, InferRequest, Reply
 
 
 async def infer_over_link(
-    asker: Asker,
+    client: LinkClient,
     request: InferRequest,
     *,
     variant: str,
@@ -21,9 +21,9 @@ async def infer_over_link(
     on_accepted: Callable[[Accepted], None],
     tracestate: str = "",
 ) -> Reply:
-    """The answer with its stage times. Raises what `Asker.ask` does, and BadAnswer."""
+    """The answer with its stage times. Raises what `LinkClient.ask` does, and BadAnswer."""
     deadline = clock.now() + budget_s
-    answered = await asker.ask(
+    answered = await client.ask(
         Question(
             message=request_bytes(request),
             deadline=deadline,

@@ -1,17 +1,17 @@
-"""The clairvoyant: greedy with perfect knowledge, to tell what better estimates could still bring.
+"""The clairvoyant policy is greedy with perfect knowledge, which shows what better estimates could still bring.
 
-For every target it plays the true future of that target forward, as if nobody else came: the way there (weather and
-outages of that moment, jitter at its median), the real queue with the true time of everyone in it and of this request
-(its luck, the device's heat), and the way back as it will be then. Requests of its own that are still on their way
+For every target it plays the true future of that target forward, as if no other request came: the way there (weather
+and outages of that moment, jitter at its median), the real queue with the true time of every request in it and of this
+one (its luck, the device's heat), and the way back as it will be then. Requests of its own that are still on their way
 count as well. It chooses, in this order, the outcome that is best for all:
 
-    who will be in time, this request less those whom it would make late, by weight      (the weights of `value`)
+    the weight that will be in time: this request's, less that of the requests it makes late   (weights of `value`)
     soonest
 
 Cheapest before soonest would be a poor oracle: it spends all the room on price and leaves none for what is not
 foreseen (11 points fewer answers in time on `office_wifi` at 0.6 and at 1.2 of the knee).
 
-It is no upper bound. It takes requests as they come, one after another, and knows nothing of those to come: a policy
+It is no upper bound. It takes requests as they come, one after another, and knows nothing of requests to come: a policy
 that leaves room for them, or hedges against the jitter and the losses that are not foreseen here, may beat it.
 It sees one gateway's own requests under way; those of other gateways only once they are in a queue.
 """
@@ -24,11 +24,13 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, no_candidate_reason, variant_misfit
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placer import Candidate, Decision, estimate
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import Scenario
-from simulator.workers.job import NOBODY, SimulatedJob
+from simulator.workers.job import NO_CALLER, SimulatedJob
 from simulator.world.admission import AdmissionControl, FixedLimitAdmission
 from simulator.world.arrivals import SimulatedRequest, requests
 from simulator.world.conditions import SETTLING_S, WorldConditions
@@ -130,7 +132,7 @@ class Clairvoyant:
         request = self._truth.request(ask)
         arrives_at = self._truth.ways(id)[0].arrival(now, REQUEST_BYTES + ask.body_bytes)
         job = SimulatedJob(
-            request.number, NOBODY, ask.model,
+            request.number, NO_CALLER, ask.model,
             rows=ask.rows, length=ask.longest_row, deadline=ask.deadline + arrives_at - now,
             priority=ask.priority, luck=request.noise, answer_bytes=request.kind.answer_bytes,
         )  # fmt: skip

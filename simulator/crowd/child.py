@@ -1,6 +1,6 @@
 """A part of a crowd in a process of its own: `python -m simulator.crowd.child SETTINGS`, in JSON.
 
-Every second it says on stdout, in one line of JSON, how many of its devices are connected and what they have said so
+Every second it writes to stdout, in one line of JSON, how many of its devices are connected and what they have sent so
 far. It ends by a signal, with goodbyes, or with the process that started it.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from time import process_time
 
 from simulator.crowd.device import SimulatedDevice
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent
@@ -26,7 +26,7 @@ from tidegate.runtime.logs import configure_logging
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.servers.limits import raise_file_limit
 
-TELL_EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ async def live(share: ChildSettings) -> None:
     lives = [asyncio.create_task(device.run(), name=device.name) for device in devices]
     try:
         while not stop.is_set():
-            _tell(devices, counts)
+            _report(devices, counts)
             with suppress(TimeoutError):
-                async with asyncio.timeout(TELL_EVERY_S):
+                async with asyncio.timeout(REPORT_EVERY_S):
                     await stop.wait()
     finally:
         await cancel_and_wait(*lives)
-        _tell(devices, counts)
+        _report(devices, counts)
 
 
-def _tell(devices: list[SimulatedDevice], counts: Counter[str]) -> None:
+def _report(devices: list[SimulatedDevice], counts: Counter[str]) -> None:
     connected = sum(device.is_connected for device in devices)
     events.emit("crowd", connected=connected, counts=dict(counts), cpu_s=process_time(), at=clock.now())
 
@@ -82,7 +82,7 @@ def _tell(devices: list[SimulatedDevice], counts: Counter[str]) -> None:
 def main() -> None:
     share = ChildSettings(**json.loads(sys.argv[1]))
     die_with_parent(share.parent)
-    configure_logging("crowd", level="error")  # ten thousand devices would say "connected" ten thousand times
+    configure_logging("crowd", level="error")  # ten thousand devices would log "connected" ten thousand times
     raise_file_limit()
     with suppress(BrokenPipeError):
         asyncio.run(live(share))

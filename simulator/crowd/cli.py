@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from simulator.crowd.crowd import Crowd, CrowdCounts, CrowdFailed
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.mqtt.broker_url import BrokerUrl
 
@@ -57,7 +57,7 @@ Examples:
     "--crashes", type=click.FloatRange(0, 100), default=50.0, show_default=True, help="Percent of them by power cut."
 )
 @click.option("--for", "seconds", type=click.FloatRange(min=0.1), default=None, help="Seconds; else until Ctrl-C.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Who comes and goes when.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of when which device comes and goes.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON a second on stdout, instead of a table.")
 def simulate(
     agents: int,
@@ -74,7 +74,7 @@ def simulate(
 ) -> None:
     """Let AGENTS devices report over MQTT as real agents do: births, heartbeats, goodbyes and wills.
 
-    They answer no requests, so gateways are told addresses that nobody dials. See what a gateway makes of them with
+    They answer no requests, so they advertise addresses that no gateway dials. See what a gateway makes of them with
     `tidegate status` and on its console.
     """
     try:

@@ -1,7 +1,7 @@
-"""A crowd: so many simulated devices, over as many processes as they need, inside `async with`.
+"""A crowd of simulated devices, over as many processes as they need, inside `async with`.
 
 One process holds up to a thousand: the agent's code is made for one device, and a core beats some two thousand times a
-second. `seen` is the sum of what the processes said last, at most a second old.
+second. `seen` is the sum of what the processes reported last, at most a second old.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from simulator.crowd.child import ChildSettings
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 
 PER_PROCESS: Final = 1000
 _GOODBYES_WITHIN_S: Final = 30.0
@@ -28,7 +28,7 @@ class CrowdFailed(Exception):
 
 @dataclass(slots=True)
 class CrowdCounts:
-    """What the crowd has said so far."""
+    """What the crowd has sent so far."""
 
     connected: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -55,14 +55,23 @@ class Crowd:
         seed: int = 1,
     ) -> None:
         self.agents = agents
+        habits = habits or Habits()
         self._shares = [
             ChildSettings(
-                first, min(PER_PROCESS, agents - first), url, fleet, models, interval_s, seed, h.ramp_s,
-                h.churn_per_minute, h.crash_ratio, os.getpid(),
+                first=first,
+                count=min(PER_PROCESS, agents - first),
+                url=url,
+                fleet=fleet,
+                models=models,
+                interval_s=interval_s,
+                seed=seed,
+                ramp_s=habits.ramp_s,
+                churn_per_minute=habits.churn_per_minute,
+                crash_ratio=habits.crash_ratio,
+                parent=os.getpid(),
             )
-            for h in [habits or Habits()]
             for first in range(0, agents, PER_PROCESS)
-        ]  # fmt: skip
+        ]
         self._processes: list[asyncio.subprocess.Process] = []
         self._readers: list[asyncio.Task[None]] = []
         self._last: dict[int, dict[str, Any]] = {}
@@ -70,9 +79,9 @@ class Crowd:
     async def __aenter__(self) -> Self:
         for share in self._shares:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "simulator.crowd.child", share.to_json(),
+                sys.executable, "-P", "-m", "simulator.crowd.child", share.to_json(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
-                start_new_session=True,  # Ctrl-C is for the one in front, which sees to the rest
+                start_new_session=True,  # Ctrl-C is for the parent, which ends its children
             )  # fmt: skip
             self._processes.append(process)
             reader = asyncio.create_task(self._read(share.first, process), name=f"crowd from {share.first}")
@@ -97,12 +106,12 @@ class Crowd:
         """Raises CrowdFailed."""
         for process in self._processes:
             if process.returncode not in (None, 0):
-                raise CrowdFailed(f"a process of the crowd ended with {process.returncode}; what it said is above")
+                raise CrowdFailed(f"a process of the crowd ended with {process.returncode}; its output is above")
         whole = CrowdCounts()
-        for said in self._last.values():
-            whole.connected += said["connected"]
-            whole.counts.update(said["counts"])
-            whole.cpu_s += said["cpu_s"]
+        for report in self._last.values():
+            whole.connected += report["connected"]
+            whole.counts.update(report["counts"])
+            whole.cpu_s += report["cpu_s"]
         return whole
 
     async def _read(self, first: int, process: asyncio.subprocess.Process) -> None:

@@ -1,8 +1,9 @@
 """One device of a crowd: the real agent's side of MQTT (`sync.py`) with made-up models and load behind it.
 
-It is the agent's own code that connects, counts epochs, gives births and wills and beats, so a broker and a gateway are
-loaded as by real devices. What is missing is what the crowd is not for: it answers no requests. So it advertises an
-address from a range that is reserved for documentation and inside no gateway's `advertised_networks`: nobody dials it.
+It is the agent's own code that connects, counts epochs, sends births, wills and heartbeats, so a broker and a gateway
+are loaded as by real devices. What is missing is what the crowd is not for: it answers no requests. So it advertises an
+address from a range that is reserved for documentation and inside no gateway's `advertised_networks`, so no gateway
+dials it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from math import inf
 from edge_agent.core.reporting import AgentState, Publication
 from edge_agent.fleet.sync import EdgeSync
 from simulator.crowd.epochs import InMemoryEpochs
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.fleet.messages import Command
 from tidegate.fleet.offers import ModelOffer, VariantOffer
@@ -25,7 +26,7 @@ MOST_QUEUED = 8
 
 
 class CountedSync(EdgeSync):
-    """An agent's side of MQTT that counts what it says and is told to do."""
+    """An agent's side of MQTT that counts its publications and the commands that it receives."""
 
     counts: Counter[str]
 
@@ -40,7 +41,7 @@ class CountedSync(EdgeSync):
 
 
 class SimulatedDevice:
-    """`run` is its whole life, until it is cancelled; it says goodbye then.
+    """`run` is its whole life, until it is cancelled; it disconnects cleanly then.
 
     Args:
         number: names it, and its address.

@@ -3,7 +3,7 @@
 Time is cut into slots. Let z(i, j, k) be the share of request i's computation that worker j does in slot k. Whatever a
 policy does, the answers that it gives in time fulfil
 
-    Σ_jk z(i, j, k) ≤ 1                         each counts once, however often it was tried
+    Σ_jk z(i, j, k) ≤ 1                         each request counts once, however often it was tried
     Σ_i  charge(i, j, k) · z(i, j, k) ≤ time(j, k)      a worker has no more time in a slot than the slot is long
     0 ≤ z(i, j, k) ≤ overlap(i, j, k) / lasts(i, j, k)  no computation advances faster than time passes
 
@@ -12,15 +12,15 @@ there (`machines`). So the largest Σ w(i) · z(i, j, k) under these conditions 
 policy answers in time: computations may be torn, shared among workers and run at once, batches never pad, and the
 future is known. Slots only widen it, since a window counts in each slot that it touches with the overlap that it has.
 
-The solver's word is not taken for it. For any prices π ≥ 0 of the rows, weak duality gives
+The solver's result is not trusted for it. For any prices π ≥ 0 of the rows, weak duality gives
 
     Σ π · limit + Σ upper(z) · max(0, w − π · column)   ≥ the optimum
 
 and this sum, at the prices that the solver found, is what is reported: a tolerance, or a solver that stopped early,
 makes it larger and never wrong. The warm-up's requests are worth nothing here: leaving them unanswered is allowed.
 
-It is generous, not exact: `Machine` and `Reach` say what is taken at its best. Gateways' limits, queues' sizes, who
-may reach whom and the devices' own callers are ignored.
+It is generous, not exact: `Machine` and `LinkReach` say what is taken at its best. Gateways' limits, queues' sizes,
+which gateway may reach which device and the devices' own callers are ignored.
 Source: time-indexed relaxations, Dyer and Wolsey, Discrete Applied Mathematics 1990; docs/design/routing.md, "Upper
 bound".
 """
@@ -43,7 +43,7 @@ SLOT_S = 0.1
 
 
 class NoSolver(Exception):
-    """There is nothing here to solve with."""
+    """No solver is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _columns(machine: Machine, worth: Floats, slots: int, slot_s: float, first_r
     factor = _least_factor(machine, request, start, end)
     overlap = np.minimum(overlap, _time(machine, slots, slot_s)[slot])
     most = np.minimum(1.0, overlap / (factor * machine.lasts_s[request]))
-    # Who cannot be done whole in its window cannot be done in time.
+    # A request that cannot be done whole in its window cannot be done in time.
     whole = np.bincount(request, weights=most, minlength=len(machine.due)) >= 1.0 - 1e-9
     kept = whole[request] & (most > 0.0)
     return _Columns(request[kept], first_row + slot[kept], (factor * machine.charge_s[request])[kept], most[kept])

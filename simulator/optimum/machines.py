@@ -1,19 +1,19 @@
-"""Workers at their best: how much of a worker's time a request takes at least, and how much time there is.
+"""Lower bounds on the time that a request takes of a worker, and the time that the worker has.
 
 An edge computes one request at a time: its table × its own luck × how slow the device is when it starts, all of which
 are known. A computation that began before an episode of heat goes on at full speed in it, so a slot within an episode
-counts as slow only for those who cannot have begun before it.
+counts as slow only for requests that cannot have begun before it.
 
-A pool computes batches, and what one member takes depends on its company. Let a + b · units lie nowhere above the
+A pool computes batches, and what one member takes depends on its batch-mates. Let a + b · units lie nowhere above the
 table. A batch of n rows, padded to the length L, then takes at least n · (a / n + b · L), and n is neither above
-`max_batch` nor above the rows that can be in one batch at all: those no longer than L that could start in the same
+`max_batch` nor above the rows that can be in one batch at all: the rows no longer than L that could start in the same
 moment. So each row may be charged
 
     the least of  a / n(t, L) + b · L   over the moments t at which its request could start and all L ≥ its own length
 
 and a batch is never charged more than it took. The line is chosen that charges the requests at hand most; moments and
-lengths are taken in classes, each at its best. The luck of batches comes in the order in which they are run, whoever is
-in them, so every batch is taken to be as lucky as the luckiest of all.
+lengths are taken in classes, each at its best. The luck of batches comes in the order in which they are run, whatever
+is in them, so every batch is taken to be as lucky as the luckiest of all.
 
 What a device's own callers take is left out: a policy might crowd them out.
 """
@@ -47,7 +47,8 @@ _MOMENT_S = 0.02
 class Machine:
     """One worker as the program sees it. Arrays go with the requests.
 
-    release, due: when a request can be there, and when its answer must leave; due before release where it cannot be.
+    release, due: the instant from which a request can be there, and by which its answer must leave; due is before
+    release where it cannot be there in time.
     charge_s: of the worker's time, at the speed of its warm-up. lasts_s: how long the computation goes on, likewise.
     pieces: how slow it is when. down: when it does not compute at all.
     """
@@ -131,19 +132,19 @@ def _charges(
     rows = np.array([float(request.kind.rows) for request in asked])
     lengths = np.array([float(request.length) for request in asked])
     tops = np.unique(np.quantile(lengths, np.linspace(0.0, 1.0, _LENGTH_CLASSES)))
-    company = _company(rows, lengths, tops, release, latest)
+    batch_mates = _batch_mates(rows, lengths, tops, release, latest)
     floors = np.concatenate([[0.0], tops[:-1]])  # a batch of a class is longer than this
     padded_to = np.maximum(lengths[:, None], floors[None, :])
     possible = tops[None, :] >= lengths[:, None]
     best = np.zeros(len(asked))
     for base, slope in _lines_below(table, max_batch * float(lengths.max())):
-        each = base / np.minimum(max_batch, company) + slope * padded_to
+        each = base / np.minimum(max_batch, batch_mates) + slope * padded_to
         charges = rows * np.where(possible, each, np.inf).min(axis=1)
         best = max(best, charges, key=lambda one: float(one.sum()))
     return best
 
 
-def _company(rows: Floats, lengths: Floats, tops: Floats, release: Floats, latest: Floats) -> Floats:
+def _batch_mates(rows: Floats, lengths: Floats, tops: Floats, release: Floats, latest: Floats) -> Floats:
     """For each request and class of lengths: the most rows that could start in one moment with it, itself included."""
     moments = max(1, ceil(max(0.0, float(latest.max())) / _MOMENT_S) + 1)
     first = np.clip(np.floor(release / _MOMENT_S).astype(int), 0, moments - 1)
@@ -190,12 +191,12 @@ def _machine(
     there, back = reaches(conditions, id, scenario.links[kind], scenario.jitter_times, until)
     return Machine(
         id,
-        np.array([_arrival(there, request) for request in asked]),
-        np.array([_departure(back, request) for request in asked]),
-        charge_s,
-        lasts_s,
-        conditions.slowness(id, group).pieces(until),
-        list(conditions.windows(id, "stop", "crash").after(-inf)),
+        release=np.array([_arrival(there, request) for request in asked]),
+        due=np.array([_departure(back, request) for request in asked]),
+        charge_s=charge_s,
+        lasts_s=lasts_s,
+        pieces=conditions.slowness(id, group).pieces(until),
+        down=list(conditions.windows(id, "stop", "crash").after(-inf)),
     )
 
 

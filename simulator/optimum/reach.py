@@ -1,11 +1,11 @@
-"""The ways of a link at their best: earliest arrival at a worker, latest departure for a deadline.
+"""Bounds on a link's directions: the earliest arrival at a worker, the latest departure for a deadline.
 
-`usual` is for who predicts instead (`simulator/baselines/clairvoyant.py`): the same, with jitter at its median, and
-sent at once.
+`usual` is for a policy that predicts instead (`simulator/baselines/clairvoyant.py`): the same, with jitter at its
+median, and sent at once.
 
 A link's stages are outage → loss → capacity → delay (`tidegate/netsim/links/profile.py`). What is known beforehand is
 taken as it is: outages, partitions, bad weather, the base delay, and the time that a frame's own bytes take on the
-wire. What depends on who sends what is taken at its best: jitter at its least, nothing lost, nobody else's bytes in the
+wire. What depends on the traffic is taken at its best: jitter at its least, nothing lost, no other bytes in the
 queue, a recorded capacity of no limit, and after an outage a retransmission in the very instant of healing. A sender
 may also wait for the weather to clear. So nothing real arrives earlier than `earliest`, and nothing that left after
 `latest` is in time.
@@ -53,7 +53,7 @@ class LinkReach:
         return min(entered + self._bad_s, clears_at + self._least_s)
 
     def arrival(self, at: float, size_bytes: int) -> float:
-        """When bytes are there that are sent at `at`, if nothing is lost and nobody else's are in the way."""
+        """When bytes are there that are sent at `at`, if nothing is lost and no other bytes are in the way."""
         entered = self._gone.end(at) + size_bytes * self._s_per_byte
         return entered + (self._bad_s if self._bad.end(entered) > entered else self._least_s)
 
@@ -92,15 +92,16 @@ def reaches(
         return LinkReach(
             least_s=delay_s,
             bad_times=bad_times,
-            bad=_laid_out(air.bad, until),
-            gone=[*_laid_out(air.gone, until), *cut],
+            bad=laid_out(air.bad, until),
+            gone=[*laid_out(air.gone, until), *cut],
             s_per_byte=1.0 / (mbit * 125e3) if mbit is not None else 0.0,
         )
 
     return reach(cuts.to_target, profile.to_mbit), reach(cuts.from_target, profile.from_mbit)
 
 
-def _laid_out(stretches: OnOffSchedule | None, until: float) -> list[Window]:
+def laid_out(stretches: OnOffSchedule | None, until: float) -> list[Window]:
+    """The stretches of a schedule that begin before `until`, in order."""
     found: list[Window] = []
     at = 0.0
     while stretches is not None and (start := stretches.next_on(at)) < until:

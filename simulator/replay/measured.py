@@ -1,8 +1,8 @@
-"""A fleet as it was measured: how long calls really took against the tables, as a scenario's devices have it.
+"""Measured speed as parts of a scenario: how long calls really took against the targets' tables.
 
-What a live fleet tells is what each call took beside its target's own table. Two numbers stand for that: the drift (the
+A live fleet reports what each call took beside its target's own table. Two numbers stand for that: the drift (the
 mean of the logarithm: a table holds the fastest of a few runs, so calls take some percent longer) and the noise around
-it (its deviation). A drift may change with time, as heat does; then it is told by stretches.
+it (its deviation). A drift may change with time, as heat does; then it is given by stretches.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def always_slow(target: str, times: float) -> Fault:
 def slow_by_stretches(
     target: str, calls: Iterable[tuple[float, float]], stretch_s: float, until_s: float
 ) -> list[Fault]:
-    """The same by stretches of time; those with few calls go on as the whole was.
+    """The measured slowness by stretches of time; a stretch with few calls gets that of the whole.
 
     Args:
         calls: (instant, what it took against the table).

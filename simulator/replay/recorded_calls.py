@@ -1,9 +1,9 @@
-"""What computations took, from a recording: one by one, and batches put together again from their members.
+"""Computations of a recording: single ones, and batches put together again from their members.
 
 A pool answers each member of a batch with the time of the whole, and what was computed is as many rows, all padded to
 the longest. So those answers belong together that took the same to the microsecond and came at the same moment; where
 their rows are as many as the batch had, it is known what it was. Where one is missing (its caller had gone, or the
-recording ended) the batch tells nothing, since the longest may be the one that is missing.
+recording ended) the batch is left out, since the longest may be the one that is missing.
 
 Invariants: no answer is in two calls; every call is of one model.
 """
@@ -32,9 +32,9 @@ class RecordedCall(NamedTuple):
 
 def calls_of(attempts: Sequence[tuple[RecordedRequest, RecordedAttempt]]) -> list[RecordedCall]:
     """The computations at one target of which it is known what was computed, by their instants."""
-    told = [(request, attempt) for request, attempt in attempts if attempt.compute_s and request.units]
-    lone = [_call([one]) for one in told if one[1].batch <= one[0].rows]
-    whole = [_call(one) for one in _batches([one for one in told if one[1].batch > one[0].rows])]
+    known = [(request, attempt) for request, attempt in attempts if attempt.compute_s and request.units]
+    lone = [_call([one]) for one in known if one[1].batch <= one[0].rows]
+    whole = [_call(one) for one in _batches([one for one in known if one[1].batch > one[0].rows])]
     return sorted([*lone, *whole])
 
 
@@ -46,9 +46,9 @@ def shape_of(request: RecordedRequest) -> WorkShape:
 
 
 def _batches(
-    told: list[tuple[RecordedRequest, RecordedAttempt]],
+    answers: list[tuple[RecordedRequest, RecordedAttempt]],
 ) -> Iterator[list[tuple[RecordedRequest, RecordedAttempt]]]:
-    for _, alike in groupby(sorted(told, key=_likeness), key=lambda one: _likeness(one)[:-1]):
+    for _, alike in groupby(sorted(answers, key=_likeness), key=lambda one: _likeness(one)[:-1]):
         members: list[tuple[RecordedRequest, RecordedAttempt]] = []
         for one in alike:
             if members and _ended_s(one) - _ended_s(members[-1]) > _TOGETHER_S:

@@ -1,4 +1,4 @@
-"""Reading a recording of real traffic (`tidegate record`): a .tgz of lines, checked before it is believed.
+"""The reader of recordings of real traffic (`tidegate record`): a .tgz of lines, each checked when it is read.
 
 Whatever is wrong is a ScenarioError that names the file, the member and the line. Only the members that are known are
 read, each of at most `MOST_BYTES`; nothing is ever unpacked to a disk.
@@ -45,8 +45,8 @@ def read(path: Path) -> TrafficRecording:
         with tarfile.open(path, "r:gz") as tar:
             (header, *_) = [*_lines(tar, "header.jsonl", RecordedHeader, path), None]
             if header is None or header.format != FORMAT or header.version != VERSION:
-                said = "no header" if header is None else f"{header.format} version {header.version}"
-                raise ScenarioError(f"{path}: not a recording that this version reads: {said}, not {FORMAT} {VERSION}")
+                found = "no header" if header is None else f"{header.format} version {header.version}"
+                raise ScenarioError(f"{path}: not a recording that this version reads: {found}, not {FORMAT} {VERSION}")
             requests = sorted(_lines(tar, "requests.jsonl", RecordedRequest, path), key=lambda one: one.at_s)
             targets = tuple(_lines(tar, "targets.jsonl", RecordedTarget, path))
             links = tuple(sorted(_lines(tar, "links.jsonl", RecordedLink, path), key=lambda one: one.at_s))

@@ -1,4 +1,4 @@
-"""A recording as a scenario: the same requests at the same instants, on devices and links as they were measured.
+"""A recording becomes a scenario: the same requests at the same instants, on devices and links as measured.
 
     requests    instants, work, budgets and priorities as recorded; of a budget what was left when it was placed, since
                 the gateway's own time is not simulated
@@ -11,10 +11,11 @@
 All else is as in any scenario, so that a policy, devices or a link can be exchanged: each device is a group of its own
 (edge/kiosk-1 is the group kiosk-1, simulated as edge/kiosk-1-1), each link a kind by its target's id.
 
-It can be wrong: what somebody was sent decides what is known of his link and his speed; who was sent nothing has only
-his pings and his table. Clients who retry have their retries recorded as requests, also where another policy would have
-answered the first. Demands of a variant, pins and attestation are not simulated, nor is a device's local load. The
-simulated gateway begins knowing nothing, as after a restart, so the first seconds are for warming up and not counted.
+It can be wrong: what a target was sent decides what is known of its link and its speed; a target that was sent nothing
+has only its pings and its table. Clients that retry have their retries recorded as requests, also where another policy
+would have answered the first. Demands of a variant, pins and attestation are not simulated, nor is a device's local
+load. The simulated gateway begins knowing nothing, as after a restart, so the first seconds are for warming up and not
+counted.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _STRETCH_S: Final = 10.0
 _STRETCHES: Final = 12  # of a target's speed, at most
 _MOST_ROUND_TRIPS: Final = 20_000
 _LEAST_RTT_S: Final = 1e-4
-_SETTLED_S: Final = 1.5  # a target that is told later than this was not there at the beginning
+_SETTLED_S: Final = 1.5  # a target that is reported later than this was not there at the beginning
 _NOT_REPLAYED: Final = frozenset({"cancelled", "invalid_request", "too_large", "not_supported", "model_not_found"})
 _POLICIES: Final = {"value": "value", "cheapest": "cheapest"}
 
@@ -104,12 +105,12 @@ def replay(path: Path) -> Replay:
 def _words(recording: TrafficRecording, asked: Sequence[RecordedRequest], parts: _Parts) -> tuple[str, ...]:
     demanding = sum(bool(one.variant or one.attested or one.min_quality or one.pin != "any") for one in asked)
     left_out = Counter(one.outcome for one in recording.requests if one.outcome in _NOT_REPLAYED)
-    told = [f"{count} that were {outcome} are left out" for outcome, count in left_out.items()]
+    words = [f"{count} that were {outcome} are left out" for outcome, count in left_out.items()]
     if demanding:
-        told.append(f"{demanding} demanded a variant, a pin or attestation, which is not simulated")
+        words.append(f"{demanding} demanded a variant, a pin or attestation, which is not simulated")
     if parts.unknown:
-        told.append(f"nothing is known of what {', '.join(parts.unknown)} take: left out")
-    return tuple(told)
+        words.append(f"nothing is known of what {', '.join(parts.unknown)} take: left out")
+    return tuple(words)
 
 
 class _Parts:
@@ -139,7 +140,7 @@ class _Parts:
         rate = len(recorded) / seconds
         ids = list(self.tables)
         if not ids:
-            raise ScenarioError("the recording tells of no target what its calls take: there is nobody to replay on")
+            raise ScenarioError("the recording has no costs of any target: there is nobody to replay on")
         drifts = {id: drift_of([ratio for _, ratio in self._ratios(id)]) for id in ids}
         return Scenario(
             summary=f"{summary}: {len(recorded)} requests in {seconds:.0f} s",
@@ -211,7 +212,7 @@ class _Parts:
         return self._model(one.model, one.version), one.priority, one.tenant
 
     def _model(self, name: str, version: str) -> str:
-        """Simulated models have one version: where several were asked for, each is a model."""
+        """Simulated models have one version: where several were requested, each is a model."""
         versions = [one for model, one in self._versions if model == name]
         return name if len(versions) < 2 else f"{name}@{version}"
 
@@ -240,7 +241,7 @@ class _Parts:
         return max(model.variants, key=lambda one: (used[one.name], bool(one.cost)), default=None)
 
     def _met(self, target: str, model: RecordedModel) -> tuple[tuple[float, float], ...]:
-        """Of who measured nothing (a foreign server): what its answers took, in the middle."""
+        """The median of what its answers took, for a target that measured nothing (a foreign server)."""
         took = [
             (request.units or 1.0, attempt.compute_s or attempt.took_s - (attempt.link_s or 0.0))
             for request, attempt in self._attempts[target]
@@ -264,7 +265,7 @@ class _Parts:
             edges = [id for id in offers if self._targets[id].tier == "edge" and model in self.tables[id]]
             pools = [id for id in offers if self._targets[id].tier == "pool" and model in self.tables[id]]
             if not edges and not pools:
-                raise ScenarioError(f"the recording has requests for {name}, and nobody who tells what it takes")
+                raise ScenarioError(f"the recording has requests for {name}, and no target with its costs")
             lengths = [offers[id][1].max_tokens for id in edges]
             batches = [offers[id][1].max_batch for id in pools or edges]
             found[model] = ModelSpec(
@@ -369,10 +370,11 @@ class _Parts:
 
 
 def _rtts(attempt: RecordedAttempt) -> Iterable[tuple[float, float]]:
-    """What an attempt tells of the link: (how long after it was sent, a round trip as of then).
+    """What an attempt shows of the link: (how long after it was sent, a round trip as of then).
 
     An answer comes back long after its request went out, on what may be another link by then: a link that stands still
-    for a moment delays those that come back in it, which were sent out before it and acknowledged at once.
+    for a moment delays the answers that come back in it, whose requests were sent out before it and acknowledged at
+    once.
     """
     acked_s, link_s = attempt.acked_s, attempt.link_s
     if acked_s is not None:
@@ -383,7 +385,7 @@ def _rtts(attempt: RecordedAttempt) -> Iterable[tuple[float, float]]:
         if acked_s is None:
             yield 0.0, link_s
     elif acked_s is None and (attempt.end == "cancelled" or not attempt.end):
-        yield 0.0, attempt.took_s  # that nobody acknowledged took longer than it was waited for
+        yield 0.0, attempt.took_s  # it was not acknowledged: its round trip took longer than it was waited for
 
 
 def _quality(variant: RecordedVariant) -> float:

@@ -1,4 +1,4 @@
-"""Pictures of what was simulated: attainment against load, and what happened over time around a fault.
+"""Plots of simulated runs: attainment against load, and attainment over time around a fault.
 
 `draw_loads`: one line a policy over fractions of the knee, with the 95 % interval over seeds around it.
 `draw_timeline`: the share answered in time by the second of arrival, one line a policy, under shades for faults and
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.report.report import MeanInterval, PolicyFigures
+from simulator.report.figures import MeanInterval, PolicyFigures
 from simulator.scenarios.scenario import Scenario
 from simulator.world.conditions import SETTLING_S
 
@@ -22,7 +22,7 @@ _SIZE_INCHES = (9, 5)
 
 
 class NoPlot(Exception):
-    """There is nothing here to draw with."""
+    """No drawing library is installed."""
 
 
 def draw_loads(

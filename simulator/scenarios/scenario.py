@@ -7,8 +7,8 @@
     pools      devices with a batcher
     classes    kinds of requests: share, model, size, budget, priority
     arrivals   how many a second, and how evenly
-    tenants    what each may use, for classes that name one
-    faults     what happens when, to whom
+    tenants    what each tenant may use, for classes that name one
+    faults     what happens when, and to which target
 
 Files are for people, so durations are in ms or s as the key says. Whatever is wrong is an error that names the file,
 the key and what would be right; nothing is guessed or ignored. Copy one of `simulator/scenarios/` and fill in a fleet
@@ -30,14 +30,14 @@ from tidegate.netsim.links.profile import LinkProfile
 
 
 class _ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all parts of a scenario are."""
+    """The common base of a scenario's parts."""
 
 
 class Unsure(_ScenarioPart, frozen=True, kw_only=True):
     """A model that knows when it does not know: an edge's answer to a hard request comes back unsure.
 
-    Tidegate's own policies escalate those, as in life. For every policy a hard request that an edge answered counts
-    with `hard_quality` of that answer's quality.
+    Tidegate's own policies escalate unsure answers, as in service. For every policy a hard request that an edge
+    answered counts with `hard_quality` of that answer's quality.
     """
 
     # Where a small model is unsure it is wrong about every second time.
@@ -94,7 +94,7 @@ class EdgeGroup(_ScenarioPart, frozen=True, kw_only=True):
     slow: tuple[float, float] = (1.0, 1.0)
     models: tuple[str, ...] | None = None  # None: all that run on an edge
     edge_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # by model: these devices' own tables, if measured
-    takes_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # by model: what calls really take, if not what they say
+    takes_ms: dict[str, tuple[tuple[float, float], ...]] = {}  # by model: what calls really take, if known
     noise_sigma: float = 0.1  # of the logarithm of a call's time
     max_queue: int = 64
     thermal: Thermal | None = None
@@ -155,8 +155,8 @@ class ClassSpec(_ScenarioPart, frozen=True, kw_only=True):
     bytes_per_unit: float = 8.0  # of the request's body
     answer_bytes: int = 1600
     hard_share: float = 0.1  # of requests that a small model answers badly (`confidence` of its model; joint inference)
-    tenant: str = ""  # who asks; "" is nobody in particular
-    retries: int = 0  # how often a client that got no answer asks again, at once and with a fresh budget
+    tenant: str = ""  # on whose account; "" is no tenant in particular
+    retries: int = 0  # how often a client that got no answer sends again, at once and with a fresh budget
 
     def __post_init__(self) -> None:
         if self.retries < 0:

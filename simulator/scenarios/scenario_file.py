@@ -1,4 +1,4 @@
-"""Reading a scenario: from a YAML file with the files that it names, to a `Scenario` whose parts fit each other.
+"""The reader of scenarios: a YAML file with the files that it names becomes a `Scenario` whose parts fit each other.
 
 Whatever is wrong is an error that names the file, the key and what would be right.
 """

@@ -1,9 +1,9 @@
-"""A scenario with one thing changed: more devices, another link, another rate. The rest stays, chance included.
+"""Changes to one thing of a scenario: more devices, or another link. The rest stays, chance included.
 
 The devices and requests that were there before meet the same weather, heat and luck as without the change, so what
 differs is the change's own doing.
 
-A link is exchanged for one that comes with Tidegate or stands in a file (`tidegate/netsim/links/profiles/`), or gets
+A link is exchanged for one that comes with Tidegate or is in a file (`tidegate/netsim/links/profiles/`), or gets
 its capacity from two recordings; its delay and jitter then stay what they were, since a recording has capacity only.
 """
 
@@ -49,7 +49,7 @@ def with_link(loaded: LoadedScenario, words: str) -> LoadedScenario:
     there, comma, back = link.partition(",")
     profile = _recorded(links[kind], there, back) if comma else _named(link)
     changed = loaded.replaced(msgspec.structs.replace(loaded.scenario, links={**links, kind: profile}))
-    _ = changed.traces  # a recording that cannot be read is said now
+    _ = changed.traces  # a recording that cannot be read is reported now
     return changed
 
 

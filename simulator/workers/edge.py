@@ -1,4 +1,4 @@
-"""A device: one computation at a time, in the order of the real edge queue."""
+"""A simulated device: one computation at a time, in the order of the real edge queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.priority import order_key
 
 
 class EdgeWorker(SimulatedWorker):
-    """Mutable: `take` jobs, `give_up` what nobody wants, `crash` and `restart`."""
+    """Mutable: `take` jobs, `give_up` what is cancelled, `crash` and `restart`."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class EdgeWorker(SimulatedWorker):
         self._pump(now)
 
     def _out_of_time(self, epoch: int, job: SimulatedJob) -> None:
-        """The deadline came during the computation: the caller hears it now, the slot stays taken until the end."""
+        """The deadline came during the computation: the caller is refused now, the device stays busy until the end."""
         if epoch == self.epoch and self.alive:
             self._refuse(job, DeadlineExceeded("ran out of time while it was being computed"), self._events.now)
 

@@ -1,4 +1,4 @@
-"""One request as it stands before a worker, and whom its answer goes back to."""
+"""One request as it stands before a worker, with the caller that its answer goes back to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VERSION: Final = "1"  # of every simulated model
 
 
 class JobCaller(Protocol):
-    """Who a job's answer goes back to: a stream, or nobody for a device's own callers."""
+    """The caller that a job's answer goes back to: a stream, or a device's own callers, which need none."""
 
     def accepted(self, job: SimulatedJob, word: Accepted) -> None: ...
     def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
@@ -59,8 +59,8 @@ class SimulatedJob:
         return f"<SimulatedJob {self.id} {self.model} {self.rows}x{self.length} due {self.deadline:.3f}>"
 
 
-class _Nobody:
-    """Asks for a job that is only thought of, or wants no answer."""
+class _NoCaller:
+    """The caller of a job that is only foreseen, or that needs no answer."""
 
     def accepted(self, job: SimulatedJob, word: Accepted) -> None: ...
 
@@ -69,4 +69,4 @@ class _Nobody:
     def refused(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None: ...
 
 
-NOBODY: Final[JobCaller] = _Nobody()
+NO_CALLER: Final[JobCaller] = _NoCaller()

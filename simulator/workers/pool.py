@@ -1,4 +1,4 @@
-"""A pool with one device: one batch at a time, chosen by the real batcher, one batcher a model."""
+"""A simulated pool with one device: one batch at a time, chosen by the real batcher, one batcher a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _RunningBatch:
 
 
 class _PoolInstance:
-    """One model in a pool: its batcher and who waits in it."""
+    """One model in a pool: its batcher with the requests that wait in it."""
 
     __slots__ = ("_spec", "batcher", "believed", "true")
 
@@ -46,12 +46,12 @@ class _PoolInstance:
         self.batcher = self.another()
 
     def another(self) -> Batcher:
-        """A batcher like this lane's, with nobody in it."""
+        """An empty batcher like this instance's."""
         return Batcher(self.believed, max_rows=self._spec.max_batch, max_queue_size=self._spec.max_queue)
 
 
 class PoolWorker(SimulatedWorker):
-    """Mutable: `take` jobs, `give_up` what nobody wants, `crash` and `restart`."""
+    """Mutable: `take` jobs, `give_up` what is cancelled, `crash` and `restart`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class PoolWorker(SimulatedWorker):
         self._start()
 
     def _start(self) -> None:
-        self._lanes = {
+        self._instances = {
             offer.name: _PoolInstance(
                 offer, self._models[offer.name], TrueCost(true_table(offer, self._takes_ms), self._sigma)
             )
@@ -101,11 +101,11 @@ class PoolWorker(SimulatedWorker):
         return len(self._running.jobs) if self._running else 0
 
     def queue_delay_s(self, now: float) -> float:
-        return self._busy_s(now) + sum(lane.batcher.drain_s() for lane in self._lanes.values())
+        return self._busy_s(now) + sum(lane.batcher.drain_s() for lane in self._instances.values())
 
     def take(self, job: SimulatedJob, now: float) -> None:
         job.arrived_at = now
-        lane = self._lanes[job.model]
+        lane = self._instances[job.model]
         self._numbers += 1
         queued = _queued(self._numbers, job, now)
         try:
@@ -123,12 +123,12 @@ class PoolWorker(SimulatedWorker):
         number = self._number_of.pop(job, None)
         if number is not None:
             del self._jobs[number]
-            self._lanes[job.model].batcher.remove([number])
+            self._instances[job.model].batcher.remove([number])
 
     def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
-        twins = {model: lane.another() for model, lane in self._lanes.items()}
+        twins = {model: lane.another() for model, lane in self._instances.items()}
         jobs = dict(self._jobs)
-        for model, lane in self._lanes.items():
+        for model, lane in self._instances.items():
             _put(twins[model], lane.batcher.waiting(), now)
         coming = sorted(coming, key=lambda one: one[0])
         at = max(now, self._busy_until)
@@ -144,14 +144,14 @@ class PoolWorker(SimulatedWorker):
                 twin.expire(at)
                 if items := twin.release(at):
                     units = padded_shape([item.shape for item in items]).units
-                    at = self._ends_at(at, self._lanes[model].true.takes_s(units, 0.0) * self._slowness.at(at))
+                    at = self._ends_at(at, self._instances[model].true.takes_s(units, 0.0) * self._slowness.at(at))
                     ends |= {jobs[item.id]: at for item in items}
                     break
         return ends
 
     def _accept(self, job: SimulatedJob, lane: _PoolInstance, now: float) -> None:
         key = order_key(job.deadline, job.priority)
-        ahead = [one.batcher.ahead(key) for one in self._lanes.values()]
+        ahead = [one.batcher.ahead(key) for one in self._instances.values()]
         own_s = lane.believed.predict_s(job.units, job.length)
         finish_in_s = self._busy_s(now) + sum(seconds for _, seconds in ahead) + own_s
         job.asker.accepted(job, Accepted(self.in_flight + sum(count for count, _ in ahead), finish_in_s))
@@ -160,12 +160,12 @@ class PoolWorker(SimulatedWorker):
         return max(0.0, self._running.expected_end_at - now) if self._running else 0.0
 
     def _pump(self, now: float) -> None:
-        for lane in self._lanes.values():
+        for lane in self._instances.values():
             for item in lane.batcher.expire(now):
                 self._refuse(self._forget(item.id), DeadlineExceeded("no time is left for it"), now)
         if self._running is None:
-            lanes = self._lanes.items()
-            if len(self._lanes) > 1:
+            lanes = self._instances.items()
+            if len(self._instances) > 1:
                 lanes = sorted(lanes, key=lambda one: one[1].batcher.head_key)  # type: ignore[assignment]
             for model, lane in lanes:
                 if items := lane.batcher.release(now):
@@ -190,7 +190,7 @@ class PoolWorker(SimulatedWorker):
         self._running = None
         seconds = now - batch.began_at
         self.compute_s += seconds
-        lane = self._lanes[batch.model]
+        lane = self._instances[batch.model]
         lane.believed.record(batch.shape.units, batch.shape.length, seconds)
         lane.batcher.took(seconds)
         all_units = sum(job.units for job in batch.jobs)
@@ -208,7 +208,7 @@ class PoolWorker(SimulatedWorker):
 
     def _arm(self, now: float) -> None:
         free = self._running is None
-        wakes = [lane.batcher.next_wake(now, worker_free=free) for lane in self._lanes.values()]
+        wakes = [lane.batcher.next_wake(now, worker_free=free) for lane in self._instances.values()]
         self._alarm.set(min((wake for wake in wakes if wake is not None), default=None), self.epoch)
 
     def _tick(self, epoch: int) -> None:
@@ -224,7 +224,7 @@ def _queued(number: int, job: SimulatedJob, now: float) -> QueueItem:
 
 
 def _put(batcher: Batcher, items: Sequence[QueueItem], now: float) -> None:
-    """Queue what is not doomed."""
+    """Queue what is not infeasible."""
     for item in items:
         with suppress(ServeError):
             batcher.add([item], now, readmit=True)

@@ -1,4 +1,4 @@
-"""How much slower a device is at an instant than it measured at its warm-up: heat, and faults that a scenario names."""
+"""The factor by which a device is slower at an instant than at its warm-up: heat, and the scenario's faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SlownessPeriod(NamedTuple):
 class Slowness:
     """How many times slower a device is at an instant than it measured at its warm-up.
 
-    `factor_of` draws one factor for each stretch, by the stretch's end, so it does not depend on who looks when.
+    `factor_of` draws one factor for each stretch, by the stretch's end, so it does not depend on when it is read.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""What edges and pools have in common: an epoch, load reports, what they offer, and how long a call really takes.
+"""The common part of edges and pools: an epoch, load reports, offers, and how long a call really takes.
 
 What is simulated is only that last one:
 
     its measured table (or `takes_ms`) × luck (lognormal) × how slow the device is at this moment
 
 On an edge the luck belongs to the request, so it is equally unlucky wherever it is sent. A computation cannot be
-interrupted: what nobody wants any more still takes its time, and is counted as waste.
+interrupted: what has been cancelled still takes its time, and is counted as waste.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Takes = Mapping[str, tuple[tuple[float, float], ...]]  # by model: (work units, 
 NO_TAKES: Final[Takes] = MappingProxyType({})
 
 FAILS_IN_S: Final = 0.001
-MOVED: Final = 4  # as in `edge_agent/serving/scheduler.py`: the queue has moved by so much since it was last told
+MOVED: Final = 4  # as in `edge_agent/serving/scheduler.py`: the queue has moved by so much since it was last reported
 
 
 class SimulatedWorker(ABC):
@@ -48,12 +48,12 @@ class SimulatedWorker(ABC):
         self.epoch = 1
         self.compute_s = 0.0  # spent for gateways, useful or not
         self.on_moved: Callable[[], None] = lambda: None
-        self.trouble: Callable[[float], ServeError | None] = lambda _now: None  # what it says to everything, if it does
+        self.trouble: Callable[[float], ServeError | None] = lambda _now: None  # its error for all
         self._events = events
         self._slowness = slowness
         self._standstills = standstills
         self._sequence = 0
-        self._told_queued = 0
+        self._reported_queued = 0
 
     def standing_until(self, now: float) -> float:
         """When a stopped process goes on; `now` for one that is not stopped."""
@@ -64,7 +64,7 @@ class SimulatedWorker(ABC):
         return LoadReport(self.epoch, self._sequence, self.queued, self.in_flight, self.queue_delay_s(now))
 
     def crash(self) -> None:
-        """The process is gone with all its jobs; those who wait hear of it from their streams."""
+        """The process is gone with all its jobs; callers that wait learn of it from their streams."""
         self.alive = False
 
     def restart(self) -> None:
@@ -81,7 +81,7 @@ class SimulatedWorker(ABC):
     @abstractmethod
     def queue_delay_s(self, now: float) -> float: ...
     def receive(self, job: SimulatedJob, now: float) -> None:
-        """A request has arrived: it is taken, or told at once that there is trouble, which takes no compute."""
+        """A request has arrived: it is taken, or refused at once where there is trouble, which takes no compute."""
         error = self.trouble(now)
         if error is None:
             self.take(job, now)
@@ -95,12 +95,12 @@ class SimulatedWorker(ABC):
 
     @abstractmethod
     def give_up(self, job: SimulatedJob, now: float) -> None:
-        """Nobody waits for this job any more."""
+        """The caller has cancelled this job."""
 
     @abstractmethod
     def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
-        """When every job here, and each of those that will arrive, will truly be done if nothing else comes; without
-        those that would be dropped. No gateway may see this; an oracle does."""
+        """When every job here, and each job that will arrive, will truly be done if nothing else comes; without
+        jobs that would be dropped. No gateway may see this; an oracle does."""
 
     def _ends_at(self, starts_at: float, seconds: float) -> float:
         """When a computation of so many seconds ends, standstills included."""
@@ -118,8 +118,8 @@ class SimulatedWorker(ABC):
             job.asker.refused(job, error, self.load_report(now))
 
     def _moved(self) -> None:
-        if abs(self.queued - self._told_queued) >= MOVED:
-            self._told_queued = self.queued
+        if abs(self.queued - self._reported_queued) >= MOVED:
+            self._reported_queued = self.queued
             self.on_moved()
 
 
@@ -137,7 +137,7 @@ class TrueCost:
 
 
 class BelievedCost(TrueCost):
-    """The same, and what the worker believes."""
+    """The true cost, and what the worker believes."""
 
     __slots__ = ("believed",)
 

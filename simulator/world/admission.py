@@ -1,6 +1,6 @@
-"""Who is let into a simulated gateway: Tidegate's own admission for its own policies, a plain limit for baselines.
+"""Admission to a simulated gateway: Tidegate's own for its own policies, a plain limit for baselines.
 
-A baseline is not to suffer from our shedding, nor to profit by it: its authors let everybody in up to a number.
+A baseline neither suffers from our shedding nor profits by it: its authors admit every request up to a number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AdmissionControl(Protocol):
 
 
 class FixedLimitAdmission:
-    """As many as there is room for. Mutable."""
+    """Admits as many requests as there is room for. Mutable."""
 
     def __init__(self) -> None:
         self._limit = ConcurrencyLimit(MAX_IN_FLIGHT)

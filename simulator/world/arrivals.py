@@ -1,4 +1,4 @@
-"""When requests come, and what they are: an open loop that does not care how the last one fared.
+"""An open loop of arrivals: when requests come and what they are, independent of how earlier requests fared.
 
 A process of unit rate (exponential, regular or long-tailed gaps) is laid out in operational time, and the rate of the
 moment says how fast operational time passes: twice the rate, half the gaps. So a step, a burst and a long-tailed
@@ -123,7 +123,7 @@ def _gaps(spec: ArrivalsSpec, seed: int) -> Iterator[float]:
         case "periodic":
             yield from _periodic_gaps(spec, seed)
         case "pareto":
-            mean = spec.alpha / (spec.alpha - 1.0)
+            mean = spec.alpha / (spec.alpha - 1.0)  # of a Pareto from 1 on, divided out below
             while True:
                 yield exp(-log(1.0 - draw()) / spec.alpha) / mean
         case _:
@@ -153,6 +153,7 @@ def _rates(spec: ArrivalsSpec, seed: int) -> Iterator[tuple[float, float]]:
         for_s, gap_s = spec.burst_for_s, spec.burst_every_s - spec.burst_for_s
         bursts = Weather(mean_on_s=for_s, mean_off_s=gap_s, draw=stream(seed, "bursts").random)
         burst = spec.rate * spec.burst_times
+        # What the gaps must have for the mean over bursts and gaps to be `rate`.
         usual = spec.rate * (spec.burst_every_s - spec.burst_times * for_s) / gap_s
     at = 0.0
     edges = sorted({edge for step in spec.steps for edge in (step.at_s, step.at_s + step.for_s)})

@@ -1,4 +1,4 @@
-"""What befalls a fleet in one seed's world, whoever decides: weather, outages, heat, faults and luck.
+"""The conditions of one seed's world: weather, outages, heat, faults and luck, the same for every policy.
 
 Everything here depends on the scenario and the seed alone, never on what is sent. So two policies meet the same
 conditions, and so does the bound that no policy can beat (`simulator/optimum/bound.py`), which reads them without
@@ -85,7 +85,7 @@ class WorldConditions:
         )
 
     def trouble(self, id: str) -> Callable[[float], ServeError | None]:
-        """What a target says to everything it is asked at an instant, if a fault makes it."""
+        """The error with which a target answers every request at an instant, if a fault makes it."""
         failing, refusing = self.windows(id, "fail_fast"), self.windows(id, "refuse")
 
         def trouble(now: float) -> ServeError | None:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from looking again and again at a world that stays.
+"""A context in which Python's garbage collector does not walk through a simulated world again and again.
 
 A run of ten thousand devices makes some millions of objects before its first event and keeps them all; each full
 collection walks through every one to free nothing, which took nearly half of a run's time. What is there at the
@@ -19,7 +19,7 @@ _RARELY: Final = (100_000, 50, 1000)
 @contextmanager
 def looking_rarely() -> Iterator[None]:
     """For the time of a run, whose world has been built."""
-    before = gc.get_threshold()
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_RARELY)
@@ -27,4 +27,5 @@ def looking_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()

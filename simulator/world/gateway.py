@@ -1,16 +1,16 @@
-"""A gateway: the real fleet view, placement and request machine; what `execution.py` does, on virtual time.
+"""A simulated gateway runs the real fleet view, placement and request machine on virtual time.
 
 One `SimulatedExecution` performs a request's actions: a launch becomes a frame, a wake an event, an end an entry in the
-tally. What an attempt teaches is noted by `gateway/core/request/attempt.py`, the file that the conductor uses, so the
-estimators learn here exactly what they learn in life. At its door stands what `gateway/layers/admit.py` asks
-(`admission.py`).
+tally. What an attempt teaches is noted by `gateway/core/request/attempt.py`, the file that the
+gateway's `serving/execution.py` uses, so the estimators learn here exactly what they learn in service. Admission is
+what `gateway/layers/admit.py` calls (`admission.py`).
 
 Where a model's scenario has `confidence`, an edge's answer to a hard request is unsure; the machine of Tidegate's own
-policies does with it what it does in life, and for everyone it is an answer of lower quality.
+policies does with it what it does in service, and for every policy it is an answer of lower quality.
 
-A `Router` decides where, and brings its door with it; baselines are routers too, and see what their docstrings say. All
-other parts are the same for all of them. Time spent inside the gateway itself (tenths of a millisecond) is not
-simulated. A client that retries asks the same gateway again, as soon as it has heard the refusal.
+A `Router` decides where, and brings its admission with it; baselines are routers too, and see what their docstrings
+say. All other parts are the same for all of them. Time spent inside the gateway itself (tenths of a millisecond) is not
+simulated. A client that retries sends to the same gateway again, as soon as it has the refusal.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkEvent
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Candidate
+from gateway.core.placement.placer import Candidate
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.escalation import Escalations
 from gateway.core.request.hedging import HedgePolicy
@@ -50,7 +51,7 @@ _SURE = 0.5  # between the confidences of hard requests, 0, and of easy ones, 1
 
 
 class Router(Placement, Protocol):
-    """Who decides, and what it is told of what came of it."""
+    """The policy that decides, with the callbacks that report what came of its decisions."""
 
     hedges: HedgePolicy
     judges: bool  # whether unsure answers are escalated, as Tidegate's own policies do
@@ -62,7 +63,7 @@ class Router(Placement, Protocol):
         ...
 
     def escalates(self, request: SimulatedRequest, target_id: str) -> bool:
-        """Whether this answer is not good enough, so that another target should be asked."""
+        """Whether this answer is not good enough, so that the request should go to another target."""
         ...
 
 
@@ -196,7 +197,7 @@ class SimulatedExecution:
         self._timer = None
         self._perform(self._machine.timer(self._gateway.events.now))
 
-    # what attempts tell
+    # what attempts report
 
     def accepted(self, number: int, word: Accepted) -> None:
         self._perform(self._machine.accepted(number, word, self._gateway.events.now))
@@ -215,7 +216,7 @@ class SimulatedExecution:
         self._perform(self._machine.failed(number, error, self._gateway.events.now))
 
     def _confidence(self, target_id: str) -> float | None:
-        """An edge's, in a request that is easy or hard for it; the pool's answers nobody judges."""
+        """An edge's confidence: 1 in an easy request, 0 in a hard one; None where answers are not judged."""
         if self._request.kind.model not in self._gateway.unsure or not target_id.startswith("edge/"):
             return None
         return 0.0 if self._request.hard else 1.0
@@ -241,11 +242,11 @@ class SimulatedExecution:
         if self._timer is not None:
             gateway.events.cancel(self._timer)
             self._timer = None
-        gateway.end(request, self._told(end, now))
+        gateway.end(request, self._request_end(end, now))
         if isinstance(end, Answer) and request.at >= gateway.tally.counts_from:
             gateway.tally.useful_s[end.candidate.target.spec.tier] += self._jobs[end.attempt].useful_s
 
-    def _told(self, end: Answer | Refuse, now: float) -> RequestEnd:
+    def _request_end(self, end: Answer | Refuse, now: float) -> RequestEnd:
         kind, at = self._request.kind, self._request.at
         if isinstance(end, Refuse):
             return RequestEnd(
@@ -280,27 +281,27 @@ class SimulatedExecution:
 
 
 class _SimulatedAttempt:
-    """One attempt: what the far side tells, passed on as evidence and as an event of the machine."""
+    """One attempt: what its target reports, passed on as evidence and as an event of the machine."""
 
-    __slots__ = ("_body_bytes", "_chance", "_evidence", "_flight", "_job", "_number", "_stream", "candidate")
+    __slots__ = ("_body_bytes", "_chance", "_evidence", "_execution", "_job", "_number", "_stream", "candidate")
 
-    def __init__(self, flight: SimulatedExecution, number: int, candidate: Candidate) -> None:
-        gateway, request = flight.gateway, flight.request
+    def __init__(self, execution: SimulatedExecution, number: int, candidate: Candidate) -> None:
+        gateway, request = execution.gateway, execution.request
         now = gateway.events.now
         self.candidate = candidate
-        self._flight = flight
+        self._execution = execution
         self._number = number
-        self._body_bytes = flight.ask.body_bytes
+        self._body_bytes = execution.ask.body_bytes
         self._stream = gateway.streams[candidate.target.id]
         self._evidence = AttemptTelemetry(candidate, next(gateway.keys), request.units, now, self._body_bytes)
-        self._chance = _chance_of(candidate, flight.ask.deadline - now)
+        self._chance = _chance_of(candidate, execution.ask.deadline - now)
         self._job = SimulatedJob(
             request.number,
             self._stream,
             request.kind.model,
             rows=request.kind.rows,
             length=request.length,
-            deadline=flight.ask.deadline,
+            deadline=execution.ask.deadline,
             priority=request.kind.priority,
             luck=request.noise,
             answer_bytes=request.kind.answer_bytes,
@@ -311,46 +312,46 @@ class _SimulatedAttempt:
         self._stream.ask(self._job, self, self._body_bytes)
 
     def give_up(self, *, hopeless: bool) -> None:
-        """The machine wants it no more."""
-        now = self._flight.gateway.events.now
+        """The machine has cancelled it."""
+        now = self._execution.gateway.events.now
         self._evidence.cancelled(now, hopeless=hopeless)
-        self._flight.gateway.router.ended(self.candidate.target.id, None, now)
+        self._execution.gateway.router.ended(self.candidate.target.id, None, now)
         self._stream.withdraw(self._job)
         self._note(now, answered=False, given_up=True)
 
-    # Waiting
+    # AttemptCallbacks
 
     def accepted(self, word: Accepted) -> None:
-        self._evidence.accepted(self._flight.gateway.events.now, word)
-        self._flight.accepted(self._number, word)
+        self._evidence.accepted(self._execution.gateway.events.now, word)
+        self._execution.accepted(self._number, word)
 
     def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int) -> None:
-        now = self._flight.gateway.events.now
+        now = self._execution.gateway.events.now
         self._evidence.answered({"queue": queue_s, "compute": compute_s}, load, now, size_bytes)
-        self._flight.gateway.router.ended(self.candidate.target.id, now - self._evidence.launched_at, now)
-        budget = self._flight.gateway.cloud_budget
+        self._execution.gateway.router.ended(self.candidate.target.id, now - self._evidence.launched_at, now)
+        budget = self._execution.gateway.cloud_budget
         if budget is not None and self.candidate.offered.zone == "cloud":
             budget.spent(job.useful_s)
         self._note(now, answered=True)
-        self._flight.answered(self._number, job)
+        self._execution.answered(self._number, job)
 
     def failed(self, error: ServeError) -> None:
-        gateway = self._flight.gateway
+        gateway = self._execution.gateway
         self._evidence.failed(error, gateway.events.now, gateway.draw())
         gateway.router.ended(self.candidate.target.id, None, gateway.events.now)
         self._note(gateway.events.now, answered=False)
-        self._flight.failed(self._number, error)
+        self._execution.failed(self._number, error)
 
     def _note(self, now: float, *, answered: bool, given_up: bool = False) -> None:
-        """Hold what placement said of a first attempt against what came, as far as that is known."""
-        flight, launched_at = self._flight, self._evidence.launched_at
-        tally, deadline = flight.gateway.tally, flight.ask.deadline
-        if self._number > 0 or flight.request.at < tally.counts_from:
+        """Compare what placement predicted of a first attempt with what came, as far as that is known."""
+        execution, launched_at = self._execution, self._evidence.launched_at
+        tally, deadline = execution.gateway.tally, execution.ask.deadline
+        if self._number > 0 or execution.request.at < tally.counts_from:
             return
-        if not given_up or now >= deadline:  # before it, nobody knows how it would have gone
+        if not given_up or now >= deadline:  # before it, how it would have ended is unknown
             tally.reliability.add(self._chance, answered and now <= deadline)
         expected_at = launched_at + self._evidence.within_s
-        # Nobody waits longer than to the deadline: what was expected later is not put to the test, however it ends.
+        # No attempt is waited for beyond the deadline: what was expected later is not tested, however it ends.
         if expected_at <= deadline and (not given_up or now > expected_at):
             tally.within_margin[0] += answered and now <= expected_at
             tally.within_margin[1] += 1
@@ -360,10 +361,11 @@ class _SimulatedAttempt:
 
 
 def _chance_of(candidate: Candidate, budget_s: float) -> float:
-    """The chance of being in time that this placement claims: the policy's word, or what its margin implies."""
+    """The chance of being in time that this placement claims: the policy's claim, or what its margin implies."""
     if candidate.claim is not None:
         return min(1.0, max(0.0, candidate.claim.prediction.claimed))
     if candidate.margin_s <= 0.0:
         return float(candidate.finish_s <= budget_s)
+    # The chance that a normal finish time, with the margin as its 95 % one-sided width, is within the budget.
     sigmas = (budget_s - candidate.finish_s) / (candidate.margin_s / _MARGIN_SIGMAS)
     return 0.5 * (1.0 + erf(sigmas / sqrt(2.0)))

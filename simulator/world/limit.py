@@ -1,11 +1,12 @@
-"""At most so many at once, and an honest word on when to come back.
+"""A fixed concurrency limit for baselines, with an estimate of when a refused caller should come back.
 
-The algorithm is apart from its enforcement: `ConcurrencyLimit` counts and estimates, `gateway/layers/admit.py` (or a
-queue) asks it. A full house empties within about one mean stay, so that is what a refused caller is told, within bounds
-that keep a cold estimate from sending everybody away for long or back at once.
+The algorithm is apart from its enforcement: `ConcurrencyLimit` counts and estimates, `FixedLimitAdmission` refuses. A
+full limit has room again within about one mean stay, so that is the `retry_after_s` of a refusal, within bounds that
+keep a cold estimate from sending callers away for long or back at once. The gateway's own limit adapts
+(`gateway/core/admission/concurrency.py`).
 
-Invariant: never more than `max_in_flight` between acquire and release. An adaptive limit is a subclass of the idea,
-not of the class. Prior art: Netflix concurrency-limits (algorithm apart from enforcement).
+Invariant: never more than `max_in_flight` between acquire and release.
+Prior art: Netflix concurrency-limits (algorithm apart from enforcement).
 """
 
 from __future__ import annotations

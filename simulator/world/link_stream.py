@@ -3,11 +3,11 @@
     gateway ──request · cancel · ping──▶ worker        over `LinkModel.to_target`
             ◀──accepted · answer · refused · load · pong──    over `LinkModel.from_target`
 
-Every frame takes the time that the link's model gives it, behind those before it. A request carries its budget, so the
-worker's deadline is later than the caller's by the way there, as in life. Once a heartbeat both sides prove that they
-live; after as many silent ones as the real session allows, the stream is given up, whatever is under way fails, and it
-is dialled again: at once where it was steady, else a backoff after the last dial. A worker that crashes resets its
-connections, which is known after one way back.
+Every frame takes the time that the link's model gives it, behind the frames before it. A request carries its budget, so
+the worker's deadline is later than the caller's by the way there, as in service. Once a heartbeat both sides prove that
+they are alive; after as many silent ones as the real session allows, the stream is given up, whatever is under way
+fails, and it is dialled again: at once where it was steady, else a backoff after the last dial. A worker that crashes
+resets its connections, which is known after one way back.
 
 Simplified: both ends give a silent stream up in the same instant; a ping is answered together with the load that the
 real worker sends on its own tick.
@@ -43,7 +43,7 @@ SILENT_PINGS: Final = 3
 
 
 class AttemptCallbacks(Protocol):
-    """Who asked: told exactly once how it ended, unless it withdrew."""
+    """The callbacks of an attempt: called exactly once with its end, unless it withdrew."""
 
     def accepted(self, word: Accepted) -> None: ...
     def answered(
@@ -53,7 +53,7 @@ class AttemptCallbacks(Protocol):
 
 
 class SimulatedStream:
-    """Mutable: `ask`, `withdraw`; tells `on_event` what the real link tells.
+    """Mutable: `ask`, `withdraw`; calls `on_event` with the events that the real link reports.
 
     Args:
         phase: in [0, 1): where in the heartbeat interval this stream's falls.
@@ -80,7 +80,7 @@ class SimulatedStream:
         self._backoff = Backoff(draw, BACKOFF_BASE_S, cap_s)
         self._phase = phase
         self._lasts_until = lasts_until
-        self._session = 0  # frames of an older one are nobody's
+        self._session = 0  # frames of an older one are dropped
         self._pending: dict[SimulatedJob, AttemptCallbacks] = {}
         self._silent_ticks = 0
         self._dialled_at = 0.0
@@ -118,7 +118,7 @@ class SimulatedStream:
         self._at(self._sent(REQUEST_BYTES + size_bytes), self._arrive, job, budget_s)
 
     def withdraw(self, job: SimulatedJob) -> None:
-        """Nobody waits for it any more; the worker hears of it when the frame is there."""
+        """Cancel it: the answer is not waited for any more; the worker learns of it when the frame arrives."""
         if self._pending.pop(job, None) is not None:
             self._at(self._sent(SMALL_BYTES), self._cancel, job)
 
@@ -128,11 +128,11 @@ class SimulatedStream:
         self._at(reset_at, self._lost, "connection reset by peer")
 
     def probe(self, tell: Callable[[str, int, float], None]) -> None:
-        """Ask how many requests are there; `tell(target, in flight, now)` when the answer is here."""
+        """Request the number of requests there; `tell(target, in flight, now)` is called when the answer arrives."""
         if self.up:
             self._at(self._sent(SMALL_BYTES), self._probed, tell)
 
-    # what the worker does (an Asker for its jobs)
+    # what the worker does (the JobCaller of its jobs)
 
     def accepted(self, job: SimulatedJob, word: Accepted) -> None:
         self._at(self._returned(SMALL_BYTES), self._take_accepted, job, word)

@@ -1,13 +1,14 @@
-"""What became of every request, counted once and kept small: no list grows with the number of requests.
+"""Counts of how every request ended; no list grows with the number of requests.
 
 Each request that arrives ends in exactly one of the outcomes of `tidegate/outcome.py`, so
 
     arrivals = Σ outcomes            (`check` insists)
 
 An answer counts as in time by the caller's own clock at the gateway; a refusal, an expiry and a late answer are all
-misses. Those that arrive while the fleet warms up are counted apart, in `warmup` only.
+misses. Requests that arrive while the fleet warms up are counted apart, in `warmup` only.
 
-Percentiles come from logarithmic bins, a twentieth wide. `ReliabilityTally` compares what was promised with what came.
+Percentiles come from logarithmic bins, a twentieth wide. `ReliabilityTally` compares the chance that was claimed with
+what came.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import exp, log
 
+from tidegate.estimate.quantiles import bins_at
 from tidegate.outcome import Outcome
 
 _WIDTH = 0.05
@@ -49,20 +51,17 @@ class Latencies:
         self._bins: Counter[int] = Counter()
 
     def add(self, seconds: float) -> None:
+        # Bin k holds durations from _FIRST_S · e^(k · _WIDTH) up to the next.
         self._bins[int(log(max(seconds, _FIRST_S) / _FIRST_S) / _WIDTH)] += 1
 
     def quantile_s(self, share: float) -> float:
         """To within a twentieth; 0 of nothing."""
-        total, seen = self._bins.total(), 0
-        for place in sorted(self._bins):
-            seen += self._bins[place]
-            if seen >= share * total:
-                return _FIRST_S * exp((place + 0.5) * _WIDTH)
-        return 0.0
+        places = bins_at(self._bins, (share,))
+        return _FIRST_S * exp((places[0] + 0.5) * _WIDTH) if places else 0.0
 
 
 class ReliabilityTally:
-    """Mutable: of those who were promised so much, how many were in time?"""
+    """Mutable: of the requests with such a claimed chance, how many were in time?"""
 
     def __init__(self) -> None:
         self.promised = [0.0] * _BINS
@@ -115,7 +114,7 @@ class OutcomeTally:
         self.by_priority: dict[int, TallyGroup] = {}
         self.by_tenant: dict[str, TallyGroup] = {}
         self.served_by: Counter[str] = Counter()
-        self.retries = 0  # by clients who got no answer, warm-up included
+        self.retries = 0  # by clients that got no answer, warm-up included
         self.attempts = 0  # of those that were answered
         self.launches = 0  # of all
         self.hedged = 0
@@ -154,7 +153,7 @@ class OutcomeTally:
 
     @property
     def amplification(self) -> float:
-        """Attempts at targets for each request that anybody meant: retries, hedges and fallbacks are all in it."""
+        """Attempts at targets for each request that a client meant: retries, hedges and fallbacks are all in it."""
         return self.launches / self.all.arrivals if self.all.arrivals else 1.0
 
     def check(self) -> None:

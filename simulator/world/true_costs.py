@@ -1,18 +1,18 @@
-"""What calls really take by their size, where that is not what a target measured of itself at its warm-up.
+"""True costs by size: what calls really take, where that differs from what a target measured at its warm-up.
 
 A table is a few points, each the fastest of a few runs, read along straight lines: a point that was disturbed, or a
 bend between two points, is wrong for the sizes around it and right elsewhere. One factor for a whole target would then
-depend on what it happened to be sent: of a policy that sent it only sizes for which its table is too slow, a replay
-would make a fast device for every size, and say that the other policy would have done well.
+depend on what it happened to be sent: if a policy sent it only sizes for which its table is too slow, a replay would
+make it a fast device for every size, and report that the other policy would have done well.
 
-Method: each call is its logarithm against the table. For each octave of sizes, its mean over the tier's targets is
-what to expect there, and a target's own mean how far it is from that; its own calls of an octave then move that from
-what is expected, as if `_PRIOR` calls had agreed with it. What comes out is a table's points, and one at each octave
-between them, times these: by size alone. How slow a target was all in all, and when, is told by the same calls against
-the table that comes out (`simulator/replay/measured.py`). Of one that was sent nothing, all that is known is how its
+Method: each call is its logarithm against the table. For each octave of sizes, its mean over the tier's targets is what
+to expect there, and a target's own mean how far it is from that; its own calls of an octave then move that from what is
+expected, as if `_PRIOR` calls had agreed with it. What comes out is a table's points, and one at each octave between
+them, times these: by size alone. How slow a target was all in all, and when, follows from the same calls against the
+table that comes out (`simulator/replay/measured.py`). Of a target that was sent nothing, all that is known is how its
 tier did.
 
-It can be wrong for sizes that nobody of a tier was sent.
+It can be wrong for sizes that no target of a tier was sent.
 Source: Efron and Morris, "Stein's Estimation Rule and Its Competitors", JASA 1973, on the shrinking.
 """
 
@@ -48,6 +48,7 @@ class _Levels(NamedTuple):
         own = defaultdict(list)
         for octave, one in logs:
             own[octave].append(one)
+        # A mean of the own calls and of `_PRIOR` calls at the level that is expected.
         learned = {o: (sum(found) + _PRIOR * self.at(o)) / (len(found) + _PRIOR) for o, found in own.items()}
         return _Levels({**self.by_octave, **learned}, self.otherwise)
 
@@ -67,8 +68,10 @@ def true_tables(tables: Mapping[str, Points], calls: Mapping[str, Sequence[tuple
 def _by_size(tier: _Levels, logs: Sequence[tuple[int, float]]) -> _Levels:
     if not logs:
         return tier
+    # How far this target is from its tier at all sizes, shrunk towards 0 where it has few calls.
     offset = sum(one - tier.at(octave) for octave, one in logs) / (len(logs) + _PRIOR)
     levels = tier.moved(offset).learning(logs)
+    # The target's mean over all its calls is left to its faults by stretches of time.
     return levels.moved(-fmean(levels.at(octave) for octave, _ in logs))
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.placer import Ask, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Placer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.bench.harness import Goal, Report, Spread, parser, table

@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any, Final
 
 from simulator.crowd.crowd import Crowd
-from simulator.crowd.life import Habits
+from simulator.crowd.habits import Habits
 from tests.bench.harness import Goal, Report, parser, table
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto

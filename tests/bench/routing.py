@@ -2,7 +2,7 @@
 
 One fleet (`office_wifi`: eight devices of mixed speed on jittering WiFi, heat and local callers, one GPU over a WAN) at
 fractions of its knee, many seeds; every policy sees the same requests, weather and heat in each. What each baseline may
-see is said in `simulator/baselines/baselines.py`; `+ledger` also gives it our in-flight ledger. Then the same fleet
+see is said in `simulator/baselines/policies.py`; `+ledger` also gives it our in-flight ledger. Then the same fleet
 with four times the jitter, devices behind cellular links (`lte_fleet`), the pool cut off, and a step of five times the
 load.
 
@@ -26,10 +26,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean
 
-from simulator.baselines.baselines import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
+from simulator.baselines.policies import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
 from simulator.optimum.bound import AttainmentBound, NoSolver, upper_bound
+from simulator.report.figures import MeanInterval, PolicyFigures, difference, miss_ratio, rows, tier_share
 from simulator.report.plot import NoPlot, draw_loads, draw_timeline
-from simulator.report.report import MeanInterval, PolicyFigures, difference, miss_ratio, rows, tier_share
 from simulator.scenarios.scenario_file import LoadedScenario, load
 from simulator.sweep import knee, sweep
 from simulator.world.tally import TIMELINE_BIN_S

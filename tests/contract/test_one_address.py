@@ -26,7 +26,7 @@ from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.config.sections import TargetConfig
+from gateway.config.targets import TargetConfig
 from tidegate import clock
 from tidegate.config import load
 from tidegate.models.repository import Repository

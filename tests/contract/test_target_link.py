@@ -13,7 +13,7 @@ from gateway.targets.target import Target
 from tests.support.gateway.targets import AT_ONCE_S, MIB, Bench, Server, connected
 from tests.support.serving.hosts import echo_request
 from tidegate import clock
-from tidegate.link.client import Asker
+from tidegate.link.client import LinkClient
 from tidegate.netsim.proxy.link import LinkProxy
 from tidegate.outcome import Disconnected, Unreachable
 from tidegate.types import Accepted, LoadReport
@@ -21,12 +21,12 @@ from tidegate.types import Accepted, LoadReport
 pytestmark = pytest.mark.slow
 
 
-def asker_of(target: Target) -> Asker | None:
+def client_of(target: Target) -> LinkClient | None:
     if isinstance(target, DeviceTarget):
         assert target._accepted is not None
-        return target._accepted._asker
+        return target._accepted._client
     assert isinstance(target, LinkTarget)
-    return target._asker
+    return target._client
 
 
 async def test_small_requests_pass_a_large_one_on_the_link(link: Bench) -> None:
@@ -58,9 +58,9 @@ async def test_load_is_told_without_a_request(link: Bench) -> None:
 
 
 async def test_requests_of_one_moment_share_envelopes(link: Bench) -> None:
-    asker = asker_of(link.target)
-    assert asker is not None
-    session = asker.session
+    client = client_of(link.target)
+    assert client is not None
+    session = client.session
     before = session.envelopes_sent
 
     await asyncio.gather(*[link.ask() for _ in range(100)])

@@ -14,9 +14,9 @@ MENDED_WITHIN_S = 90.0  # a killed pool comes back after 2 s and then warms up
 
 
 _IN_ORDER = (
-    "tests/e2e/faults/test_fault_matrix.py",
-    "tests/e2e/faults/test_fault_matrix_parts.py",
-    "tests/e2e/faults/test_fault_twin.py",
+    "test_fault_matrix.py",
+    "test_fault_matrix_parts.py",
+    "test_fault_twin.py",
     "test_stack_links.py",
 )
 

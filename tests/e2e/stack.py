@@ -23,7 +23,7 @@ import psutil
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.testing.ports import free_ports
 
-_BROKERS = re.compile(r"tidegate\.(broker|up\.mosquitto)\b")
+_BROKERS = re.compile(r"tidegate\.tools\.(broker|up\.mosquitto)\b")
 READY_WITHIN_S = 180.0
 PORTS = 16  # as many as the largest system of these tests wants
 

@@ -19,7 +19,7 @@ from tests.support.gateway.fleets import NOW, ask, spec
 from tests.support.mqtt.device_messages import TOPICS, Device, register
 from tests.support.serving.duplex import stream_pair
 from tests.support.serving.hosts import EchoHost, echo_request
-from tests.support.serving.link_pair import Heard, asker_on, question
+from tests.support.serving.link_pair import Heard, client_on, question
 from tidegate import clock
 from tidegate.fleet.messages import (
     BadMessage,
@@ -205,7 +205,7 @@ Stream = tuple[bytes | None, list[bytes]]
 
 
 class Ends:
-    """A link service that stays, and an asker for each throw."""
+    """A link service that stays, and a client for each throw."""
 
     def __init__(self) -> None:
         self.service = LinkService(
@@ -242,11 +242,11 @@ async def stream_in(held: Ends, thrown: Stream) -> None:
 
 
 async def _asked_of(ours: Any) -> str:
-    """An asker with a question under way, whose other side says what was thrown."""
-    asker = asker_on(ours, Heard())
-    running = asyncio.create_task(asker.run())
+    """A client with a question under way, whose other side says what was thrown."""
+    client = client_on(ours, Heard())
+    running = asyncio.create_task(client.run())
     await clock.sleep(0)
-    asked = asyncio.create_task(asker.ask(question(budget_s=0.2)))
+    asked = asyncio.create_task(client.ask(question(budget_s=0.2)))
     reason = await running
     with suppress(ServeError):
         await asked
@@ -255,12 +255,12 @@ async def _asked_of(ours: Any) -> str:
 
 async def good_stream(held: Ends) -> None:
     ours, theirs = stream_pair()
-    asker = asker_on(theirs, Heard())
-    tasks = [asyncio.create_task(asker.run()), asyncio.create_task(held.service.serve(ours))]
+    client = client_on(theirs, Heard())
+    tasks = [asyncio.create_task(client.run()), asyncio.create_task(held.service.serve(ours))]
     until = clock.now() + 2.0
-    while not asker.open and clock.now() < until:
+    while not client.open and clock.now() < until:
         await clock.sleep(0)
-    answered = await asker.ask(question(budget_s=2.0))
+    answered = await client.ask(question(budget_s=2.0))
     assert answered.message
     for task in tasks:
         task.cancel()

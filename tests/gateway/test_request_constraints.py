@@ -15,7 +15,7 @@ import yaml
 
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.config.sections import TargetConfig
+from gateway.config.targets import TargetConfig
 from tests.support.gateway.app import BODY, INFER, TWO_VARIANTS, Far, ask, gateway_for, running, target
 from tests.support.serving.hosts import echo_request
 from tidegate.fleet.offers import ModelOffer, VariantOffer

@@ -1,4 +1,4 @@
-"""The fleet on virtual time: everyone is answered once, worlds repeat, faults bite and heal."""
+"""The fleet on virtual time: every request is answered once, worlds repeat, faults act and heal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from simulator.baselines.baselines import POLICIES
+from simulator.baselines.policies import POLICIES
 from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.simulation import Run, World, simulate
 from tests.simulator.worlds import edited
@@ -127,7 +127,7 @@ def test_what_an_edge_is_unsure_of_is_escalated_by_the_live_machine(policy: str)
 
 
 @pytest.mark.slow
-def test_hard_answers_of_an_edge_are_worth_less_where_nobody_escalates_them() -> None:
+def test_hard_answers_of_an_edge_are_worth_less_where_no_policy_escalates_them() -> None:
     everything = simulate(edited(*HALF_ARE_HARD), "all-edge", 1)
     assert everything.tally.attempts == everything.tally.served_by.total()
     assert everything.tally.quality / everything.tally.all.in_time == pytest.approx(0.99 * 0.75, abs=0.08)
@@ -161,8 +161,8 @@ def test_a_process_that_stands_still_answers_afterwards() -> None:
 
 
 @pytest.mark.slow
-def test_what_nobody_waits_for_is_counted_as_waste() -> None:
-    from simulator.report.report import figures
+def test_compute_behind_no_answer_is_counted_as_waste() -> None:
+    from simulator.report.figures import figures
 
     run = simulate(edited(("budget_ms: 200", "budget_ms: 24"), ("rate: 60", "rate: 90")), "all-cloud", 1)
     found = figures([run], load=1.0, rate=90.0)

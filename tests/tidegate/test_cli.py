@@ -35,7 +35,7 @@ def run(*arguments: str) -> Result:
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, command: click.Command | Exception) -> None:
-    """Put a command called `kettle` behind the door, one that comes with an extra of the same name."""
+    """Add a command called `kettle`, which comes with an extra."""
 
     class Point:
         name = "kettle"
@@ -45,7 +45,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, command: click.Command | Exception) -
                 raise command
             return command
 
-    monkeypatch.setattr(door, "_entry_point", lambda name: Point())
+    monkeypatch.setattr(door, "entry_points", lambda **_selection: [Point()])
     monkeypatch.setattr(door, "EXTRAS", {"kettle": "hot"})
 
 

@@ -1,4 +1,4 @@
-"""An exported program's archive, looked at before torch reads it: no pickle is loaded, whatever the archive says.
+"""Checks an exported program's archive before torch reads it, so that no pickle is ever loaded.
 
 `torch.export.load` unpickles a weight or constant whose entry says `use_pickle`, and takes archives of older forms,
 which are pickles. A pickle runs what it likes when it is read. Programs that `torch.export.save` writes from ordinary

@@ -36,7 +36,7 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Rows of like lengths in one padded block; `bias` is None where nothing is padded or masked."""
+    """Rows of like lengths in one padded block; `bias` is None if nothing is padded or masked."""
 
     rows: int
     length: int
@@ -69,7 +69,7 @@ class Rectangles:
         for width in np.unique(wide):
             rows = np.flatnonzero(wide == width)
             inside = np.arange(width) < lengths[rows, None]
-            # What fills up is the row's own first token: any is as good, since nobody attends it.
+            # Filled with the row's own first token; any token would do, since the mask hides it.
             tokens = starts[rows, None] + np.where(inside, np.arange(width), 0)
             scatter[tokens[inside]] = at + np.flatnonzero(inside.ravel())
             attended = inside if mask is None else inside & mask[tokens]

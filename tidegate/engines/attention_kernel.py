@@ -1,4 +1,4 @@
-"""The attention kernel of `attention.c`: compiled when an engine loads it, and done without where that cannot be.
+"""The attention kernel of `attention.c` is compiled when an engine loads it; without a compiler torch is used instead.
 
 Rows of unequal length are what torch's kernels for CPUs are worst at: they want rectangles, so tokens are copied there
 and back, and they make many calls for little work. The kernel walks the packed rows as they lie. In µs a token over six
@@ -11,7 +11,7 @@ layers of MiniLM on one core, without those copies for torch:
 
 It needs AVX-512 and a C compiler: `cc`, or what the environment's CC names (CC=none leaves it to torch). Compiling
 takes half a second of each process that loads such a model, into a folder that is removed at once: a cache would be a
-place where others can put code. What it lacks is said in one line of the log, and answers stay the same.
+place where others can put code. If it is unavailable, one line in the log says why, and answers stay the same.
 
 It has one thread, so it is used up to two of them: with more, torch's slower kernels are done earlier.
 """
@@ -65,7 +65,7 @@ class AttentionKernel:
         self, lengths: NDArray[np.int64], mask: NDArray[np.bool_] | None, heads: int, qkv: torch.Tensor
     ) -> torch.Tensor:
         tokens = int(lengths.sum())
-        # The function trusts what it is given.
+        # The C function does not check its arguments.
         assert qkv.is_contiguous() and qkv.dtype in _DTYPES and tokens <= len(qkv) and lengths.dtype == np.int64
         attended = torch.empty(len(qkv), qkv.shape[1] // 3, dtype=qkv.dtype)
         attended[tokens:].zero_()
@@ -88,7 +88,7 @@ class AttentionKernel:
 
 
 def attention_kernel() -> AttentionKernel | None:
-    """The kernel for this process's CPU; None, with one line in the log, where it cannot be had. Blocks."""
+    """The kernel for this process's CPU; None, with one line in the log, if it is unavailable. Blocks."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return None
     return _compiled(*shlex.split(os.environ.get("CC") or "cc"))

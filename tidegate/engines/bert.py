@@ -6,9 +6,9 @@ torch's over rectangles of rows of like lengths (`attention.py`).
 The linear layers run on oneDNN where it is there, with weights that were brought into its own layout at loading, and
 with the activation or the residual in the same pass, so that they need no compiler; torch's usual fp32 path takes twice
 the time on a CPU of AMD. oneDNN makes code for each number of tokens that it has not met (0.6 ms a layer's kind), and
-keeps a thousand of them, so tokens are filled up to one of few numbers (`_filled`); nobody sees what fills up.
+keeps a thousand of them, so tokens are filled up to one of few numbers (`_filled`); the filling has no effect.
 
-Positions count from each row's start. Masked tokens inside of a row are attended by nobody and are in no mean; a row of
+Positions count from each row's start. Masked tokens inside of a row get no attention and are in no mean; a row of
 nothing else attends evenly and is answered with zeros.
 """
 
@@ -42,7 +42,7 @@ _FUSED: dict[Activation, tuple[str, str]] = {
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the weights alone do not say; it lies in the file's metadata."""
+    """The architecture that the weights alone do not show, from the file's metadata."""
 
     heads: int
     layers: int
@@ -123,7 +123,7 @@ class PackedBert:
 
     Args:
         weights: by their names in Hugging Face's BertModel, on the device, all of one type.
-        kernel: computes attention, where it can; None leaves that to torch.
+        kernel: computes attention, if available; None leaves that to torch.
 
     Raises:
         KeyError: a weight is missing.

@@ -1,7 +1,13 @@
-"""Loading an engine by its name in the manifest. A missing runtime is an error that says what to install."""
+"""`load_engine` loads an artefact with the engine that its manifest names.
+
+A missing runtime is an error that says what to install. TensorRT engine files (.engine, .plan) are known by name and by
+suffix and refused, with the way out: such a file fits one GPU type and one TensorRT version, and the ONNX file that it
+was made from runs with ONNX Runtime's CUDA provider.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +16,10 @@ from tidegate.engines.errors import EngineError
 from tidegate.engines.protocol import Arrays, Engine
 from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
+
+_TENSORRT_WAY_OUT = (
+    "serve the ONNX file that it was made from (engine: onnx), on a GPU with pip install onnxruntime-gpu"
+)
 
 
 def load_engine(
@@ -27,30 +37,32 @@ def load_engine(
 
     Args:
         outputs: the manifest's output names, in graph order.
-        paced_slow: how many times slower than its artefact a paced engine is; the others are as slow as they are.
-        packing: what the artefact takes packed (`packing_of`); the engine that is returned takes plain batches as well.
-        compile: by torch.compile, for torch's engines, where there is a compiler.
+        paced_slow: how many times slower than its artefact a paced engine is; other engines ignore it.
+        packing: the inputs that the artefact takes packed (`packing_of`); the returned engine takes plain batches too.
+        compile: whether torch's engines use torch.compile, if a compiler is installed.
 
     Raises:
         EngineError: the runtime is not installed, does not have the device, or the artefact does not load.
     """
     if packing is None:
-        return _load(engine, artefact, outputs, threads, device, paced_slow, compile)
+        return _load(engine, artefact, outputs, threads=threads, device=device, paced_slow=paced_slow, compile=compile)
     from tidegate.engines.packed import PackingEngine
 
-    return PackingEngine(_load(engine, artefact, outputs, threads, device, paced_slow, compile), packing)
+    plain = _load(engine, artefact, outputs, threads=threads, device=device, paced_slow=paced_slow, compile=compile)
+    return PackingEngine(plain, packing)
 
 
 def _load(
     engine: EngineName,
     artefact: Path,
     outputs: tuple[str, ...],
+    *,
     threads: int,
     device: str,
     paced_slow: float,
     compile: bool,
 ) -> Engine:
-    # Imported here: a pool need not have ONNX Runtime, nor an edge torch.
+    # Imported here: a pool need not have ONNX Runtime installed, and an edge need not have torch.
     if engine == "onnx":
         with _runtime("ONNX Runtime", "edge"):
             from tidegate.engines.onnx import OnnxEngine
@@ -61,9 +73,7 @@ def _load(
 
         return PacedEngine(artefact, outputs=outputs, slow=paced_slow)
     if engine == "tensorrt":
-        from tidegate.engines.tensorrt import TensorRTEngine
-
-        return TensorRTEngine(artefact, device=device)
+        raise _tensorrt_refused(artefact, device)
     if engine == "torch-packed":
         with _runtime("PyTorch and safetensors", "cloud"):
             from tidegate.engines.torch_packed import TorchPackedEngine
@@ -73,6 +83,14 @@ def _load(
         from tidegate.engines.torch import TorchEngine
 
     return TorchEngine(engine, artefact, outputs=outputs, threads=threads, device=device, compile=compile)
+
+
+def _tensorrt_refused(artefact: Path, device: str) -> EngineError:
+    if importlib.util.find_spec("tensorrt") is None:
+        return EngineError(
+            f"{artefact}: TensorRT is not installed: pip install tensorrt (device {device!r}); or {_TENSORRT_WAY_OUT}"
+        )
+    return EngineError(f"{artefact}: engine files of TensorRT are not run yet; {_TENSORRT_WAY_OUT}")
 
 
 @contextmanager

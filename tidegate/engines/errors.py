@@ -1,15 +1,15 @@
-"""What goes wrong in an engine. Apart from `engine.py`, so that the engines it loads need not import it back.
+"""The errors of engines. They are apart from `engine.py`, so that the engines it loads need not import it back.
 
 Too little memory is a kind of its own: the same work in smaller batches may go well, which no other failure promises.
-Runtimes say it in many ways and classes (torch's CPU allocator raises a plain RuntimeError, ONNX Runtime's arena a Fail
-with a status code in its text), so it is told by their words, all in one place.
+Runtimes report it in many ways and classes (torch's CPU allocator raises a plain RuntimeError, ONNX Runtime's arena a
+Fail with a status code in its text), so it is recognized by the text, all in one place.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_SAID: Final = (
+_OUT_OF_MEMORY_TEXTS: Final = (
     "out of memory",  # CUDA, torch and ONNX Runtime's CUDA provider
     "can't allocate memory",  # torch on a CPU: DefaultCPUAllocator
     "not enough memory",  # the same elsewhere
@@ -28,14 +28,14 @@ class EngineOutOfMemory(EngineError):
 
 
 def failure_of(error: BaseException, words: str) -> EngineError:
-    """What a runtime raised, with our words around its own, as the kind of failure that it is."""
+    """An EngineError for an exception of a runtime, with `words` before its text."""
     kind = EngineOutOfMemory if is_out_of_memory(error) else EngineError
     return kind(f"{words}: {str(error) or type(error).__name__}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a runtime's exception says that memory was short."""
+    """Whether a runtime's exception reports a lack of memory."""
     if isinstance(error, MemoryError | EngineOutOfMemory) or type(error).__name__ == "OutOfMemoryError":
         return True
-    said = str(error).lower()
-    return any(words in said for words in _SAID)
+    text = str(error).lower()
+    return any(words in text for words in _OUT_OF_MEMORY_TEXTS)

@@ -1,4 +1,4 @@
-"""ONNX Runtime: what an edge device runs, int8 or fp32, on the threads it is given.
+"""The ONNX Runtime engine: the runtime of edge devices, int8 or fp32, on a given number of threads.
 
 Spinning is off. ONNX Runtime's threads otherwise burn their core for a while after each call in the hope of another
 one, which on a device that also does other work costs more than the wake-up it saves, and makes its neighbours late.

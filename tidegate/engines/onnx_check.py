@@ -1,11 +1,11 @@
-"""Whether an ONNX file is one that may be loaded here: `python -m tidegate.engines.onnx_check FILE MODEL_YAML VARIANT`.
+"""Checks whether an ONNX file may be loaded: `python -m tidegate.engines.onnx_check FILE MODEL_YAML VARIANT`.
 
-A process of its own with bounded memory, time and files, since what it opens came over a network and the runtime is
-native code. Before the runtime sees the file its bytes are walked: weights in other files and operators of foreign
+It runs as a process of its own with bounded memory, time and files, since the file came over a network and the runtime
+is native code. Before the runtime sees the file its bytes are walked: weights in other files and operators of foreign
 domains are refused unread. Then a session is made, which proves that this very runtime can, and what the graph takes
 and gives is compared with the manifest.
 
-Says one line of JSON, {"problem": ""} when there is none; whoever started it takes no word as a problem too.
+It prints one line of JSON, {"problem": ""} if there is none; its parent treats missing output as a problem, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an ONNX file refers to, read off its bytes: operator domains, and weights that it keeps elsewhere.
+"""Reads the references of an ONNX file off its bytes: operator domains, and weights in other files.
 
 A device has no `onnx` package, and a runtime that opens a file has already followed its references. So the protobuf is
 walked by its wire format, along the few fields that matter; tensors are skipped by their length, unread. Whatever is

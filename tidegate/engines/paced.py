@@ -1,10 +1,10 @@
-"""An engine that takes its time: it waits as long as a model would compute, and uses no CPU meanwhile.
+"""An engine that only takes time: it waits as long as a model would compute, and uses no CPU meanwhile.
 
 For trying out routing, deadlines and faults without models: eight devices and a pool at work fit on two cores, since
 each of them sleeps where it would compute. Everything around it is as in life: the worker process, warm-up that
 measures, queues, batches, load reports. It is declared wherever a model is described (`engine: paced` in the manifest,
 platform `tidegate_paced`, `paced` in offers and in the gateway's state), and its answers are zeros of the right shape,
-so nobody takes them for a model's.
+so they cannot be mistaken for a model's.
 
 The artefact is a short YAML (or JSON) file, which `tidegate model paced` writes:
 
@@ -56,7 +56,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class PacedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What the artefact says."""
+    """The contents of the artefact."""
 
     input: str
     inputs: dict[str, tuple[int | str, ...]]
@@ -95,10 +95,11 @@ class PacedEngine:
         began_at = clock.now()
         lengths = self._lengths(inputs)
         outputs = {spec.name: self._zeros(spec, lengths) for spec in self._outputs}
-        _stay_until(began_at + self._seconds(inputs[self.pace.input]))
+        _stay_until(began_at + self.draw_seconds(inputs[self.pace.input]))
         return outputs
 
-    def _seconds(self, counted: NDArray[Any]) -> float:
+    def draw_seconds(self, counted: NDArray[Any]) -> float:
+        """The duration of the next call on this input, with noise; each call advances the random stream."""
         luck = self._random.gauss(0.0, self.pace.noise_sigma) if self.pace.noise_sigma else 0.0
         return self.slow * 1e-3 * self._table.seconds_for(_units(self.pace.feature, counted)) * exp(luck)
 
@@ -127,7 +128,7 @@ class PacedEngine:
 
 
 def read_pace(path: Path) -> PacedModel:
-    """What the file says. Raises EngineError, naming the file, the key and the way out."""
+    """The contents of the file. Raises EngineError, naming the file, the key and the way out."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
         pace = msgspec.convert(raw, PacedModel)

@@ -1,8 +1,8 @@
-"""An engine whose artefact takes packed rows, for callers who pack themselves and for those who do not.
+"""An engine whose artefact takes packed rows; it serves callers that pack and packs plain batches itself.
 
 The pool's batcher hands over rows that it has packed (`models/packing.py`); they are known by the input that holds the
-lengths, and go straight through. Everybody else (warm-up, measurements, an edge) has plain batches, as any other engine
-takes them: those are packed here, and what comes back is unpacked.
+lengths, and go straight through. All other callers (warm-up, measurements, an edge) have plain batches, as any other
+engine takes them: these are packed here, and the outputs are unpacked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine is: arrays in, arrays out, in this process, blocking.
+"""`Engine` is the interface of every model runtime: arrays in, arrays out, in this process, blocking.
 
 Engines know nothing of requests, queues or wires. They live in worker processes, where blocking is fine and a crash
 is cheap.

@@ -1,12 +1,12 @@
-"""Staging: inputs on their way to a GPU, over pinned memory that is kept, while the GPU computes something else.
+"""Staging moves inputs to a GPU through reused pinned memory while the GPU computes something else.
 
 A copy from ordinary memory makes the driver copy twice and both sides wait; from pinned memory the device fetches by
 itself. Pinning costs more than the copy, so buffers are kept and used again (`BufferPool`). The worker's reader thread
 prepares the next call (`prepare`) while the main thread computes the present one: its bytes go through a stream of
 their own, and the stream that computes waits for them on the device, without either thread waiting.
 
-A buffer is free again once the device has fetched it, which an event says. What cannot be staged (no memory, nothing
-numeric) is handed on as it came, and copied when it is computed.
+A buffer is free again once the device has fetched it, which an event signals. Inputs that cannot be staged (no memory,
+not numeric) are handed on unchanged, and copied when they are computed.
 
 On a CPU nothing is staged: arrays lie in memory that was received for them, and engines read them in place.
 """

@@ -1,4 +1,4 @@
-"""PyTorch: exported programs (.pt2) and TorchScript, on the pool's CPU or GPU.
+"""PyTorch engines: exported programs (.pt2) and TorchScript, on the pool's CPU or GPU.
 
 An exported program is a graph with its weights: it loads and runs without the code that made it, so a pool needs torch
 and nothing else. Inputs are matched by name to the program's own parameters, never by the order in which they came.

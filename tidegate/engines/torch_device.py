@@ -1,4 +1,4 @@
-"""What torch's engines share: the device, the precisions that it computes in, and compilation that may be missing."""
+"""The parts that torch's engines share: the device, its precisions, and optional compilation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def device_of(name: str) -> torch.device:
 def say_if_emulated(what: str, dtype: torch.dtype, device: torch.device) -> None:
     """A line in the log where the device has no arithmetic of this type: emulated, it is slower than fp32.
 
-    It is no error: answers are the same, and what it costs is measured at warm-up and told in every offer.
+    It is no error: answers are the same, and the cost is measured at warm-up and published in every offer.
     """
     if dtype is torch.bfloat16 and not has_bf16(device):
         log.warning("%s: this %s has no instructions for bf16 and emulates it; fp32 is faster here", what, device.type)

@@ -112,7 +112,7 @@ def load_packed(path: Path, device: torch.device) -> PackedBert:
 
 
 def describe(path: Path) -> PackedMetadata:
-    """What the file's metadata says of its network. Raises EngineError."""
+    """The architecture in the file's metadata. Raises EngineError."""
     if not path.is_file():
         raise EngineError(f"{path}: there is no such artefact")
     try:

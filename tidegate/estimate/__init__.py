@@ -1,1 +1,5 @@
-"""Pure estimators: what a thing costs, how long a link takes, how far a prediction may be off."""
+"""Pure estimators that several processes share: the cost table, its online correction, and trends.
+
+Edge and pool measure and publish with them, the gateway predicts with them. Estimators that only placement uses are in
+`gateway/core/estimate`.
+"""

@@ -5,7 +5,8 @@ work on CPUs and small GPUs, but not at the small end (dispatch) nor at the larg
 measured points and interpolates between neighbours; beyond the last point it goes on with the last slope, and below
 the first it stays flat, since the fixed part of a call does not shrink.
 
-It can be wrong when a device throttles or shares its cores: online correction belongs to whoever predicts with it.
+It can be wrong when a device throttles or shares its cores: online correction belongs to the code that predicts with
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log residuals: how far predictions have been off lately, as one factor and one spread.
 
 A cost table measured at warm-up is wrong the moment a device throttles, shares its cores or changes its mix of
-shapes. Every finished call says by how much: `y = log(observed / predicted)`. Service times err by ratios, not by
+shapes. Every finished call shows by how much: `y = log(observed / predicted)`. Service times err by ratios, not by
 seconds, so both the bias and the variance of `y` are kept, exponentially weighted; `factor` multiplies the next
 prediction and `sigma` is the spread of its logarithm, so that a caller may read the answer's time as
 LogNormal(log(predicted · factor), sigma²).
@@ -45,7 +45,7 @@ class LogResidual:
         self._variance_weight = variance_weight
 
     def record(self, predicted_s: float, observed_s: float) -> None:
-        """Learn from one computed call. `predicted_s` is the table's word, before `factor`."""
+        """Learn from one computed call. `predicted_s` is the table's value, before `factor`."""
         deviation = log(max(observed_s, _INSTANT_S) / max(predicted_s, _INSTANT_S)) - self._bias
         limit = _WINSOR * self.sigma
         clipped = min(limit, max(-limit, deviation))

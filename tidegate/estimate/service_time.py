@@ -4,8 +4,9 @@
 today and forgets. Together they answer the one question that admission, batching and placement ask: how long would
 this take here?
 
-A factor that was learned in a bad minute must not outlive it: who is thought slow is asked no more, so no answer would
-ever correct it. `relax`, called before predictions, lets the factor drift back to the table while nothing is recorded.
+A factor that was learned in a bad minute must not outlive it: a device that is thought slow gets no more requests, so
+no answer would ever correct it. `relax`, called before predictions, lets the factor drift back to the table while
+nothing is recorded.
 
 Invariant: predictions are positive and do not fall when work grows by a table point or more.
 """

@@ -1,8 +1,9 @@
-"""What a device's work costs its owner beyond time: its battery, its heat, and what its link charges.
+"""The conditions of a device that its work affects beyond time: its battery, its heat, and its link's charges.
 
-A device says this with every heartbeat; whoever places work makes prices of it (`gateway/core/fleet/pricing.py`). What
-a device does not know it leaves out, and what was left out costs nothing. Everything here comes from the network, so
-the ranges are part of the types: a share is a share and a temperature is one that a device could survive.
+A device reports its conditions with every heartbeat; the gateway turns them into prices
+(`gateway/core/fleet/pricing.py`). A device omits what it does not know, and an omitted condition costs nothing.
+Everything here comes from the network, so the ranges are part of the types: a share is a share and a temperature is one
+that a device could survive.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
     throttled: bool = field(name="thr", default=False)  # it computes slower now, to cool down
     metered: bool = field(name="met", default=False)  # its link to the gateway is paid by the byte
     memory_bytes: Bytes | None = field(name="mem", default=None)  # resident, of its agent with all its workers
-    memory_limit_bytes: Bytes | None = field(name="lim", default=None)  # what that may grow to
-    mode: Mode = "online"  # whom it can reach, in its own view
+    memory_limit_bytes: Bytes | None = field(name="lim", default=None)  # the limit of that memory
+    mode: Mode = "online"  # what the device can reach, as it sees it
     kept: Annotated[int, Meta(ge=0, le=2**31 - 1)] = field(name="sf", default=0)  # things stored for a gateway
 
     @property

@@ -1,4 +1,4 @@
-"""What devices and gateways say over MQTT: small JSON messages with everything that ordering needs inside.
+"""The messages of devices and gateways over MQTT: small JSON documents that contain everything needed to order them.
 
 Correctness must not need MQTT 5 (the embedded broker speaks 3.1.1), so epoch, sequence and age travel in the payload:
 
@@ -55,7 +55,7 @@ class BadMessage(ValueError):
 
 
 class Birth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A session has begun: who the device is, where it answers, and all it offers."""
+    """A session has begun: the name of the device, its address, and everything it offers."""
 
     device: Name = field(name="dev")
     epoch: Epoch = field(name="e")
@@ -108,7 +108,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Death(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A session has ended. `lost` is the broker's guess (the will); any other reason is the device's own word."""
+    """A session has ended. `lost` is the broker's guess (the will); any other reason is the device's own."""
 
     device: Name = field(name="dev")
     epoch: Epoch = field(name="e")
@@ -121,7 +121,7 @@ class Death(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A gateway's presence (retained, with a will), and its heartbeat, which tells clockless devices the time."""
+    """A gateway's presence (retained, with a will), and its heartbeat, which gives clockless devices the time."""
 
     gateway: Name = field(name="gw")
     online: bool
@@ -133,7 +133,7 @@ class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A gateway asks a device for something. Never retained: a command that finds nobody is lost, and asked again."""
+    """A command of a gateway to a device. Never retained: a command that finds no device is lost, and sent again."""
 
     id: Annotated[str, Meta(max_length=64)] = field(name="cid")
     op: Annotated[str, Meta(max_length=32)]  # open, so that an older agent can ignore a newer gateway's wish
@@ -175,7 +175,7 @@ def decode_gateway_state(payload: bytes) -> GatewayState:
 
 
 def inventory_hash(offers: tuple[ModelOffer, ...]) -> str:
-    """What a heartbeat says of the inventory, so that a gateway that missed a change notices."""
+    """The digest of the inventory in a heartbeat, by which a gateway notices a missed change."""
     return hashlib.blake2b(encode_offers(offers), digest_size=8).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""What a target offers: which models, in which variants, how large a request each takes, and what it costs there.
+"""The offers of a target: its models and variants, the largest request of each, and its measured cost.
 
-The same JSON travels in an edge's MQTT birth and inventory and in the link stream's Hello, so both roads feed one view.
+The same JSON travels in an edge's MQTT birth and inventory and in the link stream's Hello, so both paths feed one view.
 Unknown keys are ignored, so that a newer agent can talk to an older gateway.
 """
 
@@ -11,20 +11,20 @@ from typing import Literal
 import msgspec
 
 # "soaking": it answers like "ready", but the generation is new and not committed yet
-# (edge_agent/core/rollout_machine.py); whoever can should be answered elsewhere, up to the share that the soak needs.
+# (edge_agent/core/rollout_machine.py); placement prefers other targets, except for the share that the soak needs.
 ModelState = Literal["ready", "loading", "warming", "soaking", "evicted", "bad"]
 
-# Who gets a variant, where a target lessens its precision while its answers are late
+# Which requests get a variant, on a target that lowers its precision while its answers are late
 # (`cloud_pool/core/health/adaptive_control.py`):
-#   ""          anybody
-#   "spare"     the lesser one, while there is no need: who demands it
-#   "relief"    the lesser one, while there is: anybody, and the answer says that it is degraded
-#   "relieved"  the full one, meanwhile: who demands it, or a floor of quality
+#   ""          every request
+#   "spare"     the lesser variant, while there is no need: requests that demand it
+#   "relief"    the lesser variant, while there is: every request, and the answer is marked as degraded
+#   "relieved"  the full variant, meanwhile: requests that demand it, or a floor of quality
 Standing = Literal["", "spare", "relief", "relieved"]
 
 
 class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One way in which a target answers a model. `cost`: (work units, seconds) measured on this very device."""
+    """One way in which a target answers a model. `cost`: (work units, seconds) measured on this device."""
 
     name: str
     precision: str

@@ -1,14 +1,14 @@
-"""What a device says of its rollouts: per model, how far it is, what it runs, and why it is not further.
+"""A device's report on its rollouts: for each model its stage, the running version, and the reason if it is stuck.
 
 A register like inventory (retained, ordered by epoch and sequence), with one difference: it outlives its session.
-What a device last reported is still the best that is known of it while it reconnects, so a new birth does not clear
+The last report of a device is still the best knowledge about it while it reconnects, so a new birth does not clear
 it; the next report, of the greater epoch, replaces it.
 
     planned → downloading → verified → staged → loading → warm → probed → active → committed
     deferred (reason: metered · window · ram · disk · thermal)      failed (reason) before anything was changed
     rolling_back → rolled_back (reason) after that
 
-Reasons begin with a word for machines; what follows a colon is for people.
+A reason begins with a word for machines; the text after a colon is for people.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
         name: of the model.
         state, reason: where its newest plan is, and why; "" where there is nothing to explain.
         version, content: of the newest plan (`ModelPlan.content`).
-        scope, revision: the document that asked for it.
+        scope, revision: the document that requires it.
         running: the version that answers requests now, whichever generation that is; "" for none.
         generation: the number of the generation that runs; 0 for the one of the static repository, or none.
         done_bytes, total_bytes: of fetching. fetched_bytes: over the network, retries included.
@@ -92,7 +92,7 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Args:
         accepted: by scope ("device/NAME", "group/NAME"), the revision that is in force.
-        groups: whose documents it goes by, so that operators can name its like together.
+        groups: the groups whose documents apply to it, so that operators can select its like.
     """
 
     device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z")] = field(name="dev")

@@ -1,8 +1,8 @@
-"""What crosses MQTT between a device that stored something and the gateway that takes it.
+"""The messages between a device that stored something and the gateway that takes it, over MQTT.
 
     device → gateway   Forwarded   one stored thing: a deferred request, a result or an event, with its age
-                       Inquiry     what became of these tickets?
-    gateway → device   Receipt     what was taken (it is on the gateway's disk), what was refused, and computed answers
+                       Inquiry     asks for the state of these tickets
+    gateway → device   Receipt     the ids taken (they are on the gateway's disk), the ids refused, and computed answers
 
 A PUBACK says that a broker has a message, which a broker that crashes forgets; so the device deletes only what a
 receipt names, and the gateway sends a receipt only for what it has committed. Both may be lost or come twice: the
@@ -26,7 +26,7 @@ Kind = Literal["request", "result", "event"]
 Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{16,64}$")]
 Words = Annotated[str, Meta(max_length=300)]
 
-# JSON carries bytes as base64, and Mosquitto is told to refuse messages beyond 64 KiB.
+# JSON carries bytes as base64, and Mosquitto is configured to refuse messages beyond 64 KiB.
 MAX_BODY_BYTES: Final = 44_000
 MAX_MESSAGE_BYTES: Final = 65_536
 MAX_IDS: Final = 64
@@ -81,8 +81,8 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
     taken: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()
     refused: Annotated[tuple[ItemRefusal, ...], Meta(max_length=MAX_IDS)] = ()
     answers: Annotated[tuple[DeferredAnswer, ...], Meta(max_length=MAX_IDS)] = ()
-    unknown: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()  # asked for, and not known here
-    busy_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0  # it takes nothing for so long: no word about any one thing
+    unknown: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)] = ()  # ids of an inquiry that are not known here
+    busy_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0  # it takes nothing for so long; this is about no single id
     v: Literal[1] = field(default_factory=lambda: 1)
 
 

@@ -1,8 +1,8 @@
 """Topic names: one root per fleet, one subtree that a device writes and one that it reads.
 
     tidegate/v1/FLEET/up/DEVICE/{birth,death,hb,inv,reported}    device → gateways
-    tidegate/v1/FLEET/up/DEVICE/probe                   device → nobody: may it?
-    tidegate/v1/FLEET/up/DEVICE/{evt,res}/GATEWAY       device → one gateway: what was stored while there was no way
+    tidegate/v1/FLEET/up/DEVICE/probe                   no receiver: tests whether the device may publish
+    tidegate/v1/FLEET/up/DEVICE/{evt,res}/GATEWAY       device → one gateway: what it stored while offline
     tidegate/v1/FLEET/down/DEVICE/cmd                   gateway → one device
     tidegate/v1/FLEET/down/DEVICE/desired               gateway → one device: what it shall run (retained, signed)
     tidegate/v1/FLEET/down/g/GROUP/desired              gateway → the devices of a group, which a device's own overrides
@@ -11,7 +11,7 @@
 
 A device writes only below `up/DEVICE/` and reads only below `down/DEVICE/` and `gw/`, so two pattern ACL lines at the
 broker cover every device of a fleet. Names are one topic level each: a name with `/`, `+` or `#` in it could write into
-somebody else's subtree, so it is refused here, at start, and not found out by the broker's silence (MQTT 3.1.1 brokers
+another subtree, so it is refused here, at start, and not discovered by the broker's silence (MQTT 3.1.1 brokers
 answer a denied PUBLISH with success).
 """
 
@@ -28,7 +28,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 class DeviceTopic(StrEnum):
-    """What a device says. Each is a register of its own: MQTT orders messages only within one topic and QoS."""
+    """The topics that a device writes. Each is a register of its own: MQTT orders only within one topic and QoS."""
 
     BIRTH = "birth"
     DEATH = "death"
@@ -38,7 +38,7 @@ class DeviceTopic(StrEnum):
 
 
 class StoredTopic(StrEnum):
-    """What a device kept for a gateway: to one of them by name, since only who has taken it can tell it twice."""
+    """The topics of stored messages, to one gateway by name: only the gateway that took one can detect a duplicate."""
 
     EVENT = "evt"
     RESULT = "res"
@@ -87,7 +87,7 @@ class Topics:
         return f"{self.root}/up/{device}/{kind.value}"
 
     def probe(self, device: str) -> str:
-        """Where nobody listens: whether a broker lets this name be spoken for."""
+        """A topic without subscribers, by which a device tests whether the broker lets it publish under this name."""
         return f"{self.root}/up/{device}/probe"
 
     def command(self, device: str) -> str:
@@ -142,7 +142,7 @@ class Topics:
         return device if topic.startswith(prefix) and mine and _NAME.fullmatch(device) else None
 
     def for_rollout(self, device: str, groups: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-        """(filter, QoS) of the documents that say what a device of these groups shall run."""
+        """(filter, QoS) of the desired documents for a device of these groups."""
         return (self.desired(device), 1), *((self.group_desired(group), 1) for group in groups)
 
     def parse_up(self, topic: str) -> tuple[str, DeviceTopic] | None:

@@ -1,10 +1,10 @@
-"""Large messages put together again from their chunks, in memory that the receiver bounded beforehand.
+"""`ChunkAssembly` joins the chunks of large messages within a memory bound that the receiver sets.
 
 A sender announces a size, then sends that many bytes in Chunk frames, with other frames between them. The receiver
 counts the *announced* bytes of everything that is still incomplete, so a peer that announces much and sends nothing
 is refused as early as one that sends it all. Nothing is allocated before it arrives.
 
-Chunks for an id that is not open are the caller's to judge: they may belong to a message that it has just given up.
+The caller judges chunks of an id that is not open: they may belong to a message that it has just given up.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class ChunkAssembly(Generic[Head]):
         """Expect `size_bytes` for `id`.
 
         Raises:
-            TooLarge: more than one message may have.
-            Overloaded: more than all incomplete messages together may have; there is room when others are complete.
-            Violation: the id is open already.
+            TooLarge: the size is over the limit of one message.
+            Overloaded: the size is over what is left for all incomplete messages together.
+            ProtocolViolation: the id is open already.
         """
         if id in self._partials:
             raise ProtocolViolation(f"message {id} announced twice")
@@ -61,7 +61,12 @@ class ChunkAssembly(Generic[Head]):
         self._announced_bytes += size_bytes
 
     def add(self, id: int, piece: bytes) -> tuple[Head, bytes] | None:
-        """The head and the whole message with its last piece, else None. Raises Violation; KeyError when not open."""
+        """The head and the whole message once its last piece is in, else None.
+
+        Raises:
+            ProtocolViolation: the piece does not fit the announced size.
+            KeyError: the id is not open.
+        """
         partial = self._partials[id]
         if not piece or len(partial.received) + len(piece) > partial.announced_bytes:
             raise ProtocolViolation(f"chunks of message {id} do not fit the {partial.announced_bytes} bytes announced")
@@ -72,7 +77,7 @@ class ChunkAssembly(Generic[Head]):
         return partial.head, bytes(partial.received)
 
     def drop(self, id: int) -> None:
-        """Give a message up, if it is open."""
+        """Drop an incomplete message, if the id is open."""
         partial = self._partials.pop(id, None)
         if partial is not None:
             self._announced_bytes -= partial.announced_bytes

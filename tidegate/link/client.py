@@ -1,12 +1,12 @@
-"""The side that wants work done: questions out, answers matched to whoever waits for them.
+"""The client side of a link stream: it sends requests and matches the answers to the calls that wait for them.
 
-Each question has an id, a future and a deadline. It ends in exactly one way: its answer, the other
-side's refusal (rebuilt as the very error that was raised there), DeadlineExceeded when its budget is gone,
-Disconnected when the stream ends, or cancellation. However it ends before an answer, the other side is told to stop
-working on it, unless nothing of it has left yet. What still arrives for it afterwards is ignored: an id that was
-never asked is a violation, one that is over is just late.
+Each question has an id, a future and a deadline. It ends in exactly one way: its answer, the server's refusal (rebuilt
+as the error that was raised there), DeadlineExceeded when its budget is spent, Disconnected when the stream ends, or
+cancellation. If a question ends before its answer, the server is sent a cancel, unless nothing of the question had been
+written yet. Frames that still arrive for the question are ignored: an id that was never used is a protocol violation,
+an id that has ended is only late.
 
-An asker lives for one stream. Whoever dials again makes a new one.
+A client lives for one stream. A new dial makes a new client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.link import frames
 from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
-from tidegate.link.session import Duplex, KeepaliveTiming, LinkLost, LinkSession
+from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
 from tidegate.outcome import CapacityError, DeadlineExceeded, Disconnected, NotSupported, TooLarge, Unreachable
 from tidegate.rpc import link_pb2
 from tidegate.types import Accepted, LoadReport
@@ -36,23 +36,23 @@ _REQUEST_FRAME_BYTES = 96  # without the message
 
 
 class Listener(Protocol):
-    """What an asker tells whoever owns it; called in the order in which it happened."""
+    """The callbacks through which a client reports to its owner, called in the order of the events."""
 
     def greeted(self, greeting: Greeting) -> None: ...
 
     def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
-        """A load that no answer brings to the one who asked: of a refusal, of a late answer, or a frame of its own."""
+        """A load report that comes with no answer to a waiting call: with a refusal, a late answer, or a load frame."""
         ...
 
     def measured(self, rtt_s: float) -> None: ...
 
     def leaving(self, reason: str) -> None:
-        """The other side takes no new requests."""
+        """The server takes no new requests."""
         ...
 
 
 class Question(NamedTuple):
-    """One request as it is asked of one target."""
+    """One request as it is sent to one target."""
 
     message: bytes  # tidegate.oip.ModelInferRequest, serialized
     deadline: float  # an instant
@@ -70,12 +70,12 @@ class _Pending(msgspec.Struct, eq=False):
     on_accepted: Callable[[Accepted], None]
 
 
-class Asker:
-    """A `LinkParty` that asks. `run` exchanges frames until the stream ends; `ask` may be called while `open`."""
+class LinkClient:
+    """The `StreamHandler` that sends requests. `run` lasts until the stream ends; `ask` may be called while `open`."""
 
     def __init__(
         self,
-        duplex: Duplex,
+        stream: MessageStream,
         greeting: Greeting,
         listener: Listener,
         *,
@@ -94,17 +94,17 @@ class Asker:
         self._partials: ChunkAssembly[link_pb2.Answer] = ChunkAssembly(
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
-        self._challenged = False  # has it ever been asked for evidence
+        self._challenged = False  # whether a challenge was ever sent on this stream
         self._evidence: asyncio.Future[bytes] | None = None  # to the newest challenge
         self._closed = "the other side has not said hello yet"
-        self.session = LinkSession(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
+        self.session = LinkSession(stream, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
     def __repr__(self) -> str:
-        return f"<Asker {self._closed or 'open'}, {len(self._pending)} pending, {self.session!r}>"
+        return f"<LinkClient {self._closed or 'open'}, {len(self._pending)} pending, {self.session!r}>"
 
     @property
     def open(self) -> bool:
-        """Whether new questions are taken."""
+        """Whether the stream takes new questions."""
         return not self._closed
 
     @property
@@ -112,14 +112,14 @@ class Asker:
         return len(self._pending)
 
     async def run(self) -> str:
-        """Exchange frames until the stream ends; the reason in words."""
+        """Exchange frames until the stream ends; returns the reason in words."""
         return await self.session.run()
 
     async def ask(self, question: Question) -> AnswerFrame:
-        """The other side's answer.
+        """Send one question and return the server's answer.
 
         Raises:
-            ServeError: what the other side raised; Unreachable when the stream is not open or ends; DeadlineExceeded;
+            ServeError: what the server raised; Unreachable when the stream is not open or ends; DeadlineExceeded;
                 TooLarge for a message over `max_message_bytes` in either direction.
         """
         self._check(question)
@@ -137,10 +137,10 @@ class Asker:
             self._forget(id)
 
     async def evidence(self, nonce: bytes) -> bytes:
-        """What the other side proves of itself, for this nonce. One caller at a time.
+        """The server's attestation evidence for this nonce. One caller at a time.
 
         Raises:
-            NotSupported: it has no evidence, and says why.
+            NotSupported: the server has no evidence; the message has its reason.
             Unreachable: the stream is not open or ends.
         """
         if self._closed:
@@ -197,7 +197,7 @@ class Asker:
         return id, pending
 
     def _expire_at(self, instant: float) -> None:
-        """Look for expired questions then. One timer serves them all: most are answered long before their deadline."""
+        """Set the one timer that expires questions: most of them are answered long before their deadline."""
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry_at = instant
@@ -213,7 +213,7 @@ class Asker:
             self._expire_at(min(pending.deadline for pending in self._pending.values()))
 
     def _withdraw(self, id: int) -> None:
-        """Have the other side stop working on it, if it may have begun."""
+        """Cancel a question on the server, if the server may have begun to work on it."""
         pending = self._pending.get(id)
         if pending is None or (pending.answer.done() and not pending.answer.cancelled()):
             return
@@ -226,14 +226,14 @@ class Asker:
             pending.answer.set_exception(error)
 
     def _forget(self, id: int) -> _Pending | None:
-        """Expect and send no more of it: a large request may be refused before the rest of it has left."""
+        """Expect and send no more of a question: a large one may be refused before all of it has been written."""
         pending = self._pending.pop(id, None)
         if pending is not None:
             self._partials.drop(id)
             self.session.drop(pending.parcel)
         return pending
 
-    # Party
+    # StreamHandler
 
     def hello(self) -> Greeting:
         return self._greeting
@@ -257,7 +257,7 @@ class Asker:
         self._listener.measured(rtt_s)
 
     def ticked(self) -> None:
-        """Nothing of this side gets old."""
+        """The client has nothing to send periodically."""
 
     def ended(self, reason: str) -> None:
         self._closed = reason
@@ -271,7 +271,7 @@ class Asker:
     # frames
 
     def _find(self, id: int) -> _Pending | None:
-        """Who waits for it, if anyone still does. Raises Violation for an id that was never asked."""
+        """The pending question of an id; None if it has ended. Raises ProtocolViolation for an unused id."""
         if not 0 < id <= self._last_id:
             raise ProtocolViolation(f"a frame for request {id}, which was never sent")
         return self._pending.get(id)
@@ -284,7 +284,7 @@ class Asker:
     def _take_answer(self, frame: link_pb2.Answer) -> None:
         pending = self._find(frame.id)
         if pending is None:
-            if frame.HasField("load"):  # the news is as good as if somebody had still waited for the answer
+            if frame.HasField("load"):  # the load report is current, although its answer is late
                 self._listener.loaded(frames.load_of(frame.load), None)
         elif frame.chunked_bytes:
             self._expect(frame)
@@ -298,7 +298,7 @@ class Asker:
             self._give_up(frame.id, exc)
 
     def _give_up(self, id: int, error: Exception) -> None:
-        """Refuse an answer that is too much for us: the other side need not send the rest."""
+        """Refuse an answer that exceeds a bound, so that the server need not send the rest of it."""
         self.session.send(frames.cancel(id))
         self._fail(id, error)
 
@@ -327,7 +327,7 @@ class Asker:
         if not self._challenged:
             raise ProtocolViolation("evidence that nobody asked for")
         if self._evidence is None or self._evidence.done():
-            return  # too late
+            return  # the challenge has ended
         if frame.refusal or not frame.proof:
             self._evidence.set_exception(NotSupported(frame.refusal[:_MOST_WORDS] or "it sent no evidence"))
         else:

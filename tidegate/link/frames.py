@@ -1,12 +1,12 @@
-"""The frames of the link stream, as bytes: what each side writes and how the other reads it back into our own types.
+"""This module writes the frames of the link stream as bytes and reads them back into our own types.
 
-A frame is serialized as an Envelope that holds only it. Protobuf joins messages by concatenating their bytes, so an
-Envelope of many frames is `b"".join(frames)`: whoever has frames ready at the same moment coalesces them without
-touching them again (`outbox.py`).
+A frame is serialized as an Envelope that holds only this frame. Protobuf joins messages by concatenating their bytes,
+so an Envelope of many frames is `b"".join(frames)`: the outbox coalesces frames that are ready at the same moment
+without encoding them again (`outbox.py`).
 
-The other side is hostile until proven otherwise. Everything that no correct peer can send is a `ProtocolViolation` and
-ends the stream; it never costs more than the one Envelope that carried it. Durations travel as unsigned microseconds;
-what does not fit (negative, infinite, NaN) is written as the nearest number that does.
+The other side is untrusted. Everything that no correct peer can send is a `ProtocolViolation` and ends the stream; it
+never costs more than the one Envelope that carried it. Durations travel as unsigned microseconds; a duration that does
+not fit (negative, infinite, NaN) is written as the nearest one that does.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_UINT32 = 2**32 - 1
 
 
 class ProtocolViolation(Exception):
-    """The other side sent what the protocol forbids: the stream is closed, whatever else it carried."""
+    """The other side sent what the protocol forbids, so the stream is closed, whatever else it carried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What one side says of itself in its first frame."""
+    """The first frame of each side: its name, epoch, version and offers."""
 
     name: str
     epoch: int
@@ -47,7 +47,7 @@ class Greeting:
 
 
 class AnswerFrame(NamedTuple):  # one comes with every request: a frozen dataclass takes five times as long to make
-    """One answer, its OIP message still serialized: it belongs to whoever asked."""
+    """One answer with its OIP message still serialized; the caller of `LinkClient.ask` parses it."""
 
     message: bytes
     queue_s: float
@@ -59,7 +59,7 @@ class AnswerFrame(NamedTuple):  # one comes with every request: a frozen datacla
 
 
 def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
-    """The frames of one Envelope. Raises Violation."""
+    """The frames of one Envelope. Raises ProtocolViolation."""
     if not check_envelope(envelope, MAX_FRAMES):
         raise ProtocolViolation(f"more than {MAX_FRAMES} frames in one Envelope, or none that can be read")
     try:
@@ -93,7 +93,7 @@ def request(
     tracestate: str = "",
     chunked_bytes: int = 0,
 ) -> bytes:
-    """A budget that has run out is written as 1 µs, since 0 on the wire means that there is none."""
+    """A request frame. A spent budget is written as 1 µs, since 0 on the wire means that there is no budget."""
     envelope = link_pb2.Envelope()
     frame = envelope.frames.add().request
     frame.id = id
@@ -113,12 +113,12 @@ def request(
     return envelope.SerializeToString()
 
 
-def accepted(id: int, word: Accepted) -> bytes:
+def accepted(id: int, ack: Accepted) -> bytes:
     envelope = link_pb2.Envelope()
     frame = envelope.frames.add().accepted
     frame.id = id
-    frame.queue_ahead = _uint32(word.queue_ahead)
-    frame.finish_in_us = _micros(word.finish_in_s)
+    frame.queue_ahead = _uint32(ack.queue_ahead)
+    frame.finish_in_us = _micros(ack.finish_in_s)
     return envelope.SerializeToString()
 
 
@@ -161,7 +161,7 @@ def cancel(id: int) -> bytes:
 
 
 def load(report: LoadReport, offers: bytes = b"") -> bytes:
-    """`offers` as `encode_offers` wrote them; empty when they did not change."""
+    """A load frame with `offers` as `encode_offers` wrote them; empty if they did not change."""
     envelope = link_pb2.Envelope()
     frame = envelope.frames.add().load
     _write_load(frame, report)
@@ -176,7 +176,7 @@ def ping(sent_at_s: float) -> bytes:
 
 
 def pong(sent_at_us: int) -> bytes:
-    """The other side's own clock, echoed unread."""
+    """A pong frame, which echoes the other side's own clock unread."""
     envelope = link_pb2.Envelope()
     envelope.frames.add().pong.sent_at_us = sent_at_us
     return envelope.SerializeToString()
@@ -203,7 +203,7 @@ def challenge(nonce: bytes) -> bytes:
 
 
 def evidence(proof: bytes, refusal: str = "") -> bytes:
-    """`refusal`: why there is none; the proof is then empty."""
+    """An evidence frame. `refusal` is the reason if there is no evidence; the proof is then empty."""
     envelope = link_pb2.Envelope()
     frame = envelope.frames.add().evidence
     frame.proof = proof
@@ -215,14 +215,14 @@ def evidence(proof: bytes, refusal: str = "") -> bytes:
 
 
 def greeting_of(frame: link_pb2.Hello) -> Greeting:
-    """Raises Violation for another protocol or unreadable offers."""
+    """The greeting in a Hello. Raises ProtocolViolation for another protocol version or unreadable offers."""
     if frame.protocol != PROTOCOL:
         raise ProtocolViolation(f"link protocol {frame.protocol}; this side speaks {PROTOCOL}")
     return Greeting(frame.name, frame.epoch, frame.agent_version, offers_of(frame.offers))
 
 
 def offers_of(raw: bytes) -> tuple[ModelOffer, ...]:
-    """Raises Violation for what is no list of offers."""
+    """The offers in a frame. Raises ProtocolViolation if they are too large or cannot be decoded."""
     if len(raw) > MAX_OFFERS_BYTES:
         raise ProtocolViolation(f"offers of {len(raw)} bytes; at most {MAX_OFFERS_BYTES}")
     try:
@@ -236,16 +236,16 @@ def accepted_of(frame: link_pb2.Accepted) -> Accepted:
 
 
 def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
-    """`message` apart from the frame, because it may have come in chunks."""
+    """An answer from its frame and its message, which is apart because it may have come in chunks."""
     report = load_of(frame.load) if frame.HasField("load") else None
     return AnswerFrame(
-        message,
-        frame.queue_us / 1e6,
-        frame.compute_us / 1e6,
-        frame.batch_size,
-        frame.variant,
-        report,
-        min(frame.queue_us, frame.batch_wait_us) / 1e6,
+        message=message,
+        queue_s=frame.queue_us / 1e6,
+        compute_s=frame.compute_us / 1e6,
+        batch_size=frame.batch_size,
+        variant=frame.variant,
+        load=report,
+        batch_wait_s=min(frame.queue_us, frame.batch_wait_us) / 1e6,  # the batch wait is a part of the queue time
     )
 
 

@@ -1,17 +1,17 @@
-"""What waits to be written on one stream: small frames first, large messages in turns, and all of it coalesced.
+"""The outbox orders and coalesces the frames of one stream: small frames first, large messages in turns.
 
 gRPC from Python costs some 50 µs a message, whatever is in it; frames that are ready at the same moment therefore
-share one Envelope. `take` gives the next one: every small frame that waits (up to `envelope_bytes`), then one chunk
-of one large message, each large message in its turn. So a small frame never waits for more than the Envelope that is
-being written, a 20 MiB body does not starve another, and a busy stream's Envelopes grow by themselves while the cost
-per frame falls.
+share one Envelope. `take` returns the next Envelope: every small frame that waits (up to `envelope_bytes`), then one
+chunk of one large message, each large message in its turn. So a small frame never waits for more than the Envelope that
+is being written, a 20 MiB body does not starve another, and on a busy stream the Envelopes grow by themselves while the
+cost per frame falls.
 
-A parcel is encoded when it leaves, not when it is put in: a budget is what is left *then*, and what was dropped in
-between costs nothing at all.
+A parcel is encoded when it leaves, not when it is put in: its budget is the time that is left *then*, and a parcel that
+was dropped in between costs nothing.
 
-Bounds: callers that bring work wait while `has_room` is False; frames that answer the other side's frames (refusals,
-pongs) cannot wait, so a peer that makes us write and does not read ends up `swamped`, which is a reason to close the
-stream.
+Bounds: callers with new work wait while `has_room` is False. Frames that answer the other side's frames (refusals,
+pongs) cannot wait, so if a peer makes us write and does not read, the outbox becomes `swamped`, which is a reason to
+close the stream.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import msgspec
 
 from tidegate.link.frames import chunk
 
-CHUNK_BYTES = 64 * 1024  # 5 ms on 100 Mbit/s, 100 ms on a 5 Mbit/s uplink: what a small frame may have to wait for
-_FRAME_OVERHEAD_BYTES = 512  # what a small parcel takes here beside its bytes
+CHUNK_BYTES = 64 * 1024  # the wait of a small frame: 5 ms on 100 Mbit/s, 100 ms on a 5 Mbit/s uplink
+_FRAME_OVERHEAD_BYTES = 512  # the memory of a queued small parcel beside its bytes
 
 
 class Parcel(msgspec.Struct, eq=False):  # one goes with every frame: a dataclass takes three times as long to make
@@ -45,7 +45,7 @@ class Parcel(msgspec.Struct, eq=False):  # one goes with every frame: a dataclas
 
 
 class Outbox:
-    """Mutable and pure: `put`, `take`, `drop`. Whoever owns it awaits."""
+    """The queue of parcels of one stream: `put`, `take`, `drop`. It does no IO and never waits; its session does."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether work may be put in. The last message in may be larger than the room that was left."""
+        """Whether new work may be put in. The last message may be larger than the room that was left."""
         return self._small_bytes + self._large_bytes < self._room_bytes
 
     @property
@@ -95,7 +95,7 @@ class Outbox:
             self._small_bytes += parcel.size_bytes + _FRAME_OVERHEAD_BYTES
 
     def drop(self, parcel: Parcel) -> bool:
-        """Write no more of it. True when nothing of it has been written, so the other side need not hear of it."""
+        """Write no more of a parcel. True if nothing of it was written, so that the other side needs no cancel."""
         if parcel.body and not parcel.dropped and parcel in self._large:  # small ones are skipped in their turn
             self._large.remove(parcel)
             self._large_bytes -= len(parcel.body) - parcel.sent_bytes

@@ -1,13 +1,13 @@
-"""The side that does the work: requests in, one task each, answers out.
+"""The server side of a link stream: it takes requests in, runs each as a task, and sends the answers.
 
-`service.py` runs a session for every stream; each has an `Answerer` of its own. A request becomes a `Call` whose
-deadline is its budget from the moment at which it was complete, is checked against the host's manifest like any other
-(the gateway has done so, but a link is a way in for everyone who can dial it), and is answered by `host.infer`.
-Whatever the host raises goes back under its own code.
+`service.py` runs one `LinkServer` for every stream. A request becomes a `Call` whose deadline is its budget, counted
+from the moment at which the request was complete. The call is checked against the host's manifest like any other (the
+gateway has done so, but a link is open to everyone who can dial it) and is answered by `host.infer`. An error that the
+host raises goes back under its own code.
 
-What a peer can make this side spend is bounded: requests under way per stream, bytes of incomplete messages, bytes
-waiting to be written. What goes over is refused, and the stream goes on; what no correct peer sends ends the stream.
-When a stream ends, everything that was being done for it is cancelled: nobody is left to hear the answer.
+The cost that a peer can cause is bounded: requests in progress per stream, bytes of incomplete messages, bytes waiting
+to be written. A request over a bound is refused, and the stream goes on; a frame that no correct peer sends ends the
+stream. When a stream ends, the work in progress for it is cancelled, since no answer could be delivered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.link.attestation_challenge import ChallengeResponder, no_evidence
 from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
-from tidegate.link.session import Duplex, KeepaliveTiming, LinkLost, LinkSession
+from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
 from tidegate.oip.check import checker_of
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
@@ -47,12 +47,12 @@ def _trace_of(frame: link_pb2.Request) -> Mapping[str, str]:
     return {PARENT_KEY: frame.traceparent, STATE_KEY: frame.tracestate[:MOST_STATE]}
 
 
-class Answerer:
-    """A `LinkParty` that answers: one stream, from its greeting to its end."""
+class LinkServer:
+    """The `StreamHandler` that answers requests on one stream, from its greeting to its end."""
 
     def __init__(
         self,
-        duplex: Duplex,
+        stream: MessageStream,
         host: ModelHost,
         *,
         greeting: Callable[[], Greeting],
@@ -79,16 +79,16 @@ class Answerer:
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
         self._peer = ""
-        self._told_offers = b""
+        self._sent_offers = b""
         self._leaving = ""
-        self.session = LinkSession(duplex, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
+        self.session = LinkSession(stream, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
 
     def __repr__(self) -> str:
-        return f"<Answerer for {self._peer or 'nobody yet'}, {len(self._tasks)} under way, {self.session!r}>"
+        return f"<LinkServer for {self._peer or 'ungreeted'}, {len(self._tasks)} under way, {self.session!r}>"
 
     @property
     def peer(self) -> str:
-        """What the other side calls itself; "" before its hello."""
+        """The name that the other side gave in its hello; "" before it."""
         return self._peer
 
     @property
@@ -96,33 +96,33 @@ class Answerer:
         return len(self._tasks)
 
     async def run(self) -> str:
-        """Serve the stream until it ends; the reason in words. Everything done for it has ended when this returns."""
+        """Serve the stream until it ends; returns the reason in words, once all work for the stream has ended."""
         try:
             return await self.session.run()
         finally:
             await cancel_and_wait(*self._tasks.values())
 
     def announce(self) -> None:
-        """Send the load now, with the offers if they changed since this stream last heard them."""
+        """Send the load now, with the offers if they changed since they were last sent on this stream."""
         if not self._peer:
             return
         offers = encode_offers(self._greeting().offers)
-        changed = offers != self._told_offers
-        self._told_offers = offers
+        changed = offers != self._sent_offers
+        self._sent_offers = offers
         self.session.send(frames.load(self._load(), offers if changed else b""))
 
     def leave(self, reason: str) -> None:
-        """Take no new requests; the stream ends when those under way are answered."""
+        """Take no new requests; the stream ends when the requests in progress are answered."""
         self._leaving = reason
         if self._peer:
             self.session.send(frames.goodbye(reason))
         self._end_if_done()
 
-    # Party
+    # StreamHandler
 
     def hello(self) -> Greeting:
         greeting = self._greeting()
-        self._told_offers = encode_offers(greeting.offers)
+        self._sent_offers = encode_offers(greeting.offers)
         return greeting
 
     def handlers(self) -> Mapping[str, Callable[[Any], None]]:
@@ -138,13 +138,13 @@ class Answerer:
         self._peer = greeting.name
 
     def measured(self, rtt_s: float) -> None:
-        """The asking side decides by it; this one does not."""
+        """Only the client side uses the round-trip time."""
 
     def ticked(self) -> None:
         self.announce()
 
     def ended(self, reason: str) -> None:
-        """`run` cancels what is under way."""
+        """`run` cancels the requests in progress."""
 
     # frames
 
@@ -164,7 +164,7 @@ class Answerer:
     def _check_room(self) -> None:
         if self._leaving:
             raise Overloaded(f"leaving: {self._leaving}", retry_after_s=1.0)
-        under_way = len(self._tasks) + len(self._partials)  # also those that never come whole cost something each
+        under_way = len(self._tasks) + len(self._partials)  # an incomplete request has its cost as well
         if under_way >= self._max_concurrent:
             raise Overloaded(f"{under_way} requests of this stream are under way", retry_after_s=0.1)
 
@@ -172,7 +172,7 @@ class Answerer:
         if frame.id not in self._partials:
             if frame.id > self._highest_id:
                 raise ProtocolViolation(f"a chunk of request {frame.id}, which was not announced")
-            return  # of a request that was refused or cancelled: on its way when the sender heard of it
+            return  # of a request that was refused or cancelled while this chunk was on its way
         whole = self._partials.add(frame.id, frame.data)
         if whole is None:
             return
@@ -196,7 +196,7 @@ class Answerer:
     # work
 
     def _begin(self, frame: link_pb2.Request, message: bytes) -> None:
-        """A task of its own for a complete request. The frame's bytes are let go here: a 64 MiB body is held once."""
+        """Start the task of a complete request. The frame's bytes are released here: a 64 MiB body is held once."""
         id, arrived_at = frame.id, clock.now()
         call = Call(
             request=request_from_bytes(message, self._limits),
@@ -206,7 +206,7 @@ class Answerer:
             priority=frame.priority,
             variant=frame.variant,
             headers=_trace_of(frame) if frame.traceparent else {},
-            on_accepted=lambda word: self.session.send(frames.accepted(id, word)),
+            on_accepted=lambda ack: self.session.send(frames.accepted(id, ack)),
         )
         task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")
         self._tasks[id] = task
@@ -230,9 +230,9 @@ class Answerer:
         except ServeError as exc:
             self._refuse(id, exc)
         except LinkLost:
-            return  # nobody is left to hear it
+            return  # the answer cannot be delivered
         except asyncio.CancelledError:
-            if not _cancelled_from_outside():  # something inside the host gave up; the other side must not wait for it
+            if not _cancelled_from_outside():  # something inside the host was cancelled; the client must not wait
                 self._refuse(id, InternalError("the work was cancelled where it was done"))
             raise
         except Exception:

@@ -1,7 +1,7 @@
-"""All link streams of one server: an `Answerer` for each, whoever dialled it, and their common end.
+"""`LinkService` holds all link streams that one process serves: a `LinkServer` for each, and their common drain.
 
-A stream that was dialled here lives as long as its gRPC handler; one that this side dialled is run by whoever dialled.
-`drain` says goodbye on every one and waits.
+A stream that was dialled here lives as long as its gRPC handler; a stream that this side dialled is run by the code
+that dialled it. `drain` sends a goodbye on every stream and waits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.link.attestation_challenge import Attest, ChallengeResponder, no_evidence
 from tidegate.link.client import MAX_MESSAGE_BYTES
 from tidegate.link.frames import Greeting
-from tidegate.link.server import Answerer
-from tidegate.link.session import Duplex, KeepaliveTiming
+from tidegate.link.server import LinkServer
+from tidegate.link.session import KeepaliveTiming, MessageStream
 from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.host import ModelHost
@@ -29,13 +29,13 @@ log = structlog.get_logger(__name__)
 
 
 class LinkService:
-    """All streams of one server. A stream lives as long as its gRPC handler; `drain` says goodbye on each and waits.
+    """All link streams that one process serves.
 
     Args:
         name: "edge/NAME" or "pool/NAME".
-        epoch: the epoch under which `load` reports; asked again for each stream.
+        epoch: the epoch under which `load` reports; read again for each stream.
         max_concurrent: requests under way per stream; more are refused as overloaded.
-        attest: answers challenges; raises ValueError with words where there is no evidence.
+        attest: answers challenges; raises ValueError, with the reason, if there is no evidence.
     """
 
     def __init__(
@@ -62,32 +62,32 @@ class LinkService:
         self._max_concurrent = max_concurrent
         self._limits = limits
         self._max_message_bytes = max_message_bytes
-        self._answerers: set[Answerer] = set()
+        self._servers: set[LinkServer] = set()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._draining = ""
 
     def __repr__(self) -> str:
-        return f"<LinkService {self._name}, {len(self._answerers)} streams{', draining' if self._draining else ''}>"
+        return f"<LinkService {self._name}, {len(self._servers)} streams{', draining' if self._draining else ''}>"
 
     @property
     def streams(self) -> int:
-        return len(self._answerers)
+        return len(self._servers)
 
     @property
     def greeted(self) -> int:
-        """Streams whose other side has said hello: a dial that hangs is a stream, and reaches nobody."""
-        return sum(bool(one.peer) for one in self._answerers)
+        """The number of streams whose other side has sent its hello. A dial that hangs is a stream as well."""
+        return sum(bool(one.peer) for one in self._servers)
 
     @property
-    def roads(self) -> dict[str, str]:
-        """Who has said hello, and who dialled: "direct" for them, "dialled out" for this side."""
-        return {one.peer: "dialled out" if one.dialled else "direct" for one in self._answerers if one.peer}
+    def paths(self) -> dict[str, str]:
+        """Each peer that has sent its hello: "direct" if the peer dialled, "dialled out" if this side did."""
+        return {one.peer: "dialled out" if one.dialled else "direct" for one in self._servers if one.peer}
 
     @property
     def callers(self) -> frozenset[str]:
-        """Who has dialled this side and said hello: "gateway/NAME"."""
-        return frozenset(one.peer for one in self._answerers if one.peer and not one.dialled)
+        """The peers that have dialled this side and sent their hello: "gateway/NAME"."""
+        return frozenset(one.peer for one in self._servers if one.peer and not one.dialled)
 
     @property
     def draining(self) -> bool:
@@ -95,55 +95,63 @@ class LinkService:
 
     @property
     def under_way(self) -> int:
-        """Requests that are being worked on, over all streams."""
-        return sum(answerer.under_way for answerer in self._answerers)
+        """The number of requests in progress, over all streams."""
+        return sum(server.under_way for server in self._servers)
 
     def announce(self) -> None:
-        """Send the load, and the offers where they changed, to every stream now."""
-        for answerer in tuple(self._answerers):
-            answerer.announce()
+        """Send the load to every stream now, and the offers if they changed."""
+        for server in tuple(self._servers):
+            server.announce()
 
     async def drain(self, reason: str) -> None:
-        """Say goodbye on every stream and return when what was under way is answered and the streams have ended."""
+        """Send a goodbye on every stream; return when requests in progress are answered and all streams have ended."""
         self._draining = reason
-        for answerer in tuple(self._answerers):
-            answerer.leave(reason)
+        for server in tuple(self._servers):
+            server.leave(reason)
         await self._all_gone.wait()
 
-    async def serve(self, duplex: Duplex, asker: bytes | None = None) -> str:
-        """Answer on one stream, whoever dialled it, until it ends; the reason in words.
+    async def serve(self, stream: MessageStream, peer_certificate: bytes | None = None) -> str:
+        """Serve one stream, whichever side dialled it, until it ends; returns the reason in words.
 
         Args:
-            asker: the certificate, PEM, that TLS has verified at the other end.
+            peer_certificate: the certificate, PEM, that TLS has verified at the other end.
         """
-        return await self.run(self.answerer(duplex, asker))
+        return await self.run(self.server_for(stream, peer_certificate))
 
-    def answerer(self, duplex: Duplex, asker: bytes | None = None, *, dialled: bool = False) -> Answerer:
-        """The party for one stream, for `run`. Args: asker: as in `serve`; dialled: whether this side did."""
-        return Answerer(
-            duplex,
+    def server_for(
+        self, stream: MessageStream, peer_certificate: bytes | None = None, *, dialled: bool = False
+    ) -> LinkServer:
+        """The server side of one stream, for `run`.
+
+        Args:
+            peer_certificate: as in `serve`.
+            dialled: whether this side dialled the stream.
+        """
+        return LinkServer(
+            stream,
             self._host,
             greeting=self._greeting,
             load=self._load,
             heartbeat=self._heartbeat,
             max_concurrent=self._max_concurrent,
             max_message_bytes=self._max_message_bytes,
-            challenged=ChallengeResponder(self._attest, asker),
+            challenged=ChallengeResponder(self._attest, peer_certificate),
             limits=self._limits,
             dialled=dialled,
         )
 
-    async def run(self, answerer: Answerer) -> str:
-        """Answer on its stream until it ends; the reason in words."""
+    async def run(self, server: LinkServer) -> str:
+        """Serve the stream of `server` until it ends; returns the reason in words."""
         if self._draining:
-            return f"leaving: {self._draining}"  # without a hello, so that nobody takes it for a target that is up
-        self._answerers.add(answerer)
+            # before any hello, so that no peer takes this process for a target that is up
+            return f"leaving: {self._draining}"
+        self._servers.add(server)
         self._all_gone.clear()
         try:
-            return await answerer.run()
+            return await server.run()
         finally:
-            self._answerers.discard(answerer)
-            if not self._answerers:
+            self._servers.discard(server)
+            if not self._servers:
                 self._all_gone.set()
 
     def add_to(self, server: grpc.aio.Server) -> Self:

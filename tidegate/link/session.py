@@ -1,16 +1,16 @@
-"""One stream, alive or dead: frames in, frames out, and a heartbeat that finds a silent link in seconds.
+"""A session runs one link stream: it exchanges frames, and its heartbeat finds a silent link within seconds.
 
-Both ends run the same session, whoever dialled: each says Hello first, then exchanges frames until the stream ends.
-What the frames mean is its `LinkParty`'s business (`client.py`, `server.py`); the session greets, pings, measures the
-round trip, writes what waits in the outbox, and ends when
+Both ends run the same session, whichever side dialled: each sends Hello first, then exchanges frames until the stream
+ends. What the frames mean is decided by the session's `StreamHandler` (`client.py`, `server.py`); the session greets,
+pings, measures the round trip, writes what waits in the outbox, and ends when
 
 - the other side closes the stream, or its transport fails (`LinkLost`),
 - the other side breaks the protocol (`ProtocolViolation`) or makes us write without reading,
-- `silent_ticks` heartbeats pass in which nothing at all was heard: a half-open TCP connection, a stopped process, a
-  cable pulled. TCP would take minutes to say so (gRPC's own keepalive some 15 s; it is the second line).
+- `silent_ticks` heartbeats pass in which nothing at all was received: a half-open TCP connection, a stopped process, a
+  pulled cable. TCP would take minutes to notice (gRPC's own keepalive some 15 s; it is the second line of defence).
 
 Silence is counted in our own ticks and not in seconds, so a process that was itself suspended, or starved for a while,
-does not declare every healthy link dead on waking up: it hears what arrived meanwhile before the next tick.
+does not declare every healthy link dead on waking up: it reads what arrived meanwhile before the next tick.
 
 Source: heartbeats on the data path as in AMQP 0-9-1 §4.2.7; h11 for "the stream's end is a value with a reason".
 """
@@ -37,7 +37,7 @@ class LinkLost(Exception):
     """The transport below the stream failed; the message says how."""
 
 
-class Duplex(Protocol):
+class MessageStream(Protocol):
     """A message stream in both directions, dialled by either side."""
 
     async def read(self) -> bytes | None:
@@ -45,17 +45,17 @@ class Duplex(Protocol):
         ...
 
     async def write(self, message: bytes) -> None:
-        """Returns when the transport took it. Raises LinkLost."""
+        """Return once the transport has taken the message. Raises LinkLost."""
         ...
 
 
-class LinkParty(Protocol):
-    """What a side does with a stream. None of these awaits; each may raise Violation."""
+class StreamHandler(Protocol):
+    """One side's part in a stream. None of these methods awaits; each may raise ProtocolViolation."""
 
     def hello(self) -> Greeting: ...
 
     def handlers(self) -> Mapping[str, Callable[[Any], None]]:
-        """What to do with each kind of frame; a kind that is missing here is forbidden to the other side."""
+        """The handler of each kind of frame; a kind that is missing here is forbidden to the other side."""
         ...
 
     def greeted(self, greeting: Greeting) -> None: ...
@@ -63,7 +63,7 @@ class LinkParty(Protocol):
     def measured(self, rtt_s: float) -> None: ...
 
     def ticked(self) -> None:
-        """A heartbeat: a moment to send what should not be older than that."""
+        """A heartbeat has passed: the moment to send what must not be older than one heartbeat."""
         ...
 
     def ended(self, reason: str) -> None: ...
@@ -78,11 +78,13 @@ class KeepaliveTiming:
 
 
 class LinkSession:
-    """Runs one stream for a party; `run` returns why it ended and never raises but for cancellation and defects."""
+    """Runs one stream for a handler; `run` returns why it ended and raises only on cancellation and defects."""
 
-    def __init__(self, duplex: Duplex, party: LinkParty, *, heartbeat: KeepaliveTiming, outbox: Outbox) -> None:
-        self._duplex = duplex
-        self._party = party
+    def __init__(
+        self, stream: MessageStream, handler: StreamHandler, *, heartbeat: KeepaliveTiming, outbox: Outbox
+    ) -> None:
+        self._stream = stream
+        self._handler = handler
         self._heartbeat = heartbeat
         self._outbox = outbox
         self._handlers: dict[str, Callable[[Any], None]] = {}
@@ -103,7 +105,7 @@ class LinkSession:
             f"<LinkSession {self._peer or 'ungreeted'}, rtt {rtt}, silent ticks {self._silent_ticks}, {self._outbox!r}>"
         )
 
-    # for the party
+    # for the handler
 
     @property
     def has_room(self) -> bool:
@@ -114,21 +116,21 @@ class LinkSession:
         return self._outbox.chunk_bytes
 
     def post(self, parcel: Parcel) -> None:
-        """Have it written soon. Bring work only while `has_room`; `room` waits for that."""
+        """Queue a parcel for writing. Post work only while `has_room`; `room` waits for that."""
         self.frames_sent += 1
         self._outbox.put(parcel)
         self._work.set()
 
     def send(self, frame: bytes) -> None:
-        """Have one finished frame written soon."""
+        """Queue one encoded frame for writing."""
         self.post(Parcel(lambda _now: frame, len(frame)))
 
     def drop(self, parcel: Parcel) -> bool:
-        """Write no more of it; True when nothing of it had left."""
+        """Write no more of a parcel; True if nothing of the parcel had been written."""
         return self._outbox.drop(parcel)
 
     async def room(self) -> None:
-        """Return when there is room for one more message; waiters go in turn. Raises LinkLost when the stream ends."""
+        """Wait until there is room for one more message, in order of arrival. Raises LinkLost when the stream ends."""
         while not self._outbox.has_room:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -138,15 +140,15 @@ class LinkSession:
                 self._make_room()  # wakes the next even if this one was cancelled in its turn
 
     def finish(self, reason: str) -> None:
-        """End the stream once all that waits has been written."""
+        """End the stream once everything queued has been written."""
         self._finishing = reason
         self._work.set()
 
-    # the stream's life
+    # running
 
     async def run(self) -> str:
-        """Exchange frames until the stream ends; the reason in words."""
-        self.send(frames.hello(self._party.hello()))
+        """Exchange frames until the stream ends; returns the reason in words."""
+        self.send(frames.hello(self._handler.hello()))
         self._ping()
         reason = "this side closed the stream"
         try:
@@ -160,13 +162,13 @@ class LinkSession:
         return reason
 
     def _end(self, reason: str) -> None:
-        self._party.ended(reason)
+        self._handler.ended(reason)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(LinkLost(reason))
 
     async def _read(self) -> str:
-        while (envelope := await self._duplex.read()) is not None:
+        while (envelope := await self._stream.read()) is not None:
             self._silent_ticks = 0
             for frame in frames.parse(envelope):
                 self._take_in(frame)
@@ -184,7 +186,7 @@ class LinkSession:
             if envelope := self._outbox.take(clock.now()):
                 self._make_room()
                 self.envelopes_sent += 1
-                await self._duplex.write(envelope)
+                await self._stream.write(envelope)
 
     async def _beat(self) -> str:
         interval_s = self._heartbeat.interval_s
@@ -193,7 +195,7 @@ class LinkSession:
             self._silent_ticks += 1
             self._ping()
             if self._peer:
-                self._party.ticked()
+                self._handler.ticked()
         return f"silent for {self._silent_ticks} heartbeats of {interval_s:g} s"
 
     def _take_in(self, frame: link_pb2.Frame) -> None:
@@ -205,16 +207,16 @@ class LinkSession:
             self._greet(frames.greeting_of(frame.hello))
         elif not self._peer:
             raise ProtocolViolation(f"{kind or 'an unknown frame'} before hello")
-        elif kind is not None:  # None: a kind of frame from a newer peer, which it may send and we may ignore
+        elif kind is not None:  # None: a kind of frame that only a newer peer knows; it is ignored
             raise ProtocolViolation(f"a {kind} frame, which this side does not take")
 
     def _greet(self, greeting: Greeting) -> None:
         self._peer = greeting.name or "unnamed"
-        self._handlers = {"ping": self._answer_ping, "pong": self._take_pong, **self._party.handlers()}
-        self._party.greeted(greeting)
+        self._handlers = {"ping": self._answer_ping, "pong": self._take_pong, **self._handler.handlers()}
+        self._handler.greeted(greeting)
 
     def _ping(self) -> None:
-        """At most one ping waits to be written: on a link that stands still they must not pile up."""
+        """Queue a ping, unless one is queued already: pings must not pile up on a stalled link."""
         if not self._ping_waits:
             self._ping_waits = True
             self.post(Parcel(self._leaving_ping, _PING_BYTES))
@@ -224,7 +226,7 @@ class LinkSession:
         return frames.ping(now)
 
     def _answer_ping(self, ping: link_pb2.Ping) -> None:
-        """Only the newest ping is worth a pong, so a flood of them queues one frame."""
+        """Answer only the newest ping, so a flood of pings queues one frame."""
         if self._pong_us is None:
             self.post(Parcel(self._leaving_pong, _PING_BYTES))
         self._pong_us = ping.sent_at_us
@@ -235,20 +237,20 @@ class LinkSession:
 
     def _take_pong(self, pong: link_pb2.Pong) -> None:
         rtt_s = clock.now() - pong.sent_at_us / 1e6
-        if rtt_s >= 0.0:  # the echo is hostile too
+        if rtt_s >= 0.0:  # the echoed time is untrusted, too
             self._rtt_s = rtt_s
-            self._party.measured(rtt_s)
+            self._handler.measured(rtt_s)
 
     def _make_room(self) -> None:
         while self._waiters and self._outbox.has_room:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                return  # it makes room for the next when it has had its turn
+                return  # this waiter wakes the next one after its turn
 
 
 async def first_of(*work: Coroutine[Any, Any, str], names: tuple[str, ...]) -> str:
-    """What the first to end returned or raised; the others are cancelled and have ended when this returns."""
+    """Return or raise the result of the first coroutine to end; the others are cancelled and have ended by then."""
     tasks = [asyncio.create_task(part, name=name) for part, name in zip(work, names, strict=True)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

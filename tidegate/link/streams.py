@@ -1,7 +1,7 @@
-"""The link's gRPC method, and a stream of it as a `Duplex` from either end.
+"""The gRPC method of the link, with the `MessageStream` of the end that dialled and of the end that serves.
 
 Messages pass through gRPC as bytes: the session reads and writes Envelopes itself (`frames.py`). Every way in which
-gRPC says that a stream is gone becomes a `LinkLost` here, with the status and its details in words.
+gRPC reports a lost stream becomes a `LinkLost` here, with the status and its details in words.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ METHOD: Final = "Exchange"
 PATH: Final = f"/{SERVICE}/{METHOD}"
 MAX_ENVELOPE_BYTES: Final = 8 * 1024 * 1024
 
-# A stream's own heartbeat finds a silent link first; these find it where only the transport is left, and keep a
-# dialler from waiting out gRPC's default backoff of up to two minutes after the far side is back.
+# The session's own heartbeat finds a silent link first; these options find one that has only its transport left, and
+# keep a dialler from waiting out gRPC's default backoff of up to two minutes after the far side is back.
 DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 250),
-    # Despite its name, what one attempt may take, with TCP's, TLS's and HTTP/2's greetings: 250 ms of it kept every
-    # link of more than 125 ms round trip (a satellite, a busy cell) from ever coming up.
+    # Despite its name, the time of one attempt, with the handshakes of TCP, TLS and HTTP/2: at 250 ms no link of more
+    # than 125 ms round trip (a satellite, a busy cell) ever came up.
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, never a share in a half-open one
@@ -39,7 +39,7 @@ DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
 
 
 class DialledStream:
-    """The end that dialled."""
+    """The stream as the end that dialled sees it."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         dial = channel.stream_stream(PATH, None, None)
@@ -65,8 +65,11 @@ class DialledStream:
             raise LinkLost("the other side closed the stream") from None
 
     def close(self) -> None:
-        """Give the stream up, for good. The call goes as well: it keeps its connection for as long as it exists, and
-        this object, part of a session's reference cycle, exists until the garbage collector comes by."""
+        """Cancel the stream for good.
+
+        The call is deleted as well: it keeps its connection for as long as it exists, and this object, part of a
+        session's reference cycle, exists until the garbage collector runs.
+        """
         self._call.cancel()
         del self._call
 
@@ -77,7 +80,7 @@ class DialledStream:
 
 
 class ServedStream:
-    """The end that was dialled; `open` makes it."""
+    """The stream as the end that was dialled sees it; made by `open`."""
 
     def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         self._context = context

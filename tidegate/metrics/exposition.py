@@ -1,7 +1,7 @@
-"""What a scrape gets: all families of a process, in the format that was asked for.
+"""The answer to a scrape: all families of a process, in the format that the scraper accepts.
 
-A scraper that accepts OpenMetrics gets it, with exemplars; everybody else the classic text format. Beside a process's
-own families there are those of the process itself: resident memory, CPU time, open files (`process_…`).
+A scraper that accepts OpenMetrics gets it, with exemplars; every other scraper gets the classic text format. Beside a
+process's own families there are those of the process itself: resident memory, CPU time, open files (`process_…`).
 
 Where several gateways share one address, `sharing` merges what all of them counted (`sharing.py`).
 """
@@ -50,7 +50,7 @@ class Exposition:
             yield from self._sharing.merged(list(self.own()))
 
     def own(self) -> Iterator[Metric]:
-        """What this process alone has to say."""
+        """The families of this process alone."""
         for source in self._sources:
             yield from source()
         yield from self._process.collect()

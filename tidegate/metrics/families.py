@@ -1,7 +1,7 @@
-"""Rows of numbers as Prometheus families: the one place where processes' counts meet the client library's types.
+"""Turns rows of numbers into Prometheus families: the only module that uses the types of the client library.
 
 Each function makes one family from rows of (label values, number); a row has as many values as there are labels.
-Needs prometheus-client, which an edge or a pool has only where somebody set `metrics_port`.
+Needs prometheus-client, which an edge or a pool needs only if `metrics_port` is set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A door for Prometheus: `GET /metrics` over plain HTTP/1.1, and nothing else.
+"""A port for Prometheus: `GET /metrics` over plain HTTP/1.1, and nothing else.
 
 A pool installs without an HTTP server, and a scrape every few seconds needs none: one request a connection, answered
-and closed. Whatever comes is bounded: a request head of MOST_BYTES within READ_S, and at most MOST_AT_ONCE connections.
+and closed. Requests are bounded: a request head of MOST_BYTES within READ_S, and at most MOST_AT_ONCE connections.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ScrapeServer:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises OSError where the port is taken."""
+        """Raises OSError if the port is taken."""
         self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=MOST_BYTES)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
@@ -57,7 +57,7 @@ class ScrapeServer:
                 writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
                 await writer.drain()
         except (OSError, TimeoutError):
-            pass  # whoever asked is gone, or never asked
+            pass  # the scraper has gone, or sent nothing
         finally:
             self._inside -= 1
             writer.close()

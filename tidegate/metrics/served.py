@@ -1,7 +1,7 @@
-"""What a target counts of the requests that it served: outcomes, stage times, and who is inside.
+"""The counts of a target over its served requests: outcomes, stage times, and requests in progress.
 
 Pure, and without the client library, so that an edge or a pool counts at the cost of a few additions whether or not
-anybody will ever scrape it; `serving.py` makes the families. Models are those that are served here, so labels are
+it is ever scraped; `serving.py` makes the families. Models are those that are served here, so labels are
 bounded by the repository.
 """
 

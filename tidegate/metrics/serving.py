@@ -1,4 +1,4 @@
-"""A target's own requests as families, the same for edges and pools but for the prefix; Triton's names with them."""
+"""A target's own requests as families, the same for edges and pools except for the prefix, with Triton's names."""
 
 from __future__ import annotations
 

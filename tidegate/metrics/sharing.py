@@ -1,4 +1,4 @@
-"""Several processes that answer one scrape together: each leaves its snapshot in a folder, whoever is asked adds up.
+"""Merges the metrics of several processes: each leaves its snapshot in a folder, and the scraped process adds them up.
 
 Behind one address a scrape reaches any of the gateways, and the next one another: each must answer for all, and no
 counter may ever be seen to fall, since Prometheus takes that for a restart and counts everything anew.
@@ -7,15 +7,16 @@ counter may ever be seen to fall, since Prometheus takes that for a restart and 
                            `departed.json`, once
     gauges                 those of living processes, each with its `pid`
 
-Who lives is known by a lock on a file of its own, which the kernel gives back when a process ends, however it ends: no
-pid that was used again and no clock can deceive it. A process writes its snapshot every `EVERY_S` and before each of
-its own answers, so that nobody who is asked next says less than was said before; others' numbers are that old at most.
+A process is known to live by a lock on a file of its own, which the kernel gives back when a process ends, however it
+ends: no pid that was used again and no clock can deceive it. A process writes its snapshot every `EVERY_S` and before
+each of its own answers, so that the next answer, of whichever process, is never less than an earlier one; others'
+numbers are that old at most.
 
-A crash between writing `departed.json` and removing what was folded into it counts nothing twice: the file names whom
-it holds. Files appear whole or not at all (written beside, then renamed).
+A crash between writing `departed.json` and removing what was folded into it counts nothing twice: the file names the
+processes that it holds. Files appear whole or not at all (written beside, then renamed).
 
 Invariants: for every counter, no answer of any process is less than an earlier answer of any other, as long as the
-folder is kept. Whatever cannot be read as a snapshot is passed over, and said in the log.
+folder is kept. A file that cannot be read as a snapshot is skipped, with a line in the log.
 How it can be wrong: processes must be on one machine, for the lock. A folder that several deployments share adds up
 what does not belong together.
 
@@ -38,6 +39,7 @@ from prometheus_client.samples import Exemplar, Sample
 
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.storage.atomic_file import write_atomically
 
 EVERY_S: Final = 1.0
 MOST_BYTES: Final = 32 * 2**20  # of one snapshot
@@ -69,7 +71,7 @@ class _Family(msgspec.Struct, array_like=True):
 
 class _Snapshot(msgspec.Struct):
     families: list[_Family]
-    folded: list[str] = []  # of `departed.json`: the processes whose last word is in it
+    folded: list[str] = []  # of `departed.json`: the processes whose last snapshot is in it
 
 
 class SharedMetrics:
@@ -88,9 +90,9 @@ class SharedMetrics:
         self._task = OwnedTask(self._keep_writing, name="metrics snapshots")
 
     async def __aenter__(self) -> Self:
-        """Raises OSError where the folder cannot be used."""
+        """Raises OSError if the folder cannot be used."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(self._folder / _LOCK)  # nobody is folding who had this pid before
+        lock = _locked(self._folder / _LOCK)  # no process with this pid is being folded now
         try:
             self._life = _locked(self._folder / f"{self._name}.life")
             (self._folder / f"{self._name}.json").unlink(missing_ok=True)
@@ -102,7 +104,7 @@ class SharedMetrics:
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
         try:
-            self._write(list(self.own()))  # the last word; whoever is asked next folds it
+            self._write(list(self.own()))  # the last snapshot; the next scraped process folds it
         except OSError as why:
             log.warning("the last metrics were not left for others", folder=str(self._folder), error=str(why))
         if self._life is not None:
@@ -146,7 +148,7 @@ class SharedMetrics:
                 if not self._is_over(name):
                     living.append((name, _read(path)))
                 elif name in departed.folded:
-                    path.unlink()  # somebody was interrupted between folding it and this
+                    path.unlink()  # another process was interrupted between folding it and this
                 else:
                     ended.append(name)
             departed = self._fold(departed, ended)
@@ -171,7 +173,7 @@ class SharedMetrics:
         return departed
 
     def _is_over(self, name: str) -> bool:
-        """Whether nobody holds its life's lock."""
+        """Whether the process has ended, so that its lock is free."""
         try:
             held = os.open(self._folder / f"{name}.life", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -280,6 +282,4 @@ def _read(path: Path) -> _Snapshot | None:
 
 
 def _put(path: Path, snapshot: _Snapshot) -> None:
-    beside = path.with_suffix(f".{os.getpid()}.new")
-    beside.write_bytes(msgspec.json.encode(snapshot))
-    beside.replace(path)
+    write_atomically(path, msgspec.json.encode(snapshot), durable=False)  # every second, and for living processes only

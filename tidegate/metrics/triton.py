@@ -1,7 +1,7 @@
-"""Triton's names for what all three processes count: a compatibility view of `ModelStatistics`.
+"""Triton's metric names for the counts of all three processes: a compatibility view of `ModelStatistics`.
 
-Dashboards, autoscalers and perf_analyzer made for Triton work unchanged. The durations are those that are measured
-here: nothing splits input and output from compute, so those two counters are not there.
+Dashboards, autoscalers and perf_analyzer made for Triton work unchanged. The durations are our own
+measurements: nothing splits input and output from compute, so those two counters are not there.
 
 Source: triton-inference-server/core, src/metrics.cc; docs/design/metrics.md, "Triton's names".
 """
@@ -37,7 +37,7 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...]] =
 
 
 def failure_reason(outcome: Outcome) -> str:
-    """Triton's word for how a request failed."""
+    """Triton's name for the reason of a failure."""
     return _REASON.get(outcome, "OTHER")
 
 

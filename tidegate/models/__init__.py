@@ -1,1 +1,5 @@
-"""The model repository: folders with a manifest that says what a model takes, gives, costs and where it may run."""
+"""Models as files and as numbers: manifests, the repository, the work of a request, packing and confidence.
+
+Every process imports `Manifest` and `Repository`. Running a model is `tidegate/engines`; building and converting one is
+`tidegate/tools/build`.
+"""

@@ -1,8 +1,8 @@
 """The manifest of one model version: `model.yaml`, the single place that says what a model takes, gives and costs.
 
-Everyone reads it and nobody guesses: the gateway checks requests against its shapes and bounds (so that a bad tensor
-never reaches batch-mates) and prices them by its cost feature; edge and pool pick the variant they may run and find
-its artefact.
+Every process reads it, so that none has to guess: the gateway checks requests against its shapes and bounds (so that a
+bad tensor never reaches batch-mates) and prices them by its cost feature; edge and pool pick the variant they may run
+and find its artefact.
 
 Axes are named once and used in shapes, so `[batch, sequence]` on two inputs means that both must agree. Work is
 counted in the unit of `cost.feature`; a variant's `max_tokens` bounds the longest row (last axis of the cost input)
@@ -101,7 +101,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Triton's: what becomes of those who wait at one level of priority. See docs/models.md."""
+    """The queue policy of one priority level, as in Triton. See docs/models.md."""
 
     max_queue_size: int = 0  # how many of them may wait; 0: only the limit of the whole queue counts
     timeout_action: TimeoutAction = "REJECT"
@@ -116,7 +116,7 @@ class Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     max_work: int | None = None
     max_queue_delay_s: float = 0.0
     max_queue_size: int = 256
-    policy: BatchingPolicy = "deadline"  # who forms a batch, and when; see docs/models.md
+    policy: BatchingPolicy = "deadline"  # how batches are formed; see docs/models.md
     preferred_batch_size: tuple[int, ...] = ()  # rows of batches that the policy `window` does not hold back
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: dict[int, QueuePolicy] = {}  # by level, 1 to 4, instead of the default
@@ -132,7 +132,7 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     input_ids: str
     attention_mask: str
     output: str
-    sha256: str = ""  # of the tokenizer; "": nobody noted it, and it is not checked
+    sha256: str = ""  # of the tokenizer; "": not recorded, and not checked
 
 
 class Confidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -143,11 +143,11 @@ class Confidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     threshold: float  # above 0, up to 1; what is below it is escalated
     softmax: bool = False  # whether the output holds scores that are no probabilities yet
     max_share: float = 0.5  # of the answers, at most so many are escalated in the long run: the others are provisional
-    unsure: Unsure = "accept"  # what a device does for its local callers, who have nobody better: docs/offline.md
+    unsure: Unsure = "accept"  # what a device does for its local callers, which have no better target: docs/offline.md
 
 
 class Stateful(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A model that remembers: what it leaves in an output is the next request's input, within a sequence of the OIP.
+    """A stateful model: what it leaves in an output is the next request's input, within a sequence of the OIP.
 
     The state inputs are optional ones; the first request of a sequence gets zeros.
     """
@@ -176,7 +176,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     require: Literal["attested"] | None = None  # which targets may see its requests; a caller may ask for more
     confidence: Confidence | None = None
     sequence: Stateful | None = None
-    modality: Modality | None = None  # under which models share a device; by default told by the cost's feature
+    modality: Modality | None = None  # under which models share a device; by default derived from the cost's feature
 
     def variant(self, name: str) -> Variant | None:
         return next((variant for variant in self.variants if variant.name == name), None)
@@ -195,7 +195,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def kind(self) -> Modality:
-        """Its modality: as it says, or by how its work is counted."""
+        """The modality: as configured, or derived from how its work is counted."""
         by_feature: dict[Feature, Modality] = {"tokens": "text", "pixels": "image"}
         return self.modality or by_feature.get(self.cost.feature, "other")
 

@@ -31,7 +31,7 @@ Lengths = NDArray[np.int64]
 
 
 class Packing(msgspec.Struct, frozen=True, array_like=True):
-    """What of one variant is packed: the names of inputs and outputs that have the axis, and of those that say how."""
+    """The packing of one variant: the inputs and outputs with the packed axis, and the inputs that describe it."""
 
     lengths: str
     mask: str

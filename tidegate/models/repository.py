@@ -2,9 +2,9 @@
 
     ROOT/NAME/VERSION/model.yaml      what the version takes, gives and costs (`manifest.py`)
     ROOT/NAME/VERSION/ARTEFACT        one file per variant; a gateway's repository may lack them
-    ROOT/NAME/VERSION/tokenizer.json  where the model takes text
+    ROOT/NAME/VERSION/tokenizer.json  if the model takes text
 
-Reading is strict. A key that nobody knows is most often a misspelt one whose default then silently applies, so it is
+Reading is strict. An unknown key is most often a misspelt one whose default then silently applies, so it is
 an error, as is a second key of the same name, a value of the wrong type, and all that `validate.py` finds. Each error
 names the file, the key and the value. A folder whose name starts with a dot is no model: builds and copies in progress
 live in those and are renamed when they are complete, so a version that can be seen is whole.
@@ -12,14 +12,13 @@ live in those and are renamed when they are complete, so a version that can be s
 A manifest may come from anywhere: its text is bounded in size and depth, and has no aliases, a dozen lines of which can
 stand for billions of values.
 
-Digests are checked when somebody asks (`verify`), not on each read: a gateway has no artefacts to check.
-The folders are read once, on first use; `reload` forgets what was read.
+Digests are checked by `verify` and not on each read: a gateway has no artefacts to check.
+The folders are read once, on first use; a new repository object reads them again.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -32,6 +31,7 @@ from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import Manifest, Text, Variant
 from tidegate.models.validate import problems
 from tidegate.outcome import ModelNotFound
+from tidegate.storage.atomic_file import write_atomically
 
 MANIFEST_FILE = "model.yaml"
 MAX_MANIFEST_BYTES = 1024 * 1024
@@ -86,10 +86,6 @@ class Repository:
         """Raise RepositoryError unless a text model has its tokenizer, with the digest that the manifest names."""
         if manifest.text is not None:
             verify_tokenizer(self.folder(manifest) / manifest.text.tokenizer, manifest.text)
-
-    def reload(self) -> None:
-        """Read the folders again on the next use."""
-        self._manifests = None
 
     def _not_found(self, name: str, version: str) -> str:
         versions = [one.version for one in self.manifests() if one.name == name]
@@ -146,9 +142,7 @@ def save_manifest(folder: Path, manifest: Manifest) -> Path:
     if found := problems(manifest):
         raise RepositoryError("\n".join(f"{path}: {problem}" for problem in found))
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{MANIFEST_FILE}.{os.getpid()}"
-    temporary.write_text(manifest_text(manifest), encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, manifest_text(manifest).encode())
     return path
 
 
@@ -217,7 +211,7 @@ def _convert(raw: dict[Any, Any], source: Path) -> Manifest:
 
 
 def _explain(raw: dict[Any, Any], error: msgspec.ValidationError) -> str:
-    """msgspec says what was expected and where; an author also wants the value, and the key that was meant."""
+    """msgspec reports what was expected and where; this adds the value, and the key that was probably meant."""
     match = _AT.match(str(error))
     assert match is not None  # the pattern matches any text
     what, steps = match["what"], _STEP.findall(match["path"] or "")

@@ -1,11 +1,11 @@
-"""What a manifest must hold beyond the types of its keys: every name that it mentions exists, every range is a range.
+"""Validates a manifest beyond the types of its keys: every name that it mentions exists, every range is a range.
 
 Types are checked when the YAML is read (`repository.py`). What is left are the mistakes that types cannot see and that
 would otherwise surface far away, as a request that no target takes: an axis that is not declared, a cost input that is
 no input, text fields that name no tensor, an artefact that points outside of its folder.
 
 All problems are found in one go, each as one sentence that starts with the key and holds the value, so that an author
-fixes a manifest once. An empty result is a valid manifest. Pure: whether the files exist is the repository's question.
+fixes a manifest once. An empty result is a valid manifest. Pure: the repository checks whether the files exist.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _classes(name: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _longest_row(manifest: Manifest, name: str) -> int | None:
-    """The most elements that a row of input `name` may have; None when nothing says so."""
+    """The most elements that a row of input `name` may have; None without a bound."""
     for tensor in manifest.inputs:
         if tensor.name == name and tensor.shape:
             last = tensor.shape[-1]

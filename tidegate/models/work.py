@@ -1,4 +1,4 @@
-"""How much work a request is: its cost feature, its rows and its longest row, and its answer's size, from shapes alone.
+"""Computes the work of a request (cost feature, rows, longest row, answer size) from shapes alone.
 
 No tensor is decoded: the gateway prices a request it only passes on.
 """
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.types import InferRequest, Tensor
 
-_TEXT_BYTES: Final = 16  # of one BYTES element, whose own length nobody knows before
+_TEXT_BYTES: Final = 16  # of one BYTES element, whose length is not known in advance
 
 
 class Work(NamedTuple):

@@ -1,4 +1,4 @@
-"""A socket to an MQTT broker, connected and, for `mqtts://`, encrypted, before paho is handed it.
+"""A socket to an MQTT broker, connected and, for `mqtts://`, encrypted, before it is handed to paho.
 
 paho would block on DNS, TCP and the TLS handshake; here the loop does all three. A broker whose certificate is one of
 ours must be a broker's: any device of the fleet holds a certificate that the same CA has signed, and some stand at the
@@ -22,7 +22,7 @@ _READ_BYTES: Final = 65536
 
 
 class ReadAhead:
-    """A connected, non-blocking socket as paho uses one, which reads more than it is asked for and keeps it."""
+    """A connected, non-blocking socket as paho uses one, which reads ahead and keeps the bytes."""
 
     __slots__ = ("_at", "_held", "sock")
 
@@ -70,7 +70,7 @@ async def connected_socket(
         connect_timeout_s: for each address to take the connection. A handshake takes as long as the caller waits.
 
     Raises:
-        OSError: nobody answers, or whoever answers is not the broker.
+        OSError: no answer, or the peer is not the broker.
     """
     loop = asyncio.get_running_loop()
     failure: OSError = OSError(f"{host} has no address")

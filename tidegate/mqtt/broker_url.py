@@ -1,6 +1,6 @@
-"""Where a broker is, and who one is there: `mqtts://edge-1:PASSWORD@broker.local?protocol=5`.
+"""The address of a broker and the credentials for it: `mqtts://edge-1:PASSWORD@broker.local?protocol=5`.
 
-Words about an address never hold its password: a URL comes from a configuration, its errors end in logs.
+Texts about an address never contain its password: a URL comes from a configuration, its errors end in logs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BrokerUrl:
 
     @classmethod
     def parse(cls, url: str) -> BrokerUrl:
-        """Raises ValueError that names what is wrong with the URL, without the password that may be in it."""
+        """Raises ValueError, which names what is wrong with the URL without its password."""
         parts, public = urlsplit(url), url.rpartition("@")[2]
         if parts.scheme not in _PORTS or not parts.hostname:
             raise ValueError(f"{public!r} is not a broker's address; it reads like mqtt://host:1883 or mqtts://host")

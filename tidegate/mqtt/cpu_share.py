@@ -1,9 +1,9 @@
-"""Duty: at most a share of the time goes to work that others pile up, however much of it they send.
+"""`TimeShare` limits work that others send to a share of the time, however much of it they send.
 
-Whoever may send a process messages may send it too many, and what reads them runs beside what answers requests. So
-such work keeps account of its own time: it may run on for a burst, then as long as its share allows, and is told to
-pause for the rest. What piles up meanwhile is bounded elsewhere: by a queue that keeps the newest, by a socket that is
-not read.
+A peer that may send messages to a process may send it too many, and reading them runs beside answering requests. So
+such work keeps account of its own time: it may run on for a burst, then as long as its share allows, and must pause for
+the rest. The messages that pile up meanwhile are bounded elsewhere: by a queue that keeps the newest, by a socket that
+is not read.
 
 A token bucket of seconds: `share` flow in per second, at most `burst_s` are kept, work takes out what it took.
 """

@@ -1,4 +1,4 @@
-"""Why a session with an MQTT broker could not begin; how long to wait before the next try depends on it."""
+"""The errors with which an MQTT session cannot begin; the wait before the next try depends on the error."""
 
 from __future__ import annotations
 

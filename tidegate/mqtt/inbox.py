@@ -1,4 +1,4 @@
-"""What has arrived and waits to be folded, bounded in number and in bytes whatever arrives.
+"""The inbox holds messages that wait to be folded, bounded in number and in bytes.
 
 Items of one key (messages of one topic with QoS 0) replace one another: only the newest waits, in the place of the
 oldest; a device that floods its topic takes one place and costs its neighbours nothing. All else queues in order; when

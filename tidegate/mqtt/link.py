@@ -3,14 +3,14 @@
 The user sees three things in one ordered stream (`take`): `MqttConnected` once the subscriptions stand, `MqttMessage`,
 and `MqttDisconnected` with the reason. A session is one CONNECT (`session.py`). Whatever belongs to it dies with it:
 the outbox is dropped when the link drops, because a birth or a command of a past session must not be sent in the next
-one. Durable queues belong to the application, which knows what may be thrown away.
+one. Durable queues belong to the application, which knows what may be discarded.
 
 MQTT 5 where the broker speaks it, else 3.1.1 ("auto"): a broker that refuses the version is tried with the other at
 once, and the one that worked last is tried first. Nothing here needs 5; with it, a refused publish is noticed
 and the broker bounds what it sends.
 
-How long to wait between attempts is `redial.py`'s: seconds for a broker that is away, up to half a minute for one that
-is there and will not have us. The broker is reached before anything is prepared for it, so that an agent whose broker
+`redial.py` decides how long to wait between attempts: seconds for a broker that is away, up to half a minute for one
+that refuses us. The broker is reached before anything is prepared for it, so that an agent whose broker
 is away for a day does not write a new epoch to its disk every other second.
 
 A broker that was reached is given four times as long as one that may not be there. When a whole fleet comes back at
@@ -147,7 +147,7 @@ class MqttLink:
         """Hand one message over; False when there is no session or no room, and the message is gone.
 
         Args:
-            answered: whether an `PublishAck` shall tell what the broker made of it; with QoS 1.
+            answered: whether a `PublishAck` shall report the broker's answer; with QoS 1.
         """
         session = self._session
         return session is not None and session.publish(topic, payload, qos=qos, retain=retain, answered=answered)
@@ -230,7 +230,7 @@ class MqttLink:
         return reason
 
     def _deliver(self, event: LinkEvent) -> None:
-        # What was asked to arrive, and the link's own words, is never replaced by what comes later.
+        # Messages of QoS 1 and the link's own events are never replaced by later ones.
         if isinstance(event, MqttMessage):
             self.inbox.put(event, event.topic if event.qos == 0 else "", len(event.payload))
         else:

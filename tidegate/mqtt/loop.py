@@ -1,14 +1,14 @@
-"""The task behind a link to the broker: take in what has come, say what is due, and wait for the next of either.
+"""`MqttLoop` is the task behind a broker link: it folds messages, publishes what is due, and waits for either.
 
-Agents and gateways are participants of one kind here: each owns a link, reads it in one task, and has things to say at
-instants of its own. What is said and what a message means is theirs (`take_in`, `turn`); that no flood of messages
-keeps requests from their turn, that nothing is missed between looking and waiting, and that a goodbye is acknowledged
-before the connection is closed, is the same for both and is here.
+Agents and gateways are the same kind of participant: each owns a link, reads it in one task, and publishes at instants
+of its own. The owner decides what to publish and what a message means (`take_in`, `turn`). This module ensures for both
+that no flood of messages delays requests, that nothing is missed between looking and waiting, and that a goodbye is
+acknowledged before the connection is closed.
 
-A flood is folded for a tenth of the time at most (`cpu_share.py`); what comes meanwhile replaces what waits
-(`inbox.py`). What the broker retained is folded as fast as it comes, since who starts waits for it.
+A flood is folded for a tenth of the time at most (`cpu_share.py`); messages that come meanwhile replace those that wait
+(`inbox.py`). Retained messages are folded as fast as they come, since a starting process waits for them.
 
-A task that crashes says so in the log with what that means for others: nobody else would notice soon.
+A task that crashes logs the crash with its consequences, since nothing else would notice soon.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class MqttLoop:
     """Owns a link and one task, from `async with` to its end.
 
     Args:
-        connect: makes the link, given what it is to call on activity.
+        connect: makes the link, given the callback for activity.
         take_in: called with each event, in order.
-        turn: called after those; says what is due, and returns when to be called again at the latest. None: not before
+        turn: called after those; publishes what is due; returns when to be called again at the latest. None: not before
             something comes or `wake` is called.
-        farewell: called at the end; returns whether it said something that must be acknowledged.
+        farewell: called at the end; returns whether it published something that must be acknowledged.
         crash_means: for the log, if the task ever crashes.
     """
 
@@ -87,7 +87,7 @@ class MqttLoop:
                 await self._pause(until)
 
     def _take_in_all(self, events: list[LinkEvent]) -> float:
-        """Take in what has come; how long to rest before more."""
+        """Fold the messages that have come; returns how long to pause before more."""
         began_at = clock.now()
         for event in events:
             self._take_in(event)

@@ -1,12 +1,12 @@
-"""Redial: how long to wait before the next attempt at a broker, by how the last one ended.
+"""Redial decides how long to wait before the next attempt at a broker, by how the last attempt ended.
 
 One backoff for everything remembers too much. A broker that was away for a minute had taught every device to wait up to
 half a minute, so the fleet came back half a minute after it; a broker that was away a few times taught them the same,
-since no session between grew old enough to be forgiven. So what the broker is to blame for is kept apart from what we
-may be:
+since no session between grew old enough to be forgiven. So failures of the broker are kept apart from failures that may
+be ours:
 
-    AWAY     nobody answered a CONNECT (refused, hung up, silent)    short waits: it costs nobody anything to ask
-    REFUSED  it is there and says no (password, filter, busy)        long waits: asking more often does not help
+    AWAY     no answer to a CONNECT (refused, hung up, silent)       short waits: an attempt costs nothing
+    REFUSED  the broker refuses (password, filter, busy)             long waits: more attempts do not help
     SHORT    a session began and ended soon                          long waits: two agents that were given one name
                                                                      drift apart instead of taking turns
     HELD     a session that stood for a while                        all is forgiven

@@ -1,6 +1,6 @@
 """One MQTT session, from CONNECT to its end: paho-mqtt does the protocol, asyncio the sockets.
 
-What paho 2.x needs from whoever drives it from a foreign event loop (the numbers are those of the list of pitfalls in
+paho 2.x has pitfalls for code that drives it from a foreign event loop (the numbers are those of the list in
 docs/design/edge-state.md, "Driving paho"):
 - callbacks in the signature of version 2 (1);
 - its `connect()` blocks on DNS and TCP (2): the loop connects the socket, under a timeout, and paho is handed it;
@@ -8,7 +8,7 @@ docs/design/edge-state.md, "Driving paho"):
   and a bound set after the first connect raises (7): a new client for every session, `reconnect_on_failure=False`;
 - a publish while offline is queued though it reports an error (5), without a bound (8): nothing is handed to paho
   unless the session stands, and never more than ten QoS 1 messages; the rest waits in a bounded outbox of our own;
-- a lost PUBACK is never asked for again on a live connection (9): an old one ends the session;
+- a lost PUBACK is never requested again on a live connection (9): an old one ends the session;
 - PUBACK goes out after `on_message` returns (10): the callback only hands the message to a bounded inbox;
 - publishing inside callbacks or from other threads deadlocks (11): everything happens on the loop, outside of them;
 - it sets no TCP_NODELAY, which costs 92 ms a QoS 1 round trip (12): set here, with TCP_USER_TIMEOUT;
@@ -18,8 +18,8 @@ docs/design/edge-state.md, "Driving paho"):
   end this session, with their text as the reason.
 
 A flood of messages costs at most a share of the process's time (`cpu_share.py`): beyond it the socket is not read for a
-while, and the broker drops of QoS 0 what it cannot send. What was retained is never held up, since a process that
-starts waits for it, and nobody but the broker sends it.
+while, and the broker drops messages of QoS 0 that it cannot send. Retained messages are never held up, since a starting
+process waits for them, and only the broker sends them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MqttMessage:
 
 @dataclass(frozen=True, slots=True)
 class PublishAck:
-    """What the broker made of a message that asked for it: "" for taken, else its reason. MQTT 3.1.1 always takes."""
+    """The broker's answer to a publish: "" if taken, else the reason. MQTT 3.1.1 brokers always take a message."""
 
     topic: str
     refusal: str
@@ -136,20 +136,20 @@ class MqttSession:
     # -- beginning -------------------------------------------------------------------------------------------------
 
     async def reach(self, url: BrokerUrl, context: ssl.SSLContext | None, connect_timeout_s: float) -> None:
-        """Connect the socket, over TLS by `context`; nothing is said yet. Raises OSError."""
+        """Connect the socket, over TLS by `context`; no packet is sent yet. Raises OSError."""
         self._url = url
         self._socket = ReadAhead(await connected_socket(url.host, url.port, context, connect_timeout_s))
 
     async def open(
         self, client_id: str, keepalive_s: int, will: Will | None, subscriptions: tuple[tuple[str, int], ...]
     ) -> None:
-        """Say CONNECT and SUBSCRIBE on the socket that was reached. Raises MqttError."""
+        """Send CONNECT and SUBSCRIBE on the connected socket. Raises MqttError."""
         assert self._socket is not None and self._url is not None
         url = self._url
         self._client = client = self._make_client(client_id, will, url)
         client.ready_socket = self._socket
         client.connect(url.host, url.port, keepalive_s, **self._connect_options(url))
-        if self._socket.fileno() < 0:  # paho closes a socket that breaks under its first word, and says nothing
+        if self._socket.fileno() < 0:  # paho silently closes a socket that breaks under its first packet
             raise BrokerHungUp("the broker hung up: the connection was lost")
         self._attach(client, self._socket)
         await self._step(BrokerHungUp)
@@ -245,7 +245,7 @@ class MqttSession:
             self._read_more()
 
     def _read_more(self) -> None:
-        """What was read or decrypted already: no event will tell of it."""
+        """Handle bytes that were read or decrypted already: no event will announce them."""
         if self._socket is not None and self._socket.has_more:
             self._read()
 
@@ -315,7 +315,7 @@ class MqttSession:
     def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         if flags.is_disconnect_packet_from_server:
             self._finish(f"the broker hung up: {reason}")
-        else:  # paho's word for a closed connection is "Unspecified error"
+        else:  # paho's text for a closed connection is "Unspecified error"
             self._finish("the connection was lost" if str(reason) == "Unspecified error" else str(reason))
 
     # -- sending ---------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class MqttSession:
 
     def _publish_at_once(self, client: _Client, topic: str, payload: bytes, retain: bool) -> bool:
         if len(self._unwritten) >= MAX_UNWRITTEN:
-            return False  # the socket takes nothing; whoever sends heartbeats has a newer one soon
+            return False  # the socket takes nothing; the next heartbeat will be newer
         self._unwritten.add(client.publish(topic, payload, 0, retain).mid)
         return True
 
@@ -383,7 +383,7 @@ class MqttSession:
         if self._rest is not None:
             self._rest.cancel()
         if self._granted.done() and not self._granted.cancelled():
-            self._granted.exception()  # a refusal that nobody waits for any more is no defect
+            self._granted.exception()  # a refusal that has no waiter any more is no defect
         sock, self._socket = self._socket, None
         if sock is not None and sock.fileno() >= 0:
             self._loop.remove_reader(sock)

@@ -1,4 +1,4 @@
-"""What is wrong in a scenario file, as an error that names the key."""
+"""Error texts for scenario files: msgspec's message, with the key that it is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where chance comes from: one seed, and a stream of its own for every source.
+"""Streams of random numbers: one seed, and a stream of its own for every source of chance.
 
 A policy that sends one frame more must not change when the next outage comes or how long the next request is; else
 two policies that are compared see two different worlds. So each source of chance (a link's regime, a device's noise,

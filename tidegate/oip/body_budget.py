@@ -1,8 +1,8 @@
-"""How a body may come, and what all that are inside may hold together.
+"""A memory budget for request bodies: how a body may come, and how much all bodies in progress may hold together.
 
-Each body is within its limit, but a thousand of them are not. So what is large is counted (`BodyMemory`), from its
-first bytes until its answer is given, over all protocols of a process; whoever comes on top is told to come back. Small
-ones are bounded by their number.
+Each body is within its limit, but a thousand of them are not. So large bodies are counted (`BodyMemory`), from the
+first bytes until the answer is sent, over all protocols of a process; a body over the budget is refused as overloaded.
+Small ones are bounded by their number.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BodyReservation:
         self.bytes = 0
 
     def grow(self, to_bytes: int) -> None:
-        """Raises Overloaded where all together would hold too much."""
+        """Raises Overloaded if all bodies together would hold too much."""
         more = to_bytes - self.bytes
         if to_bytes <= SMALL_BYTES or more <= 0:
             return

@@ -1,9 +1,9 @@
-"""How long the caller will wait, and how urgent it is: the least of everything that it said.
+"""The budget and the priority of a request: the least of all the values that its caller sent.
 
 Clients have four ways to name a budget without being changed: our header, OIP's `timeout` parameter (microseconds), the
 deadline of the gRPC call, and the read timeout that the OpenAI SDK announces on every request (seconds; its default of
-600 is nobody's wish and means none). Whoever says two means both, so the least counts. A model's own default is not
-here: it stands in where the caller said nothing, and that is decided by the host.
+600 is no caller's wish and means none). If a caller sends two, both hold, so the least counts. A model's own default
+is not applied here: the host applies it if the caller sent no budget.
 
 A budget that is no positive finite number is refused with its source and value, never ignored: a caller with a typo in
 its budget would otherwise wait for ever. Only a gRPC deadline may come out at zero or below: it simply ran out on the

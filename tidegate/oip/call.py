@@ -1,6 +1,6 @@
-"""From a decoded request to a `Call`: checked, with its deadline, its priority and what it demands of an answer.
+"""Makes a checked `Call` of a decoded request, with its deadline, its priority and its constraints on the answer.
 
-The one place where both OIP servers and the OpenAI routes turn what a caller said into what the host is told, so that a
+Both OIP servers and the OpenAI routes turn headers and parameters into a `Call` only here, so that a
 budget means the same on every protocol. The instant is taken by the server as the request arrives, before its body is
 decoded: decoding is part of the caller's wait.
 """
@@ -28,7 +28,7 @@ from tidegate.oip.tenant import tenant_of
 from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest
 
-HOP_KEY: Final = "tidegate-hop"  # by whom a call comes that is passed on: a target leaves judging its answers to it
+HOP_KEY: Final = "tidegate-hop"  # the gateway that passed a call on: a target leaves judging the answer to it
 GATEWAY_HOP: Final = "gateway"
 
 _KEPT: Final = frozenset({PARENT_KEY, STATE_KEY, OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY})
@@ -40,15 +40,15 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 def kept_headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     """The headers or metadata that a layer may need, with lower-case names; of a repeated one the last counts.
 
-    Credentials are not among them: they are read at the door (`guard.py`) and go no further, into no log and no repr.
+    Credentials are not among them: they are read by the guard (`guard.py`) and go no further, into no log and no repr.
 
-    A `traceparent` that is none is dropped, as W3C Trace Context asks: whoever comes next would start a trace anew.
+    A `traceparent` that is none is dropped, as W3C Trace Context requires: the next service would start a new trace.
     """
     kept: dict[str, str] = {}
     for name, value in items:
         key = name.lower()
         if (key in _KEPT or key.startswith("tidegate-")) and (key != PARENT_KEY or _TRACE.fullmatch(value)):
-            # Of a pin that is said twice nothing may be lost: both words together are none, and are refused. Nor may
+            # Of a pin that is sent twice neither value may be lost: both joined are no pin, and are refused. Nor may
             # a requirement be hidden by another.
             kept[key] = f"{kept[key]}, {value}" if key in _NEVER_LOST and key in kept else value
     return kept or _NO_HEADERS

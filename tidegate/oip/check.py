@@ -1,8 +1,8 @@
-"""A request against its model's manifest: nothing that the model is not defined for gets past the front door.
+"""Checks a request against its model's manifest, so that no target ever gets input that the model is not defined for.
 
 A bad tensor that reaches a batch spoils it for its batch-mates, and an embedding index beyond the table kills a worker.
-So whoever speaks to callers checks names, datatypes, ranks, axis lengths, axes that two inputs share, sizes and values
-here, and the caller reads which input is wrong and what would be right.
+So every server checks names, datatypes, ranks, axis lengths, axes that two inputs share, sizes and values here, and the
+error names the input that is wrong and what would be right.
 
 This runs on every request, so a manifest is compiled once into a `Checker`, and values are only looked at where the
 manifest bounds them: as one numpy reduction over the bytes that arrived, without a copy. An integer tensor that is
@@ -45,7 +45,7 @@ def check(request: InferRequest, manifest: Manifest) -> None:
     """Refuse a request that `manifest` does not allow.
 
     Raises:
-        InvalidRequest: what is wrong with which input or output.
+        InvalidRequest: names the input or output and what is wrong with it.
         ModelNotFound: the manifest is that of another model or version.
     """
     checker_of(manifest).check(request)
@@ -78,7 +78,7 @@ class _Scan:
     dtype: np.dtype[Any]
     low: float | None  # None: the unsigned reading makes the lower bound part of the upper one
     high: float
-    native: _Letter | None = None  # by which a memoryview reads the elements, where it can
+    native: _Letter | None = None  # the format by which a memoryview reads the elements, if it can
 
 
 @dataclass(frozen=True, slots=True)

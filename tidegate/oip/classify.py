@@ -1,8 +1,8 @@
 """OIP's classification extension: the top classes of an output as strings "value:index", best first.
 
-It is asked for by the output parameter `classification: k`. It is worked out at the front door from the tensor that
-the model gave, so that no target need know of it: the parameter is taken off the request that is passed on, or a
-foreign server behind us would classify first. Rows are the first axis where there is more than one; labels are not
+It is requested by the output parameter `classification: k`. The server that took the request works it out from the
+tensor that the model gave, so that no target need know of it: the parameter is taken off the request that is passed on,
+or a foreign server behind us would classify first. Rows are the first axis where there is more than one; labels are not
 kept, so Triton's third part is absent.
 """
 
@@ -25,7 +25,7 @@ PARAMETER: Final = "classification"
 
 
 def wanted_classes(request: InferRequest) -> dict[str, int]:
-    """How many classes are asked for of which output. Raises InvalidRequest where that is no whole number."""
+    """The number of classes requested of each output. Raises InvalidRequest if one is no whole number."""
     return {
         output.name: count
         for output in request.outputs

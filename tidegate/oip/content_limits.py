@@ -1,4 +1,4 @@
-"""What one request may hold, whoever sent it and in whatever form: counted before anything is made of it.
+"""Limits on the content of one request, from any sender and in any form, checked before memory is allocated for it.
 
 A manifest allows far less than any of this, but it is looked at last. Until then a few bytes can ask for much: a shape
 says a size that never came, a JSON list of empty lists takes thirty times its text, a protobuf message of two-byte
@@ -44,7 +44,7 @@ class ContentLimits:
     max_json_depth: int = 32
 
     def check_count(self, count: int, what: str) -> None:
-        """Raises InvalidRequest for more tensors, or outputs asked for, than may come."""
+        """Raises InvalidRequest for more tensors or requested outputs than the limit."""
         if count > self.max_tensors:
             raise InvalidRequest(f"{count} {what} in one request; at most {self.max_tensors} may come (max_tensors)")
 

@@ -1,11 +1,11 @@
-"""Who stands between a server's routes and its host: whoever asks shows what it has, and is given the host it may see.
+"""The guard between a server's routes and its host: it authenticates a caller and returns the host that it may use.
 
 No handler of a protected route holds a host of its own. It gets one from the guard, together with the request, so that
-a route which forgets to ask cannot answer anything. That happens before a body is read: who is not let in costs no
+a route which forgets to ask cannot answer anything. That happens before a body is read: a refused caller costs no
 memory and no decoding.
 
 The host that is given is the caller's own view: other tenants' models are not in it, and its calls carry the identity.
-Health is open to everybody, since load balancers have no credentials and learn from it only whether to send anything.
+Health needs no credential, since load balancers have no credentials and learn from it only whether to send anything.
 """
 
 from __future__ import annotations

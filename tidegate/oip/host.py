@@ -1,4 +1,4 @@
-"""What stands behind an Open Inference Protocol server: the gateway, an edge agent and the pool each are a `ModelHost`.
+"""`ModelHost` is the interface behind every OIP server: the gateway, an edge agent and the pool each implement it.
 
 The servers in this package (`grpc_server`, `http_server`) and the answering end of the link stream know only this
 interface, so all three processes speak the protocol with the same code and the same errors.
@@ -43,13 +43,13 @@ class ModelStatistics:
 
 
 class ModelHost(Protocol):
-    """Everything an OIP server asks of the process behind it."""
+    """The methods that an OIP server calls on the process behind it."""
 
     @property
     def server_name(self) -> str: ...
 
     def ready(self) -> bool:
-        """Whether at least what was configured can be served now."""
+        """Whether everything that is configured can be served now."""
         ...
 
     def manifests(self) -> Sequence[Manifest]:

@@ -1,7 +1,7 @@
-"""What a model is, as OIP and Triton's extensions print it: metadata, configuration, statistics, repository index.
+"""The description of a model as OIP and Triton's extensions print it: metadata, configuration, statistics, index.
 
 Each is one plain dict with Triton's field names. The HTTP server encodes it as it is and the gRPC server fills the
-message of the same fields from it, so the two protocols cannot come to say different things.
+message of the same fields from it, so the two protocols cannot differ.
 
 perf_analyzer reads `/config` and `/stats` before it sends anything. With `max_batch_size` above zero a client adds a
 batch axis of its own, so the configuration then leaves the first axis out; at zero shapes are taken as they are.
@@ -36,7 +36,7 @@ def server_metadata(host: ModelHost) -> Json:
 
 
 def model_metadata(manifest: Manifest, versions: Sequence[str]) -> Json:
-    """Shapes in full, with -1 for what may vary."""
+    """Shapes in full, with -1 for an axis of any length."""
     return {
         "name": manifest.name,
         "versions": list(versions),
@@ -61,7 +61,7 @@ def model_config(manifest: Manifest) -> Json:
         "default_model_filename": "",
         "parameters": {},
         "model_transaction_policy": {"decoupled": False},
-        # Said only where clients may batch: it promises that rows of several requests are joined.
+        # Present only if clients may batch: it promises that rows of several requests are joined.
         **({"dynamic_batching": {"max_queue_delay_microseconds": delay_us}} if manifest.max_batch_size else {}),
     }
 

@@ -1,10 +1,10 @@
-"""Coding large bodies beside the event loop, which would serve nobody else meanwhile.
+"""Decodes and encodes large bodies in threads beside the event loop, which would otherwise stand still meanwhile.
 
 Twenty mebibytes of JSON take half a second to decode. A body of more than a mebibyte is therefore decoded and encoded
 in a thread. Smaller ones are not: going there and back costs more than they do.
 
-At most two at once, and those that come on top wait in order: what is being decoded is held several times over. A
-place is given back when its thread has ended, which a cancellation does not hasten: a caller who leaves must not make
+At most two run at once, and further ones wait in order: a body that is being decoded is held several times over. A
+place is given back when its thread has ended, which a cancellation does not hasten: a caller that leaves must not make
 room for more threads than there are places.
 
 It can be better: each call into the decoder holds Python's lock until it returns, so the loop gets its turns between

@@ -1,9 +1,9 @@
 """A target's load beside its answer, in the two readable forms of ORCA.
 
-Whoever calls a target with plain unary calls learns as much as one who holds a link stream: the trailer (HTTP: header)
-`endpoint-load-metrics` of each answer is the same report as a `LoadEngine` frame. It comes as text unless the caller
-asks for JSON with `endpoint-load-metrics-format: json`, as it would ask Triton or vLLM; unlike those it comes unasked
-too, for it is cheap and a gateway always wants it.
+A caller with plain unary calls learns as much as one with a link stream: the trailer (HTTP: header)
+`endpoint-load-metrics` of each answer is the same report as a `Load` frame. It comes as text unless the caller asks for
+JSON with `endpoint-load-metrics-format: json`, as for Triton or vLLM; unlike theirs it comes without a request, too,
+since it is cheap and a gateway always wants it.
 
     TEXT named_metrics.tidegate_epoch=17, named_metrics.tidegate_sequence=4, named_metrics.tidegate_queued=2, …
     JSON {"named_metrics":{"tidegate_epoch":17,"tidegate_sequence":4,"tidegate_queued":2,…}}
@@ -42,7 +42,7 @@ def load_text(load: LoadReport, form: str = "text") -> str:
 
 
 def load_from_text(text: str) -> LoadReport | None:
-    """The load that a target reports in either form; None where it is foreign or damaged: a report is only advice."""
+    """The load that a target reports in either form; None if it is foreign or damaged: a report is only advice."""
     found = _json_metrics(text.removeprefix(_JSON)) if text.startswith(_JSON) else _text_metrics(text)
     try:
         epoch, sequence, queued, in_flight = (int(found[_OWN + field]) for field in _FIELDS[:4])

@@ -1,8 +1,8 @@
-"""Parameters as every protocol can carry them: whole numbers have at most 64 bits.
+"""Request parameters that every protocol can carry: whole numbers have at most 64 bits.
 
-JSON writes numbers of any size; what goes on to a target is a protobuf, whose numbers end at -2^63 and 2^64 - 1. A
-larger one must be its caller's fault: found at the target's door it would look like a defect of the target, and a
-caller who sends a few could have it taken out.
+JSON writes numbers of any size; a request to a target is a protobuf, whose numbers end at -2^63 and 2^64 - 1. A larger
+number must be reported as its caller's fault: refused by the target it would look like a defect of the target, and a
+caller could have the target ejected by sending a few.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an answer says where it was made, why, and how much of its budget is left.
+"""The headers of an answer: where it was made, why there, and how much of its budget is left.
 
 The same words travel three times, because every client library hides something: as HTTP headers, as gRPC trailing
 metadata, and as `parameters` of the OIP response, the only place that an unmodified tritonclient shows its caller. A
@@ -6,9 +6,9 @@ fallback, a hedge, a lower precision or an answer that its model is not sure of 
 
     tidegate-served-by: edge/attic
     tidegate-route: cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0
-    tidegate-attested: software; key=3f9a0c11d2e4a8b7; expires=2026-11-20T20:31:00Z   where that was required
+    tidegate-attested: software; key=3f9a0c11d2e4a8b7; expires=2026-11-20T20:31:00Z   if it was required
     tidegate-budget-left-ms: 1874.2
-    tidegate-request-id: 3fa09-1042                 what `tidegate explain` finds it by; also beside an error
+    tidegate-request-id: 3fa09-1042                 the id for `tidegate explain`; also beside an error
     server-timing: classify;dur=0.1, queue;dur=0.0, link;dur=1.9, compute;dur=8.4
 
 A target's answer also carries its load, for machines (`orca.py`). Names are lower case: gRPC demands it.
@@ -33,7 +33,7 @@ REQUEST_ID_KEY: Final = "tidegate-request-id"
 
 
 def reply_parameters(reply: Reply) -> dict[str, str]:
-    """Headers, trailing metadata and OIP response parameters of an answer; only what the reply knows."""
+    """Headers, trailing metadata and OIP response parameters of an answer; only those that the reply has."""
     words: dict[str, str] = {}
     route = reply.route
     if route is not None:

@@ -1,6 +1,6 @@
-"""Which answers the caller will take: in which variant, of what quality at least, computed how far away and by whom.
+"""A caller's constraints on its answer: the variant, the least quality, and where the answer may be computed.
 
-Each demand is a header (HTTP, gRPC metadata) or a parameter of the OIP request, by the same name. Of a caller that says
+Each demand is a header (HTTP, gRPC metadata) or a parameter of the OIP request, by the same name. If a caller sends
 two, the stricter counts, as with budgets; two different variants have no stricter one and are refused. A demand that
 cannot be read is refused with its value and what is allowed, never ignored: a typo in a pin would let data out.
 """
@@ -34,7 +34,7 @@ def variant_of(headers: Mapping[str, str], parameters: Parameters) -> str:
 
 
 def version_of(headers: Mapping[str, str], parameters: Parameters) -> str:
-    """The version, or its role in a trial, that the caller asks for; "" for none. Raises InvalidRequest."""
+    """The version, or its role in a trial, that the caller requires; "" for none. Raises InvalidRequest."""
     return _name(VERSION_KEY, "a version, `candidate` or `standing`", headers, parameters)
 
 
@@ -71,10 +71,10 @@ def min_quality_of(headers: Mapping[str, str], parameters: Parameters) -> float:
 
 
 def attested_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
-    """Whether only attested targets will do. Raises InvalidRequest for any other requirement: nobody would keep it."""
+    """Whether only attested targets qualify. Raises InvalidRequest for any other requirement."""
     required = False
     if REQUIRE_KEY in headers:
-        # Said twice it arrives as a list, and is no more than said once.
+        # Sent twice it arrives as a list, with the same meaning as once.
         required = all(_attested(word.strip(), f"header {REQUIRE_KEY}") for word in headers[REQUIRE_KEY].split(","))
     if REQUIRE_KEY in parameters:
         required = _attested(parameters[REQUIRE_KEY], f"parameter {REQUIRE_KEY!r}")
@@ -82,7 +82,7 @@ def attested_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
 
 
 def defer_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
-    """Whether a ticket will do where there is no good answer now. Raises InvalidRequest for anything but yes or no."""
+    """Whether a ticket is accepted if there is no good answer now. Raises InvalidRequest for all but yes and no."""
     wished = False
     if DEFER_KEY in headers:
         wished = _yes(headers[DEFER_KEY].strip(), f"header {DEFER_KEY}")

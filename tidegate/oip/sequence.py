@@ -1,4 +1,4 @@
-"""Which sequence a request belongs to: OIP's parameters `sequence_id`, `sequence_start` and `sequence_end`.
+"""The sequence that a request belongs to: the OIP parameters `sequence_id`, `sequence_start` and `sequence_end`.
 
 As Triton has them: an integer from 1 or a text; 0 and "" mean none, and then the other two say nothing.
 """

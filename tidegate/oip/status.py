@@ -1,13 +1,13 @@
-"""Outcomes as the numbers of each protocol, and back.
+"""The status codes of each protocol for each outcome, and back.
 
-One table. The numbers were chosen by what unmodified clients do with them: kserve's gRPC client retries UNAVAILABLE
-only, the OpenAI SDK retries 408, 409, 429 and everything from 500 up unless `x-should-retry: false` says that it is
-pointless, and both honour a wait that we name. So lateness is DEADLINE_EXCEEDED and never UNAVAILABLE, and every
-refusal that a retry cannot help says so.
+There is one table. Its numbers were chosen by how unmodified clients react to them: kserve's gRPC client retries
+UNAVAILABLE only, the OpenAI SDK retries 408, 409, 429 and everything from 500 up unless `x-should-retry: false` says
+that it is pointless, and both honour a wait that we name. So lateness is DEADLINE_EXCEEDED and never UNAVAILABLE, and
+every refusal that a retry cannot help says so.
 
 Two classes share a status where the protocol has only one (RESOURCE_EXHAUSTED is both too much and too large); `code`
 travels beside it (`tidegate-code` in gRPC's trailing metadata, `code` in the JSON body), so that the far side rebuilds
-the very same class. A foreign server sends no code: then the status alone is read, in the way that does least harm.
+the same class. A foreign server sends no code: then the status alone is read, in the way that does least harm.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STATUS: Final[dict[type[ServeError], tuple[int, str]]] = {
     Overloaded: (429, "RESOURCE_EXHAUSTED"),
     DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
     NothingAlive: (503, "UNAVAILABLE"),
-    # No status of gRPC says "later"; this one is repeated by no client, where a repetition would be a second ticket.
+    # gRPC has no status for "later"; no client retries this one, and a retry would make a second ticket.
     Deferred: (202, "FAILED_PRECONDITION"),
     Unreachable: (502, "UNAVAILABLE"),
     BadAnswer: (502, "INTERNAL"),
@@ -123,7 +123,7 @@ def error_headers(error: BaseException) -> dict[str, str]:
 def error_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
     """gRPC trailing metadata of a refusal.
 
-    Where nothing is alive, gRPC clients are told not to repeat at once (-1) unless we know when to: kserve would
+    If no target is alive, gRPC clients must not retry at once (-1) unless we know when to: kserve would
     otherwise try three times within a second and find the same.
     """
     metadata = [(CODE_KEY, error_code(error))]
@@ -142,7 +142,7 @@ def error_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
 
 
 def error_from_grpc(status: str, message: str, metadata: Mapping[str, str]) -> ServeError:
-    """The error that a gRPC server answered with: by its `tidegate-code` where it sent one, else by the status."""
+    """The error that a gRPC server answered with: by its `tidegate-code` if it sent one, else by the status."""
     wait_s = _seconds(metadata.get(RETRY_AFTER_KEY) or metadata.get(PUSHBACK_KEY))
     code = metadata.get(CODE_KEY)
     if code == Deferred.code:
@@ -153,12 +153,12 @@ def error_from_grpc(status: str, message: str, metadata: Mapping[str, str]) -> S
 
 
 def ticket_path(ticket: str) -> str:
-    """Where a device tells, over HTTP, what became of a ticket."""
+    """The path at which a device answers, over HTTP, for a ticket."""
     return f"/v2/tickets/{ticket}"
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """The wait that the error names, where it is one that can be told."""
+    """The wait that the error names, if it is a finite one."""
     wait_s = error.retry_after_s if isinstance(error, ServeError) else None
     return wait_s if wait_s is not None and isfinite(wait_s) and wait_s >= 0 else None
 
@@ -168,7 +168,7 @@ def _request_id(error: BaseException) -> str:
 
 
 def _challenge(error: Unauthenticated) -> str:
-    """How to come back, by RFC 6750: a reason only for who showed something."""
+    """The challenge of RFC 6750, with a reason only if the caller presented a credential."""
     reason = ', error="invalid_token"' if isinstance(error, BadCredential) else ""
     return f'Bearer realm="tidegate"{reason}'
 

@@ -1,9 +1,9 @@
-"""Who asks, by its own word: header or OIP parameter `tidegate-tenant`.
+"""The tenant that a caller names for itself, in the header or OIP parameter `tidegate-tenant`.
 
-A gateway with `auth` believes a name only from who may act for others. Without, it is believed as it is said, so it may
-decide about shares and budgets only where something in front of the gateway authenticates callers and sets it. It ends
-up in hashes, logs and metrics, hence its few characters. A name that cannot be one is refused, never ignored: its owner
-would otherwise wonder whose budget it spends.
+A gateway with `auth` believes a name only from a caller with the right `act-for-others`. Without `auth` any name is
+believed, so it may decide about shares and budgets only if a proxy in front of the gateway authenticates callers and
+sets it. The name ends up in hashes, logs and metrics, hence its few characters. An invalid name is refused, never
+ignored: otherwise its owner would not know whose budget is charged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_tenant(name: str) -> bool:
 
 
 def tenant_of(headers: Mapping[str, str], parameters: Parameters) -> str:
-    """The tenant's name; "" is nobody in particular. Raises InvalidRequest: it is no name, or two different ones."""
+    """The tenant's name; "" for none. Raises InvalidRequest for an invalid name or two different ones."""
     found = ""
     for values, source in ((headers, f"header {TENANT_KEY}"), (parameters, f"parameter {TENANT_KEY!r}")):
         if TENANT_KEY not in values:

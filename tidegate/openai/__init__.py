@@ -1,1 +1,5 @@
-"""OpenAI's HTTP interface over any `ModelHost`: the same code in a gateway and on a device."""
+"""OpenAI's HTTP interface over any `ModelHost`: embeddings, the list of models, and tokenizers.
+
+The gateway and the edge agent mount the same routes. Whatever is common to all protocols (checks, budgets, status
+codes) is in `tidegate/oip`.
+"""

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings request ⇄ inference requests: what is asked, how it is cut into calls, what is answered. Pure.
+"""Conversion between OpenAI's embeddings request and inference requests: parsing, grouping into calls, and the answer.
 
 A caller may send two thousand texts of any lengths in one body. Padded to one rectangle they would cost many times
 their work, since a padded token costs what a real one does; one call a text would pay the fixed cost of a call for
@@ -6,7 +6,7 @@ each. So rows are sorted by length and cut greedily: a row joins the group while
 call of its own would. Groups also stay within what one batch of the model may hold, so that none is refused for its
 size, and short ones can go to edges while long ones go to the pool. The answer is put back into the caller's order.
 
-Token lists are taken as they are, without special tokens: whoever sends tokens has made the model's input itself.
+Token lists are taken as they are, without special tokens: a caller that sends tokens has made the model's input.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TokenRow:
 
 
 def parse(body: bytes) -> EmbeddingsRequest:
-    """What the body asks for. Raises WrongParameter, InvalidRequest, TooLarge."""
+    """The request in a body. Raises WrongParameter, InvalidRequest, TooLarge."""
     try:
         asked = _decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def text_of(manifest: Manifest) -> Text:
 
 
 def check_dimensions(asked: EmbeddingsRequest, manifest: Manifest) -> None:
-    """Raises WrongParameter unless the model's own length is asked for, or none."""
+    """Raises WrongParameter if another length than the model's own is requested."""
     output = next((spec for spec in manifest.outputs if spec.name == text_of(manifest).output), None)
     length = output.shape[-1] if output is not None and output.shape else None
     if asked.dimensions not in (None, length):

@@ -77,14 +77,14 @@ def openai_routes(
     """OpenAI's routes over `host`, with the models' tokenizers.
 
     Args:
-        host: what answers.
+        host: answers the calls.
         max_body_bytes: of a request, after decompression.
-        on_refused: told (protocol, model name, error) of each request refused here, before the host saw it.
-        guard: who may ask for what; None: everybody, everything.
-        limits: what a request may hold.
+        on_refused: called with (protocol, model name, error) for each request refused here, before the host saw it.
+        guard: authorizes requests; None: every request is allowed.
+        limits: bounds on the content of a request.
         body_limits: how a body may come.
-        held: what large bodies hold together, where other protocols count as well.
-        usage: told of each request's tokens and time.
+        held: the memory budget for large bodies, shared with other protocols.
+        usage: observes the tokens and the time of each request.
     """
     return OpenAIRoutes(
         guard or OpenGuard(host),
@@ -99,7 +99,7 @@ def openai_routes(
 
 
 class UsageObserver(Protocol):
-    """Who wants to know what requests used."""
+    """An observer of what requests used."""
 
     def embedded(self, model: str, tokens: int, took_s: float) -> None: ...
 
@@ -148,7 +148,7 @@ class OpenAIRoutes:
             web.post("/v1/embeddings", _in_openais_form(self.embed)),
             web.get("/v1/models", self._guarded(self.models)),
             web.get("/v1/models/{model}", self._guarded(self.model)),
-            # Last: whatever else is asked under /v1 is refused in OpenAI's form too.
+            # Last: any other path under /v1 is refused in OpenAI's form, too.
             web.route("*", "/v1/{tail:.*}", _unknown),
         ]
 
@@ -318,7 +318,7 @@ def _answer(
 
 
 def _joined(all_words: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What several replies say of themselves, as one: every place and route once, and the least budget left."""
+    """The headers of several replies as one: every place and route once, and the least budget left."""
     if len(all_words) == 1:
         return dict(all_words[0])
     words = {}

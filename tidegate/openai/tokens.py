@@ -1,4 +1,4 @@
-"""Texts to token ids, with each model's own tokenizer, without holding the event loop.
+"""Turns texts into token ids with each model's own tokenizer, without holding the event loop.
 
 The tokenizer is a Rust library that lets go of Python's lock while it works on a batch. A short text takes some tens of
 microseconds, less than a thread's round trip, and is done in place; more goes to a thread. Tokenizers are read from the

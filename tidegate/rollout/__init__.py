@@ -1,9 +1,10 @@
-"""What both sides of a model rollout share: signed documents of what a device shall run, and how they are read.
+"""The parts of a model rollout that gateway and device share: signed desired documents, plans and golden cases.
 
     plan.py       one model's plan: its files with chunk digests, and the rules by which a device takes it in
     desired.py    the document of one device or one group, and how a device's own overrides its groups'
     signing.py !  Ed25519 signatures over the canonical bytes; keys and their rotation
     golden.py     the cases of the golden probe, and whether answers are near enough to theirs
 
-The other direction, what a device reports, is a message of the fleet like others (`tidegate/fleet/reported.py`).
+The gateway writes these documents and the edge agent reads them; this room only defines and checks them. The reports of
+a device about a rollout are fleet messages (`tidegate/fleet/reported.py`).
 """

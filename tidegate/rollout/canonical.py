@@ -1,4 +1,4 @@
-"""One content, one spelling: JSON with sorted keys, no spaces and no key twice.
+"""Canonical JSON: one spelling for one content, with sorted keys, no spaces and no key twice.
 
 Signatures are over bytes, and "the same revision with other content" is decided by comparing digests; so a document
 has exactly one spelling, and a receiver refuses any other. Keys that it does not know are kept in what is compared:

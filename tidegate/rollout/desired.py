@@ -1,4 +1,4 @@
-"""What a device shall run: one signed document for a device, one for each of its groups, each with a growing revision.
+"""A desired document states what a device shall run: one signed document per device and per group, with a revision.
 
     {"v":1, "rev":42, "issued":1763775000, "group":"kiosks", "models":{"digits": PLAN}, "remove":["old"], "urls":[…]}
 
@@ -6,9 +6,9 @@ A document is the whole wish of its scope: it replaces the one before. Revisions
 device refuses a lower one (an old document, however well signed, must not bring an old model back) and an equal one
 with other bytes. To go back to an old model a gateway writes a new revision that asks for it.
 
-Over one another. What the device's own document says of a model, as a plan or as `remove`, overrides its groups';
+Over one another. The device's own document, with a plan or a `remove` for a model, overrides its groups';
 among groups, the first of the device's list wins. A model that no document speaks of stays as it is: losing a
-document, which a broker can make anybody do, must change nothing.
+document, which a broker can cause, must change nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         revision: of this scope's documents.
         issued_s: UTC seconds, for people and for `tidegate model status`; orders nothing.
-        min_agent: agents below this version refuse the document and say so.
+        min_agent: agents below this version refuse the document and report it.
         urls: bases of the servers of artefacts, best first; `artefact_path` goes behind.
         keys: where not empty, from now on exactly these public keys are trusted for desired documents. Such a document
             is signed by a key that was trusted before and by every one of these.
@@ -69,7 +69,7 @@ class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
-    """What one model of a device shall be: a plan, or None for none; and whose word that is."""
+    """What one model of a device shall be: a plan, or None for none; and the document that says so."""
 
     plan: ModelPlan | None
     scope: str
@@ -98,10 +98,10 @@ def decode_desired(raw: bytes) -> DesiredDocument:
 
 
 def desired_models(own: DesiredDocument | None, groups: Sequence[DesiredDocument]) -> Mapping[str, DesiredModel]:
-    """By model: what the documents of a device ask together. `groups`: in the order of the device's list."""
+    """By model: what the documents of a device require together. `groups`: in the order of the device's list."""
     found: dict[str, DesiredModel] = {}
     for document in (*((own,) if own else ()), *groups):
-        said: dict[str, ModelPlan | None] = {**document.models, **dict.fromkeys(document.remove)}
-        for model, plan in said.items():
+        required: dict[str, ModelPlan | None] = {**document.models, **dict.fromkeys(document.remove)}
+        for model, plan in required.items():
             found.setdefault(model, DesiredModel(plan, document.scope, document.revision, document.urls))
     return found

@@ -1,4 +1,4 @@
-"""The golden probe: cases with known answers, and whether a generation's answers are near enough.
+"""The golden probe compares the answers of a generation with known answers, within given tolerances.
 
 The cases are one artefact: a few inputs and the outputs that the model gave where it was made, with the same engine
 and precision where that can be. Three bounds, each for another kind of model: `atol` for regressors, `cosine_min` for

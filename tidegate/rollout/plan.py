@@ -1,4 +1,4 @@
-"""How one model version reaches a device: its files by digest and chunk, and the rules of taking it in.
+"""A plan states how one model version reaches a device: its files by digest and chunk, and the rules of its rollout.
 
 A plan names everything and contains nothing: each file is an `Artefact`, fetched from any of the document's servers
 at `artefact_path(sha256)` by HTTP range and checked chunk by chunk, so that what has arrived is kept for good. The
@@ -9,7 +9,7 @@ Two digests name a plan. `content` is what would run (version and files): what i
 rollout of the same model cost no byte. `digest` is the whole plan, rules included.
 
 Durations are seconds, sizes bytes, shares 0 to 1. Keys that are not known are ignored, so that a newer gateway can
-speak to an older agent; what an agent must understand is asked for by the document's `min_agent`.
+speak to an older agent; what an agent must understand is required by the document's `min_agent`.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Warmup(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Probe(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the new generation must show before anybody's request reaches it.
+    """The test that a new generation must pass before any request reaches it.
 
-    Accuracy: against the cases of `golden` (`golden.py`); without it no accuracy is asked. Each bound is applied where
+    Accuracy: against the cases of `golden` (`golden.py`); without it accuracy is not tested. Each bound applies if
     it is given. Time: the p95 of the probe's own calls, at most `p95_max_s`, and at most `p95_ratio_max` of the running
-    generation's, which is asked the same cases in turn; without a running one the ratio asks nothing.
+    generation's, which gets the same cases in turn; without a running one the ratio is not tested.
     """
 
     golden: Artefact | None = None
@@ -85,7 +85,7 @@ class Soak(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the new generation must do with real requests before it is committed.
 
     It is committed after `duration_s` and `min_requests` answers. Time without a link to the fleet does not count, so
-    that a device that nobody can reach neither commits nor rolls back for it. `timeout_s` of counted time without
+    that an unreachable device neither commits nor rolls back for it. `timeout_s` of counted time without
     enough requests rolls back (`soak_starved`); 0 waits for ever.
     """
 
@@ -163,12 +163,6 @@ class ModelPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 def artefact_path(sha256: str) -> str:
     """Where a server of artefacts has it, below its base URL; its ETag is the digest in quotes."""
     return f"/artifacts/sha256/{sha256}"
-
-
-def artefact_of(path: str, raw: bytes, chunk_bytes: int = 1024 * 1024) -> Artefact:
-    """The artefact of these bytes."""
-    pieces = (raw[at : at + chunk_bytes] for at in range(0, len(raw), chunk_bytes))
-    return Artefact(path, digest_of(raw), len(raw), chunk_bytes, tuple(map(digest_of, pieces)))
 
 
 def in_window(window: str, utc_s: float) -> bool:

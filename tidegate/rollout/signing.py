@@ -1,4 +1,4 @@
-"""Who may tell devices what to run: Ed25519 signatures over a document's canonical bytes, beside it in one message.
+"""Signs and verifies desired documents, with Ed25519 signatures over their canonical bytes.
 
     {"v":1, "doc":{…}, "sigs":[{"kid":"32 hex digits","sig":"base64"}, …]}
 
@@ -7,8 +7,8 @@ signature made here means anything elsewhere. The broker in between can delay or
 device pins public keys (a line each, `ed25519 BASE64 words`, as in the list of attestation keys) and believes a
 document with at least one good signature of theirs; signatures of keys that it does not know are skipped.
 
-Rotation: a document with `keys` replaces the pinned ones. It must be signed by an old key (so it comes from who was
-trusted) and by each new one (so nobody names a key that they do not hold); a device that was away meanwhile is given
+Rotation: a document with `keys` replaces the pinned ones. It must be signed by an old key (so it comes from a trusted
+signer) and by each new one (so no signer names a key that it does not hold); a device that was away meanwhile is given
 the same document again, since it is retained.
 """
 
@@ -33,7 +33,7 @@ Keys = Mapping[str, bytes]  # public keys by their id (`key_id`)
 
 
 class SignatureRefused(ValueError):
-    """A document that nobody who is trusted has signed; the text says why."""
+    """A document without a signature of a trusted key; the text says why."""
 
 
 class DocumentSignature(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ def verify_document(message: bytes, trusted: Keys) -> tuple[DesiredDocument, byt
 
 
 def read_unverified(message: bytes) -> DesiredDocument:
-    """What a message says, whoever has signed it: for who carries documents and need not believe them.
+    """The document in a message, without a check of its signatures: for code that only carries documents.
 
     Raises:
         BadMessage: it is no message with a document.

@@ -1,1 +1,4 @@
-"""Room tidegate/runtime."""
+"""The life of a process: start and stop, logs, events to a parent, owned tasks, backoff, and trials of ports.
+
+Every process and command imports it. It knows no protocol and no model; servers live in `tidegate/servers`.
+"""

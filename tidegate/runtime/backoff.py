@@ -1,8 +1,8 @@
 """Full-jitter exponential backoff: how long to wait before the next try.
 
 Waits are drawn uniformly from [0, base · 2^k], capped, so that a fleet that lost its gateway in one instant does not
-come back in one instant. Chance is an argument. `reset` after a stretch of health, not after the first success, so
-that a link that flaps keeps its distance.
+come back in one instant. Randomness is an argument. Call `reset` after a stretch of health, not after the first
+success, so that a link that flaps keeps its distance.
 
 Source: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
 """

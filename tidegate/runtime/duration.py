@@ -1,4 +1,4 @@
-"""Durations as people type them: 90s, 15m, 24h, 30d."""
+"""Command-line durations: 90s, 15m, 24h, 30d."""
 
 from __future__ import annotations
 

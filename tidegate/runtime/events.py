@@ -1,4 +1,4 @@
-"""What a process tells its parent: one JSON object a line on stdout.
+"""Events report a process's state to its parent: one JSON object a line on stdout.
 
 `tidegate up` starts the processes and reads these lines: `ready` when a process serves, `served` for each answered
 request (the gateway, with `access_log: json`), `failed` with the reason when it cannot start. Logs go to stderr and

@@ -1,6 +1,6 @@
-"""A child process that does not outlive its parent, even when the parent is killed with SIGKILL.
+"""`die_with_parent` ends a child process when its parent ends, even when the parent is killed with SIGKILL.
 
-Linux can send a signal to a child when its parent thread ends (PR_SET_PDEATHSIG). The child asks for it itself at its
+Linux can send a signal to a child when its parent thread ends (PR_SET_PDEATHSIG). The child requests it at its own
 start, then checks that its parent did not end in between. Elsewhere the child's end of a pipe to the parent does the
 same job; a process that has such a pipe watches it anyway.
 """
@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int | None = None, *, by: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel to send `by` to this process when its parent ends; exit at once if it already has.
+    """Have the kernel send `by` to this process when its parent ends; exit at once if it already has.
 
     Args:
-        parent_pid: who the parent was when it started this process; by default, whoever it is now.
+        parent_pid: the parent that started this process; by default, the parent that it has now.
         by: SIGTERM lets a process shut down its own children first; a plain worker takes SIGKILL.
     """
     expected = os.getppid() if parent_pid is None else parent_pid

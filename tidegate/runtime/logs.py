@@ -1,12 +1,12 @@
 """Logs: one line per change of state on stderr, with fields; stdout belongs to events.
 
 A terminal gets colours, a file or a pipe gets `key=value` lines, and `log_format: json` gets an object a line.
-Libraries that use the standard library's logging (aiohttp, grpc, asyncio) speak through the same stream in the same
-form, from WARNING up. A line that belongs to a request whose trace is known says its `trace_id`.
+Libraries that use the standard library's logging (aiohttp, grpc, asyncio) write to the same stream in the same
+form, from WARNING up. A line that belongs to a traced request carries its `trace_id`.
 
 Levels can be changed while the process runs, for all or for the modules under one name: over the gateway's admin port
-(`tidegate log-level`), and at any process by the signal SIGRTMIN, which turns `debug` on and off again. So what is too
-low is dropped when it is said, by the levels of that moment, and not when the loggers are made.
+(`tidegate log-level`), and at any process by the signal SIGRTMIN, which turns `debug` on and off again. So a line
+below its level is dropped when it is logged, by the levels of that moment, and not when the loggers are made.
 
 Metrics are counted in each process's own file (`gateway/observe/metrics/`), so that an edge needs no prometheus client.
 """
@@ -30,7 +30,7 @@ _BY_METHOD: Final = {**NUMBERS, "warn": 30, "exception": 40, "critical": 50, "fa
 
 
 class Levels:
-    """Mutable: what is said at all, by module. The longest name that a module's begins with counts."""
+    """The log level of each module, changeable at run time; the longest configured prefix of a module's name counts."""
 
     def __init__(self, level: Level = "info") -> None:
         self.level: Level = level
@@ -38,10 +38,10 @@ class Levels:
         self._before: Level | None = None
 
     def set(self, level: Level, module: str = "") -> None:
-        """For `module` and all under it, or for all that have no level of their own.
+        """Set the level of `module` and all under it, or of all modules that have no level of their own.
 
         Raises:
-            ValueError: more modules than anybody needs.
+            ValueError: `MOST_MODULES` modules have levels already.
         """
         if not module:
             self.level, self._before = level, None
@@ -51,11 +51,11 @@ class Levels:
             self.modules[module] = level
 
     def clear(self, module: str) -> None:
-        """The module has no level of its own any more."""
+        """Remove the module's own level."""
         self.modules.pop(module, None)
 
     def turn(self) -> Level:
-        """`debug` for all, or what it was before; returns which."""
+        """Switch to `debug` for all, or back to the level before; returns the new level."""
         self.level, self._before = ("debug", self.level) if self._before is None else (self._before, None)
         return self.level
 
@@ -132,7 +132,7 @@ def _name_process(process: str) -> structlog.typing.Processor:
 
 
 def _name_logger(_logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A record of the standard library's: its level and who said it."""
+    """A log record of the standard library: its level and its logger."""
     record: logging.LogRecord = event["_record"]
     event["level"], event["logger"] = record.levelname.lower(), record.name
     return event

@@ -1,20 +1,20 @@
-"""A background task has one owner: it runs from where the owner is entered until the owner is left, and no longer.
+"""A background task has one owner: it runs from when the owner is entered until the owner is left, and no longer.
 
     self._looking = OwnedTask(self._look, name="sensors")    # stores its arguments
     self._looking.start()                                    # in the owner's __aenter__
     await self._looking.aclose()                             # in its __aexit__: cancelled, and has ended
 
-An owner that has nothing else to begin and to end enters it as it is: `async with`, or on an `AsyncExitStack`.
+An owner with nothing else to start and to stop enters the task itself: `async with`, or on an `AsyncExitStack`.
 
-When `aclose` returns, the task has ended: what the owner closes next is used by nobody. So it is too when the owner is
-cancelled while it waits here: the task is cancelled once more, has ended, and only then does the cancellation go on.
-Whoever holds tasks of other lives (a request's, a race between two events) ends them in the same way: `cancelled`.
+When `aclose` returns, the task has ended, so nothing uses what the owner closes next. The same holds when the owner is
+cancelled while it waits in `aclose`: the task is cancelled once more, ends, and only then the cancellation goes on.
+Other tasks (those of a request, or of a race between two events) are ended the same way, by `cancel_and_wait`.
 
-A task of this kind never ends by itself, or ends because its work is done. An exception out of it is a defect, which
-nobody awaits: it is logged as an error at the moment it happens, with its traceback, and not when the process stops. It
-is not raised in `aclose`, where it would keep others from being closed. What shall outlive a defect in one of its turns
-catches it inside the turn; what shall end its process with it has a supervisor (`edge_agent/serving/runner.py`,
-`cloud_pool/workers/supervisor.py`) and is none of these.
+A task of this kind never ends by itself, or ends because its work is done. An exception out of it is a defect that no
+caller awaits: it is logged as an error at the moment it happens, with its traceback, and not when the process stops. It
+is not raised in `aclose`, where it would keep others from being closed. A task that must survive a defect in one of its
+rounds catches it inside the round; a task whose defect must end the process has a supervisor instead
+(`edge_agent/serving/runner.py`, `cloud_pool/workers/supervisor.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OwnedTask:
     Args:
         run: makes the work; called by `start`.
         name: the task's, for logs and debuggers.
-        crash_means: for the log, what goes without it if it crashes.
+        crash_means: the log line of a crash, which names what stops working.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class OwnedTask:
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel the tasks and wait until they have ended; what they raise is told to whoever awaits them besides."""
+    """Cancel the tasks and wait until they have ended; what they raise is left to their other awaiters."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,11 +1,11 @@
-"""What every process does around its work: read its configuration, tie its life to its parent's, end by a signal.
+"""`run` is the life of every process: it reads the configuration, ties the process to its parent, and ends on a signal.
 
     options → configuration → logs → serve(config), cancelled by the first SIGINT or SIGTERM → exit
 
 A start that cannot succeed ends with exit code 1, one `failed` event on stdout and the same words on stderr, without a
-traceback: the reasons that a person can mend (`ConfigError`, `RepositoryError`, `StartError`) are told apart from
-defects, which keep theirs. A signal during a long start ends it as well. A second signal changes nothing: it must not
-cut the drain that the first one began. SIGRTMIN turns debugging logs on, and off again.
+traceback: the reasons that a person can mend (`ConfigError`, `RepositoryError`, `StartError`) are kept apart from
+defects, which keep their tracebacks. A signal during a long start ends it as well. A second signal changes nothing: it
+must not cut the drain that the first one began. SIGRTMIN turns debugging logs on, and off again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StartError(Exception):
 
 
 class ProcessSettings(Protocol):
-    """What a process's configuration has in any case."""
+    """The settings that every process's configuration has."""
 
     @property
     def name(self) -> str: ...

@@ -1,14 +1,14 @@
-"""Certificates: what is in them and why. Nothing here touches a file.
+"""The authority issues certificates; the contents and their reasons are below. Nothing here touches a file.
 
-A CA of our own is trusted by whoever is told to, and its key lies on somebody's disk. So it can do as little as
-possible: it signs no other CA (path length 0), and the only host names in its reach (its name constraints) are those
-that no public host can have, and what was permitted when it was made. Whoever steals the key can then impersonate the
-fleet, but no bank towards machines that trust this CA. Addresses are not constrained: BoringSSL, and so gRPC, refuses
-any CA with such a constraint.
+A private CA is trusted by every machine that was given its certificate, and its key lies on an operator's disk. So it
+can do as little as possible: it signs no other CA (path length 0), and the only host names in its reach (its name
+constraints) are those that no public host can have, and what was permitted when it was made. A thief of the key can
+then impersonate the fleet, but no public site towards machines that trust this CA. Addresses are not constrained:
+BoringSSL, and so gRPC, refuses any CA with such a constraint.
 
-Certificates are short-lived, because there is no revocation list that every library here would read: what is not
-renewed ends. A key is made anew with each certificate. P-256 and SHA-256, since each TLS library and each small device
-can do them quickly; OpenSSL signs some 30,000 of these a second.
+Certificates are short-lived, because there is no revocation list that every library here would read: a certificate that
+is not renewed expires. A key is made anew with each certificate. P-256 and SHA-256, since each TLS library and each
+small device can do them quickly; OpenSSL signs some 30,000 of these a second.
 
 Validity begins five minutes ago: clocks of small devices are late.
 """
@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tidegate.security.certificate_identity import CertificateIdentity, Role, identity_of
 
 SKEW: Final = timedelta(minutes=5)
-RENEW_SHARE: Final = 1 / 3  # of its life: what is left when a certificate is due
+RENEW_SHARE: Final = 1 / 3  # of its validity: what is left when a certificate is due
 # What no public host can be called (RFC 6761, 6762, 8375; .internal: ICANN, 2024); DOMAIN is below one of them.
 PRIVATE_DOMAINS: Final = ("internal", "localhost", "local", "home.arpa", "test")
 _LOOKS_NUMERIC: Final = re.compile(r"[0-9.]+")  # a mistyped address is no host name
@@ -58,7 +58,7 @@ class CertificatePair:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    """What one certificate says."""
+    """The contents of one certificate."""
 
     identity: CertificateIdentity
     hosts: tuple[str, ...]  # DNS names and addresses beside the identity's own
@@ -166,7 +166,7 @@ class Authority:
 
 
 def read_issued(cert_pem: bytes) -> IssuedCertificate:
-    """What a certificate says. Raises ValueError when it is no certificate of ours."""
+    """Read a certificate. Raises ValueError when Tidegate did not issue it."""
     cert = x509.load_pem_x509_certificate(cert_pem)
     try:
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -1,14 +1,14 @@
-"""Who a certificate speaks for: a role and a name, written as `tidegate://ROLE/NAME`.
+"""A certificate identity is a role and a name, written as `tidegate://ROLE/NAME`.
 
 A host name says where something runs, which is not what the parts need to know of each other: a gateway that dials
 edge-1 must reach edge-1 under whatever address it has today, and an edge must know that its caller is a gateway. So
 each certificate carries its identity as a URI, and twice more where a library can't look at URIs:
 
-- as a host name under a domain that nobody can own (`edge-1.edge.tidegate.internal`), since TLS clients, gRPC's too,
-  compare the other side's certificate with a host name and nothing else;
+- as a host name under a domain that cannot be registered (`edge-1.edge.tidegate.internal`), since TLS clients (gRPC's
+  too) compare the other side's certificate with a host name and nothing else;
 - as the common name, which MQTT brokers take for the user name. An edge's is its bare name, as the ACL wants it
   (`up/%u/#`). A gateway's is `gw~NAME`, its MQTT client id; `~` is in no name here, so no edge can be issued as it.
-  Whoever has no business at the broker has a `#` in it, which brokers refuse under pattern ACLs.
+  A role without business at the broker has a `#` in it, which brokers refuse under pattern ACLs.
 
 Names are lower case, since host names are compared without case and MQTT topics with it: `Edge-1` and `edge-1` would be
 one peer here and two there.
@@ -30,7 +30,7 @@ _NAME: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}")
 
 
 class NotAllowed(Exception):
-    """A peer whose certificate is sound and is somebody else's; the message says whose."""
+    """The peer's certificate is valid and names another part; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def identity_of(names: Iterable[str]) -> CertificateIdentity | None:
 
 
 def alternative_names(peercert: Any) -> tuple[str, ...]:
-    """The subject alternative names in what Python's ssl tells of a verified certificate (`getpeercert`)."""
+    """The subject alternative names in what Python's ssl reports of a verified certificate (`getpeercert`)."""
     return tuple(name for _, name in (peercert or {}).get("subjectAltName", ()))
 
 
@@ -107,7 +107,7 @@ def check_role(
         ours_only: whether a certificate without an identity of ours is refused.
 
     Raises:
-        NotAllowed: the certificate is somebody else's.
+        NotAllowed: the certificate names another part.
     """
     names = tuple(names)
     identity = identity_of(names)

@@ -1,18 +1,15 @@
-"""A folder with a CA and what it has issued.
+"""The certificate store is a folder with a CA and the certificates that it has issued.
 
-    ca.crt                 everyone needs it: whom to trust
-    ca.key                 nobody needs it but whoever issues; mode 0600
+    ca.crt                 every machine needs it, to trust the others
+    ca.key                 needed only to issue; mode 0600
     ROLE/NAME.crt, .key    copied to the machine that it names
 
-Each file is written beside its place and renamed, the key first: a process that looks between the two renames finds a
-key and a certificate that do not fit, keeps what it has, and looks again (`tls.py`).
+Each file is replaced atomically, the key first: a process that reads between the two finds a key and a certificate that
+do not fit, keeps what it has, and reads again (`tls.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,6 +18,7 @@ from typing import Final
 
 from tidegate.security.authority import Authority, CertificatePair, IssuedCertificate, PkiError, read_issued
 from tidegate.security.certificate_identity import ROLES, CertificateIdentity
+from tidegate.storage.atomic_file import write_atomically
 
 CA_DAYS: Final = 3650
 CERT_DAYS: Final = 90
@@ -28,7 +26,7 @@ CERT_DAYS: Final = 90
 
 @dataclass(frozen=True, slots=True)
 class StoredCertificate:
-    """A certificate in the folder, with what it says or why it cannot be read."""
+    """A certificate in the folder, with its contents or the reason why it cannot be read."""
 
     path: Path
     issued: IssuedCertificate | None
@@ -36,7 +34,7 @@ class StoredCertificate:
 
 
 class PkiStore:
-    """The folder; nothing is read or written before it is asked for."""
+    """The folder; it is read and written by the methods only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +85,7 @@ class PkiStore:
         return read_issued(pair.cert)
 
     def renew(self, one: IssuedCertificate, *, now: datetime) -> IssuedCertificate:
-        """The same again: identity, hosts and length of life. Raises PkiError."""
+        """Issue the same certificate anew: identity, hosts and length of validity. Raises PkiError."""
         return self.issue(one.identity, one.hosts, days=(one.ends - one.begins) / timedelta(days=1), now=now)
 
     def held(self) -> list[StoredCertificate]:
@@ -118,23 +116,3 @@ def _write(pair: CertificatePair, cert: Path, key: Path) -> None:
         write_atomically(cert, pair.cert, mode=0o644)
     except OSError as error:
         raise PkiError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-def write_atomically(path: Path, content: bytes, *, mode: int) -> None:
-    """The whole content under `path`, or what was there before; never readable by more than `mode` says.
-
-    Raises:
-        OSError: as of any write.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

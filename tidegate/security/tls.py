@@ -1,18 +1,18 @@
-"""TLS for every road in and out: one `tls` section, and everything that libraries want made of it.
+"""`Tls` turns one `tls` section into the credentials and contexts that gRPC, HTTP and MQTT need.
 
     TlsConfig ── Tls ──┬─ server_credentials, dialler     gRPC: link stream and unary, both ends
                        ├─ server_context                  HTTP
                        └─ client_context                  MQTT
 
-Between our own parts TLS is mutual, and a certificate says who somebody is (`certificate_identity.py`): whoever dials
-demands one role and name, whoever is dialled demands a role (`tidegate/servers/role_guard.py`). Callers of a gateway
+Between our own parts TLS is mutual, and a certificate carries an identity (`certificate_identity.py`): the dialling
+side demands one role and name, the dialled side demands a role (`tidegate/servers/role_guard.py`). Callers of a gateway
 need a certificate only where `require_client_cert` says so.
 
-**Renewal needs no restart.** Files are looked at when somebody shakes hands: a `stat` of three files, and only what has
-changed is read. That is how gRPC's dynamic credentials work, and TLS's own callback (SNI) does the same for HTTP, so
-there is no task that polls and no moment in which the old certificate is still shown. Connections that stand are left
+**Renewal needs no restart.** Files are looked at in each handshake: a `stat` of three files, and only what has changed
+is read. That is how gRPC's dynamic credentials work, and TLS's own callback (SNI) does the same for HTTP, so
+there is no task that polls and no moment in which the old certificate is still shown. Open connections are left
 alone: a certificate matters when they begin. Files that don't fit together (a renewal is under way), or can't be
-read, leave what there was in use, and are complained of once.
+read, leave the old ones in use, and are logged once.
 
 Versions: 1.3 between our own parts, 1.2 at least for others. gRPC has no switch for it in Python, so there the server
 looks at what was agreed and refuses an older one by name; nothing below 1.2 gets through a handshake anywhere.
@@ -139,7 +139,7 @@ class Tls:
         return self._material
 
     def issued(self) -> IssuedCertificate | None:
-        """What the certificate says; None for one that is not of `tidegate pki`."""
+        """The certificate's contents; None for one that `tidegate pki` did not issue."""
         try:
             return read_issued(self._material.cert)
         except ValueError:
@@ -149,7 +149,7 @@ class Tls:
         """That this process's certificate is its own, and how long it lasts.
 
         Raises:
-            StartError: it is somebody else's; others would refuse it.
+            StartError: the certificate names another part; peers would refuse it.
         """
         issued, path = self.issued(), self.config.cert
         if issued is None or issued.identity != identity:
@@ -171,7 +171,7 @@ class Tls:
     # gRPC
 
     def server_credentials(self, *, require_client_cert: bool) -> grpc.ServerCredentials:
-        """Of a server whose certificate may be renewed while it serves."""
+        """Credentials of a server whose certificate may be renewed while it serves."""
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             now = self.fresh()
@@ -185,7 +185,7 @@ class Tls:
         """Channels that show this process's certificate.
 
         Args:
-            peer: whose certificate the other side must show; None: one for the host that is dialled.
+            peer: the identity that the other side's certificate must have; None: the host that is dialled.
         """
         return _TlsDialler(self, peer)
 
@@ -216,7 +216,7 @@ class Tls:
         return first
 
     def client_context(self) -> ssl.SSLContext:
-        """Of one connection that is made now, whose other side is checked by its host's name."""
+        """A context for one connection that is made now; the other side is checked by its host name."""
         material = self.fresh()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._load(context, material, default="1.2")
@@ -280,7 +280,7 @@ def tls_of(config: TlsConfig | None, identity: Callable[[], CertificateIdentity]
 
 
 def check_encrypted(url: str | None, tls: Tls | None) -> None:
-    """Raises StartError for a broker without encryption beside a `tls` section: nobody would notice the difference."""
+    """Raises StartError for a broker without encryption beside a `tls` section: the gap would stay unnoticed."""
     if tls is not None and url is not None and not url.startswith("mqtts://"):
         # Without user and password, which a URL may hold.
         raise StartError(
@@ -321,7 +321,7 @@ def _load_pair(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is locked by a password")  # and not a prompt on a terminal that nobody watches
+    raise ValueError("the key is locked by a password")  # and not a prompt on an unattended terminal
 
 
 def _words(error: Exception, config: TlsConfig) -> str:

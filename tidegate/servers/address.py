@@ -1,22 +1,25 @@
-"""Host and port as people write them, and what to say when nobody can listen there."""
+"""Host and port as text, whether a server could listen there, and the error to report if it could not.
+
+Every part of Tidegate that joins a host and a port, or checks whether a port is free, calls these functions.
+"""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
 import os
-import socket
 
+from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
 
 
 def format_address(host: str, port: int) -> str:
-    """ "HOST:PORT", with brackets around an IPv6 address."""
+    """The address as "HOST:PORT", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there. A name counts only if it is `localhost`."""
+    """Whether only this machine can reach a server on this host. Of names, only `localhost` counts."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -24,21 +27,19 @@ def is_loopback(host: str) -> bool:
 
 
 def check_free(host: str, port: int, key: str) -> None:
-    """Find out that a port is taken before gRPC does, who logs it several times over and names no reason.
+    """Report a taken port before gRPC does, which logs it several times and gives no reason.
 
     Raises:
-        StartError: nobody can listen there; names the port and the configuration key.
+        StartError: no server can listen there; names the port and the configuration key.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        try_listen(host, port)
     except OSError as error:
         raise cannot_listen(host, port, key, error) from error
 
 
 def cannot_listen(host: str, port: int, key: str, error: OSError) -> StartError:
+    """The error to raise if binding the address failed with `error`; names the port and the configuration key."""
     where = f"cannot listen on {format_address(host, port)} (key {key!r})"
     if error.errno == errno.EADDRINUSE:
         return StartError(f"{where}: port {port} is taken; free it or set {key!r} to another")

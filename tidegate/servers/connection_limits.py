@@ -1,15 +1,15 @@
-"""Who is at a door: connections counted in all and per client, and who must make room when it is full.
+"""`ConnectionTable` counts connections in all and per client, and chooses which one is evicted when a server is full.
 
-An idle connection costs its sender nothing and us a file and some kilobytes, so whoever opens ten thousand of them
-must not keep others out. Refusing newcomers would do just that to everybody behind the same address. So a full door
-gives the newcomer the place of an idle one: first of those that never asked anything, the longest waiting first; then
-of those that asked, whoever asked least recently. Where all are busy the newcomer is turned away.
+An idle connection costs its client nothing and us a file and some kilobytes, so a client that opens ten thousand of
+them must not keep others out. Refusing newcomers would do just that to everyone behind the same address. So a full
+server evicts an idle connection for a newcomer: first one that never sent a request, the oldest first; then the one
+whose last request is the longest ago. If all connections are busy, the newcomer is refused.
 
-A client is an IPv4 address or an IPv6 /64: whoever has one address of those has them all. Behind a proxy that hides
-its callers, all of them are one client: raise `max_per_client` there.
+A client is an IPv4 address or an IPv6 /64: a client that has one address of a /64 has them all. Behind a proxy that
+hides its callers, all of them are one client: raise `max_per_client` there.
 
 Invariants: never more than the limits; a connection that is busy is never evicted. O(1), but for looking past busy
-connections when the door is full.
+connections when the server is full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ClientConnection(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done for it."""
+        """Whether no request is in progress on it."""
         ...
 
 
@@ -35,35 +35,35 @@ V = TypeVar("V", bound=ClientConnection)
 
 
 class _ClientConnections(Generic[V]):
-    """Connections in the order in which they were last heard; apart, those that never were."""
+    """Connections in the order of their last request; those without any request are kept apart."""
 
-    __slots__ = ("asked", "silent")
+    __slots__ = ("served", "silent")
 
     def __init__(self) -> None:
         self.silent: dict[V, None] = {}
-        self.asked: dict[V, None] = {}
+        self.served: dict[V, None] = {}
 
     def __len__(self) -> int:
-        return len(self.silent) + len(self.asked)
+        return len(self.silent) + len(self.served)
 
-    def enter(self, visitor: V) -> None:
-        self.silent[visitor] = None
+    def enter(self, connection: V) -> None:
+        self.silent[connection] = None
 
-    def asks(self, visitor: V) -> None:
-        self.silent.pop(visitor, None)
-        self.asked.pop(visitor, None)
-        self.asked[visitor] = None
+    def record_request(self, connection: V) -> None:
+        self.silent.pop(connection, None)
+        self.served.pop(connection, None)
+        self.served[connection] = None
 
-    def leave(self, visitor: V) -> None:
-        self.silent.pop(visitor, None)
-        self.asked.pop(visitor, None)
+    def leave(self, connection: V) -> None:
+        self.silent.pop(connection, None)
+        self.served.pop(connection, None)
 
-    def least_missed(self) -> V | None:
-        return next((one for one in chain(self.silent, self.asked) if one.idle), None)
+    def first_idle(self) -> V | None:
+        return next((one for one in chain(self.silent, self.served) if one.idle), None)
 
 
 class ConnectionTable(Generic[V]):
-    """Mutable: `enter`, `asks` at each request, `leave`."""
+    """The connections of one server. Mutable: `enter`, `record_request` at each request, `leave`."""
 
     def __init__(self, *, max_connections: int, max_per_client: int) -> None:
         self.max_connections = max_connections
@@ -76,41 +76,41 @@ class ConnectionTable(Generic[V]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def enter(self, visitor: V) -> tuple[bool, V | None]:
-        """Whether there is room, and who has to go for it: that one is gone from here and must be closed."""
-        party = self._clients.get(visitor.client)
-        leaver = None
-        full = self._full(party)
+    def enter(self, connection: V) -> tuple[bool, V | None]:
+        """Whether there is room, and the connection evicted for it, which the caller must close."""
+        of_client = self._clients.get(connection.client)
+        evicted = None
+        full = self._full(of_client)
         if full is not None:
-            leaver = full.least_missed()
-            if leaver is None:
+            evicted = full.first_idle()
+            if evicted is None:
                 self.turned_away += 1
                 return False, None
             self.evicted += 1
-            self.leave(leaver)
-        self._all.enter(visitor)
-        self._clients.setdefault(visitor.client, _ClientConnections()).enter(visitor)
-        return True, leaver
+            self.leave(evicted)
+        self._all.enter(connection)
+        self._clients.setdefault(connection.client, _ClientConnections()).enter(connection)
+        return True, evicted
 
-    def asks(self, visitor: V) -> None:
-        """It sent a whole request. Ignored for one that has left."""
-        party = self._clients.get(visitor.client)
-        if party is not None and (visitor in party.silent or visitor in party.asked):
-            party.asks(visitor)
-            self._all.asks(visitor)
+    def record_request(self, connection: V) -> None:
+        """The connection has sent a whole request. Ignored if it has left."""
+        of_client = self._clients.get(connection.client)
+        if of_client is not None and (connection in of_client.silent or connection in of_client.served):
+            of_client.record_request(connection)
+            self._all.record_request(connection)
 
-    def leave(self, visitor: V) -> None:
-        """It is closed. Ignored for one that has left, or never was let in."""
-        self._all.leave(visitor)
-        party = self._clients.get(visitor.client)
-        if party is not None:
-            party.leave(visitor)
-            if not party:
-                del self._clients[visitor.client]
+    def leave(self, connection: V) -> None:
+        """The connection is closed. Ignored if it has left or was never admitted."""
+        self._all.leave(connection)
+        of_client = self._clients.get(connection.client)
+        if of_client is not None:
+            of_client.leave(connection)
+            if not of_client:
+                del self._clients[connection.client]
 
-    def _full(self, party: _ClientConnections[V] | None) -> _ClientConnections[V] | None:
-        if party is not None and len(party) >= self.max_per_client:
-            return party
+    def _full(self, of_client: _ClientConnections[V] | None) -> _ClientConnections[V] | None:
+        if of_client is not None and len(of_client) >= self.max_per_client:
+            return of_client
         return self._all if len(self._all) >= self.max_connections else None
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class ConnectionTable(Generic[V]):
 
 
 def client_key(host: str) -> str:
-    """Who counts as one client: the IPv4 address, or the IPv6 /64."""
+    """The key of one client: its IPv4 address, or its IPv6 /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -20,7 +20,7 @@ from tidegate.servers.role_guard import RoleGuard, ServerSecurity
 
 
 class BoundGrpcServer(NamedTuple):
-    """A bound port. `start` the server once; leaving the door stops it."""
+    """A bound port. `start` the server once; leaving the context stops it."""
 
     address: str  # "HOST:PORT"
     server: grpc.aio.Server
@@ -41,12 +41,12 @@ async def open_grpc_server(
     """A bound gRPC server with the services that `add_services` puts on it.
 
     Args:
-        grace_s: what calls still under way get when the door closes; draining is its owner's matter.
-        secured: TLS, and who is let in; None: anybody, without encryption.
+        grace_s: the time that calls in progress get when the port closes; the owner drains before.
+        secured: TLS and the admitted roles; None: no encryption, every caller is admitted.
         limits: connections, streams on each, and metadata.
 
     Raises:
-        StartError: nobody can listen there; names the port and `key`.
+        StartError: the port cannot be bound; names the port and `key`.
     """
     check_free(host, port, key)
     server = grpc.aio.server(
@@ -55,7 +55,7 @@ async def open_grpc_server(
     add_services(server)
     try:
         bound = _bind(server, format_address(host, port), secured)
-    except RuntimeError as error:  # somebody was faster than the check
+    except RuntimeError as error:  # another process took the port after the check
         raise StartError(f"cannot listen on {format_address(host, port)} (key {key!r}): {error}") from error
     try:
         yield BoundGrpcServer(format_address(host, bound), server)

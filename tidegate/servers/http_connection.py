@@ -1,4 +1,4 @@
-"""One connection at an HTTP door: aiohttp's, with a count at the door and a limit on how slowly it may ask.
+"""One connection of an HTTP server: aiohttp's, counted in the connection table and with a limit on slow headers.
 
 aiohttp closes a connection that is idle for long enough, but starts that clock at its opening and after each answer:
 headers that come a byte at a time keep it until then. Here a request that has begun has `header_timeout_s` to say
@@ -23,14 +23,14 @@ class HttpConnection(web.RequestHandler):
         self,
         server: web.Server,
         *,
-        crowd: ConnectionTable[HttpConnection],
+        connections: ConnectionTable[HttpConnection],
         header_timeout_s: float,
         loop: Any,
         **settings: Any,
     ) -> None:
         super().__init__(server, loop=loop, **settings)
         self.client = ""
-        self._crowd = crowd
+        self._connections = connections
         self._header_timeout_s = header_timeout_s
         self._head: asyncio.TimerHandle | None = None
 
@@ -44,14 +44,14 @@ class HttpConnection(web.RequestHandler):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.client = client_key(str(peer[0])) if isinstance(peer, tuple) else "local"
-        welcome, leaver = self._crowd.enter(self)
+        welcome, leaver = self._connections.enter(self)
         if leaver is not None:
             leaver.force_close()
         if not welcome:
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._crowd.leave(self)
+        self._connections.leave(self)
         self._stop_clock()
         super().connection_lost(exc)
 
@@ -59,7 +59,7 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
         if self._messages:
             self._stop_clock()
-            self._crowd.asks(self)
+            self._connections.record_request(self)
         elif self._head is None and self.idle:
             self._head = self._loop.call_later(self._header_timeout_s, self._too_slow)
 
@@ -74,4 +74,4 @@ class HttpConnection(web.RequestHandler):
             self.force_close()
 
     def __repr__(self) -> str:
-        return f"<HttpConnection {self.client or 'nobody yet'}{' idle' if self.idle else ''}>"
+        return f"<HttpConnection {self.client or 'unconnected'}{' idle' if self.idle else ''}>"

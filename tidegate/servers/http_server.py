@@ -1,4 +1,4 @@
-"""An HTTP port over aiohttp. A caller who hangs up cancels its request, all the way down to the queue it waits in."""
+"""An HTTP port over aiohttp. A caller that hangs up cancels its request, all the way down to the queue it waits in."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ async def open_http_server(
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
     Args:
-        grace_s: what requests still under way get when the door closes.
+        grace_s: the time that requests in progress get when the port closes.
         ahead: puts something before aiohttp's dispatch, which it is given; that something sees every request first.
-        secured: TLS, and who is let in; None: anybody, without encryption.
+        secured: TLS and the admitted roles; None: no encryption, every caller is admitted.
         limits: connections, headers, and how slowly they may come.
 
     Raises:
-        StartError: nobody can listen there; names the port and `key`.
+        StartError: the port cannot be bound; names the port and `key`.
     """
     app = web.Application(client_max_size=max_body_bytes, middlewares=list(middlewares))
     app.add_routes(routes)
@@ -96,14 +96,14 @@ class _Site(web.BaseSite):
         await super().start()
         loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
         assert server is not None
-        crowd: ConnectionTable[HttpConnection] = ConnectionTable(
+        connections: ConnectionTable[HttpConnection] = ConnectionTable(
             max_connections=limits.connections, max_per_client=limits.max_connections_per_client
         )
 
         def visitor() -> HttpConnection:
             return HttpConnection(
                 server,
-                crowd=crowd,
+                connections=connections,
                 header_timeout_s=limits.header_timeout_s,
                 loop=loop,
                 keepalive_timeout=limits.idle_timeout_s,
@@ -128,8 +128,8 @@ class _Site(web.BaseSite):
 def _context(secured: ServerSecurity | None) -> ssl.SSLContext | None:
     if secured is None:
         return None
-    asked = ssl.CERT_OPTIONAL if secured.tls.config.client_ca else ssl.CERT_NONE
-    return secured.tls.server_context(client_cert=ssl.CERT_REQUIRED if secured.require_client_cert else asked)
+    requested = ssl.CERT_OPTIONAL if secured.tls.config.client_ca else ssl.CERT_NONE
+    return secured.tls.server_context(client_cert=ssl.CERT_REQUIRED if secured.require_client_cert else requested)
 
 
 def _guarded(entrance: Entrance, secured: ServerSecurity) -> Entrance:

@@ -1,4 +1,4 @@
-"""What a door bears: how many connections, how large their headers, and how long they may take.
+"""The limits of a port: how many connections, how large their headers, and how long they may take.
 
 Plain numbers; their keys are in the section `limits` (`limits_config.py`). Over HTTP all of them hold. Over gRPC the
 library owns the connections: it holds their number, the streams on each, the size of metadata and idle times, but it
@@ -11,13 +11,13 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
-_RESERVED_FILES: Final = 512  # logs, models, targets, the broker, the other doors
+_RESERVED_FILES: Final = 512  # logs, models, targets, the broker, the other ports
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Attributes:
-    max_connections: of one door; 0: half of the files that this process may open beyond what it needs itself.
+    max_connections: of one port; 0: half of the files that this process may open beyond what it needs itself.
     header_timeout_s: from a request's first byte to the end of its headers; a TLS handshake has as long.
     idle_timeout_s: without any request, from the first or the last on.
     """
@@ -36,7 +36,7 @@ class ServerLimits:
 
 
 def default_max_connections() -> int:
-    """Half of the files that may be open: a door is HTTP or gRPC, and there is one of each."""
+    """Half of the files that may be open: a port is HTTP or gRPC, and there is one of each."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**20

@@ -1,4 +1,4 @@
-"""The section `limits` of a configuration: what strangers can make a process spend, with defaults that are safe.
+"""The section `limits` of a configuration: how much a stranger can make a process spend, with safe defaults.
 
 One section for gateway, edge and pool, because requests reach all three, by the same protocols. What each number
 protects is said where it is kept (`tidegate/oip/content_limits.py`, `tidegate/oip/http/body.py`, `limits.py`); here are

@@ -1,8 +1,8 @@
-"""Who may knock: callers whose certificate has the right role, over a TLS version that is new enough.
+"""Admits callers whose certificate has the right role, over a TLS version that is new enough.
 
-A certificate that the CA has signed opens a connection; it doesn't say that an edge may ask another edge to work for
-it. Edges are in strangers' hands, and their keys with them: so a part of ours that is called asks for a role. Checked
-at each call, from what the transport has verified; nothing is taken from headers.
+A certificate that the CA has signed opens a connection; it does not say that an edge may send work to another edge.
+Edges are in strangers' hands, and their keys with them, so each server requires a role. The role is checked at each
+call, in the certificate that the transport has verified; nothing is taken from headers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """How a door is locked: the certificate it shows, and whom it lets in.
+    """The TLS of a port: the certificate that it presents, and the roles that it admits.
 
     Attributes:
-        roles: whose certificates are let in; none: anybody's, and whoever shows none unless `require_client_cert`.
-        narrowed: over gRPC, by service: who may call that one, where it is not all of those.
+        roles: the roles that are admitted; empty: every role, and callers without a certificate unless
+            `require_client_cert`.
+        narrowed: over gRPC, by service: the roles that may call it, if not all of `roles`.
     """
 
     tls: Tls
@@ -48,7 +49,7 @@ class ServerSecurity:
 
 
 class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Refuses, with PERMISSION_DENIED and words, who has not one of the roles."""
+    """Refuses a caller without one of the roles, with PERMISSION_DENIED and the reason."""
 
     def __init__(
         self, roles: Collection[Role], min_version: str, narrowed: Mapping[str, frozenset[Role]] | None = None

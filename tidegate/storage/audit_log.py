@@ -1,18 +1,18 @@
-"""Who changed what by a command: one JSON line beside what was changed, and the same line on stderr.
+"""The audit log records each change that a command made: one JSON line beside the changed file, and on stderr.
 
 A gateway's own audit (`gateway/identity/audit.py`) sees requests. Keys and models are changed by commands, on files
-that several processes read, so their trail lies with the files: whoever has the files has their history.
+that several processes read, so their audit log lies beside the files, and a copy of the folder has its history.
 
     keys.json       →  keys.audit.jsonl
     models/         →  models/audit.jsonl
 
     {"audit":"key-revoked","at":"2026-11-20T21:03:26+00:00","who":"os:alice","uid":1000,"id":"3f9a0c11d2e4"}
 
-`who` is the account that the process runs as, asked of the system and not of the environment, where anybody writes what
-they like; under sudo that is root. Lines are only ever appended, each in one write, and the file is its owner's alone.
+`who` is the account that the process runs as, read from the system and not from the environment, which any user can
+set; under sudo that is root. Lines are only ever appended, each in one write, and the file is its owner's alone.
 
-What it cannot do: somebody who may write the files may also edit them by hand, which leaves no line, and may edit the
-trail. Where that matters, send stderr (or the file) to a place that they cannot write.
+Limit: an account that may write the files may also edit them by hand, which leaves no line, and may edit the log.
+Where that matters, send stderr (or the file) to a place that this account cannot write.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidegate import clock
 
 
 def note(trail: Path, action: str, **what: Any) -> None:
-    """Append one line about a change that was made. Says it on stderr first, which is there if the disk is not.
+    """Append one line about a change that was made, to stderr first, which is there even if the disk is not.
 
     Raises:
         click.ClickException: the change was made, and the file cannot be written.
@@ -51,7 +51,7 @@ def note(trail: Path, action: str, **what: Any) -> None:
 
 
 def beside(path: Path) -> Path:
-    """The trail of one file: `keys.audit.jsonl` of `keys.json`."""
+    """The audit log of one file: `keys.audit.jsonl` of `keys.json`."""
     return path.with_name(f"{path.stem}.audit.jsonl")
 
 

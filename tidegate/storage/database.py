@@ -1,20 +1,20 @@
-"""One SQLite file, owned by one thread; whatever a caller was told is done is on the disk.
+"""`Database` runs all work on one SQLite file in one thread; work that is reported as done is on the disk.
 
 SQLite waits for the disk, so it never runs on the loop that serves requests. All work for a file is done by one thread
 of its own, in order: `await database.run(work)` gives `work` the connection and returns what it returned, after the
 COMMIT. Work that piled up meanwhile shares one transaction and thus one wait for the disk (group commit); each piece
 has a savepoint, so that one that raises undoes itself and nothing of the others.
 
-    WAL, synchronous=FULL: a COMMIT that returned survives a power cut      busy_timeout: a command line may look in
+    WAL, synchronous=FULL: a COMMIT that returned survives a power cut      busy_timeout: a command can read meanwhile
 
 What can go wrong with a disk, and what is done about it:
 
-    corrupt        moved aside as `NAME.corrupt-N` with its WAL, said, and begun anew; the work at hand fails
-    full           the work at hand fails with `DatabaseFull` and has changed nothing; the next is tried again
+    corrupt        moved aside as `NAME.corrupt-N` with its WAL, logged, and begun anew; the current work fails
+    full           the current work fails with `DatabaseFull` and has changed nothing; the next is tried again
     not writable   `DatabaseUnavailable` with the reason; tried again after RETRY_S
 
-Nothing of this ends the process: callers get an exception, and decide what their own callers are told. A caller that
-is cancelled while it waits does not undo its work.
+None of these ends the process: callers get an exception, and decide what they report to their own callers. A caller
+that is cancelled while it waits does not undo its work.
 
 Source: sqlite.org/wal.html, sqlite.org/pragma.html#pragma_synchronous; NanoMQ #2432 (messages deleted that were not
 acknowledged).
@@ -48,11 +48,11 @@ log = structlog.get_logger(__name__)
 
 
 class DatabaseUnavailable(Exception):
-    """Nothing can be stored just now; the message says why."""
+    """The database cannot store now; the message says why."""
 
 
 class DatabaseFull(DatabaseUnavailable):
-    """The disk, or what of it may be used, is full."""
+    """The disk, or the part of it that may be used, is full."""
 
 
 class _QueuedTransaction(NamedTuple):
@@ -87,7 +87,7 @@ def connect(path: Path, schema: Sequence[str], *, max_pages: int = 0) -> sqlite3
 
 
 class Database:
-    """Open inside `async with`, which never fails for the disk's sake: `run` says what is wrong with it.
+    """Open inside `async with`, which never fails because of the disk: `run` raises what is wrong with it.
 
     Args:
         schema: statements that are right for a new file and for one that has them already.
@@ -118,7 +118,7 @@ class Database:
         self._ending = False
         self._thread = threading.Thread(target=self._live, name=f"database {self.path.name}", daemon=True)
         self._thread.start()
-        with suppress(DatabaseUnavailable):  # said in the log, and to whoever stores something
+        with suppress(DatabaseUnavailable):  # logged, and raised by the next `run`
             await self.run(lambda _connection: None)
         return self
 
@@ -133,7 +133,7 @@ class Database:
         """What `work` returns, once it is on the disk.
 
         Raises:
-            Full, Unavailable: nothing was changed.
+            DatabaseFull, DatabaseUnavailable: nothing was changed.
             Exception: whatever `work` raised; nothing was changed.
         """
         loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ class Database:
             log.exception("work on a database has a defect", path=str(self.path))
             outcomes = [(job, None, error) for job in group]
         for job, result, failed in outcomes:
-            with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+            with suppress(RuntimeError):  # the loop has ended, and the callers with it
                 job.loop.call_soon_threadsafe(_settle, job.answer, result, failed)
 
     def _opened(self) -> sqlite3.Connection:
@@ -239,7 +239,7 @@ class Database:
 
 
 def transact(connection: sqlite3.Connection, work: Work[T]) -> T:
-    """What `work` returns, in a transaction of its own; for commands, which own no thread."""
+    """Return what `work` returns, in a transaction of its own; for commands, which own no thread."""
     ((_, result, failed),) = _attempts(connection, [work])
     if failed is not None:
         raise failed
@@ -297,7 +297,7 @@ def _is_corrupt(error: Exception) -> bool:
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary result code, 0 for what is none of its."""
+    """SQLite's primary result code; 0 for other errors."""
     return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 

@@ -1,6 +1,6 @@
 """Links for tests: the proxy on a thread of its own, and a handle that any thread may call.
 
-Every call returns when its effect is there for every live connection, so a test can say what happens and then look.
+Every call returns when its effect has reached every live connection, so a test can change the link and check at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _STARTS_WITHIN_S = 10.0
 
 
 class LinkThread:
-    """An event loop in a thread, and the links on it. `close` ends both; the first `link` begins both.
+    """An event loop in a thread, with the links on it: the first `link` starts both, `close` ends both.
 
     Args:
-        seed: of every link that does not say otherwise.
+        seed: of every link that names none of its own.
     """
 
     def __init__(self, seed: int = 1) -> None:
@@ -54,7 +54,7 @@ class LinkThread:
         Args:
             scenario: a name (`tidegate link --list`), a YAML file, or the same as a dict.
             traces: recorded capacity, towards the upstream and back.
-            profile: what the link is like, in words of a profile: `delay_ms=40, to_mbit=2`.
+            profile: what the link is like, by the keys of a profile: `delay_ms=40, to_mbit=2`.
 
         Raises:
             LinkError: there is no such scenario, or a value makes no sense; the message says which.
@@ -75,7 +75,7 @@ class LinkThread:
         return made
 
     def call(self, function: Callable[[], T]) -> T:
-        """What it returns, called on the links' loop."""
+        """The result of `function`, called on the links' loop."""
         if threading.current_thread() is self._thread:
             return function()
 
@@ -85,7 +85,7 @@ class LinkThread:
         return self._run(on_loop())
 
     def close(self) -> None:
-        """End every link; nothing of them is left."""
+        """End every link and the thread."""
         if self._loop is None or self._thread is None:
             return
         self._run(self._stack.aclose())
@@ -96,7 +96,7 @@ class LinkThread:
 
     @property
     def violations(self) -> list[LinkEvent]:
-        """Proof that the proxy itself has lost or invented bytes; always empty but for a defect of ours."""
+        """Events in which the proxy lost or invented bytes by itself; always empty but for a defect of the proxy."""
         return self.log.events("violation")
 
     def __repr__(self) -> str:
@@ -137,12 +137,12 @@ class SimLink:
         return f"{self.host}:{self.port}"
 
     def play(self, scenario: str | dict[str, Any]) -> None:
-        """Be like this from now on; its timeline begins now."""
+        """Apply a scenario; its timeline begins now."""
         loaded = load(scenario) if isinstance(scenario, str) else of(scenario, self.name, Path.cwd())
         self._call(lambda: self._timeline.play(loaded))
 
     def apply(self, *, traces: Traces = None, **profile: Any) -> None:
-        """Be like this: `apply(delay_ms=40, jitter={"dist": "lognormal", "ms": 8})`. Toxics stay."""
+        """Set what the link is like: `apply(delay_ms=40, jitter={"dist": "lognormal", "ms": 8})`. Toxics stay."""
         wanted = {"delay_ms": 0.0, **profile}
         if traces is not None:
             place = {"to_target": "", "from_target": "", "offset_s": 0.0}
@@ -153,16 +153,16 @@ class SimLink:
         self._call(lambda: self._core.apply(read, traces=traces))
 
     def toxic(self, name: str, direction: Direction, **profile: Any) -> None:
-        """One layer more: `toxic("slow upload", "to", delay_ms=300)`."""
+        """Add a layer: `toxic("slow upload", "to", delay_ms=300)`."""
         toxic = convert({"direction": direction, **profile}, Toxic, name)
         self._call(lambda: self._core.put(name, toxic, direction))
 
     def remove(self, name: str) -> None:
-        """Take that toxic away."""
+        """Remove the toxic of this name."""
         self._call(lambda: self._core.remove(name))
 
     def clear(self) -> None:
-        """As if there were no link between."""
+        """Remove the scenario, every toxic and the partition."""
 
         def clear() -> None:
             self._timeline.stop()
@@ -171,7 +171,7 @@ class SimLink:
         self._call(clear)
 
     def partition(self, kind: Kind = "blackhole", direction: Direction = "both", *, for_s: float | None = None) -> None:
-        """Break it: blackhole, refuse, reset, close, silent or deaf (`proxy/link.py` says what each does)."""
+        """Break the link: blackhole, refuse, reset, close, silent or deaf; docs/testing-with-links.md has them all."""
         self._call(lambda: self._core.partition(kind, direction, for_s=for_s))
 
     def heal(self) -> None:
@@ -181,7 +181,7 @@ class SimLink:
         self._call(heal)
 
     def flap(self, for_s: float) -> None:
-        """Gone for a moment."""
+        """Partition the link for so many seconds."""
         self.partition(for_s=for_s)
 
     def hang_up(self, how: Literal["reset", "close"] = "reset") -> None:
@@ -198,7 +198,7 @@ class SimLink:
         return self._call(self._core.state)
 
     def events(self, what: str | None = None) -> list[dict[str, Any]]:
-        """What happened on this link; of one kind, or all."""
+        """The events of this link; of one kind, or all."""
         found = self._call(lambda: self._thread.log.events(what))
         return [event.plain() for event in found if event.link == self.name]
 

@@ -1,7 +1,7 @@
 """Links on a timeline, for tests: `netsim.at(5.0, link.partition)`, `netsim.every(2.0, link.flap, 0.4)`.
 
 Time begins when the fixture is made, and again at `start()`. What is due is called on a thread of its own, one after
-another; what a callable raises is kept and fails the test at its end, since nobody is there to catch it.
+another; what a callable raises is kept and fails the test at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Act = Callable[[], Any]
 
 
 class Netsim:
-    """Mutable. `close` ends the timeline; the links are their thread's."""
+    """A timeline of acts on links. `close` ends the timeline; the links belong to their thread."""
 
     def __init__(self, thread: LinkThread) -> None:
         self.errors: list[BaseException] = []
@@ -35,7 +35,7 @@ class Netsim:
         self._closed = False
 
     def link(self, upstream: Upstream, *args: Any, **options: Any) -> SimLink:
-        """As the fixture `link`."""
+        """Make a link, as the fixture `link` does."""
         return self._links.link(upstream, *args, **options)
 
     @property
@@ -44,7 +44,7 @@ class Netsim:
         return clock.now() - self._began_at
 
     def start(self) -> None:
-        """Now is 0. What was planned and has not happened happens relative to this instant."""
+        """Make now the second 0 of the timeline; acts that are still to come move with it."""
         with self._changed:
             self._began_at = clock.now()
             self._changed.notify()
@@ -66,7 +66,7 @@ class Netsim:
         start_s: float | None = None,
         times: int | None = None,
     ) -> None:
-        """Call it again and again, from `start_s` on (after one period, if not said), `times` times or to the end."""
+        """Call it again and again, from `start_s` on (after one period by default), `times` times or to the end."""
         if not every_s > 0.0:
             raise ValueError(f"every_s must be above 0, not {every_s}")
         first_s = self.now_s + every_s if start_s is None else start_s

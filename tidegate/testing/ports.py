@@ -1,15 +1,16 @@
-"""Ports for servers that must know theirs before they listen, or take it again after they were killed.
+"""Free ports for servers that must know their port before they listen, or take it again after they were killed.
 
-They are below those that the system hands out by itself: of these, any connection of anybody may have one for its own
-end by the time that the server wants it. A port that was given out here is not given out again soon.
+The ports are below the range that the system hands out by itself: a connection of any process may take one of that
+range before the server does. A port that was given out here is not given out again soon.
 """
 
 from __future__ import annotations
 
 import random
-import socket
 from collections import deque
 from typing import Final
+
+from tidegate.runtime import ports as runtime_ports
 
 _FIRST: Final = 20_000
 _BEYOND: Final = 32_000  # Linux hands out from 32768 on, others from 49152
@@ -19,7 +20,7 @@ _given: deque[int] = deque(maxlen=_REMEMBERED)
 
 
 class NoPorts(Exception):
-    """There are not so many free ports in a row."""
+    """No such row of free ports was found."""
 
 
 def free_port() -> int:
@@ -40,10 +41,4 @@ def free_ports(count: int) -> int:
 
 def is_free(port: int) -> bool:
     """Whether a server could listen there just now."""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+    return runtime_ports.is_free("127.0.0.1", port)

@@ -6,7 +6,7 @@
     tidegate_stack  tidegate_stack(links={"pool": "lte_driving"}) → a whole running gateway, pool, edges and broker
 
 What happened on the links goes into the report of a test that fails. A link that lost or invented a byte by its own
-fault fails the test that used it, whatever else that found.
+fault fails the test that used it, whatever else the test found.
 
 This file is imported in every run of pytest where Tidegate is installed, so it imports nothing but pytest.
 """
@@ -90,22 +90,22 @@ def trace(pytestconfig: pytest.Config) -> Any:
 
 @pytest.fixture(scope="session")
 def _stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Stack]]:
-    """Running stacks by what was asked for; all are stopped at the end of the session."""
+    """Running stacks by their options; all are stopped at the end of the session."""
     from tidegate.testing.stack import Stack
 
     running: dict[Any, Stack] = {}
 
     def get(links: dict[str, str], edges: int, models: Path | None, seed: int) -> Stack:
-        asked = (tuple(sorted(links.items())), edges, models, seed)
-        if asked not in running:
+        key = (tuple(sorted(links.items())), edges, models, seed)
+        if key not in running:
             folder = tmp_path_factory.mktemp("tidegate")
-            running[asked] = Stack(folder, links=links, edges=edges, models=models, seed=seed)
+            running[key] = Stack(folder, links=links, edges=edges, models=models, seed=seed)
             try:
-                running[asked].wait_ready()
+                running[key].wait_ready()
             except Exception:
-                del running[asked]
+                del running[key]
                 raise
-        return running[asked]
+        return running[key]
 
     yield get
     for one in running.values():
@@ -114,7 +114,7 @@ def _stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 @pytest.fixture
 def tidegate_stack(request: pytest.FixtureRequest, _stacks: Callable[..., Stack]) -> Callable[..., Stack]:
-    """Start a whole Tidegate, or have the one that an earlier test started in the same way, with its links mended."""
+    """Start a whole Tidegate, or reuse one that was started with the same options, with its links mended."""
     seed = request.config.getoption("--link-seed")
 
     def start(links: dict[str, str] | None = None, *, edges: int = 2, models: Path | None = None) -> Stack:

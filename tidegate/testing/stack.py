@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from os import getpid
 from pathlib import Path
 from typing import Any, Final
 
+import tidegate
 from tidegate.testing.ports import NoPorts, free_ports
 
 READY_WITHIN_S: Final = 120.0
@@ -28,7 +29,7 @@ _PORTS_BEFORE_EDGES, _PORTS_PER_PART = 6, 2
 
 
 class StackFailed(Exception):
-    """The stack did not start; the message holds its words."""
+    """The stack did not start; the message holds its output."""
 
 
 class ControlledLink:
@@ -45,7 +46,7 @@ class ControlledLink:
         self._ask("DELETE", "partition")
 
     def play(self, scenario: str | Mapping[str, Any]) -> None:
-        """Be like this from now on; its timeline begins now."""
+        """Apply a scenario; its timeline begins now."""
         self._ask("PUT", "scenario", {"name": scenario} if isinstance(scenario, str) else dict(scenario))
 
     def apply(self, **profile: Any) -> None:
@@ -61,7 +62,7 @@ class ControlledLink:
         return self._ask("GET", "state")
 
     def events(self) -> list[dict[str, Any]]:
-        """The newest that are kept."""
+        """The events that are kept, oldest first."""
         found: list[dict[str, Any]] = []
         after = 0
         while (page := self._ask("GET", f"events?after={after}"))["events"]:
@@ -85,10 +86,10 @@ class ControlledLink:
 
 
 class Stack:
-    """`wait_ready`, then use it; `stop` ends every process of it.
+    """A running stack: `wait_ready`, then use it; `stop` ends every process.
 
     Args:
-        links: by part: pool, edge-1, … or broker; what stands in front of it.
+        links: the scenario in front of each part: pool, edge-1, … or broker.
         models: a repository; None: one paced model called "encoder".
     """
 
@@ -98,7 +99,7 @@ class Stack:
         self.folder = folder
         self.links: dict[str, ControlledLink] = {}
         self._ready: dict[str, Any] = {}
-        self._told = threading.Event()
+        self._answered = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             ports = free_ports(_PORTS_BEFORE_EDGES + _PORTS_PER_PART * (edges + len(links)))
@@ -106,22 +107,24 @@ class Stack:
             raise StackFailed(str(error)) from error
         options = [f"--link={part}={scenario}" for part, scenario in links.items()]
         command = [
-            sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(getpid()),
+            sys.executable, "-P", "-m", "tidegate.cli", "--die-with-parent", str(os.getpid()),
             "up", "--json", "--edges", str(edges), "--ports-from", str(ports), "--seed", str(seed),
             "--data-dir", str(folder), "--models", str(models or _paced(folder / "paced")), *options,
         ]  # fmt: skip
-        self._words_path = folder / "up.words"
-        with self._words_path.open("wb") as words:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, start_new_session=True)
+        self._output_path = folder / "up.words"
+        with self._output_path.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=output, start_new_session=True, env=_environment()
+            )
         self._reader = threading.Thread(target=self._read, name="tidegate up", daemon=True)
         self._reader.start()
 
     def wait_ready(self) -> Stack:
         """Raises StackFailed."""
-        if not self._told.wait(READY_WITHIN_S) or not self._ready:
-            words = self._words_path.read_text(errors="replace")
+        if not self._answered.wait(READY_WITHIN_S) or not self._ready:
+            output = self._output_path.read_text(errors="replace")
             self.stop()
-            raise StackFailed(f"`tidegate up` did not get ready:\n{words}")
+            raise StackFailed(f"`tidegate up` did not get ready:\n{output}")
         self.links = {name: ControlledLink(name, url) for name, url in self._ready["links"].items()}
         return self
 
@@ -144,17 +147,17 @@ class Stack:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of each part, for faults of processes: `os.kill(stack.pids["edge-1"], signal.SIGSTOP)`."""
+        """The process id of each part, for faults of processes: `os.kill(stack.pids["edge-1"], signal.SIGSTOP)`."""
         return {one["name"]: one["pid"] for one in self._ready["processes"]}
 
     def state(self) -> dict[str, Any]:
-        """The gateway's own account of its targets."""
+        """The gateway's state of its targets, from its admin endpoint."""
         with urllib.request.urlopen(f"{self.admin}/v1/state", timeout=10) as answer:
             state: dict[str, Any] = json.load(answer)
             return state
 
     def infer(self, units: int = 8, *, budget_ms: float = 2000.0) -> tuple[int, Mapping[str, str]]:
-        """Ask the paced model for so many tokens; (HTTP status, headers of the answer)."""
+        """Send a request of so many tokens to the paced model; (HTTP status, headers of the answer)."""
         shape = [1, units]
         body = {
             "inputs": [
@@ -183,7 +186,7 @@ class Stack:
                     link.remove(name)
 
     def log(self) -> str:
-        """What happened on every link, in words."""
+        """The events of every link, as text."""
         lines = []
         for link in self.links.values():
             with contextlib.suppress(OSError):
@@ -191,7 +194,7 @@ class Stack:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """End it; politely, then for certain."""
+        """Stop every process: SIGINT, then SIGKILL."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         try:
@@ -211,12 +214,22 @@ class Stack:
         for line in self._process.stdout:
             if not self._ready:
                 self._ready = json.loads(line)
-                self._told.set()
-        self._told.set()
+                self._answered.set()
+        self._answered.set()
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, in which Tidegate's packages are found before a user's packages of the same name.
+
+    `-P` keeps the working folder out of a child's path; a PYTHONPATH, which children inherit, may still name it.
+    """
+    theirs = os.environ.get("PYTHONPATH")
+    ours = str(Path(tidegate.__file__).parents[1])
+    return dict(os.environ) if not theirs else {**os.environ, "PYTHONPATH": os.pathsep.join([ours, theirs])}
 
 
 def _paced(folder: Path) -> Path:
-    """A repository with one model that only takes its time."""
+    """A model repository with one paced model."""
     from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
     costs = PacedCosts(edge_ms=((1, 5), (128, 30)), pool_ms=((1, 10), (1024, 40)), edge_max_units=128)

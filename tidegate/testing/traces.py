@@ -1,8 +1,8 @@
 """Recordings of real links for tests, where the machine has them; synthetic ones everywhere.
 
-A recording is looked for by its file's name in the folders of `TIDEGATE_TRACES` (separated as in PATH) and of the ini
-option `link_traces`. One that is nowhere skips the test, with the reason: recordings belong to whoever made them, and
-none comes with Tidegate.
+A recording is looked up by its file's name in the folders of `TIDEGATE_TRACES` (separated as in PATH) and of the ini
+option `link_traces`. One that is nowhere skips the test, with the reason: recordings belong to their makers, and none
+comes with Tidegate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.netsim.links.trace import CapacityTrace
 
 
 class TraceMissing(Exception):
-    """No folder has it; the message says where it was looked for."""
+    """No folder has the recording; the message names the folders."""
 
 
 class TraceFinder:
@@ -46,6 +46,6 @@ class TraceFinder:
 
 
 def folders(*more: str) -> list[Path]:
-    """Those of the environment, and these."""
+    """The folders of `TIDEGATE_TRACES`, and these."""
     named = os.environ.get("TIDEGATE_TRACES", "").split(os.pathsep)
     return [Path(one).expanduser() for one in (*named, *more) if one]

@@ -1,4 +1,4 @@
-"""`tidegate attest`: the keys by which edges and pools prove what they are, and what they would say."""
+"""`tidegate attest`: manages the keys by which edges and pools attest what they run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def attest() -> None:
 
 @attest.command()
 @_key
-@click.option("--words", default="", help="What the line says to people. Default: the file's name.")
+@click.option("--words", default="", help="A note in the line, for people. Default: the file's name.")
 def init(key: Path, words: str) -> None:
     """Make an attestation key, and print the line that allows it.
 
@@ -49,7 +49,7 @@ def init(key: Path, words: str) -> None:
 
 @attest.command()
 @_key
-@click.option("--words", default="", help="What the line says to people. Default: the file's name.")
+@click.option("--words", default="", help="A note in the line, for people. Default: the file's name.")
 def show(key: Path, words: str) -> None:
     """Print the line that allows a key, and its id.
 

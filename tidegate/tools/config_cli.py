@@ -1,4 +1,4 @@
-"""`tidegate config`: what can be configured, whether a file is right, and a file to begin with.
+"""`tidegate config` prints the schema of a configuration, checks a file, and writes an example.
 
 The configuration models are entry points of the group `tidegate.configs`, so a process that is not installed has none
 here and this file knows no process by name. The example is written from the model itself: each field's own sentence as
@@ -92,7 +92,7 @@ def example(role: str) -> None:
 
 
 def example_yaml(role: str, model: type[ProcessConfig]) -> str:
-    """A YAML file that says everything and changes nothing: defaults are commented out, required keys are not."""
+    """A YAML file that lists every key and changes nothing: defaults are commented out, required keys are not."""
     prefix = str(model.model_config.get("env_prefix") or "").upper()
     lines = [f"# Configuration of `tidegate {role}`. What stands here commented out is the default."]
     lines += [f"# Each key can also come from the environment: {prefix}NAME for `name`, and so on.", ""]

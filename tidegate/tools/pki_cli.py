@@ -38,14 +38,16 @@ def pki() -> None:
       tidegate pki issue gateway/main --host gateway.local --host 10.0.0.2
       tidegate pki issue edge/edge-1 --host 10.0.0.7
       tidegate pki show
-      tidegate pki renew            from cron, daily: renews what has less than a third of its life left
+      tidegate pki renew            from cron, daily: renews what has less than a third of its validity left
     """
 
 
 @pki.command()
 @_folder
 @click.option("--name", default="Tidegate fleet CA", show_default=True, help="The CA's name, for people.")
-@click.option("--days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Until the CA ends.")
+@click.option(
+    "--days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Days until the CA expires."
+)
 @click.option(
     "--permit",
     multiple=True,
@@ -56,7 +58,7 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
     """Make the CA: ca.crt, which everyone needs, and ca.key, which stays here (mode 0600).
 
     The only host names in its reach are private ones (localhost, *.local, *.internal, …) and what --permit adds. So
-    whoever steals its key can impersonate this fleet, but no public site.
+    a thief of its key can impersonate this fleet, but no public site.
 
     \b
     Examples:
@@ -74,19 +76,25 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
 @pki.command()
 @click.argument("identity", metavar="ROLE/NAME")
 @_folder
-@click.option("--host", "hosts", multiple=True, metavar="NAME|ADDRESS", help="Where others reach it; repeatable.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME|ADDRESS",
+    help="Host name or address where others reach it; repeatable.",
+)
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
     default=CERT_DAYS,
     show_default=True,
-    help="Until it ends; fewer limit what a stolen key is good for.",
+    help="Days until it expires; fewer limit the use of a stolen key.",
 )
 def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
     """Issue a certificate with a new key for a gateway, edge, pool, broker or client.
 
     The role and the name are what other parts check; for an edge, NAME is its `name` in its configuration. Hosts are
-    for those who check addresses: the broker's and the gateway's callers.
+    for callers that check addresses: those of the broker and of the gateway.
 
     \b
     Examples:
@@ -96,11 +104,11 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
     """
     store = PkiStore(folder)
     try:
-        who = CertificateIdentity.parse(identity)
-        issued = store.issue(who, hosts, days=days, now=_now())
+        subject = CertificateIdentity.parse(identity)
+        issued = store.issue(subject, hosts, days=days, now=_now())
     except (PkiError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{who}: {store.cert(who)} and {store.key(who)}, until {issued.ends:%Y-%m-%d}")
+    click.echo(f"{subject}: {store.cert(subject)} and {store.key(subject)}, until {issued.ends:%Y-%m-%d}")
 
 
 @pki.command()
@@ -108,7 +116,7 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
 @_folder
 @click.option("--force", is_flag=True, help="Also those that are not due yet.")
 def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
-    """Renew the certificates with less than a third of their life left: all, or those named.
+    """Renew the certificates with less than a third of their validity left: all, or the named ones.
 
     Each gets a new key and the hosts and days that it had. Running processes take the new files by themselves, where
     they lie or where you copy them; nothing need be restarted.
@@ -140,7 +148,7 @@ def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
 @_folder
 @click.option("--json", "as_json", is_flag=True, help="As JSON, one list.")
 def show(folder: Path, as_json: bool) -> None:
-    """Show the CA and every certificate: whose, for which hosts, until when, and when it is due for renewal.
+    """Show the CA and every certificate: its identity, its hosts, when it ends, and when it is due for renewal.
 
     \b
     Examples:

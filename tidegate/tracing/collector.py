@@ -1,4 +1,4 @@
-"""The way to the collector that a configuration names, if it names one: OpenTelemetry is imported only then."""
+"""The connection to the collector that a configuration names; OpenTelemetry is imported only if one is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Collector(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Spans so far, by what became of them."""
+        """The number of spans so far, by their outcome."""
 
     def add(self, spans: Iterable[Span]) -> None: ...
 

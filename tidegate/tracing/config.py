@@ -1,4 +1,4 @@
-"""Where spans go, and of which requests: the section `tracing`, the same at all three processes."""
+"""The configuration section `tracing`, the same for all three processes: where spans go, and of which requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Spans to a collector, over OTLP: the one importer of OpenTelemetry.
+"""Exports spans to a collector over OTLP; this is the only module that imports OpenTelemetry.
 
 The SDK's batch processor sends from a thread of its own and keeps a bounded queue, so a collector that is dead or slow
-costs its spans and nothing else: `add` never waits, and whoever ends this process waits `PATIENCE_S` at most for what
+costs its spans and nothing else: `add` never waits, and the end of this process waits `PATIENCE_S` at most for what
 is still queued. That the collector cannot be reached, and that it can again, is one log line each.
 
 Spans are made here from ours as finished ones: the SDK's own are objects with locks that are opened and closed around
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 
 class SpanExport:
-    """Sends what it is given, inside `async with`.
+    """Sends the spans that are added to it, inside `async with`.
 
     Args:
         service: "gateway", "edge" or "pool"; with `name` the process in each trace's resource.
@@ -70,7 +70,7 @@ class SpanExport:
 
     async def __aenter__(self) -> Self:
         config = self._config
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_ReportingExporter` says it once
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_ReportingExporter` logs it once
         sending = OTLPSpanExporter(config.endpoint, headers=config.headers, timeout=config.timeout_s)
         self._exporter = _ReportingExporter(sending, self.counts, config.endpoint)
         self._processor = BatchSpanProcessor(
@@ -90,7 +90,7 @@ class SpanExport:
 
         def flush() -> None:
             processor.shutdown()  # type: ignore[no-untyped-call]
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(done.set)
 
         threading.Thread(target=flush, name="last spans", daemon=True).start()
@@ -116,14 +116,14 @@ class SpanExport:
 
         parent = _context(span.trace_id, span.parent_id) if span.parent_id else None
         return ReadableSpan(
-            span.name,
-            _context(span.trace_id, span.span_id, span.state),
-            parent,
-            self._resource,
-            span.attributes,
-            [SdkEvent(event.name, timestamp=ns(event.at)) for event in span.events],
-            [SdkLink(_context(link.trace_id, link.span_id)) for link in span.links],
-            _KINDS[span.kind],
+            name=span.name,
+            context=_context(span.trace_id, span.span_id, span.state),
+            parent=parent,
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[SdkEvent(event.name, timestamp=ns(event.at)) for event in span.events],
+            links=[SdkLink(_context(link.trace_id, link.span_id)) for link in span.links],
+            kind=_KINDS[span.kind],
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
             start_time=ns(span.began_at),
             end_time=max(ns(span.began_at), ns(span.ended_at)),
@@ -135,7 +135,7 @@ class SpanExport:
 
 
 class _ReportingExporter(SpanExporter):
-    """Counts what the other one does, and says when it begins to fail and when it is well again. In a thread."""
+    """Counts the results of another exporter, and logs when it begins to fail and when it recovers. In a thread."""
 
     def __init__(self, inner: SpanExporter, counts: Counter[str], endpoint: str) -> None:
         self._inner = inner

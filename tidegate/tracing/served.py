@@ -1,11 +1,11 @@
-"""A target's part in a trace: one span for each sampled request that it served, and one for each batch with any in it.
+"""A target's part in a trace: one span for each sampled request that it served, and one for each of their batches.
 
-The gateway tells most of it already, from the stage times that come with each answer; what only the target knows is
-what it was doing itself, and with whom a request was computed. A batch belongs to several traces and so to none: it is
+The gateway reports most of it already, from the stage times that come with each answer; only the target knows its own
+steps, and the batch-mates of a request. A batch belongs to several traces and so to none: it is
 a span of its own, with a link to each sampled member. Without a collector nothing is made, but logs name the trace.
 
-Only requests whose caller says that they are sampled are told of: what a gateway keeps because it turned out late, it
-tells itself.
+Only requests that the caller marks as sampled get spans here: a request that a gateway keeps because it was late is
+reported by the gateway alone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ServedTraces:
         self._bits = bits
 
     def begin(self, call: Call) -> Trace | None:
-        """The request's place in its caller's trace, which logs name from here on; None where he brought none."""
-        said = call.headers.get(PARENT_KEY)
-        trace = join_trace(said, call.headers.get(STATE_KEY, ""), self._bits) if said else None
+        """The request's place in its caller's trace, which logs name from here on; None without a caller's trace."""
+        parent = call.headers.get(PARENT_KEY)
+        trace = join_trace(parent, call.headers.get(STATE_KEY, ""), self._bits) if parent else None
         current.set(trace)
         return trace
 
@@ -54,26 +54,35 @@ class ServedTraces:
     def computed(
         self, members: Iterable[Trace], began_at: float, ended_at: float, attributes: Mapping[str, Value]
     ) -> None:
-        """A batch is done. `members`: those of its requests that are sampled; without any it is not told of."""
+        """A batch is done. `members`: its sampled requests; without any there is no span."""
         links = tuple(SpanLink(one.trace_id, one.span_id) for one in members)
         if links and self._collector is not None:
             trace_id, span_id = self._bits(128) or 1, self._bits(64) or 1
             name = f"batch {self._place}"
-            self._collector.add(
-                [Span(name, trace_id, span_id, 0, began_at, ended_at, attributes, "consumer", links=links)]
+            batch = Span(
+                name=name,
+                trace_id=trace_id,
+                span_id=span_id,
+                parent_id=0,
+                began_at=began_at,
+                ended_at=ended_at,
+                attributes=attributes,
+                kind="consumer",
+                links=links,
             )
+            self._collector.add([batch])
 
     def _span(self, trace: Trace, call: Call, attributes: Mapping[str, Value], error: str = "") -> Span:
         return Span(
-            f"serve {call.request.model_name}",
-            trace.trace_id,
-            trace.span_id,
-            trace.parent_id,
-            call.arrived_at,
-            clock.now(),
-            {"tidegate.target": self._place, **attributes},
-            "server",
-            error,
+            name=f"serve {call.request.model_name}",
+            trace_id=trace.trace_id,
+            span_id=trace.span_id,
+            parent_id=trace.parent_id,
+            began_at=call.arrived_at,
+            ended_at=clock.now(),
+            attributes={"tidegate.target": self._place, **attributes},
+            kind="server",
+            error=error,
             state=trace.state,
         )
 

@@ -1,7 +1,7 @@
-"""A span as it is made here: after the fact, of instants that were noted anyway.
+"""The data type of a span, which is made after the fact from instants that were recorded anyway.
 
 Nothing is opened while a request runs, and nothing is allocated for requests that are not kept. Instants are of this
-process' monotonic clock; whoever exports them turns them into the world's time (`export.py`).
+process' monotonic clock; the exporter converts them to wall-clock time (`export.py`).
 """
 
 from __future__ import annotations

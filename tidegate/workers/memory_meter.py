@@ -3,7 +3,7 @@
 On a CPU it is the process's resident memory, as Linux keeps it: the high-water mark is set back before a call and read
 after it. Allocators keep some of what a call gave back, and the next call then seems to need less. So what an engine's
 calls have left resident is counted to the next call that is larger than all before it: it had use for all of that. To
-smaller ones it is not counted, for nobody knows how much of it they used, and a call of five tokens would then seem to
+smaller ones it is not counted: how much of it they used is not known, and a call of five tokens would then seem to
 need what the largest batch did. On a GPU the runtime's own allocator is asked (`DeviceMeter`), which knows exactly.
 
 Reading costs some 60 µs, so only calls that can teach something are measured: a larger one than before, and every

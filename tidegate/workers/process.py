@@ -11,7 +11,8 @@ Invariants:
   order, so that cancelling them costs nothing. A call cancelled after it was sent keeps its place until the child
   has answered for it, and that answer is dropped; the child skips it if it had not begun.
 * When the child ends, however it ends, every pending call fails with WorkerDied, and so do later ones. A
-  WorkerProcess does not restart itself: whoever owns it enters a new one. Outputs that were handed out stay valid.
+  WorkerProcess does not restart itself: its owner enters a new one (`supervised.py`). Outputs that were handed out stay
+  valid.
 
 What it leaves to others: the order of calls (keep the queue yourself and give it one call at a time), restarting,
 batching.
@@ -22,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ from tidegate.types import Buffer
 from tidegate.workers import channel
 from tidegate.workers.array_transport import SHARE_FROM_BYTES, Handover
 from tidegate.workers.channel import Arrays, FrameError
+from tidegate.workers.exit_status import describe_exit
 from tidegate.workers.starvation import starved_s
 
 PIPELINE = 2
@@ -238,6 +239,7 @@ class WorkerProcess:
         inputs, outputs = self._handover.files
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a folder in which we were started may have packages of our names
             "-m",
             "tidegate.workers.child",
             str(theirs.fileno()),
@@ -332,7 +334,7 @@ class WorkerProcess:
         except TimeoutError:
             self._kill()
             status = await self._process.wait()
-        return _cause_of_death(status)
+        return describe_exit(status)
 
     def _bury(self, reason: str) -> None:
         assert self._reason is not None
@@ -384,12 +386,3 @@ class WorkerProcess:
         if self._reason.done():
             return f"<WorkerProcess {self.name} {self._reason.result()}>"
         return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending>"
-
-
-def _cause_of_death(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-status}"

@@ -1,7 +1,7 @@
 """How long a process was kept from running: ready, and waiting for a core. It tells a starved worker from a stuck one.
 
-The kernel counts it for every thread; here it is that of the main thread, which computes (`child.py`). Where nobody
-knows, it is 0: then every second counts as the process's own.
+The kernel counts it for every thread; here it is that of the main thread, which computes (`child.py`). Where it is not
+known, it is 0: then every second counts as the process's own.
 
 Source: Linux `Documentation/scheduler/sched-stats.rst`, /proc/<pid>/schedstat.
 """

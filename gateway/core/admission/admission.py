@@ -1,6 +1,6 @@
-"""Who is let in: one door for all requests, with a reason for each refusal and an honest word on when to come back.
+"""Admission decides whether a request is let in, with a reason for each refusal and a time after which to retry.
 
-A request passes, in this order, and the first that says no is the reason:
+A request passes these checks in this order, and the first that fails is the reason:
 
     over-budget   its tenant has neither pool- nor edge-seconds left, or too many requests inside   `tenants.py`
     shed          the fleet is overloaded and the request is above the cut                           `cut_level.py`
@@ -8,17 +8,17 @@ A request passes, in this order, and the first that says no is the reason:
     hopeless      placed and judged: in overload, its calibrated odds are below 5 %, or its answer is
                   worth less than what it takes from others                                         `placement_guard.py`
 
-What is provably late is refused later and further in, by the queues themselves, who know best. Everything here is there
-so that their refusals stay rare: work that is refused at the door costs nobody anything.
+What is provably late is refused later and further in, by the queues themselves, which know best. The checks here keep
+those refusals rare: work that is refused before it is placed costs nothing.
 
 Whether there is overload at all is a state with a memory (`overload.py`), and how much has to be refused is predicted
-from what is placed (`rejection.py`). While the state is off nobody is shed, whatever the levels. Whoever else depends
-on it (hedges, escalations, exploration) reads `overloaded`.
+from what is placed (`rejection.py`). While the state is off nothing is shed, whatever the levels. Hedges, escalations
+and exploration depend on it too and read `overloaded`.
 
-`retry_after_s` is the time in which those inside should have gone, by Little's law one mean stay, or the predicted wait
-if that is longer; times U(1, 1.3), since callers who were refused together shall not come back together.
+`retry_after_s` is the time in which the requests inside should be gone, by Little's law one mean stay, or the predicted
+wait if that is longer; times U(1, 1.3), since callers that were refused together shall not come back together.
 
-Invariants: each `enter` that let somebody in is followed by exactly one `leave`; counters are 0 when nobody is inside.
+Invariants: each `enter` that let a request in is followed by exactly one `leave`; counters are 0 when none is inside.
 Source: docs/design/routing.md, "Load shedding"; Cinnamon; DAGOR; Zhou and others' and Google's rule that a retry must
 not have a better chance than the first try (Beyer et al., "Site Reliability Engineering", 2016, ch. 21).
 """
@@ -48,7 +48,7 @@ _MOST_TICKS: Final = 200  # to catch up on after a pause: by then everything is 
 
 
 class AdmissionRequest(NamedTuple):
-    """Who asks to be let in. `asked` is a fingerprint of what is asked, worked out only when it matters."""
+    """A request to be let in. `asked` is a fingerprint of what is asked, worked out only when it matters."""
 
     tenant: str
     priority: int
@@ -56,7 +56,7 @@ class AdmissionRequest(NamedTuple):
 
 
 class Admission:
-    """Mutable: `enter` and `leave` for each request; the gate tells it of placements, tolls of attempts."""
+    """Mutable: `enter` and `leave` for each request; the guard reports placements, its observers attempts."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Admission:
     ) -> None:
         """Args:
         draw: uniform in [0, 1).
-        shed: whether anybody is refused for the others' sake.
-        on_change: told of each change of the overload state, and why.
+        shed: whether requests are refused for the sake of others.
+        on_change: called with each change of the overload state, and why.
         """
         self.sheds = shed
         self.limit = limit
@@ -95,13 +95,13 @@ class Admission:
     def overloaded(self) -> bool:
         return self.overload.on
 
-    def enter(self, who: AdmissionRequest, now: float) -> Overloaded | None:
+    def enter(self, request: AdmissionRequest, now: float) -> Overloaded | None:
         """Let the request in, or say why not."""
         self._tick(now)
-        quota, priority_level = self.tenants.of(who.tenant), level_of(who.priority)
+        quota, priority_level = self.tenants.of(request.tenant), level_of(request.priority)
         refusal = self._over_budget(quota, now)
         if refusal is None and self.overload.on and self.sheds:
-            refusal = self._shed(quota, priority_level, who.asked(), now)
+            refusal = self._shed(quota, priority_level, request.asked(), now)
         if refusal is None and not self.limit.try_acquire(urgent=priority_level == 1):
             refusal = self._refuse("full", f"{self.limit.in_flight} requests are in flight", self._drain_s)
         if refusal is None:
@@ -151,7 +151,7 @@ class Admission:
         return Overloaded(f"{reason}: {why}", retry_after_s=self._retry_after_s(wait_s))
 
     def _retry_after_s(self, wait_s: float) -> float:
-        """Whole milliseconds: what is told is what is meant."""
+        """Whole milliseconds: what is reported is what is meant."""
         spread_s = min(LONGEST_S, wait_s) * (1.0 + _SPREAD * self._draw())
         return min(LONGEST_S, max(SHORTEST_S, ceil(1e3 * spread_s) / 1e3))
 

@@ -1,4 +1,4 @@
-"""How many requests may be inside at once: learned from the queues at targets, and from nothing else.
+"""The adaptive limit bounds the requests in flight, and learns from the queues at targets alone.
 
 A fixed number is wrong as soon as the fleet changes. By Little's law the right one is throughput times time without
 queueing, and queueing is what gives a wrong one away. The usual algorithms compare an end-to-end latency with its
@@ -11,11 +11,12 @@ and how long it was computed, so the link is left out altogether:
     limit     += SMOOTHING · (gradient · limit + √limit − limit)            between `floor` and `cap`
 
 √limit is the room to probe in. The limit moves only while it matters (over half of it was used), and it does not fall
-while queues and requests in flight move against each other: then the queues are somebody else's (a hot device, other
+while queues and requests in flight move against each other: then the queues are made by others (a hot device, other
 gateways), and letting fewer in would not shorten them (the correlation guard).
 
-Chosen over AIMD because it settles instead of sawing, and over a PID since it has nothing to tune. Who is refused is
-not its business: it is a last bound above the cut levels, with room of half as much again for the most urgent level.
+Chosen over AIMD because it settles instead of sawing, and over a PID since it has nothing to tune. Which requests are
+refused is not its business: it is a last bound above the cut levels, with room of half as much again for the most
+urgent level.
 
 Invariants: 1 <= floor <= limit <= cap; never more than 1.5 · limit (nor than the cap) inside. O(1) per answer.
 Source: Netflix concurrency-limits (Gradient2; application-limited hold), failsafe-go's adaptive limiter (correlation
@@ -75,7 +76,7 @@ class AdaptiveLimit:
 
     @property
     def floor(self) -> int:
-        """The least that the limit falls to: enough for each target that its queue can choose whom to serve first."""
+        """The least that the limit falls to: enough for each target that its queue has a choice."""
         return min(self.cap, max(_LEAST, _PER_TARGET * self._targets()))
 
     def try_acquire(self, *, urgent: bool = False) -> bool:

@@ -1,8 +1,8 @@
-"""Who is refused when not everybody can be served: those above the cut, and the same ones each time they ask.
+"""The cut level decides which requests overload refuses: those above the cut, and the same ones at each retry.
 
 Every request has one of 500 levels, 0 first: its priority gives the band of 125, and within the band its place is
-drawn by a hash of (tenant, hour, what is asked). So who asks again within the hour gets the same level, and an
-impatient client's retries cannot roll the dice until they fall well; next hour others have the bad luck. What is asked
+drawn by a hash of (tenant, hour, what is asked). So a retry within the hour gets the same level, and an
+impatient client's retries cannot draw until they are lucky; in the next hour other requests are. What is asked
 belongs to the hash because without it a fleet with a single tenant could only be cut by whole bands. Weights bend the
 draw: a tenant of weight 2 is cut half as often as one of weight 1.
 
@@ -13,7 +13,7 @@ The cut is the quantile of recent levels at the rate at which requests have to b
 Rounding is in favour of the request. How much has to be refused is decided elsewhere (`rejection.py`).
 
 Invariants: a more urgent band is refused only when all less urgent ones are; the cut falls (weakly) as the rate
-rises; a rate of 0 refuses nobody. Recording is O(1), a new cut O(levels), once per tick.
+rises; a rate of 0 refuses nothing. Recording is O(1), a new cut O(levels), once per tick.
 Source: Uber, "Cinnamon: Using Century Old Tech to Build a Mean Load Shedder", 2023 (cohorts, quantile of recent
 priorities at the rejection ratio); Zhou et al., "Overload Control for Scaling WeChat Microservices", SoCC 2018 (DAGOR:
 levels hashed by user and hour).
@@ -50,7 +50,7 @@ class CutLevel:
     __slots__ = ("_counts", "_total", "_unit", "cut")
 
     def __init__(self) -> None:
-        self.cut = LEVELS  # nobody
+        self.cut = LEVELS  # refuses nothing
         self._counts = [0.0] * LEVELS
         self._total = 0.0
         self._unit = 1.0  # what one arrival counts now: growing it ages all others at once
@@ -71,7 +71,7 @@ class CutLevel:
             self._total, self._unit = self._total / self._unit, 1.0
 
     def reset(self) -> None:
-        """Nobody is refused."""
+        """Refuse nothing from now on."""
         self.cut = LEVELS
 
     def _quantile(self, rejection: float) -> int:

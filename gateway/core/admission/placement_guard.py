@@ -1,22 +1,22 @@
-"""Placement behind the door: what it decides is paid for, watched, and in overload refused where it is not worth it.
+"""The admission guard charges tenants for what placement decides, observes it, and refuses what is not worth it.
 
-Stands where the placer stands (`placement.Placement`), so hedges and fallbacks pass it as first attempts do:
+It is a part of the placement stack around the placer, so hedges and fallbacks pass it as first attempts do:
 
-    paid for    a tenant who cannot pay on the chosen tier is placed on the other one; on none, refused until it can
-    watched     the chosen candidate gets a toll, by which admission hears what queues do and what compute was spent
+    charged     a request whose tenant cannot pay on the chosen tier goes to the other tier; on none, it is refused
+    observed    the chosen candidate gets an observer, by which admission learns of queues and of compute spent
     worth it    first attempts in overload are refused when their claimed chance is below 5 % or their value below 0
 
-Odds are those that the policy claimed, which are calibrated by outcomes; a policy without claims gets what its margins
-imply. Uncalibrated, early shedding costs more than it saves (docs/design/routing.md, "Load shedding": −2 to −4 points),
-so it is never done outside of overload, where there is nobody to whom the time would be of more use.
+The chance is the one that the policy claimed, which is calibrated by outcomes; for a policy without claims, the one
+that its margin implies. Uncalibrated, early shedding costs more than it saves (docs/design/routing.md, "Load shedding":
+−2 to −4 points), so it is never done outside of overload, when no other request would need the time more.
 
-"Worth it" looks at those that were judged, and who was not judged is taken for no help: that is an edge whose rent is
-so high that not even a place at which hardly anything is answered is a worse choice. So while a pool refuses
-everything, long requests are refused at the door instead of filling edges that short ones need. Judging those edges
-without their rent, and sending long requests there, was simulated (eight paced edges, twelve seeds, a pool that says
-no for 1 s): 75 % of all in time instead of 86 %, of the documents 62 % instead of 76 %.
+"Worth it" looks at the candidates that have a score, and takes one without a score for no help: that is an edge whose
+rent is so high that even a target at which hardly anything is answered is a better choice. So while a pool refuses
+everything, long requests are refused here instead of filling edges that short ones need. Scoring those edges without
+their rent, and sending long requests there, was simulated (eight paced edges, twelve seeds, a pool that refuses for
+1 s): 75 % of all in time instead of 86 %, of the documents 62 % instead of 76 %.
 
-    strain   the share of the time to spare that the chosen target's queue eats: wait / (budget − link − compute)
+    strain   the share of the time to spare that the chosen target's queue takes: wait / (budget − link − compute)
     loss     the chance of being late, where the queue has a part in it; what the link does is no reason to shed
 """
 
@@ -30,8 +30,10 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuota
 from gateway.core.estimate.calibration import apply_curve
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.interval import chance_from_margin
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer, added_work_s
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, added_work_s
 from gateway.core.placement.utility import candidate_completion
 from tidegate.outcome import ServeError
 
@@ -42,20 +44,17 @@ _EARLY_S: Final = 0.001
 
 
 class AdmissionGuard:
-    """Places asks by `placer` under what `admission` knows."""
+    """Places asks by `placement` under what `admission` knows."""
 
-    def __init__(self, placer: Placer, admission: Admission) -> None:
-        self.placer = placer
+    def __init__(self, placement: Placement, fleet: Fleet, admission: Admission) -> None:
+        self.fleet = fleet
         self.admission = admission
-
-    @property
-    def fleet(self) -> Fleet:
-        return self.placer.fleet
+        self._placement = placement
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """As the placer decides, but refused where it cannot be paid or is not worth it."""
         quota = self.admission.tenants.of(ask.tenant)
-        decision = self._affordable(self.placer.decide(ask, now, exclude), quota, now, exclude)
+        decision = self._affordable(self._placement.decide(ask, now, exclude), quota, now, exclude)
         chosen = decision.chosen
         if chosen is None:
             return decision
@@ -72,8 +71,8 @@ class AdmissionGuard:
     def _elsewhere(
         self, decision: Decision, chosen: Candidate, quota: TenantQuota, now: float, exclude: Collection[str]
     ) -> tuple[Decision, Candidate]:
-        """The next best for one who would be refused where he was placed, which would cost him a round trip."""
-        other = self.placer.decide(decision.ask, now, {*exclude, chosen.target.id})
+        """The next best target for a request that the chosen one would refuse, which would cost a round trip."""
+        other = self._placement.decide(decision.ask, now, {*exclude, chosen.target.id})
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other, other.chosen
         return decision, chosen
@@ -84,7 +83,7 @@ class AdmissionGuard:
             return decision
         tier = chosen.target.spec.tier
         beyond = {*exclude, *(one.id for one in self.fleet.targets.values() if one.spec.tier == tier)}
-        other = self.placer.decide(decision.ask, now, beyond)
+        other = self._placement.decide(decision.ask, now, beyond)
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other
         wait_s = quota.wait_s(tier, charged_cost_s(chosen), now)
@@ -106,19 +105,19 @@ class AdmissionGuard:
         )
 
     def __repr__(self) -> str:
-        return f"<AdmissionGuard {self.placer!r} {self.admission!r}>"
+        return f"<AdmissionGuard {self._placement!r} {self.admission!r}>"
 
 
 class TenantCharge:
-    """The toll of one attempt: its tenant pays, admission learns. See `toll.AttemptObserver`."""
+    """Observes one attempt: its tenant pays, and admission learns. See `attempt_observer.py`."""
 
-    __slots__ = ("_admission", "_charged_s", "_deadline", "_purse", "_share", "_strain", "_tier")
+    __slots__ = ("_admission", "_charged_s", "_deadline", "_quota", "_share", "_strain", "_tier")
 
     def __init__(
         self, admission: Admission, quota: TenantQuota, candidate: Candidate, deadline: float, strain: float
     ) -> None:
         self._admission = admission
-        self._purse = quota
+        self._quota = quota
         self._tier = candidate.target.spec.tier
         self._charged_s = charged_cost_s(candidate)
         self._share = self._charged_s / candidate.compute_s
@@ -126,36 +125,36 @@ class TenantCharge:
         self._strain = strain
 
     def launched(self, now: float) -> None:
-        self._purse.spend(self._tier, self._charged_s, now)
+        self._quota.spend(self._tier, self._charged_s, now)
 
     def answered(self, queue_s: float, compute_s: float | None, now: float) -> None:
         if compute_s is not None:
-            self._purse.spend(self._tier, self._share * compute_s - self._charged_s, now)
+            self._quota.spend(self._tier, self._share * compute_s - self._charged_s, now)
             self._admission.limit.answered(queue_s, compute_s, now)
         self._admission.overload.attempt_ended(lost=0.0 < now - self._deadline < queue_s)
 
     def refused(self, now: float, *, full: bool) -> None:
-        self._purse.spend(self._tier, -self._charged_s, now)
-        # Where no queue was to be seen, it was the link that took the time which the target finds wanting.
+        self._quota.spend(self._tier, -self._charged_s, now)
+        # Where no queue was seen, it was the link that took the time which was missing at the target.
         lost = full or self._strain > _STRAIN_OF_LOST
         self._admission.overload.attempt_ended(lost=lost)
         if lost:
             self._admission.limit.dropped(now)
 
     def failed(self, now: float) -> None:
-        self._purse.spend(self._tier, -self._charged_s, now)
+        self._quota.spend(self._tier, -self._charged_s, now)
 
     def cancelled(self, now: float) -> None:
-        """What was charged stays charged: nobody knows whether it was computed. At the deadline it is a miss."""
+        """What was charged stays charged: whether it was computed is not known. At the deadline it is a miss."""
         if now >= self._deadline - _EARLY_S:
             self._admission.overload.attempt_ended(lost=self._strain > _STRAIN_OF_LOST)
 
     def __repr__(self) -> str:
-        return f"<TenantCharge {self._purse.name} {self._charged_s:.4f} s on {self._tier}>"
+        return f"<TenantCharge {self._quota.name} {self._charged_s:.4f} s on {self._tier}>"
 
 
 def queue_pressure(candidate: Candidate, budget_s: float) -> float:
-    """The share of the time to spare that the queue eats; infinite where there is a queue and no time to spare."""
+    """The share of the time to spare that the queue takes; infinite where there is a queue and no time to spare."""
     slack_s = budget_s - candidate.link_s - candidate.compute_s
     if candidate.wait_s <= 0.0:
         return 0.0

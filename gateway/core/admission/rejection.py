@@ -1,7 +1,7 @@
-"""What share of arrivals has to be refused so that those who are let in are served in time.
+"""The rejection rate is the share of arrivals to refuse so that the admitted requests are served in time.
 
-Of the requests that were let in, some are lost to queues all the same. To be rid of a loss of m, a share m of those let
-in has to be refused as well, so every tick of 50 ms closes a part of that gap:
+Of the requests that were let in, some are lost to queues all the same. To be rid of a loss of m, a share m of them
+has to be refused as well, so every tick of 50 ms closes a part of that gap:
 
     loss above TARGET    rate += (1 − rate) · (loss − TARGET) · TICK_S / ATTACK_S
     else                 rate *= 1 − TICK_S / RELEASE_S
@@ -24,7 +24,7 @@ from typing import Final
 
 TICK_S: Final = 0.05
 TARGET: Final = 0.08
-MOST: Final = 0.95  # somebody has to come through, or nothing would be learned any more
+MOST: Final = 0.95  # some requests have to pass, or nothing would be learned any more
 _ATTACK_S: Final = 0.3
 _RELEASE_S: Final = 0.3
 _KEEP: Final = 0.8  # of what was seen of losses, per tick: a memory of a quarter of a second
@@ -48,7 +48,7 @@ class RejectionRate:
 
     @property
     def loss(self) -> float:
-        """The mean chance of being late for a queue, of those lately let in."""
+        """The mean chance of being late for a queue, of requests lately let in."""
         return self._lost / self._seen if self._seen >= 1.0 else 0.0
 
     def tick(self, *, active: bool) -> None:
@@ -60,6 +60,7 @@ class RejectionRate:
     def _correct(self) -> None:
         excess = self.loss - TARGET
         if excess > 0.0:
+            # of the share that is still let in, the excess is to be refused too: a part of it in each tick
             self.rate = min(MOST, self.rate + (1.0 - self.rate) * excess * TICK_S / _ATTACK_S)
         else:
             self.rate *= 1.0 - TICK_S / _RELEASE_S

@@ -1,10 +1,10 @@
-"""Who may use how much of the fleet's compute: a token bucket per tenant and tier, in seconds of compute.
+"""Tenant quotas bound each tenant's use of the fleet: a token bucket per tier, in seconds of compute.
 
 Requests per second mean little where one request costs a thousand times another, so budgets are in what is scarce: a
 tenant that may use 0.5 pool-seconds a second keeps half a device busy, however it asks. An attempt is charged its
 predicted compute as it is launched and settled when its answer says what it took; a refused or failed one is refunded.
 Several requests that a pool computes together share one batch: each is charged the share of it by which it lengthens
-the queue (`placement.work_of`).
+the queue (`placer.added_work_s`).
 
 A request may be paid when the bucket holds its cost, or is full: what costs more than a whole burst would otherwise
 never run. What the prediction was short of becomes a debt, which is repaid before anything else is spent.
@@ -12,14 +12,14 @@ never run. What the prediction was short of becomes a debt, which is repaid befo
 Requests and bytes are budgeted in the same way, for what compute does not show: a flood of small questions about
 metadata, or bodies that fill the link. Their bursts are one second's worth.
 
-A tenant is a name in the configuration; any other name shares the purse of `default`, so what callers invent costs no
-memory. Who was authenticated is known (`known`) and has a purse of its own, as large as that of `default` where nothing
-else is configured: a neighbour's storm must not empty it. A credential with limits has a purse within its tenant's:
+A tenant is a name in the configuration; any other name shares the quota of `default`, so names that callers invent cost
+no memory. An authenticated tenant (`known`) has a quota of its own, as large as that of `default` where nothing else is
+configured: a storm of another tenant must not empty it. A credential with limits has a quota within its tenant's:
 whatever it spends is spent from both.
 
 Invariants: 0 <= available <= burst; what a tenant is granted in t seconds is at most rate · t + burst + the largest
-single cost; in_flight never exceeds the tenant's own limit. O(1), and as many purses as there are names configured and
-authenticated, MOST_PURSES at most.
+single cost; in_flight never exceeds the tenant's own limit. O(1), and as many quotas as there are names configured and
+authenticated, MAX_QUOTAS at most.
 Source: docs/design/routing.md, "Tenant budgets"; Stripe, "Scaling your API with rate limiters", 2017 (token buckets,
 and a cap in flight).
 """
@@ -35,7 +35,7 @@ from gateway.core.fleet.pricing import Tier
 from tidegate.caller import NO_LIMITS, Identity, UsageLimits
 
 DEFAULT: Final = "default"
-MAX_QUOTAS: Final = 10_000  # beyond, whoever is new shares what is there
+MAX_QUOTAS: Final = 10_000  # beyond, a new tenant shares the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class TokenBucket:
 
 
 class TenantQuota:
-    """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the purse that pays with it."""
+    """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the quota that pays with it."""
 
     __slots__ = ("_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "within")
 
@@ -110,7 +110,7 @@ class TenantQuota:
         self.change(spec)
 
     def change(self, spec: TenantSpec) -> None:
-        """Other limits from now on, with full buckets. Who is inside stays inside."""
+        """Other limits from now on, with full buckets. Requests inside stay inside."""
         self.spec = spec
         self.buckets: dict[Tier, TokenBucket] = {
             "edge": TokenBucket(spec.edge_s_per_s, spec.burst_s),
@@ -159,21 +159,21 @@ class TenantQuota:
 
 
 class TenantQuotas:
-    """The purses, by name."""
+    """The quotas, by tenant."""
 
     def __init__(self, specs: Mapping[str, TenantSpec] = {}) -> None:  # never changed
         self.quotas = {name: TenantQuota(name, spec) for name, spec in {DEFAULT: TenantSpec(), **specs}.items()}
         self._default = self.quotas[DEFAULT]
 
     def of(self, name: str) -> TenantQuota:
-        """The tenant's purse; that of `default` for a name that nobody configured."""
+        """The tenant's quota; that of `default` for a name that is not configured."""
         return self.quotas.get(name, self._default)
 
     def weight_of(self, name: str) -> float:
         return self.of(name).spec.weight
 
     def known(self, tenant: str) -> TenantQuota:
-        """The purse of an authenticated tenant, made where it is new."""
+        """The quota of an authenticated tenant, made where it is new."""
         found = self.quotas.get(tenant)
         if found is not None:
             return found
@@ -182,7 +182,7 @@ class TenantQuotas:
         return self.quotas.setdefault(tenant, TenantQuota(tenant, self._default.spec))
 
     def of_identity(self, identity: Identity) -> TenantQuota:
-        """The purse that pays for somebody: the tenant's, or one within it where the credential has limits."""
+        """The quota that pays for an identity: the tenant's, or one within it where the credential has limits."""
         limits, tenant = identity.grant.limits, identity.grant.tenant
         if limits == NO_LIMITS:
             return self.known(tenant)

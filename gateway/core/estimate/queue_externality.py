@@ -1,15 +1,16 @@
-"""What a request does to those that wait already: the places it passes, and the chances it takes from them.
+"""The queue externality is the value that a request takes from the requests that it passes in a queue.
 
 Our own targets compute in order of `order_key` (earliest deadline first, with priority). A request with a tight
-deadline therefore waits less than the queue is long, and everybody it passes waits for it. Counting the first without
-the second promises the same seconds twice: each tight request looks cheap, and together they starve the patient ones.
+deadline therefore waits less than the queue is long, and every request it passes waits for it. Counting the first
+without the second promises the same seconds twice: each tight request looks cheap, and together they starve the patient
+ones.
 
-    wait  = the queue − those that it passes
-    harm  = Σ over those it passes: weight · [Φ(room / spread) − Φ((room − work) / spread)]
+    wait  = the queue − the work of the requests that it passes
+    harm  = Σ over the requests it passes: weight · [Φ(room / spread) − Φ((room − work) / spread)]
 
 with `room` what each has left after all that is before it. The head is being computed and is never passed. Known are
-this gateway's own attempts only; those whose deadline is unknown count as ahead and are not harmed, and so is
-everybody else's work that load reports speak of.
+this gateway's own attempts only; attempts whose deadline is unknown count as ahead and are not harmed, and so
+does the work of others in load reports.
 
 Invariants: 0 <= wait <= the queue; 0 <= harm <= the weights passed; an empty queue is not harmed. O(n log n) in those
 passed, of which the first MOST_PASSED count.
@@ -49,8 +50,8 @@ def insertion_cost(
     """How long `place` would wait, and the value it would take from others.
 
     Args:
-        queue: (work in seconds, place) of those under way, the one being computed first.
-        work_s: what the request itself adds to the wait of those behind it.
+        queue: (work in seconds, place) of the attempts under way, the one being computed first.
+        work_s: what the request itself adds to the wait of requests behind it.
         wait_s: how long it would wait at the very end of the queue.
     """
     passed = [(other, own_s) for own_s, other in islice(queue, 1, 1 + MOST_PASSED) if other and other.key > place.key]
@@ -64,8 +65,10 @@ def insertion_cost(
 def _harm(passed: list[tuple[QueuePosition, float]], ahead_s: float, work_s: float, now: float) -> float:
     harm, finish_s = 0.0, ahead_s
     for other, own_s in passed:
-        finish_s += own_s
+        finish_s += own_s  # when it would be done without the newcomer
+        # The spread of that instant: 30 % of it, and a millisecond of timers. `scale` is 1 / (√2 · spread), for erf.
         scale = 1.0 / (_SQRT_2 * sqrt((_WAIT_SPREAD * finish_s) ** 2 + _TIMER_SPREAD_S * _TIMER_SPREAD_S))
         room_s = other.deadline - now - finish_s
+        # weight · [Φ(room / spread) − Φ((room − work) / spread)]
         harm += 0.5 * other.weight * (erf(room_s * scale) - erf((room_s - work_s) * scale))
     return harm

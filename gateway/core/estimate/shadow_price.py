@@ -1,21 +1,21 @@
-"""What a second of a target's time is worth to those who are still to come: its rent.
+"""The shadow price is what a second of a target's time is worth to requests that are still to come.
 
-Harm (`queue_externality.py`) is what a request takes from those who wait already. It also takes time from those who
-will come while it computes, and where a target is nearly full they have nowhere to put it. A rule that ignores them
-fills the slow, cheap target with long work whenever it is idle for a moment, and the next tight request finds it busy.
-In the linear program that assigns work to machines this is the dual price of a machine's capacity: nothing while there
-is room, and then as much as the best use of a second there brings. Without solving it, queueing theory has its shape:
-the delay that one more second of work causes to later arrivals grows as ρ / (1 − ρ), so
+Harm (`queue_externality.py`) is what a request takes from requests that wait already. It also takes time from requests
+that will come while it computes, and where a target is nearly full there is no other time for them. A rule that ignores
+them fills the slow, cheap target with long work whenever it is idle for a moment, and the next tight request finds it
+busy. In the linear program that assigns work to machines this is the dual price of a machine's capacity: nothing while
+there is room, and then as much as the best use of a second there brings. Without solving it, queueing theory has its
+shape: the delay that one more second of work causes to later arrivals grows as ρ / (1 − ρ), so
 
-    rent per second = ρ / max(1 − ρ, FULL)        in ordinary answers in time; ρ the work sent there lately
+    price per second = ρ / max(1 − ρ, FULL)        in ordinary answers in time; ρ the work sent there lately
 
 `ρ` is an exponentially weighted rate over MEMORY_S, about as long as a burst must last to matter to deadlines of
 tenths of a second. With FULL of a tenth a full target's second costs ten answers: work that brings less for it (a long
 text on a slow device) goes elsewhere, which is as it should be even if elsewhere is not sure to make it.
 
-Only this gateway's own work is counted. Invariants: rents are from 0 to MOST / FULL, and fall while nothing is sent.
-Source: docs/design/routing.md, "Shadow price of capacity"; "Queue externality" there has the harm to those in the
-queue; simulated (office_wifi, four seeds, at 0.9 and 1.2 of the knee) the rent to those who are not there yet is worth
+Only this gateway's own work is counted. Invariants: prices are from 0 to MOST / FULL, and fall while nothing is sent.
+Source: docs/design/routing.md, "Shadow price of capacity"; "Queue externality" there has the harm to requests in
+the queue; simulated (office_wifi, four seeds, at 0.9 and 1.2 of the knee) this price is worth
 another 2.1 and 2.5 points.
 """
 
@@ -30,7 +30,7 @@ _MOST: Final = 10.0  # times a target's capacity: more says nothing new
 
 
 class ShadowPrice:
-    """Mutable: `sent` with each launch; `rent` is the price of a second now."""
+    """Mutable: `sent` with each launch; `per_second` is the price of a second now."""
 
     __slots__ = ("_at", "_rate")
 
@@ -48,9 +48,9 @@ class ShadowPrice:
         return self._rate * exp((self._at - now) / MEMORY_S)
 
     def per_second(self, now: float) -> float:
-        """What a second there takes from those who are still to come, in ordinary answers in time."""
+        """What a second there takes from requests still to come, in ordinary answers in time."""
         rate = self.rate(now) if self._rate else 0.0
-        room = 1.0 - rate
+        room = 1.0 - rate  # ρ / max(1 − ρ, FULL)
         return rate / (room if room > _FULL else _FULL)
 
     def __repr__(self) -> str:

@@ -21,6 +21,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import ceil, log
 from typing import Final, Generic, Literal, NamedTuple, TypeVar, cast
 
+from tidegate.estimate.quantiles import bins_at
+
 SLOT_S: Final = 5.0
 SLOTS: Final = 12
 RATE_SLOTS: Final = 3  # the one under way, and the two whole ones before it
@@ -175,18 +177,7 @@ class SlidingStats(Generic[K]):
 
 def quantiles(buckets: Mapping[int, int], shares: tuple[float, ...] = QUANTILES) -> tuple[float, ...]:
     """Seconds that so many of the counted durations do not exceed, as the middle of their bucket."""
-    total = sum(buckets.values())
-    if not total:
-        return ()
-    found: list[float] = []
-    running, ordered = 0, iter(sorted(buckets))
-    bucket = 0
-    for share in shares:
-        while running < share * total:
-            bucket = next(ordered)
-            running += buckets[bucket]
-        found.append(_LEAST_S * _GROWTH ** (bucket - 0.5))
-    return tuple(found)
+    return tuple([_LEAST_S * _GROWTH ** (bucket - 0.5) for bucket in bins_at(buckets, shares)])
 
 
 def bucket_of(took_s: float) -> int:

@@ -1,4 +1,4 @@
-"""Whom breakers may take out, and how gently a target is loaded when it is back.
+"""The ejection policy limits which failing targets are excluded, and loads a target slowly when it is back.
 
 **Never everything.** A breaker sees one target. When half of the fleet looks broken, the fault is more likely in what
 they share (the network, the requests, this gateway) and taking them all out turns bad answers into none. So:
@@ -13,13 +13,13 @@ they cannot be used, whatever is decided, and count for neither side.
 **Slow start.** A process that has just started, or has just been trusted again, has cold caches, and looks idle to
 every gateway at once. For ten seconds its *capacity* counts as max(10 %, t / 10 s) of what it is. Of the ways to say
 that to a placement by predicted finish, the *wait* is stretched by the inverse of the share: one request at a time is
-served as predicted and so is predicted as before, which keeps chances honest and finds out whether it works; a second,
+served as predicted and so is predicted as before, which keeps chances honest and shows whether it works; a second,
 which would have to queue, sees a queue that drains at a tenth of the speed and goes elsewhere. Stretching the compute
-time too would keep it from being asked at all while an idle twin is there, until ten seconds are over and everybody
-comes at once: the very herd that slow start is to prevent. A cap on its share of the traffic would have to know what
+time too would keep it from being asked at all while an idle twin is there, until ten seconds are over and all
+requests come at once, which slow start is to prevent. A cap on its share of the traffic would have to know what
 share it should have; the predicted finish knows that already.
 
-When the fleet itself is new there is nobody warm to lean on: then nobody starts slowly. A connection that comes back to
+When the fleet itself is new no other target is warm: then none starts slowly. A connection that comes back to
 the same process finds warm caches, and a path that heals says nothing of the process at its end: neither starts slowly.
 
 Invariants: 0 <= ejected <= up, of edges and of all; a share is within [0.1, 1] and does not fall with time. All O(1).
@@ -44,7 +44,7 @@ class EjectionPolicy:
         self.began_at: float | None = None  # when the fleet's first target was added
         self.edges_spared = False  # ejected edges are used all the same
         self.panic = False  # all that are ejected are
-        self._usable = _TargetCounts()  # whoever could be used
+        self._usable = _TargetCounts()  # targets that could be used
         self._ejected = _TargetCounts()  # those of them that are ejected
 
     @property
@@ -72,7 +72,7 @@ class EjectionPolicy:
 
 
 class _TargetCounts:
-    """Mutable: who belongs, and how many of them are edges."""
+    """Mutable: the targets counted, and how many of them are edges."""
 
     __slots__ = ("edges", "members")
 

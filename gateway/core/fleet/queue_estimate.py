@@ -1,27 +1,27 @@
-"""How long a request would wait at a target: what we have there ourselves, and what the target said last.
+"""The queue estimate predicts the wait at a target, from our own attempts there and its last report.
 
 A load report is as old as its way here; our own launches are known at once. Without the local count every gateway sends
-all it has to whoever looked idle last, which costs 7 to 24 points of attainment (docs/design/routing.md, "Queue waits
-and the local ledger"): the local truth is a floor under what reports say.
+all it has to the target that looked idle last, which costs 7 to 24 points of attainment (docs/design/routing.md, "Queue
+waits and the local ledger"): the local truth is a floor under what reports say.
 
     wait = max(own work ahead, what is left of the reported delay + own work that no report speaks of yet)
 
-Work is what an attempt adds to the wait of those behind it: all of its compute where requests are computed one after
-another (an edge), and only what it adds to a call where those that wait are computed together (`batches`: a pool);
+Work is what an attempt adds to the wait of requests behind it: all of its compute where requests are computed one after
+another (an edge), and only what it adds to a call where waiting requests are computed together (`batches`: a pool);
 there half of a call's fixed part is added once, for the call that is running. Counting a pool's work as an edge's
 makes a batcher look ten times as busy as it is.
 
 A report speaks of an attempt if the target had acknowledged it before, since frames keep their order; a report that is
 one link delay old says nothing of what was still on its way. The reported delay runs down as time passes and also
 loses credit: after `_STALE_S` it counts for nothing, since the others' work in it is long done. An accept-ack is the
-freshest word of all: it promises an answer, and by how much that differs from what was expected here, so much more is
-ahead there than was thought, or less (`corrected`).
+freshest report of all: it says when the answer is due, and by how much that differs from what was expected here, so
+much more is ahead there than was thought, or less (`apply_ack`).
 
-Reports come by several roads (answers and link frames, MQTT), each with sequences of its own: within an epoch a road's
+Reports come by several paths (answers and link frames, MQTT), each with sequences of its own: within an epoch a path's
 older report is ignored, and an older epoch is always ignored. `launch` is called once per attempt, and then one of
-`finish` and `abandon`: whoever is given up while it is computed still takes its time there, since no engine stops.
+`finish` and `abandon`: an attempt that is given up while it is computed still takes its time, since no engine stops.
 
-Invariants: waits are finite and never negative; with nothing in flight and no fresh word the wait is 0. All O(1), a
+Invariants: waits are finite and never negative; with nothing in flight and no fresh report the wait is 0. All O(1), a
 report amortized: each attempt is looked at by one.
 """
 
@@ -38,7 +38,7 @@ from tidegate.types import LoadReport
 
 # docs/design/routing.md, "Queue waits and the local ledger": reported background decays linearly over 1.5 s
 _STALE_S: Final = 1.5
-_LONGEST_S: Final = 60.0  # what a promise may say at most: it comes from the network
+_LONGEST_S: Final = 60.0  # the most that an ack may add: it comes from the network
 
 
 @dataclass(slots=True)
@@ -77,16 +77,16 @@ class QueueEstimate:
         self.error = WaitError()
         self.congestion = ShadowPrice()
         self._call_s = 0.0  # the fixed part of the latest call, where there are batches
-        self._accepted: dict[int, _Entry] = {}  # those that the next report speaks of
+        self._accepted: dict[int, _Entry] = {}  # attempts that the next report covers
         self._entries: dict[int, _Entry] = {}  # by attempt, in order of launch
         self._own_s = 0.0  # work of all entries
-        self._since_s = 0.0  # work of those that no report speaks of
+        self._since_s = 0.0  # work of the attempts that no report covers yet
         self._head_s = 0.0  # work of the oldest entry, which is taken to be the one that is computed
         self._head_since = 0.0  # when its compute began: it was sent, or one before it came back
         self.reported_at = 0.0
-        self._reported_delay_s = 0.0  # the wait by the target's latest word, of a report or of an ack ...
+        self._reported_delay_s = 0.0  # the wait by the target's latest report or ack ...
         self._reported_at = 0.0  # ... and when that came
-        self._heard: dict[str, tuple[int, int]] = {}  # road → (epoch, sequence)
+        self._heard: dict[str, tuple[int, int]] = {}  # by path: (epoch, sequence)
 
     @property
     def in_flight(self) -> int:
@@ -122,7 +122,7 @@ class QueueEstimate:
             self._since_s -= entry.work_s
 
     def abandon(self, attempt: int, now: float) -> None:
-        """Note that we gave it up: its place in the queue is free, but the first one is being computed to its end."""
+        """Note that we gave it up: its queue position is free, but an attempt at the head is computed to its end."""
         entry = self._entries[attempt]
         is_first = next(iter(self._entries)) == attempt
         left_s = entry.work_s - (now - self._head_since) if is_first and entry.accepted else 0.0
@@ -137,12 +137,12 @@ class QueueEstimate:
             entry.accepted = True
             self._accepted[attempt] = entry
 
-    def report(self, load: LoadReport, road: str, now: float) -> bool:
+    def report(self, load: LoadReport, path: str, now: float) -> bool:
         """Take in a load report; returns whether it was news."""
         epoch = self.load.epoch if self.load else 0
-        if load.epoch < epoch or (load.epoch, load.sequence) <= self._heard.get(road, (-1, -1)):
+        if load.epoch < epoch or (load.epoch, load.sequence) <= self._heard.get(path, (-1, -1)):
             return False
-        self._heard[road] = (load.epoch, load.sequence)
+        self._heard[path] = (load.epoch, load.sequence)
         self.load = load
         self.reported_at = self._reported_at = now
         self._reported_delay_s = max(0.0, load.queue_delay_s)
@@ -153,7 +153,7 @@ class QueueEstimate:
         return True
 
     def apply_ack(self, by_s: float, now: float) -> None:
-        """The target's word on one attempt differs from what was thought: so much more is ahead there, or less."""
+        """Take in an ack that differs from what was expected by `by_s`: so much more is ahead there, or less."""
         wait_s = max(0.0, min(_LONGEST_S, self._queued_s(now) + by_s))
         self._reported_delay_s, self._reported_at = max(0.0, wait_s - self._since_s), now
 
@@ -164,23 +164,25 @@ class QueueEstimate:
     def wait_s(self, now: float) -> float:
         """How long a request that arrives there now would wait before its compute begins."""
         wait_s = self._queued_s(now)
+        # on average half of the running call is left
         return wait_s + 0.5 * self._call_s if self.batches and self._entries else wait_s
 
     def _queued_s(self, now: float) -> float:
-        # One straight run, not a call for each term: every decision asks every target.
+        # One straight run, not a call for each term: every decision reads it of every target.
         queued_s = 0.0
         if self._entries:
-            # The head may be overdue: the rest then waits for it no longer than predicted, because nothing is known of
-            # how much is still to come.
+            # own work ahead = all own work − what is done of the head. The head may be overdue: then it counts as done,
+            # because nothing is known of how much of it is left.
             done_s = now - self._head_since
             left_s = self._own_s - (done_s if done_s < self._head_s else self._head_s)
             if left_s > 0.0:
                 queued_s = left_s
         age_s = now - self._reported_at
         if age_s < self._reported_delay_s and age_s < _STALE_S:
-            told_s = (self._reported_delay_s - age_s) * (1.0 - age_s / _STALE_S) + self._since_s
-            if told_s > queued_s:
-                queued_s = told_s
+            # what is left of the reported delay × its credit, and own work that the report did not cover
+            reported_s = (self._reported_delay_s - age_s) * (1.0 - age_s / _STALE_S) + self._since_s
+            if reported_s > queued_s:
+                queued_s = reported_s
         return queued_s
 
     def __repr__(self) -> str:

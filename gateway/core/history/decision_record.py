@@ -20,11 +20,11 @@ import msgspec
 
 from gateway.core.estimate.conformal import NORMAL, crowding_class
 from gateway.core.fleet.offer_index import Offer
-from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import broken_promise, variant_ineligible
 from gateway.core.placement.interval import chance_within
-from gateway.core.placement.placer import Ask, Candidate, CandidateScore, Decision, variant_misfit
+from gateway.core.placement.placer import Candidate, CandidateScore, Decision
 from gateway.core.placement.shortlist import MOST
-from tidegate.placement_pin import INSIDE
 
 MOST_CANDIDATES: Final = MOST
 MOST_PASSED: Final = 8  # of those passed over; the others are counted
@@ -180,12 +180,6 @@ def _passed_over(decision: Decision) -> tuple[tuple[PassedOffer, ...], int]:
 
 
 def _why_not(one: Offer, ask: Ask) -> str:
-    if one.zone not in INSIDE[ask.pin]:
-        return f"outside of the pin {ask.pin}, in zone {one.zone}"
-    if ask.attested and (missing := one.target.attestation.why_not_valid_at(ask.deadline)):
-        return f"not attested: {missing}"
-    if why := variant_misfit(one.variant, ask):
-        return why
-    if deferred_to(one.variant, ask.variant, ask.min_quality):
-        return f"{one.variant.name} stands aside there just now ({one.variant.standing})"
-    return "it kept failing, or was left out of the draw"
+    """The rule that left the offer out. The target's own state is not looked at: it may have changed since."""
+    excluded = broken_promise(one.target, ask) or variant_ineligible(one.variant, ask)
+    return "it kept failing, or was left out of the draw" if excluded is None else excluded.why

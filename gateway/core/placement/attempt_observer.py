@@ -1,7 +1,7 @@
-"""What an attempt owes and tells, as its two shells' common evidence (`gateway/core/request/attempt.py`) sees it.
+"""An attempt observer hears of one attempt's launch and of its end, once each.
 
-Whoever placed the attempt may have attached a toll to its candidate: it is told of the launch and of the end, once
-each. So admission learns what queues do and what compute was spent without a second book-keeping in the shells.
+The placement stack may attach one to the chosen candidate, and `gateway/core/request/attempt.py` calls it. So admission
+learns what queues do and what compute was spent, without book-keeping of its own in the gateway and in the simulator.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Protocol
 
 
 class AttemptObserver(Protocol):
-    """Told `launched` once, and then one of the others, once."""
+    """Receives `launched` once, and then one of the others, once."""
 
     def launched(self, now: float) -> None: ...
 
     def answered(self, queue_s: float, compute_s: float | None, now: float) -> None:
-        """`compute_s` None: the target did not say."""
+        """An answer came. `compute_s` None: the target did not report it."""
 
     def refused(self, now: float, *, full: bool) -> None:
         """The target refused it: its queue was `full`, or held no chance to be in time."""
 
     def failed(self, now: float) -> None:
-        """It failed, and nothing was computed that anybody knows of."""
+        """It failed, as far as is known without computing anything."""
 
     def cancelled(self, now: float) -> None:
         """We gave it up; it may be computed all the same."""

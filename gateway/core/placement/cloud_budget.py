@@ -1,19 +1,19 @@
-"""What the cloud costs while more is spent there than was meant: a price that finds itself.
+"""The cloud budget raises the price of the cloud while more is spent there than the operator allows.
 
-An operator says how many seconds of the pool a second may cost (`cloud_budget: 0.3`, less than a third of one
-device). A fixed limit would serve whoever comes first; a price serves who is worth it. While more is spent than the
-budget, a second of the cloud gets dearer; while less is, cheaper, down to its plain price:
+An operator sets how many seconds of the pool may be spent in a second (`cloud_budget: 0.3`, less than a third of one
+device). A fixed limit would serve the first that come; a price serves the requests that are worth it. While more is
+spent than the budget, a second of the cloud gets dearer; while less is, cheaper, down to its plain price:
 
     every 200 ms    λ ← [ λ + η · (1 + λ) · (spend / budget − 1) ]₊   at most CAP        price of the cloud · (1 + λ)
 
 `η` is such that spending twice the budget doubles the price in 5 s, wherever it stands (a step in proportion to the
 price: the price that balances a fleet may be 2 or 2,000 times the plain one, and has to be found in seconds either
-way). At zero spend it halves in as long. Placement does the rest: whoever gains little from the cloud goes to an edge,
-and a request for which even an answer in time is worth less than its price is refused (429) before it is sent; those
-of high priority weigh more, so they stay longest.
+way). At zero spend it halves in as long. Placement does the rest: a request that gains little from the cloud goes to an
+edge, and a request for which even an answer in time is worth less than its price is refused (429) before it is sent;
+those of high priority weigh more, so they stay longest.
 
 Spend is counted when an answer comes, as its share of the compute of its batch, and smoothed over a second, so one
-large batch is no alarm. What was computed for nobody (a late answer, a lost hedge) is not known here and not counted:
+large batch is no alarm. What was computed in vain (a late answer, a lost hedge) is not known here and not counted:
 the pool's own meter reads a little more. Each gateway has a budget of its own.
 
 Invariants: 1 ≤ factor ≤ 1 + CAP; a tick costs O(1), and an idle hour no more than `_MOST_TICKS` of them.
@@ -62,11 +62,11 @@ class CloudBudget:
         return self._factor
 
     def _advance(self, ticks: int) -> None:
-        # Between two looks nobody knows when it was spent: it is spread over the ticks.
+        # When it was spent since the last look is not known: it is spread over the ticks.
         rate = self._unbooked_s / (ticks * _TICK_S)
         self._unbooked_s = 0.0
         for _ in range(min(ticks, _MOST_TICKS)):
-            self.spend += (_TICK_S / _SMOOTH_S) * (rate - self.spend)
+            self.spend += (_TICK_S / _SMOOTH_S) * (rate - self.spend)  # exponential smoothing
             over = min(self.spend / self.pool_s_per_s - 1.0, _MOST_OVER)
             self._factor = min(1.0 + CAP, max(1.0, self._factor * (1.0 + _STEP * over)))
 

@@ -1,23 +1,23 @@
-"""The chance that an answer comes in time, from everything that is known of the way it will take.
+"""The completion time of an attempt is a distribution, from which the chance of an answer in time is read.
 
     T = round trip + wait + compute     P(T <= D) = trust · Σ w Φ((D − s − busy) / spread)  over round trips s
 
 The link is a sample (`LinkEstimate.path`), because it has two humps when it jitters; what happens at the target is one
 normal distribution with the moments of its parts: compute is log-normal around its prediction, and the wait is as
-uncertain as waits have been there (`waiting`). A path whose acks are overdue is believed only as far as its
+uncertain as waits have been there (`wait_error.py`). A path whose acks are overdue is believed only as far as its
 `trust`: the rest of the weight never arrives.
 
 `unacknowledged` is the chance that is left when not even the accept-ack has come: only the round trips that take longer
 than the silence are still possible, and beside them that the path is broken.
 
-`if_silent` is the chance that is left when nothing has come for a while. The models' tails are thinner than life's: a
-normal distribution is certain that what is four spreads late comes any moment. So the whole curve is scaled to the
-calibrated chance first; what that leaves for never is what silence grows in favour of.
+`chance_after_silence` is the chance that is left when nothing has come for a while. The models' tails are thinner than
+real ones: a normal distribution is certain that what is four spreads late comes any moment. So the whole curve is
+scaled to the calibrated chance first, and the weight that this leaves for "never" grows with the silence.
 
 Values far from the deadline need no error function, and they are most: the sorted sample is cut by bisection, so a
 chance costs a microsecond where it is clear, and some five where it is not.
 
-Invariants: 0 <= by(t) <= trust, rising in t and in trust, falling in busy; if_silent is 0 at the deadline.
+Invariants: 0 <= by(t) <= trust, rising in t and in trust, falling in busy; `chance_after_silence` is 0 at the deadline.
 Source: docs/design/routing.md, "Chance and calibration" and "Hedging".
 """
 
@@ -55,6 +55,8 @@ class CompletionTime(NamedTuple):
             return 0.0
         first = bisect_right(values_s, room_s - reach_s)
         last = bisect_left(values_s, room_s + reach_s)
+        # ½ Σ w (1 + erf): erf is 1 below `first`, its own for each round trip up to `last`, and −1 above. `below` holds
+        # the weight below a place, so the constants of the sum are below[first] + below[last].
         scale, total = 1.0 / (_SQRT_2 * spread_s), path.below[first] + path.below[last]
         for value_s, weight in zip(values_s[first:last], path.weights[first:last], strict=True):
             total += weight * erf((room_s - value_s) * scale)
@@ -73,9 +75,9 @@ class CompletionTime(NamedTuple):
         """
         values_s = self.path.values_s
         first = bisect_right(values_s, silence_s)
-        if first == len(values_s):  # nobody has seen as long a round trip
+        if first == len(values_s):  # longer than any round trip that was seen
             slower = self.path.slower_than(silence_s)
-            room_s = budget_s - self.busy_s - 1.25 * silence_s
+            room_s = budget_s - self.busy_s - 1.25 * silence_s  # as if it took a quarter longer still
             return slower / (slower + broken) * _normal(room_s / self.spread_s)
         in_time = sum(
             weight * _normal((budget_s - self.busy_s - value_s) / self.spread_s)
@@ -108,7 +110,8 @@ def completion_time(
         wire_s: the bodies' time on the wire, beyond the round trip.
     """
     skew = exp(sigma * sigma)
-    mean_s = compute_s * sqrt(skew)
+    mean_s = compute_s * sqrt(skew)  # of a log-normal with this median
+    # variance of compute, (e^σ² − 1) · mean², and of the wait: independent
     spread_s = sqrt(mean_s * mean_s * (skew - 1.0) + wait_variance)
     return CompletionTime(path, wire_s + wait_s + mean_s, spread_s, trust)
 
@@ -122,6 +125,6 @@ def chance_after_silence(by_now: float, by_deadline: float, claimed: float) -> f
     """
     if by_deadline <= 0.0:
         return 0.0
-    scaled = by_now * min(1.0, claimed / by_deadline)
+    scaled = by_now * min(1.0, claimed / by_deadline)  # the chance that it had come by now, on the calibrated curve
     left = 1.0 - scaled
     return max(0.0, claimed - scaled) / left if left > _NEVER else 0.0

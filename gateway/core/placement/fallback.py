@@ -1,20 +1,20 @@
-"""Least request: who gets the work when the predictor fails.
+"""The fallback placer places requests by least request when the predictor fails.
 
 Placement rests on a dozen estimators, and a defect in one of them must not be an outage: the request in whose decision
-it shows is placed all the same, in the same call, by a rule that needs none of them. Among those who take the work,
-fewest of our own in flight for their speed:
+it shows is placed all the same, in the same call, by a rule that needs none of them. Among the eligible targets, it
+takes the one with the fewest of our own attempts in flight for its speed:
 
     (in flight + 1) × seconds of the measured table, of the first point that is not below the work
 
 which is Envoy's and nginx's weighted least request, with the offered table as the weight. Neither queue reports nor
 links nor chances are looked at; breakers are, since they only count. Such a decision names no other candidates, so
-nothing is hedged on its word.
+it causes no hedge.
 
 A decision whose chosen finish is no finite number is a failure of the predictor like one that raises: a NaN compares
-as false with everything, and would send all traffic to whoever happens to be first.
+as false with everything, and would send all traffic to the first target of the list.
 
-What the gate takes for a chosen target (a tenant's tokens, early shedding) is not taken here. `on_change` hears once
-when placement begins to fail, and once when `HEALED` decisions in a row have been sound again.
+The admission guard's part (a tenant's tokens, early shedding) is skipped. `on_change` is called once when placement
+begins to fail, and once when `HEALED` decisions in a row have been sound again.
 
 Source: docs/design/faults.md, "Placement fallback".
 """
@@ -27,32 +27,33 @@ from typing import Final
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offer
-from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.fleet.target import TargetView
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import ineligible, no_candidate_reason
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Candidate, Decision, no_candidate_reason, variant_misfit
+from gateway.core.placement.placer import Candidate, Decision
 from tidegate.outcome import NothingAlive
-from tidegate.placement_pin import INSIDE
 
 HEALED: Final = 100
 _UNMEASURED_S: Final = 0.05  # of a target without a table: any number, the same for all of them
 
 
 class PredictionFailed(ArithmeticError):
-    """A decision rests on a number that is none."""
+    """A decision rests on a number that is not finite."""
 
 
 class FallbackPlacer:
-    """Decides as `places` does, and by least request where that raises.
+    """Decides as `placement` does, and by least request where that raises.
 
     Args:
-        on_change: told the error with which placement began to fail, and None when it has healed.
+        on_change: called with the error with which placement began to fail, and with None when it has healed.
     """
 
     def __init__(self, placement: Placement, fleet: Fleet, *, on_change: Callable[[Exception | None], None]) -> None:
         self._placement = placement
         self._fleet = fleet
         self._on_change = on_change
-        self._unsound = 0  # sound decisions that are still wanted until it counts as healed
+        self._unsound = 0  # sound decisions that are still needed until it counts as healed
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         try:
@@ -82,26 +83,21 @@ class FallbackPlacer:
 
 def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
     """Where `ask` goes by this rule alone."""
-    inside = INSIDE[ask.pin]
-    candidates = [
-        _plain(offered, ask.units)
-        for offered in fleet.offered(ask.model, ask.version)
-        if offered.zone in inside
-        and not (ask.attested and offered.target.attestation.until < ask.deadline)
-        and not variant_misfit(offered.variant, ask)
-        and _is_allowed(offered, now)
-        and offered.target.id not in exclude
-    ]
-    if not candidates:
+    offers = [one for one in fleet.offered(ask.model, ask.version) if one.target.id not in exclude]
+    found = [one for one in offers if _is_eligible(one, ask, now)]
+    found = found or [one for one in offers if _is_eligible(one, ask, now, deferred=True)]
+    if not found:
         return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(fleet, ask, now, exclude)))
-    usual = [one for one in candidates if not deferred_to(one.variant, ask.variant, ask.min_quality)]
-    chosen = min(usual or candidates, key=_load)
+    chosen = min([_plain(one, ask.units) for one in found], key=_load)
     return Decision(now, ask, (chosen,), chosen, "least-request", None)
 
 
-def _is_allowed(offered: Offer, now: float) -> bool:
-    """By the breakers alone; `takes` asks the link's estimates too, which may be what fails."""
-    target = offered.target
+def _is_eligible(offered: Offer, ask: Ask, now: float, *, deferred: bool = False) -> bool:
+    return ineligible(offered.target, offered.variant, ask, now, usable=_by_breakers, deferred=deferred) is None
+
+
+def _by_breakers(target: TargetView, now: float) -> bool:
+    """By the breakers alone; `takes` reads the link's estimates too, which may be what fails."""
     return not target.ejected or (target.breaker.allows(now) and target.path_breaker.allows(now))
 
 

@@ -1,7 +1,7 @@
-"""What a candidate's numbers promise: in how long ninety-five in a hundred are answered, and the chance to be in time.
+"""The 95 % prediction interval of a candidate, and the chance of being in time that its margin stands for.
 
-Both are for those who want to know how good a decision was: explanations, evidence, and policies that deal in margins
-and not in chances. Placement itself goes by neither.
+Both show how good a decision was, to explanations and evidence, and serve policies that deal in margins and not in
+chances. Placement itself goes by neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The interface that decides where a request is computed.
+"""`Placement` is the interface that decides where a request is computed.
 
 `utility.py` and `placer.py` implement it over the fleet's view. `fallback.py`, `probing.py`, the admission guard and
-session affinity wrap it, each around another implementation.
+session affinity wrap another implementation each; `gateway/placement_policy.py` stacks them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from gateway.core.placement.placer import Ask, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision
 
 
 class Placement(Protocol):

@@ -1,21 +1,22 @@
-"""Where a request should be computed: the cheapest target that is predicted to make the deadline.
+"""The placer chooses the target of an attempt: the cheapest one that is predicted to make the deadline.
 
 For each variant that takes the work on each usable target:
 
     finish = link round trip + wait in its queue + compute       margin = 1.645 · spread
 
 `spread` adds up what is uncertain: the compute's log-residual, the link's jitter and how far waits have been off there
-(`waiting`). Those with finish + margin within the budget are sure enough, and the cheapest of them is chosen
-(`prices`). Targets of about the same price share the work by earliest predicted finish: always taking the very cheapest
-would queue everything at one edge while its twin idles. When none is sure enough, the earliest finish has the best
-chance. Nobody is sure whose link is silent, that is whose ack is overdue: two frozen edges would otherwise hedge each
-other until no time is left. What a candidate promises is another matter (`promise`).
+(`wait_error.py`). Candidates with finish + margin within the budget are sure enough, and the cheapest of them is chosen
+(`pricing.py`). Targets of about the same price share the work by earliest predicted finish: always taking the very
+cheapest would queue everything at one edge while its twin idles. When none is sure enough, the earliest finish has the
+best chance. A target whose link is silent, with an overdue ack, is never sure: two frozen edges would otherwise hedge
+each other until no time is left. The interval that a candidate promises is computed in `interval.py`.
 
-A target in reserve (`standby`) is no candidate while one that is not is sure to make it: it is warm, and its time is
+A target in reserve (`standby`) is no candidate while another target is sure to make it: it is warm, and its time is
 kept for when the others are out or too late.
 
-A request is refused before anything is spent when nobody can take it (`NothingAlive`, with each target's reason) or
-when even an optimist sees no way (`DeadlineExceeded`): that needs proof from measured tables, a prior is none.
+A request is refused before anything is spent when no target may take it (`NothingAlive`, with each target's reason) or
+when even the fastest measured time is too long (`DeadlineExceeded`). That needs proof from measured tables; a prior is
+no proof.
 
 A policy chooses among candidates and sees nothing else. Candidates are plain numbers: a decision explains itself when
 asked, and costs nothing more when it is not.
@@ -27,7 +28,6 @@ Source: docs/design/routing.md, "Placement by utility", of which this is the pol
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
 from math import sqrt
 from typing import Final, NamedTuple
 
@@ -38,43 +38,22 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import deferred_to
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.attempt_observer import AttemptObserver
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
 from gateway.core.placement.shortlist import Shortlist
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
-from tidegate.placement_pin import INSIDE, Pin
+from tidegate.placement_pin import INSIDE
 
 RETRY_SPENT_S: Final = 5.0  # about how long the price of the cloud takes to halve
 MOST_CONSIDERED: Final = 64  # offers that an explanation looks at
 _TWIN: Final = 1.25  # of the other's price is still the same price
 
-_REASONS: Final = 16  # targets whose reason a refusal tells: nobody reads ten thousand
-
-
-class Ask(NamedTuple):
-    """What placement needs to know of a request."""
-
-    model: str
-    version: str
-    units: float
-    rows: int
-    longest_row: int
-    deadline: float
-    variant: str = ""  # demanded, by name or precision; "" takes any
-    priority: int = 0  # OIP's: 1 is highest, 0 means the default
-    body_bytes: int = 0
-    answer_bytes: int = 0  # expected; known only where somebody has to pay for them
-    min_quality: float = 0.0  # a variant that is worse, or whose quality nobody measured, does not do
-    pin: Pin = "any"  # targets outside of it are not candidates, whatever happens
-    weight: float = 1.0  # of its tenant: how much more than others' an answer to it is worth
-    tenant: str = ""  # who pays; "" is nobody in particular
-    escalates: bool = False  # what a lesser variant is not sure of is asked of a better one
-    attested: bool = False  # targets without evidence that counts until the deadline are no candidates
-
 
 class PlacementClaim(NamedTuple):
-    """What a policy with chances has at stake in its choice: the claim it made, and the place in the queue it took."""
+    """What a policy with chances claimed for its choice: the prediction, and the position in the queue."""
 
     prediction: Prediction
     place: QueuePosition
@@ -94,9 +73,7 @@ class Candidate(NamedTuple):
     trust: float = 1.0  # that the path works now; below 1 while an attempt waits for its ack too long
     ahead_s: float = 0.0  # the wait as the ledger has it, before its error is taken out
     claim: PlacementClaim | None = None  # set on the chosen one, by policies that have one
-    observer: AttemptObserver | None = (
-        None  # set on the chosen one where somebody wants to hear of its launch and its end
-    )
+    observer: AttemptObserver | None = None  # set on the chosen one by the admission guard
 
     @property
     def target(self) -> TargetView:
@@ -108,25 +85,23 @@ class Candidate(NamedTuple):
 
 
 class CandidateScore(NamedTuple):
-    """What a policy that deals in chances found of one candidate."""
+    """The terms of one candidate's value, from a policy that deals in chances."""
 
     chance: float  # raw
     claimed: float  # calibrated
-    harm: float  # to those that it would pass
+    harm: float  # taken from the requests that it would pass in the queue
     value: float
-    rent: float = 0.0  # what it takes from those who are still to come
-    ahead_s: float = 0.0  # of the queue, those that it would pass taken out
+    rent: float = 0.0  # at the shadow price: what it takes from requests that are still to come
+    ahead_s: float = 0.0  # of the queue, without the requests that it would pass
 
     @property
     def worth(self) -> float:
-        """The value but for the rent. Rent chooses among targets; for the sake of those who may never come to one,
-        nobody is refused.
-        """
+        """The value without the rent, which only chooses among targets: the requests behind it may never come."""
         return self.value + self.rent
 
 
 class Choice(NamedTuple):
-    """A policy's choice. `judged` is empty, or goes with the candidates one by one; None: it could not have won."""
+    """A policy's choice. `judged` is empty, or has a score for each candidate; None: it could not have won."""
 
     candidate: Candidate
     reason: str
@@ -134,7 +109,7 @@ class Choice(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided and on what ground. Exactly one of `chosen` and `refusal` is set."""
+    """What was decided, and why. Exactly one of `chosen` and `refusal` is set."""
 
     at: float
     ask: Ask
@@ -147,7 +122,7 @@ class Decision(NamedTuple):
     scarcity: float = 1.0  # how many times its plain price the cloud cost
 
     def best_other(self) -> Candidate | None:
-        """The earliest finish on another target that is trusted: whom a hedge would ask."""
+        """The earliest finish on another trusted target: where a hedge would go."""
         if self.chosen is None or len(self.candidates) < 2:
             return None
         best, taken = None, self.chosen.offered.target
@@ -157,8 +132,6 @@ class Decision(NamedTuple):
         return best
 
 
-# What becomes of a decision when somebody is due for a probe (`probing.py`).
-Probes = Callable[[Decision, Collection[str]], Decision]
 Policy = Callable[[Sequence[Candidate], float], tuple[Candidate, str]]
 
 
@@ -200,10 +173,6 @@ def _is_sooner(candidate: Candidate, than: Candidate) -> bool:
     return candidate.finish_s < than.finish_s
 
 
-def _as_decided(decision: Decision, exclude: Collection[str]) -> Decision:
-    return decision
-
-
 class Placer:
     """Places asks by a policy over the fleet's view."""
 
@@ -212,13 +181,9 @@ class Placer:
         self.cloud_budget = cloud_budget
         self._policy = policy
         self._shortlist = Shortlist()
-        self.probes: Probes = _as_decided
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        """Where `ask` should go now, leaving out the targets in `exclude` (they had their chance)."""
-        return self.probes(self._decided(ask, now, exclude), exclude)
-
-    def _decided(self, ask: Ask, now: float, exclude: Collection[str]) -> Decision:
+        """Where `ask` should go now, leaving out the targets in `exclude`, which were tried already."""
         budget_s = ask.deadline - now
         if self.cloud_budget is not None:
             self.fleet.price_cloud(self.cloud_budget.factor(now))
@@ -254,7 +219,7 @@ class Placer:
         offers = self.fleet.offers(ask.model, ask.version)
         looked_at = self._shortlist.of(ask.model, ask.version, offers, ask.units)
         found = self._fitting(looked_at, ask, now, exclude)
-        # Only who has looked at all may say that there is nobody, and only then are those asked that stand aside.
+        # A shortlist cannot prove that there is no candidate, so all offers are looked at, and then deferred variants.
         found = found or self._fitting(offers.all.items, ask, now, exclude)
         found = found or self._fitting(offers.all.items, ask, now, exclude, aside=True)
         return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
@@ -262,6 +227,11 @@ class Placer:
     def _fitting(
         self, offers: Sequence[Offer], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
     ) -> tuple[Candidate, ...]:
+        """The offers that are eligible (`eligibility.py`), each with its predictions.
+
+        The rules are spelled out in the loop: it runs over every offer for every request, and a call of `ineligible`
+        for each would add its own cost to that of `estimate`. `takes` comes late, since it may trip a mute path.
+        """
         inside, attested, deadline = INSIDE[ask.pin], ask.attested, ask.deadline
         demanded, floor = ask.variant, ask.min_quality
         return tuple(
@@ -279,32 +249,32 @@ class Placer:
 
 
 def _without_reserve(candidates: tuple[Candidate, ...], budget_s: float) -> tuple[Candidate, ...]:
-    """Those not in reserve, if one of them is sure to make it; else all."""
+    """The candidates not in reserve, if one of them is sure to make it; else all."""
     others = [one for one in candidates if not one.offered.target.spec.standby]
     return tuple(others) if any(_is_sure(one, budget_s) for one in others) else candidates
 
 
 def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answer_bytes: int = 0) -> Candidate:
     """The predictions for `units` of work in bodies of these sizes on one offered variant."""
-    # For every target in every decision, so the usual case (nobody is silent, starts slowly or has refused) is spelled
-    # out: with a call for each part a decision over 32 targets took half as long again.
+    # This runs for every target in every decision, so the usual case (a target that is not silent, in slow start or
+    # refusing) is spelled out: with a call for each part a decision over 32 targets took half as long again.
     target, cost = offered.target, offered.cost
     queue_estimate, link = target.queue_estimate, target.link
     compute_s = cost.predict_s(units)
-    if now >= target.plain_from:
+    if now >= target.plain_from:  # no slow start and no pause: `TargetView.wait_s` and `expected_wait_s`, inlined
         ahead_s = queue_estimate.wait_s(now)
         wait_s = ahead_s * queue_estimate.error.factor
     else:
         ahead_s = target.wait_s(now)
         wait_s = target.expected_wait_s(ahead_s, now)
-    link_s = link.path(now).median_s + body_bytes * link.s_per_byte
+    link_s = link.path(now).median_s + body_bytes * link.s_per_byte  # round trip, and the request's time on the wire
     sigma_s, jitter_s = compute_s * cost.sigma, link.jitter_s
-    return Candidate(
+    return Candidate(  # positional: hot path
         offered,
         compute_s,
         wait_s,
         link_s,
-        # `margin_s`
+        # `margin_s`, inlined: 1.645 standard deviations of compute, wait and link, taken as independent
         NORMAL * sqrt(sigma_s * sigma_s + queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s),
         link_s + wait_s + compute_s,
         target.price * compute_s + target.byte_price * (body_bytes + answer_bytes),
@@ -314,9 +284,10 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
 
 
 def added_work_s(candidate: Candidate) -> float:
-    """What the attempt adds to the wait of those behind it: all its compute, or what it adds to a call."""
+    """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call."""
     if not candidate.offered.target.queue_estimate.batches:
         return candidate.compute_s
+    # In a batch the cost of the call is shared; at least a twentieth remains, where the table is flat.
     return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
 
 
@@ -325,57 +296,6 @@ def margin_s(offered: Offer, compute_s: float, ahead_s: float) -> float:
     target, sigma_s = offered.target, compute_s * offered.cost.sigma
     jitter_s = target.link.jitter_s
     return NORMAL * sqrt(sigma_s * sigma_s + target.queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s)
-
-
-def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
-    """Why the variant does not take the work; "" when it does."""
-    if variant.max_batch is not None and ask.rows > variant.max_batch:
-        return f"takes at most {variant.max_batch} rows"
-    if variant.max_tokens is not None and ask.longest_row > variant.max_tokens:
-        return f"takes rows of at most {variant.max_tokens}"
-    if ask.variant and ask.variant not in (variant.name, variant.precision):
-        return f"has {variant.name}"
-    if ask.min_quality and (variant.quality is None or variant.quality < ask.min_quality):
-        return (
-            f"has {variant.name} of {'unknown quality' if variant.quality is None else f'quality {variant.quality:g}'}"
-        )
-    return ""
-
-
-def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
-    """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
-    wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
-    if ask.min_quality:
-        wanted += f" of quality {ask.min_quality:g}"
-    if ask.pin != "any":
-        wanted += f" pinned to {ask.pin}"
-    if ask.attested:
-        wanted += " attested"
-    size = f"{ask.rows} row{'s' if ask.rows != 1 else ''} × {ask.longest_row}"
-    some = islice(fleet.targets.values(), _REASONS)
-    reasons = [reason for target in some if (reason := _why_not(target, ask, now, exclude))]
-    if (more := len(fleet.targets) - _REASONS) > 0:
-        reasons.append(f"and {more} more")
-    return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets")
-
-
-def _why_not(target: TargetView, ask: Ask, now: float, exclude: Collection[str]) -> str:
-    if target.spec.lies_in not in INSIDE[ask.pin]:
-        return f"{target.id} is outside of the pin, in zone {target.spec.lies_in}"
-    state, reason = target.state(now)
-    if target.id in exclude:
-        return f"{target.id} was tried"
-    if state == "down":
-        return f"{target.id} is down since {now - target.since:.1f} s: {reason}"
-    model = next((one for one in target.offers if (one.name, one.version) == (ask.model, ask.version)), None)
-    if model is None:
-        return f"{target.id} does not offer it"
-    if model.state != "ready":
-        return f"{target.id} has it in state {model.state}"
-    if ask.attested and (missing := target.attestation.why_not_valid_at(ask.deadline)):
-        return f"{target.id} is not attested: {missing}"
-    misfits = [why for variant in model.variants if (why := variant_misfit(variant, ask))]
-    return f"{target.id} {', '.join(misfits)}" if misfits else f"{target.id} is {state}: {reason}"
 
 
 def _floor_s(candidates: Sequence[Candidate], units: float) -> float:

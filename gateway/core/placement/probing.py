@@ -1,37 +1,39 @@
-"""Asking those that nobody would ask: a target under trial, and one that has not been heard of for long.
+"""The probe placer sends a few requests to targets that placement would avoid, to learn how they do now.
 
-Placement goes by what is known, so whoever is thought bad is not asked and cannot show that he is better. Two cures,
-both paid for by requests that can bear it:
+Placement goes by what is known, so a target that is thought bad gets no requests and cannot show that it is better.
+There are two cures, both paid for by requests that can bear it:
 
     trial     a target that was ejected, once its breaker lets a probe through, is sent one request. It may fail, so it
               should be one of low priority; when none came for `PATIENCE_S`, any will do. There must be time to answer
-              it elsewhere afterwards, unless there is nobody else.
-    explore   one of low priority in a hundred goes to the candidate that was not asked for the longest, and for
-              `LONG_S` at least, if it is expected well in time there. Not while the fleet is in panic or overloaded.
+              it elsewhere afterwards, unless there is no other target.
+    explore   of requests of low priority one in a hundred goes to the candidate that had none for the longest, and
+              for `LONG_S` at least, if it is expected well in time there; never in panic or overload.
 
-This stands behind the policy's decision and changes who is chosen, nothing else: the other candidates stay for the
-hedge and the fallback. A refusal because nobody is left says when the next trial is due.
+This stands around the placer and changes which candidate of its decision is chosen, nothing else: the other
+candidates stay for the hedge and the fallback. A refusal because no target is left says when the next trial is due.
 
-Invariants: no request with a target behind it already is spent on a probe while anybody else would take it; one trial
-at a time for each target (its breakers see to that). Chance is an argument.
+Invariants: no request that was tried already is spent on a probe while another target would take it; one trial at a
+time for each target (its breakers see to that). Chance is an argument.
 Source: docs/design/routing.md, "Probing" (exploration, 1 %; one probe, by a sheddable request).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
-from gateway.core.fleet.variant_rank import deferred_to
-from gateway.core.placement.placer import Ask, Candidate, Decision, estimate, variant_misfit
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import target_ineligible, variant_ineligible
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, estimate
 from tidegate.outcome import NothingAlive
-from tidegate.placement_pin import INSIDE
 from tidegate.priority import level_of
 
 REASON: Final = "probe"
-LOW_LEVEL: Final = 3  # from here on a request may be spent on finding something out
+LOW_LEVEL: Final = 3  # from here on a request may be spent on a probe
 SHARE: Final = 0.01  # of those, on exploring
 LONG_S: Final = 10.0
 PATIENCE_S: Final = 1.0  # how long a trial that is due waits for a request of low priority
@@ -39,17 +41,24 @@ _WELL_IN_TIME: Final = 0.5  # of the budget
 
 
 class ProbePlacer:
-    """What `Placer.probes` is in life. Immutable: what is due stands in the fleet's view."""
+    """Decides as `placement` does, or for a target to be probed. Immutable: what is due stands in the fleet's view."""
 
     def __init__(
-        self, fleet: Fleet, draw: Callable[[], float], *, overloaded: Callable[[], bool] = lambda: False
+        self,
+        placement: Placement,
+        fleet: Fleet,
+        draw: Callable[[], float],
+        *,
+        overloaded: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._placement = placement
         self._fleet = fleet
         self._draw = draw
         self._overloaded = overloaded
 
-    def __call__(self, decision: Decision, exclude: Collection[str]) -> Decision:
+    def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """The decision, with a probe's target for the chosen one where there is one to be probed."""
+        decision = self._placement.decide(ask, now, exclude)
         if isinstance(decision.refusal, NothingAlive):
             return self._last_chance(decision, exclude)
         if decision.chosen is None or exclude:
@@ -75,19 +84,20 @@ class ProbePlacer:
         return decision._replace(refusal=NothingAlive(decision.refusal.message, retry_after_s=again_s))
 
     def _due(self, ask: Ask, now: float, exclude: Collection[str], *, anybody: bool = False) -> Sequence[Candidate]:
-        """Those on trial whose turn it is, that take this work, and that it is fit to be spent on."""
+        """The targets on trial whose probe is due and may be spent on this request, each with its predictions."""
         may_wait = level_of(ask.priority) < LOW_LEVEL and not anybody
+        due = partial(_is_due, may_wait=may_wait, anybody=anybody)
+        indexed = self._fleet.offers(ask.model, ask.version).all
         return [
             estimate(one, ask.units, now, ask.body_bytes, ask.answer_bytes)
             for target_id in self._fleet.balance.ejected
-            if target_id not in exclude and _is_due(target := self._fleet.targets[target_id], now, may_wait, anybody)
-            if not (ask.attested and target.attestation.until < ask.deadline)
+            if target_id not in exclude
+            if target_ineligible(target := self._fleet.targets[target_id], ask, now, usable=due) is None
             for offer in target.offers
             if (offer.name, offer.version) == (ask.model, ask.version)
             for variant in offer.variants
-            if not variant_misfit(variant, ask) and not deferred_to(variant, ask.variant, ask.min_quality)
-            if (one := self._fleet.offers(ask.model, ask.version).all.get((target_id, variant.name)))
-            if one.zone in INSIDE[ask.pin]
+            if variant_ineligible(variant, ask) is None
+            if (one := indexed.get((target_id, variant.name)))
         ]
 
     def _long_unasked(self, decision: Decision) -> Candidate | None:
@@ -107,7 +117,7 @@ class ProbePlacer:
         return f"<ProbePlacer {self._fleet.balance!r}>"
 
 
-def _is_due(target: TargetView, now: float, may_wait: bool, anybody: bool) -> bool:
+def _is_due(target: TargetView, now: float, *, may_wait: bool, anybody: bool) -> bool:
     if not (target.breaker.allows(now) and (anybody or target.path_breaker.allows(now))):
         return False
     return not may_wait or now >= max(target.breaker.retry_at, target.path_breaker.retry_at) + PATIENCE_S

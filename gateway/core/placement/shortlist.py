@@ -1,8 +1,8 @@
-"""Whom a decision looks at when there are too many to look at all.
+"""The shortlist is the bounded sample of offers that a decision looks at in a large fleet.
 
 Up to `LOOK_AT_ALL` offers a decision weighs every one. Beyond, its cost must not grow with the fleet, and it need not:
 among thousands of devices many would do equally well, and what matters is to see those that are idle and fast, every
-pool (there are few, and they take what no edge can), and a fair sample of the rest so that nobody is forgotten.
+pool (there are few, and they take what no edge can), and a fair sample of the rest so that none is forgotten.
 
     sample     16 that come next in the rotation                      every offer's turn comes, whatever is known of it
     idle       6 of the fastest that were idle when last seen         they are idle still, or are passed over
@@ -14,11 +14,11 @@ and are much alike, and 16 of a kind would be no sample. Idle ones are kept by s
 sample comes across them. One that was taken meanwhile, or is gone, is dropped when its turn comes, and found again by
 the sample once it is idle: so launches and answers pay nothing for this index.
 
-The refusal of a request as infeasible is a proof over those that were looked at. It holds for the fleet as far as the
-fastest at the usual size of requests are the fastest at this size too.
+The refusal of a request as infeasible is a proof over the offers that were looked at. It holds for the fleet as far as
+the fastest at the usual size of requests are the fastest at this size too.
 
 It can be wrong while almost all are busy: then the sample is all there is, and its best of 16 stands for the best of
-all. Who is idle is only this gateway's own view: other gateways' launches show in reports.
+all. Which targets are idle is only this gateway's own view: other gateways' launches show in reports.
 
 Invariants: never more than MOST; never twice the same; of `LOOK_AT_ALL` or fewer, all. No chance is involved. O(MOST).
 Source: docs/design/routing.md, "Large fleets" (the pool of 16 and the best two); Wydrowski et al., "Load is not what
@@ -165,7 +165,7 @@ class Shortlist:
         self._known: dict[tuple[str, str], _ModelShortlist] = {}
 
     def of(self, model: str, version: str, offers: OfferIndex, units: float) -> Sequence[Offer]:
-        """Whom to look at, for a request of this size."""
+        """The offers to look at, for a request of this size."""
         if len(offers.all.items) <= LOOK_AT_ALL:
             return offers.all.items
         known = self._known.get((model, version))

@@ -1,4 +1,4 @@
-"""Several gateways that see the same fleet must not all send to the same best of it.
+"""Tie breaking keeps several gateways that see the same fleet from all sending to the same best target.
 
 Each hears of the others' launches only in load reports, so between two reports all of them see one and the same idle
 target. Alone, always taking the best is right; together they overrun it, see it busy, and all turn to the next: a herd.
@@ -6,10 +6,10 @@ Taking the second best now and then, the oftener the less it is worse, breaks th
 
     P(second) = 1 / (1 + e^(ΔU / TEMPERATURE))
 
-so twins are taken in turn, and who is worse by 0.15 of an ordinary answer in time is taken once in twenty.
+so twins are taken in turn, and a target that is worse by 0.15 of an ordinary answer in time once in twenty.
 
 Used only where several gateways are known to share targets. Source: docs/design/routing.md, "Several gateways" (top
-two, ∝ exp(ΔU / 0.05)); the thermometer is Boltzmann's.
+two, ∝ exp(ΔU / 0.05)); the formula is Boltzmann's.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
-"""Where an answer is worth most: value × quality × chance of being in time, less its cost and the harm to others.
+"""The utility placer chooses the target where an answer is worth most, less its cost and the harm to others.
 
-`cheapest` asks who is sure enough and takes the cheapest of them: a cliff at 95 %, on one side of which a hundredth of
-a cent outweighs five requests in a hundred, and on the other nothing does. Here everything has a price:
+`cheapest` takes the cheapest target that is sure enough, which is a cliff at 95 %: on one side of it a hundredth of a
+cent outweighs five requests in a hundred, and on the other nothing does. Here everything has a price:
 
     value = weight · [1 − RHO · (1 − quality)] · p̂ − LAMBDA · cost − harm − rent − EPSILON · weight · finish / budget
 
     weight    worth of an answer in time: 2, 1, ½, ¼ (docs/design/routing.md, "Priorities") times its tenant's weight
     quality   of the variant, relative to the best that is offered for this request
-    p̂         the calibrated chance of being in time (`chance`, `calibration`)
+    p̂         the calibrated chance of being in time (`completion.py`, `calibration.py`)
     cost      price × compute: LAMBDA of 3 lets a second of the pool outweigh three ordinary answers in time
-    harm      what is taken from those who already wait there (`harm`)
-    rent      what is taken from those who are still to come (`congestion`), for what it adds to the queue there
+    harm      what is taken from requests that already wait there (`queue_externality.py`)
+    rent      the shadow price (`shadow_price.py`) of what it adds to the queue: taken from requests still to come
     EPSILON   an earlier answer is worth a little: shares the work among twins that are all sure to make it, and leaves
               time for a second attempt
 
-The reason that is told is true of the choice: `cheapest` when it is of the cheapest price, `better` when a dearer one
-has more quality to show than chance, else `faster`, or `surer` where it is expected later but more reliably.
+The reason that is reported is true of the choice: `cheapest` when it is of the cheapest price, `better` when a dearer
+one has more quality to show than chance, else `faster`, or `surer` where it is expected later but more reliably.
 
-Chances and harm are the dear part, and both can only lower a value. So every candidate gets its bound first (its value
-if its path were sure and nobody waited), and they are judged in the order of their bounds until none that is left
-could still win. Nor is anybody judged to the end who could not win if every round trip were as short as the shortest
-(`chance.at_most`): with little time left hardly anyone is sure, bounds lie close together, and all would be judged. The
-choice is the same as if all had been. What was worked out is kept with the decision as it is, and nothing is formatted
-before somebody asks.
+Chances and harm are expensive to compute, and both can only lower a value. So every candidate gets its bound first (its
+value if its path were sure and its queue empty), and candidates are judged in the order of their bounds until none that
+is left could still win. A candidate that could not win even if every round trip were as short as the shortest
+(`CompletionTime.at_most`) is not judged to the end: with little time left hardly any is sure, bounds lie close
+together, and all would be judged. The choice is the same as if all had been. Scores are kept with the decision as they
+are, and formatted only for an explanation.
 
 One calibration serves all targets, so it never changes their order by chance: a calibration for each tier made an idle
 edge look worse than a busy pool for as long as some other edge's misfortune was remembered.
@@ -40,10 +40,10 @@ from typing import NamedTuple
 from gateway.core.estimate.calibration import Calibration, Prediction, apply_curve
 from gateway.core.estimate.queue_externality import InsertionCost, QueuePosition, insertion_cost
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.completion import CompletionTime, completion_time
 from gateway.core.placement.placer import (
-    Ask,
     Candidate,
     CandidateScore,
     Choice,
@@ -65,19 +65,20 @@ class UtilityWeights(NamedTuple):
 
 
 class UtilityPlacer(Placer):
-    """Places asks where the answer is worth most. Its calibrations learn from the stakes that attempts settle."""
+    """Places asks where the answer is worth most. Its calibration learns from how the claims of attempts end."""
 
     def __init__(
         self,
         fleet: Fleet,
         prices: UtilityWeights = UtilityWeights(),  # noqa: B008  # a NamedTuple is immutable
         cloud_budget: CloudBudget | None = None,
+        *,
+        tie_breaking_draw: Callable[[], float] | None = None,
     ) -> None:
+        """Args: tie_breaking_draw: chance, where other gateways share the targets (`tie_breaking.py`)."""
         super().__init__(fleet, cloud_budget=cloud_budget)
         self.prices = prices
-        self.tie_breaking_draw: Callable[[], float] | None = (
-            None  # chance, where other gateways share the targets (`herd`)
-        )
+        self._tie_breaking_draw = tie_breaking_draw
         self.calibration = Calibration()
 
     def choose(self, candidates: Sequence[Candidate], ask: Ask, now: float) -> Choice:
@@ -90,9 +91,9 @@ class UtilityPlacer(Placer):
         judged: list[CandidateScore | None] = [None] * len(candidates)
         best, best_value, second, second_value = 0, -inf, 0, -inf
         for index in sorted(range(len(candidates)), key=bounds.__getitem__, reverse=True):
-            at_least = best_value if self.tie_breaking_draw is None else second_value
+            at_least = best_value if self._tie_breaking_draw is None else second_value
             if bounds[index] <= at_least:
-                break  # nor can any that follow be better
+                break  # bounds fall from here on: none that follows can be better
             one = candidates[index]
             worth = place.weight * self._worth(qualities[index], best_quality)
             judged[index] = verdict = self._judge(one, bounds[index], rents[index], worth, place, now, at_least)
@@ -102,7 +103,9 @@ class UtilityPlacer(Placer):
                 best, best_value, second, second_value = index, verdict.value, best, best_value
             elif verdict.value > second_value:
                 second, second_value = index, verdict.value
-        if self.tie_breaking_draw is not None and samples_runner_up(best_value, second_value, self.tie_breaking_draw()):
+        if self._tie_breaking_draw is not None and samples_runner_up(
+            best_value, second_value, self._tie_breaking_draw()
+        ):
             best = second
         reason = self._why(candidates, qualities, judged, best, budget_s)
         return Choice(self._staked(candidates[best], judged[best], place, now), reason, judged)
@@ -117,7 +120,7 @@ class UtilityPlacer(Placer):
     ) -> list[float]:
         sure = apply_curve(1.0, self.calibration.curve)
         dearness, earliness = self.prices.cost, weight * self.prices.earliness / max(budget_s, 1e-6)
-        # `_worth`, spelled out
+        # weight · p̂(1) · [1 − RHO · (1 − quality / best)] = full + rho · quality: `_worth` with all that is constant
         full, rho = weight * sure * (1.0 - self.prices.quality), weight * sure * self.prices.quality / max(qualities)
         # One comprehension: it runs over every candidate, and a call for each would double its cost.
         return [
@@ -138,13 +141,11 @@ class UtilityPlacer(Placer):
         now: float,
         at_least: float,
     ) -> CandidateScore | None:
-        """The verdict; None where it is clear before the chance is known that the value is no more than `at_least`."""
+        """The score; None where it is clear before the chance is known that the value is no more than `at_least`."""
         curve, budget_s = self.calibration.curve, place.deadline - now
         ahead_s, harm = _insertion_cost_at(candidate, place, now)
-        takes, sure_value = (
-            candidate_completion(candidate, ahead_s, now),
-            bound - worth * apply_curve(1.0, curve) - harm,
-        )
+        takes = candidate_completion(candidate, ahead_s, now)
+        sure_value = bound - worth * apply_curve(1.0, curve) - harm  # everything but worth · p̂
         if sure_value + worth * apply_curve(takes.at_most(budget_s), curve) <= at_least:
             return None
         chance = takes.by(budget_s)
@@ -152,7 +153,7 @@ class UtilityPlacer(Placer):
         return CandidateScore(chance, claimed, harm, sure_value + worth * claimed, rent, ahead_s)
 
     def _staked(self, chosen: Candidate, verdict: CandidateScore | None, place: QueuePosition, now: float) -> Candidate:
-        """The chosen one with its claim, and its times at its place in the queue instead of at the end."""
+        """The chosen candidate with its claim, and its times at its own position in the queue instead of at the end."""
         assert verdict is not None  # the best was judged: any value is more than minus infinity
         prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration)
         wait_s = chosen.target.expected_wait_s(verdict.ahead_s, now)
@@ -172,7 +173,7 @@ class UtilityPlacer(Placer):
         best: int,
         budget_s: float,
     ) -> str:
-        """What paid for the chosen one."""
+        """The reason: by which term the chosen candidate makes up for its price."""
         chosen = candidates[best]
         costs = [one.cost for one in candidates]
         bargain = costs.index(min(costs))
@@ -220,7 +221,7 @@ def candidate_completion(candidate: Candidate, ahead_s: float, now: float) -> Co
 
 
 def _shadow_cost(candidate: Candidate, now: float) -> float:
-    """What is taken from those who are still to come."""
+    """What is taken from requests that are still to come: the target's shadow price × the work that is added."""
     queue_estimate = candidate.offered.target.queue_estimate
     return queue_estimate.congestion.per_second(now) * (
         added_work_s(candidate) if queue_estimate.batches else candidate.compute_s
@@ -230,8 +231,8 @@ def _shadow_cost(candidate: Candidate, now: float) -> float:
 def _insertion_cost_at(candidate: Candidate, place: QueuePosition, now: float) -> InsertionCost:
     target = candidate.offered.target
     queue_estimate = target.queue_estimate
-    # A foreign server's order is its own: it is taken as first come, first served. So is one that has just refused: its
-    # pause is nobody's place in a queue, and urgency does not shorten it.
+    # A foreign server's order is its own and is taken as first come, first served. So is that of a target that has just
+    # refused: its pause is no position in a queue, and urgency does not shorten it.
     if queue_estimate.in_flight < 2 or target.spec.foreign or now < target.refused_until:
         return InsertionCost(candidate.ahead_s, 0.0)
     return insertion_cost(queue_estimate.queue(), place, added_work_s(candidate), candidate.ahead_s, now)

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Decision
+from gateway.core.placement.placer import Decision
 from tidegate.oip.sequence import SequenceStep
 from tidegate.outcome import NothingAlive, Unreachable
 

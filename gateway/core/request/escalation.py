@@ -28,7 +28,8 @@ from collections.abc import Callable
 from math import inf, nextafter
 from typing import Final
 
-from gateway.core.placement.placer import Ask, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision
 from gateway.core.request.token_budget import TokenBudget
 from tidegate.fleet.offers import VariantOffer
 

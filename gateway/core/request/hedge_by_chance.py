@@ -39,8 +39,9 @@ from typing import Final
 from gateway.core.estimate.calibration import apply_curve
 from gateway.core.estimate.link_estimate import BROKEN, SLACK_S
 from gateway.core.fleet.target import TargetSpec
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.completion import CompletionTime, chance_after_silence
-from gateway.core.placement.placer import Ask, Candidate, Decision
+from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.utility import UtilityPlacer, candidate_completion, queue_position
 from gateway.core.request.hedging import Hedge, PendingAttempt
 from gateway.core.request.token_budget import TokenBudget

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from gateway.core.placement.placer import Ask, Candidate, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Candidate, Decision
 
 EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts as due
 AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for anybody

@@ -46,8 +46,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gateway.core.fleet.variant_rank import is_degraded_answer, is_lesser
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Ask, Candidate, Decision
+from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.hedging import EARLY_S, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from tidegate.outcome import (

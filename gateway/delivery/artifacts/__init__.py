@@ -1,1 +1,5 @@
-"""Model files for devices: kept by content (`store`), served over HTTP (`door`), taken in from operators (`intake`)."""
+"""Model files for devices, stored by digest (`store`), served to devices (`server`), uploaded by operators (`upload`).
+
+Others import the store, the server and the upload routes. Which device shall run which file is decided in
+`gateway/delivery/rollouts`, not here.
+"""

@@ -1,6 +1,7 @@
-"""Who may fetch model files: devices by their certificates, or else whom the gateway's `auth` knows.
+"""Access to model files: a device's certificate, or else a credential of the gateway's `auth`.
 
-Callers' certificates may be of another CA than the parts' (`tls.client_ca`); devices' are always of the parts' own.
+Callers' certificates may come from a CA of their own (`tls.client_ca`); devices' certificates always come from the CA
+of Tidegate's own processes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ PROTOCOL = "artifacts-http"
 
 
 def secured_for_devices(tls: Tls | None) -> ServerSecurity | None:
-    """TLS with a device's certificate demanded, unless `tls.require_client_cert` is false; None: no TLS."""
+    """Return TLS that demands a device's certificate, unless `tls.require_client_cert` is false; None: no TLS."""
     if tls is None:
         return None
     return ServerSecurity(Tls(tls.config.model_copy(update={"client_ca": None})), frozenset({"edge"}))
 
 
 def credential_check(guard: GatewayGuard | None, secured: ServerSecurity | None) -> Admit | None:
-    """Asks for a credential where no certificate has been demanded; None: everybody may."""
+    """Return a check for a credential if no certificate is demanded; None: no credential is required."""
     if guard is None or (secured is not None and secured.checks_roles):
         return None
 

@@ -1,7 +1,12 @@
-"""Which bytes of a file a `Range` header asks for: one range, or all of it.
+"""Byte ranges: which part of a file a `Range` header requests, one range or all of it.
 
-A header that is none, or that asks for several ranges at once, is ignored, as RFC 9110 §14.2 allows: whoever sent it
-gets the whole and sees that by the status. Only a range that begins past the end is refused.
+A malformed header, or one with several ranges at once, is ignored, as RFC 9110 §14.2 allows: the answer is the whole
+file with status 200. Only a range that begins past the end is refused.
+
+**aiohttp's `request.http_range` is not used**, because two of its answers differ. It reads `bytes=-0` as the slice
+`0:`, which is the whole file with status 206, where a suffix of no bytes is unsatisfiable (416); a slice cannot tell
+the two apart. It also converts any number of digits, so that `bytes=-9999999999999999999` is a range and not garbage.
+For `web.FileResponse` see `server.py`.
 
 Source: RFC 9110, "HTTP Semantics", §14.1.2 (byte ranges) and §13.1.5 (If-Range).
 """
@@ -16,11 +21,11 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.ASCII | re.IGNOR
 
 
 class UnsatisfiableRange(ValueError):
-    """The range lies outside of the file."""
+    """The range lies outside the file."""
 
 
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """(first byte, how many) of a file of that size; None for all of it. Raises Unsatisfiable."""
+    """Return (first byte, count) of a file of that size; None for all of it. Raises UnsatisfiableRange."""
     found = _RANGE.match(header.strip())
     if found is None or found[1] == found[2] == "":
         return None
@@ -39,5 +44,5 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
 
 
 def if_range_matches(if_range: str, etag: str) -> bool:
-    """Whether a range may be answered: what the asker has a part of is what is here. A date never is."""
+    """Return whether the range may be answered: `If-Range` is absent or names this content. A date never does."""
     return if_range in ("", etag)

@@ -1,10 +1,9 @@
-"""So many bytes a second over all who read, in the order in which they ask.
+"""The byte pacer limits the rate of all downloads together, in the order in which their pieces are announced.
 
-Each piece that somebody wants to send takes its place on one line of time that is as long as the piece takes at the
-agreed rate. Pieces are of one size, so readers get equal shares, whoever has the faster link, and a reader that went
-away leaves no debt.
+Each piece books the next free stretch of one timeline, as long as the piece takes at the configured rate. Pieces are
+of one size, so downloads get equal shares however fast their links are, and a download that is cut leaves no debt.
 
-Invariant: in any span of t seconds at most rate × t bytes and one piece for each reader are let go.
+Invariant: in any span of t seconds at most rate × t bytes are sent, and one piece more for each download.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from math import inf
 
 
 class BytePacer:
-    """Mutable: `wait_s` books the next piece."""
+    """One rate shared by all downloads. Mutable: `wait_s` books the next piece."""
 
     def __init__(self, bytes_per_s: float = inf) -> None:
         self.bytes_per_s = bytes_per_s
         self._free_at = -inf
 
     def wait_s(self, size_bytes: int, now: float) -> float:
-        """How long to wait before sending a piece of this size."""
+        """Book a piece of this size and return how long to wait before sending it."""
         begin_at = max(now, self._free_at)
         self._free_at = begin_at + size_bytes / self.bytes_per_s
         return begin_at - now

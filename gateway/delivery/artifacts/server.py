@@ -1,19 +1,22 @@
-"""Devices fetch model files here: `/artifacts/sha256/{digest}`, with ranges, at a pace that leaves room for requests.
+"""The artefact server: devices fetch model files by digest, with ranges, at a rate that leaves room for requests.
 
     GET, HEAD /artifacts/sha256/DIGEST     `Range` and `If-Range`; ETag "DIGEST"; 404 for what is not here
     GET       /healthz                     200 while the process answers
 
 **A port of its own.** A download lasts minutes and a fleet of them hours; on the inference port they would take its
-connections, its drain at a stop would cut them, and its guard would ask a device for a tenant's key. Here a device
-shows the certificate that it has anyway, and a firewall can let devices in here and callers there. Without TLS whoever
-passes the gateway's `auth`, where there is one, may fetch; without both, everybody may, as with requests.
+connections, its drain at a stop would cut them, and its guard would require a tenant's key of a device. Here a device
+shows the certificate that it has anyway, and a firewall can let devices in here and callers there. Without TLS a
+credential of the gateway's `auth` is required, if that is configured; without both, every client may fetch, as with
+requests.
 
-**Not aiohttp's file response.** It hands the file to the kernel, which sends as fast as the line takes it: no rate
-could be kept, and its If-Range knows dates only, where a content has an ETag that never lies. So pieces are read in a
-thread and sent one by one, each when `BytePacer` says; a device that takes no bytes for half a minute is let go.
+**Not aiohttp's `web.FileResponse`.** It hands the file to the kernel, which sends as fast as the connection takes it,
+so no rate could be kept. Its ETag is made of time and size instead of the content's digest, its If-Range knows dates
+only, it answers a malformed `Range` with 416 instead of the whole file, it follows symbolic links, and it sends
+`DIGEST.gz` in place of `DIGEST` if there is one. So pieces are read in a thread and sent one by one, each when
+`BytePacer` allows it; the connection to a device that takes no bytes for half a minute is cut.
 
-What it serves is immutable, so any cache may keep it. Nothing of the address but 64 hexadecimal digits reaches a path.
-A gap between this process's disk and what a file's name says (rot) is the device's to find: it checks every piece.
+Artefacts are immutable, so any cache may keep them. Of the address only 64 hexadecimal digits reach a path.
+Bit rot on this machine's disk is for the device to find: it checks every piece against the digest.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ Admit = Callable[[web.Request], Awaitable[None]]
 
 
 class ArtifactServer:
-    """Routes over a store. Mutable: the downloads under way.
+    """Serves the store's files over HTTP. Mutable: the downloads under way.
 
     Args:
-        admit: raises where whoever asks may not; awaited before anything is looked at.
+        admit: raises if the client may not fetch; awaited before anything is looked up.
     """
 
     def __init__(
@@ -120,10 +123,10 @@ class ArtifactServer:
             await self._pieces(response, descriptor, first, count)
             await response.write_eof()
         except TimeoutError:
-            log.info("a download was let go: its device takes no bytes", device=request.remote)
+            log.info("a download was cut: its device takes no bytes", device=request.remote)
             _hang_up(request)
         except ConnectionError:
-            pass  # it comes back and goes on where it was
+            pass  # the device reconnects and resumes by range
         finally:
             self.under_way -= 1
         return response
@@ -132,7 +135,7 @@ class ArtifactServer:
         while count:
             piece = await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, count), at)
             if not piece:
-                raise ConnectionError("the file became shorter")  # cut the connection: less came than was announced
+                raise ConnectionError("the file became shorter")  # fewer bytes than Content-Length: cut the connection
             await clock.sleep(self._pace.wait_s(len(piece), clock.now()))
             async with asyncio.timeout(STALL_S):
                 await response.write(piece)

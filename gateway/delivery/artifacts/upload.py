@@ -1,13 +1,13 @@
-"""Operators put model files in: routes of the admin port, behind whatever guards that.
+"""Upload routes: operators send model files in pieces over the admin port, behind its guard.
 
-    HEAD /v1/artifacts/sha256/DIGEST    200 it is here, whole; 404 with `Upload-Offset`: how much of it has come
+    HEAD /v1/artifacts/sha256/DIGEST    200: the file is complete; 404 with `Upload-Offset`: bytes uploaded so far
     PUT  /v1/artifacts/sha256/DIGEST    a piece, `Content-Range: bytes FIRST-LAST/SIZE`, or none, `bytes */SIZE`;
-                                        201 whole, 202 go on at `Upload-Offset`, 409 that is not where the last piece
-                                        ended, 422 wrong content
+                                        201 complete, 202 continue at `Upload-Offset`, 409 the piece does not begin
+                                        where the last one ended, 422 wrong content
 
-A piece is bounded, so that an upload of gigabytes that breaks off loses one piece, and nobody makes the gateway hold
-more than that. The last piece has the whole file hashed; only then has it a name that devices can ask for.
-One upload of a content at a time: of two that interleave neither would be right.
+A piece is bounded in size: a broken upload of gigabytes loses one piece, and no client makes the gateway hold more
+than that. With the last piece the whole file is hashed; only then has it a name that devices can request.
+A content is uploaded by one client at a time: two interleaved uploads would spoil each other.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ async def _take(store: ArtifactStore, digest: str, first: int, piece: bytes, siz
     return web.Response(status=201, headers={"Upload-Offset": str(size)})
 
 
-async def _stored(act: Callable[[], T]) -> T:
+async def _stored(step: Callable[[], T]) -> T:
     try:
-        return await asyncio.to_thread(act)
+        return await asyncio.to_thread(step)
     except OffsetMismatch as error:
         raise web.HTTPConflict(text=str(error), headers={"Upload-Offset": str(error.offset_bytes)}) from error
     except ArtifactStoreFull as error:
@@ -94,7 +94,7 @@ def _digest(request: web.Request) -> str:
 
 
 def _range(request: web.Request) -> tuple[int, int, int]:
-    """(first byte, how many, of how many in all)."""
+    """Return (first byte, count, size of the whole file)."""
     found = _CONTENT_RANGE.match(request.headers.get("Content-Range", ""))
     if found is not None and found[1] is None:
         return 0, 0, int(found[3])

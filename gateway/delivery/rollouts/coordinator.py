@@ -1,19 +1,19 @@
-"""Performs rollouts: hears what devices report, lets `core/versions/canary.py` decide, remembers, and then publishes.
+"""The rollout controller feeds devices' reports to `core/versions/canary.py`, journals decisions and publishes them.
 
-One task. While a rollout is under way it wakes when the fleet's register has news, and once a second; always when an
-operator said something or a session with the broker begins; and else every ten seconds, for reports that come late. It
-rests longer the more devices there are, and looks only at rollouts that are under way or had the last word on a device.
-Each turn goes in this order, and the order is what survives a kill:
+It is one task. While a rollout is under way it wakes when the fleet registry changes, and once a second; always when an
+operator sends a command or a session with the broker begins; and else every ten seconds, for late reports. It pauses
+longer the more devices there are, and looks only at rollouts that are under way or own a device's newest document.
+Each turn runs in this order, which is what makes it survive a kill:
 
-    hear and decide (core) → journal what changed → publish the newest document of each device
+    reports and decision (core) → journal what changed → publish the newest document of each device
 
-Documents are retained and published again in each session with the broker, since a broker may come back having lost
-them all; that is paced by the session's outbox. A device's newest document is the one of the greatest revision that any
-rollout has asked of it, so also the last step of a rollout that ended a year ago stays asked.
+Documents are retained and published again in each session with the broker, since a broker may have lost all of them;
+the session's outbox sets the pace. A device's newest document is the one of the greatest revision that any rollout has
+requested of it, so the last step of a rollout that ended a year ago remains requested.
 
-Time passes for a rollout only while the broker is there, and not in the first seconds of a session, in which retained
-reports still come in (`gateway/core/versions/canary.py` says why).
-A disk that cannot be written stops publishing and is complained of: a device must not be asked what would be forgotten.
+Time passes for a rollout only during a session with the broker, and not in its first seconds, in which retained reports
+still arrive (`gateway/core/versions/canary.py` says why).
+A disk that cannot be written stops publishing and is logged: a device must not be given what a restart would forget.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from tidegate.runtime.owned_task import OwnedTask
 
 TICK_S: Final = 1.0
 IDLE_S: Final = 10.0
-BREATH_S: Final = 0.1  # between turns, however much is reported
-BREATH_PER_DEVICE_S: Final = 0.0005  # to look at a device costs some 20 µs
+PAUSE_S: Final = 0.1  # between turns, at any rate of reports
+PAUSE_PER_DEVICE_S: Final = 0.0005  # a turn costs some 20 µs for each device
 SETTLE_S: Final = 5.0
-SAVE_TIME_S: Final = 15.0  # a kill costs a deadline at most so much
+SAVE_TIME_S: Final = 15.0  # a kill loses at most this much elapsed time
 log = structlog.get_logger(__name__)
 
 
 class RolloutConflict(InvalidOrder):
-    """It cannot begin, or not be done, as things are now; the message says what is in the way."""
+    """The present state does not allow a rollout or a command; the message says what is in the way."""
 
 
 class DeviceChannel(Protocol):
-    """The way to devices: the gateway's session with the broker."""
+    """The gateway's session with the broker, which reaches devices."""
 
     @property
     def session(self) -> int:
-        """Another number in each session; 0 while there is none."""
+        """The number of the present session, different for each; 0 while there is none."""
         ...
 
     def publish_desired(self, device: str, message: bytes) -> bool: ...
@@ -70,14 +70,14 @@ class _ActiveRollout:
     waves: CanaryRollout
     dirty: bool = True
     saved_at_s: float = 0.0
-    begun_at: float = -inf  # the turn before may have been long before
+    begun_at: float = -inf  # the last turn may be long past when a rollout begins
 
 
 class RolloutController:
-    """`async with` goes on with what was under way, until its end.
+    """Runs all rollouts of a gateway; `async with` resumes rollouts that were under way.
 
     Args:
-        on_versions: told of the manifests of versions that devices may come to have; must not block.
+        on_versions: called with the manifests of versions that devices may come to have; must not block.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class RolloutController:
         self._on_versions = on_versions
         self._held: dict[str, _ActiveRollout] = {}
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
-        self._source: dict[str, str] = {}  # by device: the rollout that it is of
-        self._unsaid: dict[str, None] = {}  # devices whose newest document was not published in this session
+        self._source: dict[str, str] = {}  # by device: the rollout of that document
+        self._unpublished: dict[str, None] = {}  # devices whose newest document was not published in this session
         self._active = True
         self._session = 0
-        self._heard_from = 0.0
+        self._settled_at = 0.0
         self._turned_at: float | None = None
         self._news = asyncio.Event()
         self._beginning = asyncio.Lock()
@@ -106,8 +106,8 @@ class RolloutController:
             )
             self._ask(held)
             try:
-                await self._tell_versions(order)
-            except InvalidOrder as error:  # files were taken away; devices that have them still answer by full name
+                await self._announce_versions(order)
+            except InvalidOrder as error:  # files were deleted; devices that have them still answer under the full name
                 log.error("a rollout's version is unknown here", rollout=order.spec.id, reason=str(error))
         self._task.start()
         return self
@@ -119,26 +119,26 @@ class RolloutController:
                 await self._save(held)
 
     def fleet_changed(self) -> None:
-        """Devices have said something, or the session with the broker is another."""
+        """Wake the task: devices have reported, or the session with the broker has changed."""
         if self._active or self._channel.session != self._session:
             self._news.set()
 
-    # what operators want
+    # operators' commands
 
     @property
     def all(self) -> Mapping[str, CanaryRollout]:
-        """By id, oldest first."""
+        """All rollouts by id, oldest first."""
         return {id: held.waves for id, held in self._held.items()}
 
     def document(self, device: str) -> tuple[int, bytes] | None:
-        """(revision, message) of a device's newest document from here."""
+        """Return (revision, message) of the newest document that this gateway has for a device."""
         return self._asked.get(device)
 
     async def begin(self, order: RolloutOrder) -> None:
-        """Start a rollout; it is remembered when this returns.
+        """Start a rollout, which is in the journal when this returns.
 
         Raises:
-            Conflict: a device is in another rollout, has had a newer document, or files are missing.
+            RolloutConflict: a device is in another rollout, has had a newer document, or files are missing.
             InvalidOrder: the order contradicts itself.
         """
         async with self._beginning:
@@ -148,14 +148,14 @@ class RolloutController:
                 named = ", ".join(f"{path} ({digest[:12]}…)" for digest, path in list(lacking.items())[:5])
                 raise RolloutConflict(f"{len(lacking)} files are not here: {named}; `tidegate model push` brings them")
             self._check_free(order)
-            await self._tell_versions(order)
+            await self._announce_versions(order)
             await asyncio.to_thread(self._journal.begin, order)
             self._held[order.spec.id] = _ActiveRollout(order, CanaryRollout(order.spec), begun_at=clock.now())
             await self._forget_old()
         self._news.set()
 
     def command(self, id: str, verb: str, why: str) -> CanaryRollout:
-        """Raises Conflict: there is no such rollout, or it is past that."""
+        """Pause, resume or abort a rollout. Raises RolloutConflict: it is unknown, or its phase does not allow that."""
         held = self._held.get(id)
         if held is None:
             raise RolloutConflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
@@ -200,14 +200,14 @@ class RolloutController:
                 )
 
     def newest_revision(self, view: DeviceView) -> int:
-        """The greatest that a device has accepted, or was asked or promised from here."""
+        """Return the greatest revision that a device has accepted, or that a rollout here requests or reserves."""
         accepted = view.reported.accepted.get(f"device/{view.name}", 0) if view.reported else 0
-        promised = (
+        reserved = (
             held.order.spec.revisions[view.name].back
             for held in self._held.values()
             if view.name in held.order.spec.revisions
         )
-        return max(accepted, *promised, 0)
+        return max(accepted, *reserved, 0)
 
     # turns
 
@@ -218,7 +218,7 @@ class RolloutController:
                 await self._turn()
             except Exception:
                 log.exception("rollouts have a defect; they go on in a moment")
-            await clock.sleep(BREATH_S + BREATH_PER_DEVICE_S * len(self._asked))
+            await clock.sleep(PAUSE_S + PAUSE_PER_DEVICE_S * len(self._asked))
             try:
                 async with asyncio.timeout(TICK_S if self._active else IDLE_S):
                     await self._news.wait()
@@ -234,16 +234,16 @@ class RolloutController:
         for held in live:  # another may begin meanwhile
             await self._decide(held, reports, min(passed_s, now - held.begun_at))
         self._publish()
-        self._active = bool(self._unsaid) or any(
+        self._active = bool(self._unpublished) or any(
             held.dirty or not held.waves.state.phase.is_over for held in self._held.values()
         )
 
     def _passed_s(self, now: float) -> float:
-        """Time since the last turn in which devices could be heard; notices a new session."""
+        """Return the time since the last turn in which reports could arrive; notices a new session."""
         if self._session != self._channel.session:
-            self._session, self._heard_from, self._turned_at = self._channel.session, now + SETTLE_S, None
-            self._unsaid = dict.fromkeys(self._asked)
-        if not self._session or now < self._heard_from:
+            self._session, self._settled_at, self._turned_at = self._channel.session, now + SETTLE_S, None
+            self._unpublished = dict.fromkeys(self._asked)
+        if not self._session or now < self._settled_at:
             return 0.0
         passed_s = 0.0 if self._turned_at is None else now - self._turned_at
         self._turned_at = now
@@ -254,16 +254,16 @@ class RolloutController:
         held.dirty |= held.waves.hear(reports)
         held.dirty |= bool(self._session) and held.waves.advance(passed_s)
         if held.waves.state.phase is not phase:
-            say = log.warning if held.waves.state.phase in ("returning", "paused") else log.info
-            say(f"rollout is {held.waves.state.phase}", rollout=held.order.spec.id, reason=held.waves.state.reason)
+            write = log.warning if held.waves.state.phase in ("returning", "paused") else log.info
+            write(f"rollout is {held.waves.state.phase}", rollout=held.order.spec.id, reason=held.waves.state.reason)
         if held.dirty or held.waves.state.elapsed_s - held.saved_at_s > SAVE_TIME_S:
             await self._save(held)
 
     async def _save(self, held: _ActiveRollout) -> None:
-        """Remember how far it is, and only then ask for it."""
+        """Write the state to the journal, and only then request what it asks of devices."""
         id, asks = held.order.spec.id, held.waves.asks
         raw, elapsed_s = msgspec.json.encode(held.waves.state), held.waves.state.elapsed_s
-        held.dirty = False  # before the wait: what changes meanwhile is saved in the next turn
+        held.dirty = False  # before the await: a change during it is saved in the next turn
         try:
             await asyncio.to_thread(self._journal.save, id, raw)
             held.saved_at_s = elapsed_s
@@ -273,24 +273,28 @@ class RolloutController:
             log.error("a rollout cannot be remembered and stands still", rollout=id, reason=str(error))
 
     def _ask(self, held: _ActiveRollout, asks: Mapping[str, bool] | None = None) -> None:
-        """Args: asks: what was remembered; None: all that it asks now was."""
+        """Make a rollout's documents the newest of their devices.
+
+        Args:
+            asks: what the journal holds; None: all that the rollout asks now.
+        """
         for device, back in (held.waves.asks if asks is None else asks).items():
             revisions = held.order.spec.revisions[device]
             revision = revisions.back if back else revisions.forward
             if revision > self._asked.get(device, (0, b""))[0]:
                 self._asked[device] = revision, held.order.documents[device].message(back=back)
                 self._source[device] = held.order.spec.id
-                self._unsaid[device] = None
+                self._unpublished[device] = None
 
     def _publish(self) -> None:
-        for device in list(self._unsaid) if self._session else ():
+        for device in list(self._unpublished) if self._session else ():
             if not self._channel.publish_desired(device, self._asked[device][1]):
                 return  # the outbox is full, or the session is over: the next turn goes on here
-            del self._unsaid[device]
+            del self._unpublished[device]
 
-    # what is known and what is forgotten
+    # versions, and old rollouts
 
-    async def _tell_versions(self, order: RolloutOrder) -> None:
+    async def _announce_versions(self, order: RolloutOrder) -> None:
         def read() -> list[Manifest]:
             return [manifest_of(plan, order.spec.model, self.store) for plan in plans_of(order)]
 
@@ -307,4 +311,5 @@ class RolloutController:
             await asyncio.to_thread(self._journal.forget, id)
 
     def __repr__(self) -> str:
-        return f"<RolloutController {len(self._held)} known, {len(self._asked)} devices asked, session {self._session}>"
+        session = f"session {self._session}" + (" settling" if self._session and self._turned_at is None else "")
+        return f"<RolloutController {len(self._held)} known, {len(self._asked)} devices asked, {session}>"

@@ -1,13 +1,13 @@
-"""What a gateway must remember of its rollouts: one folder each, the order as it came and the newest state.
+"""The rollout journal keeps a folder for each rollout: the order as it came and the newest state.
 
     rollouts/ID/order.json     written once, before anything is published
     rollouts/ID/state.json     replaced whole at each change, before that change is published
 
-Write first, publish then: after a kill at any instant the gateway publishes again what it may have published already,
-which a device takes as the same document. A folder without a whole order is one whose operator was never told that it
-began.
+The journal is written first, documents are published after: after a kill at any instant the gateway publishes again
+what it may have published already, which a device takes as the same document. A folder without a complete order is of a
+rollout whose operator got no confirmation.
 
-Blocks on the disk: call it in a thread.
+Every method blocks on the disk: call it in a thread.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ import structlog
 
 from gateway.core.versions.canary import CanaryRollout, CanaryState
 from gateway.delivery.rollouts.order import InvalidOrder, RolloutOrder, decode_order
-from tidegate.storage.atomic_file import sync_folder, write_durably
+from tidegate.storage.atomic_file import sync_folder, write_atomically
 
-KEPT: Final = 200  # finished rollouts; older ones that no device's newest document is from are forgotten
+KEPT: Final = 200  # finished rollouts; an older one is deleted if it has no device's newest document
 log = structlog.get_logger(__name__)
 
 
 class RolloutJournal:
-    """The folder; nothing is written before a rollout begins."""
+    """The journal in one folder, which is created with the first rollout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, order: RolloutOrder) -> None:
-        """Remember a new rollout. Raises OSError."""
+        """Write the order of a new rollout. Raises OSError."""
         folder = self.folder / order.spec.id
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / "order.json", msgspec.json.encode(order))
+        write_atomically(folder / "order.json", msgspec.json.encode(order))
         sync_folder(self.folder)
 
     def save(self, id: str, state: bytes) -> None:
-        """Remember how far it is. Raises OSError."""
-        write_durably(self.folder / id / "state.json", state)
+        """Replace the state of a rollout. Raises OSError."""
+        write_atomically(self.folder / id / "state.json", state, parents=True)
 
     def forget(self, id: str) -> None:
         shutil.rmtree(self.folder / id, ignore_errors=True)
 
     def load(self) -> list[tuple[RolloutOrder, CanaryRollout]]:
-        """Every rollout, oldest first. One that cannot be read is left where it is and complained of."""
+        """Return every rollout, oldest first. One that cannot be read stays on the disk and is logged."""
         found = []
         for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             try:

@@ -1,11 +1,11 @@
-"""An order as an operator's command hands it over: which devices, how carefully, and every document, signed.
+"""A rollout order, as an operator's command sends it: the devices, the waves, and every document, signed.
 
 The gateway needs no key and holds none: both documents of each device, the one forward and the one for the way back,
-are signed where the operator's key is, before anything begins. So whoever breaks into a gateway or a broker can delay
-a rollout or call it back, and cannot put a model on a device that its operator has not signed.
+are signed where the operator's key is, before the rollout begins. So an attacker on a gateway or a broker can delay
+a rollout or call it back, but cannot put a model on a device that its operator has not signed.
 
-What is checked here is that the order can be carried out: that documents are of these devices, revisions and versions,
-and that every file they name is in the store. Whether they are signed by the right key is for the devices to say.
+This module checks that the order can be carried out: that documents are of these devices, revisions and versions, and
+that every file they name is in the store. Whether the right key has signed them is checked by the devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InvalidOrder(ValueError):
 
 
 class DeviceDocuments(msgspec.Struct, frozen=True):
-    """Of one device, as they travel: signed messages."""
+    """The two signed messages for one device, as they are published."""
 
     forward: msgspec.Raw
     back: msgspec.Raw
@@ -47,7 +47,7 @@ _decoder = msgspec.json.Decoder(RolloutOrder)
 
 
 def decode_order(raw: bytes) -> RolloutOrder:
-    """Raises InvalidOrder."""
+    """Return the order. Raises InvalidOrder: the bytes are none."""
     try:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -55,7 +55,7 @@ def decode_order(raw: bytes) -> RolloutOrder:
 
 
 def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
-    """Every plan of the model in the order's documents, each once. Raises InvalidOrder: a document contradicts it."""
+    """Return the distinct plans of the order's documents. Raises InvalidOrder: a document contradicts the order."""
     spec = order.spec
     plans: dict[str, ModelPlan] = {}
     if set(order.documents) != set(spec.devices):
@@ -74,13 +74,13 @@ def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
 
 
 def missing_artefacts(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mapping[str, str]:
-    """Files that the plans name and the store lacks, or has in another size: path by digest. Blocks on the disk."""
+    """Return files of the plans that the store lacks, or has in another size: path by digest. Blocks on the disk."""
     files = (artefact for plan in plans for artefact in plan.artefacts)
     return {one.sha256: one.path for one in files if store.size_bytes(one.sha256) != one.size_bytes}
 
 
 def manifest_of(plan: ModelPlan, model: str, store: ArtifactStore) -> Manifest:
-    """The manifest of a plan's version. Blocks on the disk. Raises InvalidOrder, RepositoryError."""
+    """Return the manifest of a plan's version. Blocks on the disk. Raises InvalidOrder, RepositoryError."""
     path = store.path(plan.manifest)
     try:
         with path.open(encoding="utf-8") as file:

@@ -1,9 +1,9 @@
-"""Operators start, watch and steer rollouts: routes of the admin port, behind whatever guards that.
+"""The rollout routes let operators start, watch and steer rollouts, over the admin port and its guard.
 
-GET  /v1/rollouts                  every rollout in short, oldest first
-GET  /v1/rollouts/ID               one, with each device's step, its own words, and what has happened
-POST /v1/rollouts                  an order (`order.py`): 201, 409 something is in the way, 422 it makes no sense
-POST /v1/rollouts/ID/{pause,resume,abort}     `{"why": "…"}`; abort calls back also after success
+GET  /v1/rollouts                  a summary of every rollout, oldest first
+GET  /v1/rollouts/ID               one rollout, with each device's step and report, and its history
+POST /v1/rollouts                  an order (`order.py`): 201, 409 the present state forbids it, 422 it is invalid
+POST /v1/rollouts/ID/{pause,resume,abort}     `{"why": "…"}`; abort returns devices also after success
 GET  /v1/devices                   what an order is made from: devices with revisions, documents and reports
 """
 
@@ -27,7 +27,11 @@ _MAX_WHY: Final = 300
 def rollout_routes(
     rollouts: RolloutController, channel: DeviceChannel, base_urls: tuple[str, ...]
 ) -> list[web.RouteDef]:
-    """Args: base_urls: where devices fetch artefacts, for the documents."""
+    """Return the routes.
+
+    Args:
+        base_urls: where devices fetch artefacts, for the documents.
+    """
 
     async def every(_request: web.Request) -> web.Response:
         return web.json_response({"rollouts": [rollout_summary(waves) for waves in rollouts.all.values()]})
@@ -120,7 +124,7 @@ def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
 
 async def _why(request: web.Request) -> str:
     try:
-        said = msgspec.json.decode(await request.read(), type=dict[str, str]).get("why", "")
+        why = msgspec.json.decode(await request.read(), type=dict[str, str]).get("why", "")
     except msgspec.MsgspecError as error:
         raise web.HTTPBadRequest(text=f'the body is `{{"why": "…"}}`: {error}') from error
-    return f"operator: {said[:_MAX_WHY]}" if said else "operator"
+    return f"operator: {why[:_MAX_WHY]}" if why else "operator"

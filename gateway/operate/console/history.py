@@ -1,14 +1,14 @@
-"""What the console remembers: the last minute of requests by class, target and way, and five minutes of links.
+"""The console history remembers a minute of requests by class, target and way, and five minutes of links.
 
-An `Observer` of the stack. A request's end is one count, of all that ended alike: the same class, target and way, and
-nearly the same time taken. These are handed on into what is shown (`SlidingStats`) once a second, or sooner where
-somebody looks: there are far fewer of them than requests. Once a second one point of the whole is kept as well, and
-every other second a sample of each link; with nobody looking a second costs a walk over the targets, some two
+It is an `Observer` of the stack. The ends of requests are counted by kind: the same class, target, way and ending, and
+nearly the same time taken. The counts are moved into the statistics that are shown (`SlidingStats`) once a second, or
+sooner if a reader asks: there are far fewer kinds than requests. Once a second one point of the whole is kept as well,
+and every other second a sample of each link; without readers a second costs a walk over the targets, some two
 microseconds each.
 
-Invariants: ends that are counted together lie in one slot of `SlidingStats`, so it cannot tell that they came late;
+Invariants: ends that are counted together lie in one slot of `SlidingStats`, so counting them later changes nothing;
 memory is bounded by the number of targets and by `SlidingStats`'s keys. Cancelled requests and callers' own mistakes
-are no one's lateness: they are not counted.
+are not counted, as no target was late.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ log = structlog.get_logger(__name__)
 
 POINTS: Final = 300  # one a second
 TICK_S: Final = 1.0
-MOST_ALIKE: Final = 2048  # kinds of ends, until they are handed on
-REFUSED: Final = "refused"  # in a target's place: nobody answered
+MOST_ALIKE: Final = 2048  # kinds of ends, until they are moved into the statistics
+REFUSED: Final = "refused"  # in place of a target: no target answered
 
 ClassKey = tuple[str, int]  # model, priority; 0 is the default
 WayKey = tuple[str, str]  # the tier that answered, or REFUSED; and the reason, or how it ended
-
-
-_Alike = tuple[str, int, str, str, Ending, int]  # model, priority, who answered, why, how it ended, and its bucket
+_Alike = tuple[str, int, str, str, Ending, int]  # model, priority, answering target, reason, ending, latency bucket
 
 
 class HistoryPoint(NamedTuple):
@@ -56,7 +54,7 @@ class HistoryPoint(NamedTuple):
 
 
 class ConsoleHistory:
-    """An `Observer`. `async with` samples once a second until it ends."""
+    """An `Observer` of requests and links. `async with` samples once a second until it ends."""
 
     def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
         self._classes: SlidingStats[ClassKey] = SlidingStats()
@@ -67,7 +65,7 @@ class ConsoleHistory:
         self._slot = -1
         self.points: deque[HistoryPoint] = deque(maxlen=POINTS)
         self.timelines: dict[str, RttTimeline] = {}
-        self.answered_models: set[str] = set()  # since the start; of the repository, so they are few
+        self.answered_models: set[str] = set()  # since the start; bounded by the repository
         self._fleet = fleet
         self._in_flight = in_flight
         self._second: SlidingStats[None] = SlidingStats()
@@ -83,23 +81,23 @@ class ConsoleHistory:
 
     @property
     def classes(self) -> SlidingStats[ClassKey]:
-        self._hand_on()
+        self._move_counts()
         return self._classes
 
     @property
     def targets(self) -> SlidingStats[str]:
-        self._hand_on()
+        self._move_counts()
         return self._targets
 
     @property
     def ways(self) -> SlidingStats[WayKey]:
-        self._hand_on()
+        self._move_counts()
         return self._ways
 
-    # an observer's part
+    # as an observer
 
     def began(self, call: Call) -> None:
-        """What counts is how it ends."""
+        """Only the end of a request is counted."""
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         self.answered_models.add(call.request.model_name)
@@ -117,7 +115,7 @@ class ConsoleHistory:
     def _count(self, call: Call, ending: Ending, served_by: str, why: str, now: float) -> None:
         slot = int(now / SLOT_S)
         if slot != self._slot or len(self._ends) >= MOST_ALIKE:
-            self._hand_on()
+            self._move_counts()
             self._slot = slot
         ends = self._ends
         if not ends:
@@ -125,7 +123,7 @@ class ConsoleHistory:
         alike = call.request.model_name, call.priority, served_by, why, ending, bucket_of(now - call.arrived_at)
         ends[alike] = ends.get(alike, 0) + 1
 
-    def _hand_on(self) -> None:
+    def _move_counts(self) -> None:
         ends, self._ends = self._ends, {}
         at = self._ends_since
         for (model, priority, served_by, why, ending, bucket), times in ends.items():
@@ -143,15 +141,24 @@ class ConsoleHistory:
             try:
                 self.tick(clock.now(), clock.utc_s())
             except Exception:
-                log.exception("the console cannot keep up")  # a defect here must not end all of its sights
+                log.exception("the console cannot keep up")  # a defect here must not stop the console for good
 
     def tick(self, now: float, utc_s: float) -> None:
-        """A second is over."""
-        self._hand_on()
+        """Add the point of the second that is over, and every other second a sample of each link."""
+        self._move_counts()
         second, self._second = self._second.total(now), SlidingStats()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(
-            HistoryPoint(utc_s, second.in_time, second.late, second.failed, p50_s, p95_s, p99_s, self._in_flight())
+            HistoryPoint(
+                at=utc_s,
+                in_time=second.in_time,
+                late=second.late,
+                failed=second.failed,
+                p50_s=p50_s,
+                p95_s=p95_s,
+                p99_s=p99_s,
+                in_flight=self._in_flight(),
+            )
         )
         if now - self._sampled_at >= SAMPLE_EVERY_S - TICK_S / 2:
             self._sampled_at = now

@@ -1,4 +1,4 @@
-"""Rollouts as the console shows them: those under way, and the last that ended; how far each is, and what stops it."""
+"""The console's rollout rows: rollouts under way and the last finished ones, each with its progress and its reason."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _THERE: Final = {RolloutPhase.RETURNING: DeviceStep.BACK, RolloutPhase.RETURNED:
 
 
 def rollout_rows(rollouts: Iterable[CanaryRollout]) -> list[dict[str, Any]]:
-    """Those under way first, then the newest of the others."""
+    """Return a row for each rollout under way, then for the newest of the others."""
     newest_first = list(rollouts)[::-1]
     newest_first.sort(key=lambda one: one.state.phase.is_over)
     return [_rollout_row(one) for one in newest_first[:SHOWN]]
 
 
 def rollout_findings(rollouts: Iterable[CanaryRollout]) -> list[ConsoleFinding]:
-    """What a person should look at: a rollout that waits for one, or that is on its way back."""
+    """Return a finding for each rollout that is paused, or on its way back."""
     return [
         ConsoleFinding("attention", f"The rollout of {one.spec.model} {one.spec.version} {what}: {one.state.reason}")
         for one in rollouts

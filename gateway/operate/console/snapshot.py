@@ -1,11 +1,10 @@
-"""The screen's contents as JSON: bounded whatever the fleet's size, and made once a second for all who watch.
+"""The console snapshot: the screen's contents as JSON, of bounded size, made once a second for all readers.
 
-A page that held a row for each of a thousand edges would answer nothing, so edges are counted by health, and only the
-`ROWS` that an operator would look for first are told one by one: pools, then whoever is ill, then the busiest. Anybody
-else is found by name (`find`) and looked at closely (`detail`).
+A page with a row for each of a thousand edges would help no operator, so edges are counted by health, and only `ROWS`
+targets have a row: pools first, then unhealthy targets, then the busiest. Any other target is found by name (`find`)
+and shown in full (`detail`).
 
-Names, reasons and addresses come from the network. They are values here, and text on the page: nothing makes markup of
-them.
+Names, reasons and addresses come from the network. They are values here and text on the page, never markup.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ WAYS: Final = 24
 FOUND: Final = 50
 CONDITIONS: Final = 20
 _MODELS_NAMED: Final = 6
-_AT_ONCE: Final = 200  # targets between two breaths: a millisecond or two
+_AT_ONCE: Final = 200  # targets between two yields to the event loop: a millisecond or two
 
 States = dict[str, LinkState]
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleView:
-    """What can be seen, and of what."""
+    """Renders a gateway's state for the console."""
 
     name: str
     watch: ConsoleHistory
@@ -58,39 +57,43 @@ class ConsoleView:
     trials: Callable[[], list[dict[str, Any]]] = list
 
     def history(self) -> dict[str, Any]:
-        """The last five minutes of the whole, for charts; columns, oldest first."""
+        """Return the last five minutes of the whole gateway for charts, oldest first."""
         points = [_point(point) for point in self.watch.points]
         return {"points": points, "sample_every_s": SAMPLE_EVERY_S}
 
-    async def states(self, breathe: Callable[[], Awaitable[None]]) -> States:
-        """How the link to each target is. A walk over all, with a breath for requests in between."""
+    async def states(self, pause: Callable[[], Awaitable[None]]) -> States:
+        """Return the state of the link to each target; the walk over all targets yields to requests in between."""
         found: States = {}
         for place, target in enumerate(list(self.fleet.targets.values()), start=1):
             found[target.id] = self._link(target, clock.now())
             if place % _AT_ONCE == 0:
-                await breathe()
+                await pause()
         return found
 
     def snapshot(self, now: float, utc_s: float, states: States) -> dict[str, Any]:
-        """Args: states: of `states`, just now."""
+        """Return the screen's contents.
+
+        Args:
+            states: the present result of `states`.
+        """
         here = [target for target in self.fleet.targets.values() if target.id in states]
         rates, recent = self.watch.targets.rates(now), self.watch.targets
         classes = sorted(self.watch.classes.items(now), key=lambda one: -one[1].per_s)
         total = self.watch.classes.total(now)
         conditions = conditions_json(self.fleet, now)
-        said = self._verdict(states, classes, total, conditions)
+        verdict = self._verdict(states, classes, total, conditions)
         rows = nsmallest(ROWS, here, key=lambda one: _first(one, states[one.id], rates.get(one.id, 0.0)))
         return {
             "at": utc_s,
             "gateway": self.name,
             "verdict": {
-                "state": said.state,
-                "sentence": said.sentence,
-                "findings": [one._asdict() for one in said.findings],
+                "state": verdict.state,
+                "sentence": verdict.sentence,
+                "findings": [one._asdict() for one in verdict.findings],
             },
             "total": _recent(total),
             "point": _point(self.watch.points[-1]) if self.watch.points else None,
-            "door": self._door(),
+            "door": self._admission(),
             "health": _counts(here, states),
             "targets": [
                 self._row(target, states[target.id], recent.read(target.id, now), now, timeline=place < WITH_TIMELINE)
@@ -107,14 +110,14 @@ class ConsoleView:
         }
 
     def find(self, words: str, now: float) -> list[dict[str, Any]]:
-        """The targets whose id holds `words`, ready or not, in the order of the screen."""
+        """Return the targets whose id contains `words`, ready or not, in order of their ids."""
         wanted = words.lower()
         named = sorted(target.id for target in self.fleet.targets.values() if wanted in target.id.lower())
         found = [self.fleet.targets[target_id] for target_id in named[:FOUND]]
         return [self._now(target, now) for target in found]
 
     def detail(self, target_id: str, now: float) -> dict[str, Any] | None:
-        """Everything of one target; None where there is none of this id."""
+        """Return every detail of one target; None if there is no target of this id."""
         target = self.fleet.targets.get(target_id)
         if target is None:
             return None
@@ -155,10 +158,10 @@ class ConsoleView:
         overload = self.admission.overload
         return console_verdict(
             targets=len(states),
-            ill=[HealthFinding(name, *state) for name, state in states.items() if state.health != "well"],
+            unhealthy=[HealthFinding(name, *state) for name, state in states.items() if state.health != "well"],
             total=total,
             by_class=[(model, recent) for (model, _), recent in classes],
-            homeless=self._homeless({model for (model, _), _ in classes}),
+            unoffered=self._unoffered({model for (model, _), _ in classes}),
             overloaded=overload.reason if overload.on else "",
             panic=self.fleet.balance.panic,
             refused_devices=sorted(self.refused),
@@ -168,27 +171,27 @@ class ConsoleView:
             ],
         )
 
-    def _homeless(self, asked: set[str]) -> list[str]:
-        """Models of which nobody offers any version, of those that somebody wants: a repository may hold more."""
+    def _unoffered(self, asked: set[str]) -> list[str]:
+        """Return the models that are requested and that no target offers in any version."""
         manifests = self.catalog.manifests
         served = {one.name for one in manifests if self.fleet.offered(one.name, one.version)}
         wanted = self.watch.answered_models | asked
         return sorted(({one.name for one in manifests} & wanted) - served)
 
-    def _door(self) -> dict[str, Any]:
-        door = self.admission
+    def _admission(self) -> dict[str, Any]:
+        admission = self.admission
         return {
-            "in_flight": door.in_flight,
-            "limit": door.limit.limit,
-            "overloaded": door.overload.on,
-            "shed": sum(door.refused.values()),
+            "in_flight": admission.in_flight,
+            "limit": admission.limit.limit,
+            "overloaded": admission.overload.on,
+            "shed": sum(admission.refused.values()),
         }
 
     def _row(
         self, target: TargetView, state: LinkState, recent: WindowSummary, now: float, *, timeline: bool
     ) -> dict[str, Any]:
         load, link = target.queue_estimate.load, target.link
-        kept = self.watch.timelines.get(target.id)
+        timeline_of = self.watch.timelines.get(target.id)
         row = {
             "id": target.id,
             "tier": target.spec.tier,
@@ -199,7 +202,7 @@ class ConsoleView:
             "rtt_ms": _ms(link.rtt_s) if target.up and link.samples else None,
             "jitter_ms": _ms(link.jitter_s) if target.up and link.samples else None,
             "loss_ratio": round(link.loss_ratio, 4) if target.up and link.samples else None,
-            "usual_ms": None if kept is None or isnan(kept.usual_s) else _ms(kept.usual_s),
+            "usual_ms": None if timeline_of is None or isnan(timeline_of.usual_s) else _ms(timeline_of.usual_s),
             "queued": load.queued if load else 0,
             "in_flight": target.queue_estimate.in_flight,
             "wait_ms": _ms(target.wait_s(now)),
@@ -207,8 +210,8 @@ class ConsoleView:
             "heard_s": round(now - target.queue_estimate.reported_at, 1) if load else None,
             **_recent(recent),
         }
-        if timeline and kept is not None:
-            row["timeline_ms"] = _timeline(kept.last(TIMELINE))
+        if timeline and timeline_of is not None:
+            row["timeline_ms"] = _timeline(timeline_of.last(TIMELINE))
         return row
 
     def _ways(self, now: float) -> list[dict[str, Any]]:
@@ -217,12 +220,12 @@ class ConsoleView:
 
 
 def _first(target: TargetView, state: LinkState, per_s: float) -> tuple[bool, int, float, str]:
-    """Pools are few and matter to all; then whoever is ill, the worst first; then whoever does most."""
+    """Return the sort key of a row: pools, then unhealthy targets with the worst first, then the busiest."""
     return target.spec.tier != "pool", WORST_FIRST.index(state.health), -per_s, target.id
 
 
 def _counts(targets: Iterable[TargetView], states: States) -> dict[str, dict[str, int]]:
-    """How many targets of each tier are in each health."""
+    """Return the number of targets by tier and health."""
     counts: dict[str, Counter[str]] = {"edge": Counter(), "pool": Counter()}
     for target in targets:
         counts[target.spec.tier][states[target.id].health] += 1
@@ -234,7 +237,7 @@ def _condition(one: Mapping[str, Any]) -> str:
 
 
 def _models(target: TargetView) -> list[str]:
-    """In words; not those of a target that cannot be used."""
+    """Return the ready models as words; none of a target that cannot be used."""
     offers = [offer for offer in target.offers if offer.state == "ready"] if target.up else []
     words = [f"{offer.name} {'/'.join(one.name for one in offer.variants)}" for offer in offers[:_MODELS_NAMED]]
     return words + ([f"and {len(offers) - _MODELS_NAMED} more"] if len(offers) > _MODELS_NAMED else [])
@@ -256,7 +259,7 @@ def _recent(recent: WindowSummary) -> dict[str, Any]:
 
 
 def _point(point: HistoryPoint) -> list[float | None]:
-    """[at, in time, late, failed, p50, p95, p99 in ms, in flight]: short, since there are three hundred."""
+    """Return [at, in time, late, failed, p50, p95, p99 in ms, in flight], without names as there are 300 of them."""
     times = [_ms(one) for one in (point.p50_s, point.p95_s, point.p99_s)]
     return [round(point.at, 1), point.in_time, point.late, point.failed, *times, point.in_flight]
 

@@ -1,13 +1,13 @@
-"""Is it well? One word, and what speaks against it, worst first: each names the thing that is ill.
+"""The console's verdict: one word for the gateway's health, and findings that name each cause, worst first.
 
 Findings come from the state as it is shown, never from numbers of their own, so the sentence on top and the table
-below cannot disagree. Few requests prove nothing: shares are judged from `ENOUGH` of them on, and one or two late ones
-are no finding. A large fleet has always somebody who is down, so a finding about targets counts them and names the
-worst few, and is trouble only where so many are gone that work has nowhere to go.
+below cannot disagree. Few requests prove nothing: shares are judged from `ENOUGH` requests on, and one or two late ones
+are no finding. In a large fleet some device is always down, so a finding about targets counts them and names the worst
+few, and is trouble only if so many are down that work has nowhere to go.
 
-    trouble    requests are being lost, or would be: nobody is there, or much is late or refused
-    attention  it serves, and something is ill: a link, a target, a device's state, a condition, a rollout
-    well       nothing speaks against it
+    trouble    requests are being lost, or would be: no target is up, or many requests are late or refused
+    attention  the gateway serves, and a link, a target, a device, a condition or a rollout needs a look
+    well       there is no finding
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATE_ATTENTION: Final = 0.02
 LATE_TROUBLE: Final = 0.10
 NAMED: Final = 3
 MOST_FINDINGS: Final = 12
-_MORE_THAN_CHANCE: Final = 2.5  # late ones
+_MORE_THAN_CHANCE: Final = 2.5  # late requests
 _WHAT: Final[Mapping[Health, str]] = {
     "down": "down",
     "suspect": "in doubt",
@@ -38,7 +38,7 @@ _WHAT: Final[Mapping[Health, str]] = {
 class ConsoleFinding(NamedTuple):
     level: Level
     words: str
-    about: str = ""  # a target, where it is about one
+    about: str = ""  # the id of the target, if it is about one
 
 
 class ConsoleVerdict(NamedTuple):
@@ -58,27 +58,28 @@ class HealthFinding(NamedTuple):
 def console_verdict(
     *,
     targets: int,
-    ill: Sequence[HealthFinding],
+    unhealthy: Sequence[HealthFinding],
     total: WindowSummary,
     by_class: Iterable[tuple[str, WindowSummary]],
-    homeless: Sequence[str],
+    unoffered: Sequence[str],
     overloaded: str,
     panic: bool,
     refused_devices: Sequence[str],
     others: Iterable[ConsoleFinding] = (),
 ) -> ConsoleVerdict:
-    """What to say.
+    """Return the verdict with its findings, worst first.
 
     Args:
-        targets: how many are known; `ill` those of them whose link is not well.
-        homeless: models that nobody offers just now.
+        targets: how many targets are known.
+        unhealthy: the targets whose link is not well.
+        unoffered: requested models that no target offers now.
         overloaded: why shedding is on; "" when it is not.
         refused_devices: devices that are not dialled.
-        others: what other parts found.
+        others: findings of other modules.
     """
     found = [
-        *_of_targets(targets, ill),
-        *_of_models(homeless),
+        *_of_targets(targets, unhealthy),
+        *_of_models(unoffered),
         *_of_requests(total, by_class),
         *([ConsoleFinding("trouble", f"Overloaded, the least important are shed: {overloaded}")] if overloaded else []),
         *([ConsoleFinding("trouble", "Most targets fail, so all of them are used")] if panic else []),
@@ -101,42 +102,44 @@ def _sentence(found: Sequence[ConsoleFinding], total: WindowSummary) -> str:
     return "All is well" if total.asked else "All is well: nobody is asking just now"
 
 
-def _of_targets(targets: int, ill: Sequence[HealthFinding]) -> list[ConsoleFinding]:
+def _of_targets(targets: int, unhealthy: Sequence[HealthFinding]) -> list[ConsoleFinding]:
     if targets == 0:
         return [ConsoleFinding("trouble", "No target is known: nothing can be answered")]
     found = []
     for health in WORST_FIRST:
-        those = [one for one in ill if one.health == health]
-        if not those:
+        alike = [one for one in unhealthy if one.health == health]
+        if not alike:
             continue
-        level: Level = "trouble" if health == "down" and 2 * len(those) > targets else "attention"
-        found.append(_about(level, those, _WHAT[health], targets))
-    if all(one.health == "down" for one in ill) and len(ill) == targets:
-        return [ConsoleFinding("trouble", f"No target can be used: {_names(ill)} {_are(ill)} down")]
+        level: Level = "trouble" if health == "down" and 2 * len(alike) > targets else "attention"
+        found.append(_about(level, alike, _WHAT[health], targets))
+    if all(one.health == "down" for one in unhealthy) and len(unhealthy) == targets:
+        return [ConsoleFinding("trouble", f"No target can be used: {_names(unhealthy)} {_are(unhealthy)} down")]
     return found
 
 
-def _about(level: Level, those: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
-    if len(those) == 1:
-        one = those[0]
+def _about(level: Level, unhealthy: Sequence[HealthFinding], what: str, targets: int) -> ConsoleFinding:
+    if len(unhealthy) == 1:
+        one = unhealthy[0]
         return ConsoleFinding(level, f"{one.target_id} is {what}: {one.reason}", one.target_id)
-    return ConsoleFinding(level, f"{len(those)} of {targets} targets are {what}: {_names(those)}", those[0].target_id)
+    return ConsoleFinding(
+        level, f"{len(unhealthy)} of {targets} targets are {what}: {_names(unhealthy)}", unhealthy[0].target_id
+    )
 
 
-def _names(those: Sequence[HealthFinding]) -> str:
-    named = ", ".join(one.target_id for one in those[:NAMED])
-    more = len(those) - NAMED
+def _names(unhealthy: Sequence[HealthFinding]) -> str:
+    named = ", ".join(one.target_id for one in unhealthy[:NAMED])
+    more = len(unhealthy) - NAMED
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _are(those: Sequence[HealthFinding]) -> str:
-    return "is" if len(those) == 1 else "are"
+def _are(unhealthy: Sequence[HealthFinding]) -> str:
+    return "is" if len(unhealthy) == 1 else "are"
 
 
-def _of_models(homeless: Sequence[str]) -> list[ConsoleFinding]:
-    if not homeless:
+def _of_models(unoffered: Sequence[str]) -> list[ConsoleFinding]:
+    if not unoffered:
         return []
-    named = ", ".join(homeless[:NAMED]) + (f" and {len(homeless) - NAMED} more" if len(homeless) > NAMED else "")
+    named = ", ".join(unoffered[:NAMED]) + (f" and {len(unoffered) - NAMED} more" if len(unoffered) > NAMED else "")
     return [ConsoleFinding("trouble", f"Nobody offers {named} just now")]
 
 

@@ -152,7 +152,7 @@ async def test_the_load_is_what_waits_and_what_runs() -> None:
         await settle()
         assert (subject.scheduler.queued, subject.scheduler.in_flight) == (2, 1)
         assert subject.scheduler.queue_delay_s(clock.now()) == pytest.approx(1.0 + 0.2 + 0.2)
-        assert repr(subject.scheduler) == "<Scheduler <WorkerSlots 1 of 1 computing>, 2 waiting, 1 in flight>"
+        assert repr(subject.scheduler) == "<PoolScheduler <WorkerSlots 1 of 1 computing>, 2 waiting, 1 in flight>"
         await asyncio.gather(*callers)
 
 
@@ -277,5 +277,5 @@ async def test_a_thousand_callers_who_come_and_leave_as_they_like_are_each_answe
 
         await asyncio.gather(*[caller(number) for number in range(1000)])
         assert sum(outcomes.values()) == 1000
-        assert set(outcomes) == {"Answer", "CancelledError", "DeadlineExceeded", "Overloaded"}
+        assert set(outcomes) == {"PoolResult", "CancelledError", "DeadlineExceeded", "Overloaded"}
         assert subject.scheduler.queued == subject.scheduler.in_flight == len(subject.lane.batcher) == 0

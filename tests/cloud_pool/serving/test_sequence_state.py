@@ -220,9 +220,9 @@ async def test_callers_who_vanish_leave_nothing_behind(app: PoolApp) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     # A start that was cancelled is forgotten at once; one that was computed all the same stays for its time.
     async with asyncio.timeout(30.0):
-        while app.host.memories.live("cell") and app.host.load_report().in_flight:
+        while app.host.sequences.live("cell") and app.host.load_report().in_flight:
             await clock.sleep(0.002)
-    assert app.host.memories.live("cell") <= 3
+    assert app.host.sequences.live("cell") <= 3
 
 
 def test_the_manifest_of_a_model_that_remembers_is_kept(artefact: Path, tmp_path: Path) -> None:

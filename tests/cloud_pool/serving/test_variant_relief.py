@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkEvent, LinkLoad, LinkUp
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.placer import Ask, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Placer
 from gateway.targets.link import LinkTarget
 from tests.cloud_pool.models import TEXT, manifest_of
 from tests.cloud_pool.test_app import eventually, pool, words

@@ -15,7 +15,6 @@ from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.job import PoolRequest
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.device_worker import PoolLoadable
-from cloud_pool.workers.replica import CRASH_LOOP, HEALTHY_S
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tests.cloud_pool.models import TEXT
 from tests.cloud_pool.workers_support import Arrays, text
@@ -24,6 +23,7 @@ from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
+from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
 
 LOADABLE = PoolLoadable(TEXT, TEXT.variants[0], Path(__file__))
 

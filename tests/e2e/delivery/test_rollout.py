@@ -1,5 +1,4 @@
-"""A model goes to a fleet of real processes: in waves, back by itself where it is bad, and on after a kill; requests
-are answered all the while."""
+"""Rollouts to a fleet of real processes: in waves, with automatic return, and resumed after a kill, under traffic."""
 
 from __future__ import annotations
 

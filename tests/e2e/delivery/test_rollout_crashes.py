@@ -1,4 +1,4 @@
-"""kill -9 at any point of a rollout: the device ends in the old or the new committed generation, and says why."""
+"""kill -9 at any point of a rollout: the device ends in the old or the new committed generation, with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two devices with a version each, one gateway that splits between them, and the commands that change what is meant."""
+"""Two devices with a version each, a gateway that splits between them, and the commands that change the split."""
 
 from __future__ import annotations
 

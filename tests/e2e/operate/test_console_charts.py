@@ -1,4 +1,4 @@
-"""The console's charts in a real headless Chromium, fed by hand: gaps, lone points, thousands of points, the cursor."""
+"""The console's charts in a real headless Chromium with given data: gaps, lone points, many points, the cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, by a whole Tidegate behind simulated links: a sick link is named, a late request is explained."""
+"""`top`, `explain` and `record` with a whole Tidegate behind emulated links: sick links, late requests, replay."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Attacks on a gateway process over real sockets, while real traffic keeps its deadlines and its memory its bounds.
 
-The gateway stands in front of a pool that answers at once; a caller asks all the while, with a budget that a machine
-which stalls for seconds still keeps. What is asserted after each attack: nobody was late or refused, and the process
-has not grown beyond twice the largest body.
+The gateway serves from a pool that answers at once; a caller sends requests all the while, with a budget that holds
+even if the machine stalls for seconds. After each attack no request was late or refused, and the process has not grown
+beyond twice the largest body.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attested placement between real processes: a gateway, an edge that proves what it is, and one that does not."""
+"""Attested placement between real processes: a gateway, an attested edge, and an edge without evidence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`tidegate up --secure`: what the plain system does, this one does, and it lets nobody else in.
+"""`tidegate up --secure`: it does what the plain system does, and refuses peers without credentials.
 
-The tests of the first part are the plain system's own, collected here once more with another `stack`.
+The tests of the first part are the plain system's own, collected here again with another `stack`.
 """
 
 from __future__ import annotations

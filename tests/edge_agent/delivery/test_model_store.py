@@ -15,7 +15,8 @@ from edge_agent.delivery.model_store import Generation, ModelStore
 from edge_agent.delivery.partial_file import BadChunk, PartialFile
 from tests.edge_agent.core.test_rollout_machine import ROLLOUT
 from tests.support.edge.rollouts import Made, made
-from tidegate.rollout.plan import Artefact, artefact_of
+from tests.support.models.artefacts import artefact_of
+from tidegate.rollout.plan import Artefact
 
 CONTENT = bytes(range(256)) * 100
 ARTEFACT = artefact_of("x", CONTENT, 4096)

@@ -57,8 +57,7 @@ class Uplink:
 async def device(folder: Path) -> AsyncIterator[tuple[OfflineStore, Forwarder, Uplink]]:
     uplink = Uplink()
     store = OfflineStore(folder, max_bytes=10**6, max_rows=1000)
-    async with store, Forwarder(store, "kiosk", live=lambda: False) as forwarder:
-        forwarder.uplink = uplink
+    async with store, Forwarder(store, "kiosk", live=lambda: False, uplink=lambda: uplink) as forwarder:
         yield store, forwarder, uplink
 
 

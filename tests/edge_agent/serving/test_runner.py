@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from edge_agent.serving.runner import CRASH_LOOP, HEALTHY_S, WARMUP_TIMEOUT_S, EdgeLoadable, EngineWorker, Runner
+from edge_agent.serving.runner import EdgeLoadable, EngineWorker, Runner
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.models.tiny_models import FOREVER, double_manifest, rounds_manifest
 from tests.support.pool.fake_worker import FakeWorker
@@ -21,6 +21,8 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import InternalError, Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
+from tidegate.workers.incarnation import WARMUP_TIMEOUT_S
+from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
 from tidegate.workers.warmup import CostPoints
 
 COST: CostPoints = ((1.0, 0.001), (16.0, 0.004))
@@ -132,7 +134,7 @@ async def test_a_killed_worker_fails_its_call_at_once_and_is_replaced_after_the_
         with pytest.raises(Unreachable, match="model 'rounds:1' is loading here"):
             await runner.infer("int8", ENDLESS)
         await clock.sleep(0.25)  # half of the base
-        await settle()
+        await settle(20)
         assert stage.states == ["warming", "ready", "loading", "ready"]
         await runner.infer("int8", {"rounds": np.array([0])})
         assert (stage.measured, stage.warmed) == (1, 1)
@@ -149,7 +151,7 @@ async def test_a_hung_worker_fails_its_call_and_is_replaced() -> None:
         assert not stage.workers[0].alive
         assert runner.state == "loading"
         await clock.sleep(0.25)
-        await settle()
+        await settle(20)
         await runner.infer("int8", {"rounds": np.array([0])})
 
 

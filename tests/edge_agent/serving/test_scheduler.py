@@ -246,7 +246,7 @@ async def test_the_queue_delay_is_what_a_newcomer_would_wait() -> None:
         await settle()
         await clock.sleep(0.5)
 
-        assert scheduler.queue_delay_s() == pytest.approx(3.5)
+        assert scheduler.queue_delay_s(clock.now()) == pytest.approx(3.5)
         assert repr(scheduler) == "<EdgeScheduler <EdgeQueue 1/8 waiting, 1/1 computing>>"
         await asyncio.gather(*calls)
 

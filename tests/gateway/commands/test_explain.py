@@ -1,4 +1,4 @@
-"""Explanations of a running gateway: what an operator reads of requests that went well, elsewhere, wrong or away."""
+"""`tidegate explain` at a running gateway: good, rerouted, failed and cancelled requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def decisions(gateway: Gateway, *words: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_request_is_found_by_its_callers_id_and_told_in_full(tmp_path: Path) -> None:
+async def test_a_request_is_found_by_its_callers_id_and_shown_in_full(tmp_path: Path) -> None:
     edge, small, pool = Far("edge/attic"), Far("edge/closet", max_batch=1), Far("pool/main")
     async with running(edge, small, pool), AsyncExitStack() as stack:
         config = configured(tmp_path, target(edge), target(small), target(pool), policy="value")
@@ -71,7 +71,7 @@ async def test_a_request_is_found_by_its_callers_id_and_told_in_full(tmp_path: P
     assert (told["outcome"], told["stages_ms"]["compute"]) == ("ok", 5.0)
 
 
-async def test_without_an_id_the_last_requests_are_told_a_line_each(tmp_path: Path) -> None:
+async def test_without_an_id_the_last_requests_are_shown_a_line_each(tmp_path: Path) -> None:
     pool = Far("pool/main")
     async with running(pool), AsyncExitStack() as stack:
         gateway, session = await stack.enter_async_context(gateway_for(configured(tmp_path, target(pool))))
@@ -93,7 +93,7 @@ async def test_without_an_id_the_last_requests_are_told_a_line_each(tmp_path: Pa
     assert "pinned to edge" in refused and "pool/main is outside of the pin, in zone cloud" in refused
 
 
-async def test_fallbacks_and_hedges_are_told_with_their_times_and_reasons(tmp_path: Path) -> None:
+async def test_fallbacks_and_hedges_are_shown_with_their_times_and_reasons(tmp_path: Path) -> None:
     edge, pool = Far("edge/attic"), Far("pool/main", says_s=0.3)
     async with running(edge, pool):
         config = configured(tmp_path, target(edge), target(pool))
@@ -124,7 +124,7 @@ async def test_fallbacks_and_hedges_are_told_with_their_times_and_reasons(tmp_pa
     assert "from pool/main (hedge, hedged)" in in_full
 
 
-async def test_a_caller_who_left_is_remembered_as_one(tmp_path: Path) -> None:
+async def test_a_cancelled_request_is_remembered_as_cancelled(tmp_path: Path) -> None:
     pool = Far("pool/main")
     pool.host.gate.clear()
     async with running(pool), AsyncExitStack() as stack:

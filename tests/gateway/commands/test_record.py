@@ -1,4 +1,4 @@
-"""`tidegate record` at a running gateway: what came and what became of it, and nothing that names anybody."""
+"""`tidegate record` at a running gateway: requests and their outcomes, without ids, texts or tenants."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def meanwhile(gateway: Gateway, path: Path, doing: Any, *, most: int) -> t
 
 
 @pytest.mark.slow
-async def test_what_came_and_what_became_of_it_is_written_down_and_nobody_is_named(tmp_path: Path) -> None:
+async def test_requests_and_their_outcomes_are_recorded_without_names(tmp_path: Path) -> None:
     edge, pool = Far("edge/attic"), Far("pool/main")
     async with running(edge, pool), AsyncExitStack() as stack:
         config = configured(tmp_path, target(edge), target(pool))
@@ -99,7 +99,7 @@ async def test_one_recording_at_a_time_and_only_of_a_duration(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_who_is_shed_while_recorded_is_recorded_with_the_work_that_nobody_did(tmp_path: Path) -> None:
+async def test_a_shed_request_is_recorded_with_its_undone_work(tmp_path: Path) -> None:
     pool = Far("pool/main")
     pool.host.gate.clear()
     async with running(pool), AsyncExitStack() as stack:
@@ -120,7 +120,7 @@ async def test_who_is_shed_while_recorded_is_recorded_with_the_work_that_nobody_
     assert outcomes["overloaded"].units == 3.0 and outcomes["overloaded"].attempts == ()
 
 
-def test_a_tape_that_nobody_reads_loses_lines_and_says_how_many() -> None:
+def test_a_recording_that_is_not_read_loses_lines_and_counts_them() -> None:
     tape = RecordingBuffer(fleet_of(edge_a=variant()), NOW - 1.0, inf, most_bytes=20_000)
     one = request_record()
     for _ in range(200):
@@ -132,7 +132,7 @@ def test_a_tape_that_nobody_reads_loses_lines_and_says_how_many() -> None:
     assert held.splitlines()[-1].startswith(b'{"kind":"end"')
 
 
-def test_who_arrived_before_or_after_the_time_belongs_to_no_recording() -> None:
+def test_a_request_that_arrived_before_or_after_the_time_is_not_recorded() -> None:
     tape = RecordingBuffer(fleet_of(edge_a=variant()), NOW, 10.0)
     for shift_s in (-0.001, 10.001):
         tape.take(request_record(shift_s=shift_s))
@@ -141,7 +141,7 @@ def test_who_arrived_before_or_after_the_time_belongs_to_no_recording() -> None:
     assert tape.requests == 1
 
 
-def test_a_hedged_request_is_told_with_both_attempts_and_each_ones_own_times() -> None:
+def test_a_hedged_request_is_recorded_with_both_attempts_and_their_own_times() -> None:
     notes = [*went(0, "edge/a", 0.002, acked_s=None, ends=0.263, what="cancelled"), *answered(1, "pool/main", 0.2)]
     line = request_line(
         request_record(notes=notes, end=given("pool/main", 1, hedged=True), elapsed_s=0.263), NOW - 5.0, str.upper
@@ -154,7 +154,7 @@ def test_a_hedged_request_is_told_with_both_attempts_and_each_ones_own_times() -
     assert (line.at_s, line.tenant, line.gateway_s) == (5.0, "", 0.002)
 
 
-def test_a_memory_without_taps_tells_nobody() -> None:
+def test_a_recorder_without_taps_calls_none() -> None:
     memory, heard = FlightRecorder(2), []
     memory.add(request_record())
     memory.taps.append(heard.append)

@@ -1,4 +1,4 @@
-"""`tidegate keys signing`: a key for the operator alone, and a line that devices trust it by."""
+"""`tidegate keys signing`: a private key for the operator, and the public line that makes devices trust it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.rollout.signing import sign_document, verify_document
 from tidegate.security.attestation.keys import read_allowed, read_key
 
 
-def test_what_a_new_key_signs_is_believed_by_whoever_has_its_line(tmp_path: Path) -> None:
+def test_a_signature_of_a_new_key_is_accepted_with_its_public_line(tmp_path: Path) -> None:
     made = CliRunner().invoke(keys, ["signing", "create", "operator", "--dir", str(tmp_path)])
     assert made.exit_code == 0, made.output
 

@@ -1,4 +1,4 @@
-"""`tidegate top`: what is ill first and by name, within 80 columns, and the same as JSON for scripts."""
+"""`tidegate top`: sick links first and by name, within 80 columns, and the same as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sick_links_are_named_above_everything_the_worst_first_with_their_reason
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_it_fits_the_terminal_whatever_it_has_to_say(width: int) -> None:
+def test_the_screen_fits_the_terminal_with_any_snapshot(width: int) -> None:
     long = row("edge/" + "a-very-long-device-name" * 4, "silent", "nothing heard for 900 ms, " * 9, rtt_ms=12345.6)
     big = row("edge/b", jitter_ms=4321.0, goodput_per_s=12345.67, queued=10_000, p95_ms=99_999.0, loss_ratio=1.0)
     lines = drawn(snapshot(long, big), width=width)

@@ -1,4 +1,4 @@
-"""Two versions on trial: kept over a restart, counted each for itself, compared without anybody waiting."""
+"""Trials of two versions: kept over a restart, counted by version, compared without delaying a caller."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_tenants_requests_go_to_the_candidate_and_a_named_version_goes_n
 
 
 @on_virtual_time
-async def test_both_are_asked_the_same_for_comparison_and_nobody_waits_for_it() -> None:
+async def test_a_compared_request_goes_to_both_versions_and_its_caller_does_not_wait_for_it() -> None:
     subject, inner = trials(), Answers()
     subject.ask = inner
     async with subject:
@@ -164,11 +164,11 @@ async def test_comparisons_are_few_at_a_time_none_in_a_crowd_and_gone_at_the_end
         assert len(inner.asked) == COMPARED_AT_ONCE
         crowded = False
         subject.answered(call(), "1", reply("1"), 0.01)
-    assert not subject._comparisons
+    assert repr(subject) == "<Trials double, 0 comparisons>"
 
 
 @on_virtual_time
-async def test_what_is_set_outlives_the_gateway_and_promotion_is_what_is_meant_then(tmp_path: Path) -> None:
+async def test_splits_outlive_the_gateway_and_a_promoted_version_is_the_default_one(tmp_path: Path) -> None:
     file = tmp_path / "state" / "trials.json"
     async with trials(file) as first:
         await first.begin("double", TrafficSplit("1", "2", share=0.5))

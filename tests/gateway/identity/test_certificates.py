@@ -122,12 +122,12 @@ def test_names_of_another_kind_count_for_nothing(tmp_path: Path, names: list[x50
         KNOWN.identify(der(certificate), 0.0)
 
 
-def test_bytes_that_are_no_certificate_belong_to_nobody() -> None:
+def test_bytes_that_are_no_certificate_have_no_identity() -> None:
     with pytest.raises(UnprovedCredential):
         KNOWN.identify(b"\x30\x03nope", 0.0)
 
 
-def test_a_connection_that_outlives_its_certificate_is_nobodys(tmp_path: Path) -> None:
+def test_a_connection_that_outlives_its_certificate_is_refused(tmp_path: Path) -> None:
     certificate, _ = Ca(tmp_path).issue(cn="ops")
     ends = certificate.not_valid_after_utc.timestamp()
     assert KNOWN.identify(der(certificate), ends - 1).id == "cert:cn:ops"

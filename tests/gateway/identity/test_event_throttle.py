@@ -1,4 +1,4 @@
-"""Floods become numbers, and no event gets lost on the way."""
+"""The event coalescer: floods become counts, and the counts add up to the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole gateway with `auth`: the clients that people use, limits, operators' listeners, and what the audit notes."""
+"""A whole gateway with `auth`: common clients, limits, operators' listeners, and the audit log."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_without_auth_a_named_tenant_has_its_limits_too(tmp_path: Path) ->
 # Operators
 
 
-async def test_the_admin_port_on_loopback_asks_for_nothing_and_metrics_only_where_they_should(tmp_path: Path) -> None:
+async def test_the_admin_port_on_loopback_needs_no_credential_and_metrics_only_if_configured(tmp_path: Path) -> None:
     async with guarded(tmp_path, metrics_credentials=True) as (gateway, session, keys, _):
         async with session.get(gateway.addresses["admin"] + "/v1/state") as response:
             assert response.status == 200
@@ -187,7 +187,7 @@ async def test_the_admin_port_on_loopback_asks_for_nothing_and_metrics_only_wher
                 assert response.status == code
 
 
-async def test_the_admin_port_elsewhere_asks_for_the_right_and_notes_who_looked(
+async def test_the_admin_port_elsewhere_requires_the_right_and_audits_each_request(
     tmp_path: Path, audit: list[dict[str, Any]]
 ) -> None:
     async with guarded(tmp_path, admin_host="0.0.0.0") as (gateway, session, keys, _):
@@ -213,7 +213,7 @@ async def test_the_admin_port_elsewhere_asks_for_the_right_and_notes_who_looked(
     ]  # fmt: skip
 
 
-async def test_who_looks_on_loopback_is_noted_as_local_once_a_minute_with_the_count(
+async def test_requests_on_loopback_are_audited_as_local_once_a_minute_with_the_count(
     tmp_path: Path, audit: list[dict[str, Any]]
 ) -> None:
     async with guarded(tmp_path) as (gateway, session, *_):
@@ -230,7 +230,7 @@ async def test_who_looks_on_loopback_is_noted_as_local_once_a_minute_with_the_co
     ]  # fmt: skip
 
 
-async def test_what_an_operator_asked_for_wrongly_is_noted_too(tmp_path: Path, audit: list[dict[str, Any]]) -> None:
+async def test_a_wrong_request_of_an_operator_is_audited_too(tmp_path: Path, audit: list[dict[str, Any]]) -> None:
     async with guarded(tmp_path, admin_host="0.0.0.0") as (gateway, session, keys, _):
         url = gateway.addresses["admin"].replace("0.0.0.0", "127.0.0.1") + "/debug/decisions?last=x"
         async with session.get(url, headers=keys.headers("operator")) as response:
@@ -254,7 +254,7 @@ async def test_what_an_operator_asked_for_wrongly_is_noted_too(tmp_path: Path, a
         ({"auth": {"mtls": {"certificates": [{"name": "a", "tenant": "a"}]}}}, "should match pattern"),
     ],
 )
-def test_a_configuration_that_would_let_in_whom_it_should_not_is_an_error(keys: dict[str, Any], why: str) -> None:
+def test_a_configuration_that_would_let_in_anyone_is_an_error(keys: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         GatewayConfig(**keys)
 
@@ -267,7 +267,7 @@ def test_the_admin_port_may_be_on_any_loopback_address(host: str) -> None:
 # The audit
 
 
-async def test_refusals_are_noted_once_with_their_count_and_no_secret_is_anywhere(
+async def test_refusals_are_audited_once_with_their_count_and_no_secret_is_anywhere(
     tmp_path: Path, audit: list[dict[str, Any]]
 ) -> None:
     async with guarded(tmp_path) as (gateway, session, keys, _):
@@ -295,7 +295,7 @@ async def test_refusals_are_noted_once_with_their_count_and_no_secret_is_anywher
         assert text.split("_")[2] not in repr(audit) + seen
 
 
-async def test_what_somebody_had_no_right_to_is_noted_too(tmp_path: Path, audit: list[dict[str, Any]]) -> None:
+async def test_a_forbidden_request_is_audited_too(tmp_path: Path, audit: list[dict[str, Any]]) -> None:
     async with guarded(tmp_path) as (gateway, session, keys, _):
         assert (await infer(gateway, session, keys.headers("narrow")))[0] == 403
         assert (await infer(gateway, session, keys.headers("operator")))[0] == 403

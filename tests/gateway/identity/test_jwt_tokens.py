@@ -1,4 +1,4 @@
-"""Tokens of an issuer: only what it signed, for us, now, in a way that is accepted; its keys may change and be away."""
+"""Tokens of an issuer: signature, audience, times and algorithm are checked; its keys may change or be unreachable."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def tokens(tmp_path: Path) -> AsyncIterator[TokenVerifier]:
 
 
 @pytest.mark.parametrize("alg", SIGNERS)
-async def test_a_token_that_the_issuer_signed_for_us_says_who_comes(tokens: TokenVerifier, alg: str) -> None:
+async def test_a_valid_token_gives_an_identity(tokens: TokenVerifier, alg: str) -> None:
     who = await tokens.identify(token(alg, models=["mini*"]), NOW)
     assert (who.id, who.tenant, who.expires_at) == ("token:ann", "acme", NOW + 600)
     assert (who.grant.models, who.grant.rights, who.grant.highest_priority, who.grant.pin) == (

@@ -1,4 +1,4 @@
-"""The file of keys, the commands that change it, and the ring that follows it."""
+"""The key file, the commands that change it, and the key ring that follows it."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_a_ring_tells_what_changed_and_keeps_the_identities_of_what_did_no
         assert repr(ring) == f"<KeyRing {some.path} 3 keys>"
 
 
-async def test_a_file_that_breaks_leaves_the_keys_and_is_complained_of_once(tmp_path: Path) -> None:
+async def test_a_file_that_breaks_leaves_the_keys_and_is_logged_once(tmp_path: Path) -> None:
     some = Keys(tmp_path / "keys.json", {}, {})
     text = some.add("one", Grant("acme"))
     whole = some.path.read_bytes()

@@ -1,4 +1,4 @@
-"""What an operator sees of a whole gateway: state, decisions, metrics, and what keeps it from starting."""
+"""A whole gateway over its admin port: state, decisions, metrics, and errors that stop the start."""
 
 from __future__ import annotations
 

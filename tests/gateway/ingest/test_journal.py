@@ -1,4 +1,4 @@
-"""What a gateway takes from devices: once, within bounds, and no older than its memory reaches."""
+"""The ingest journal: each item once, within bounds, and no older than the memory of ids reaches."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_second_time_is_acknowledged_and_changes_nothing(db: sqlite3.Connect
     assert journal.usage(db)["counters"] == {"duplicates": 1, "taken_result": 2}
 
 
-def test_what_is_older_than_the_memory_is_refused_for_good(db: sqlite3.Connection, journal: IngestJournal) -> None:
+def test_an_item_older_than_the_memory_is_refused_for_good(db: sqlite3.Connection, journal: IngestJournal) -> None:
     refusal = journal.take(db, thing(1, age_s=WINDOW_S + 1), NOW_S)
 
     assert refusal is not None
@@ -141,7 +141,7 @@ def test_a_deferred_request_is_work_until_it_is_answered_and_then_a_record(
     assert (record["kind"], record["variant"], record["happened_s"]) == ("answer", "fp32", NOW_S - 10)
 
 
-def test_work_that_nobody_can_do_for_a_day_has_failed_and_all_is_forgotten_after_seven(
+def test_a_job_without_an_answer_fails_after_a_day_and_all_is_forgotten_after_seven(
     db: sqlite3.Connection, journal: IngestJournal
 ) -> None:
     journal.take(db, thing(1, kind="request"), NOW_S)
@@ -156,9 +156,20 @@ def test_work_that_nobody_can_do_for_a_day_has_failed_and_all_is_forgotten_after
     assert journal.usage(db)["remembered"] == 0
 
 
-def test_the_largest_thing_fits_a_message_that_mosquitto_is_told_to_take() -> None:
-    largest = Forwarded("d" * 64, "f" * 64, "request", 2**53 - 1, bytes(MAX_BODY_BYTES), "k" * 128, 9,
-                        "m" * 128, "v" * 128, "w" * 128, 2**31)  # fmt: skip
+def test_the_largest_item_fits_the_message_limit_of_mosquitto() -> None:
+    largest = Forwarded(
+        device="d" * 64,
+        id="f" * 64,
+        kind="request",
+        age_ms=2**53 - 1,
+        body=bytes(MAX_BODY_BYTES),
+        key="k" * 128,
+        priority=9,
+        model="m" * 128,
+        version="v" * 128,
+        variant="w" * 128,
+        attempt=2**31,
+    )
 
     encoded = encode_stored(largest)
 

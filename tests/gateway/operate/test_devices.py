@@ -1,4 +1,4 @@
-"""Devices of a whole gateway: they come and go with what MQTT and the link say, and only where they may be dialled."""
+"""Devices of a whole gateway: they become targets by MQTT and the link, and only at addresses that are allowed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,34 @@ class FakeRegister:
 def device(far: Far, freshness: Freshness = Freshness.FRESH) -> DeviceView:
     name = far.name.partition("/")[2]
     reason = "" if freshness is Freshness.FRESH else "no heartbeat"
-    return DeviceView(name, 1, (f"grpc://{far.address}",), far.offers, None, freshness, 0.1, reason)
+    return DeviceView(
+        name,
+        epoch=1,
+        urls=(f"grpc://{far.address}",),
+        offers=far.offers,
+        load=None,
+        freshness=freshness,
+        age_s=0.1,
+        reason=reason,
+    )
+
+
+def attic(far: Far) -> DeviceView:
+    """A fresh device called attic at the address of `far`."""
+    return DeviceView(
+        "attic",
+        epoch=1,
+        urls=(far.address,),
+        offers=far.offers,
+        load=None,
+        freshness=Freshness.FRESH,
+        age_s=0.1,
+        reason="",
+    )
 
 
 @pytest.mark.parametrize("transport", ["link", "unary"])
-async def test_devices_come_and_go_with_what_mqtt_and_the_link_say(tmp_path: Path, transport: str) -> None:
+async def test_devices_come_and_go_with_mqtt_and_the_link(tmp_path: Path, transport: str) -> None:
     edge = Far("edge/attic")
     async with running(edge), AsyncExitStack() as stack:
         config = configured(tmp_path, edge_transport=transport)
@@ -79,13 +102,13 @@ async def test_devices_come_and_go_with_what_mqtt_and_the_link_say(tmp_path: Pat
         assert (await ask(gateway, session))[0] == 503
 
 
-async def test_whoever_answers_under_another_name_is_not_used(tmp_path: Path) -> None:
+async def test_a_process_that_answers_under_another_name_is_not_used(tmp_path: Path) -> None:
     impostor = Far("edge/cellar")
     async with running(impostor), AsyncExitStack() as stack:
         gateway, _ = await stack.enter_async_context(gateway_for(configured(tmp_path)))
         register = FakeRegister()
         gateway.directory.register = register
-        register.views = (DeviceView("attic", 1, (impostor.address,), impostor.offers, None, Freshness.FRESH, 0.1, ""),)
+        register.views = (attic(impostor),)
         gateway.directory.devices_changed()
 
         await until(lambda: "edge/attic" in gateway.fleet.targets and gateway.fleet.targets["edge/attic"].tried)
@@ -111,7 +134,7 @@ async def test_a_device_that_advertises_an_address_elsewhere_is_not_dialled_and_
         )
         register = FakeRegister()
         gateway.directory.register = register
-        register.views = (DeviceView("attic", 1, (far.address,), far.offers, None, Freshness.FRESH, 0.1, ""),)
+        register.views = (attic(far),)
         for _ in range(2):
             gateway.directory.devices_changed()
             await until(lambda: "attic" in gateway.directory.refused)

@@ -1,4 +1,4 @@
-"""Levels over the admin port, and the command that asks for them."""
+"""Log levels over the admin port, and the command that reads and changes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidegate.types import Call, InferRequest, InferResponse, Reply
 
 
 @pytest.mark.slow
-async def test_the_command_changes_what_a_running_gateway_says() -> None:
+async def test_the_command_changes_what_a_running_gateway_logs() -> None:
     levels = Levels("info")
     door = open_http_server(
         log_level_routes(levels), "127.0.0.1", 0, key="admin_port", max_body_bytes=2**20, grace_s=0.1
@@ -78,7 +78,7 @@ def lines_of(sample: float, calls: int, *, late: bool = False, trace: Trace | No
     return lines
 
 
-def test_of_requests_that_went_well_a_share_has_a_line_and_all_others_have_theirs() -> None:
+def test_a_share_of_the_good_requests_has_a_line_and_every_other_request_has_one() -> None:
     assert len(lines_of(1.0, 100)) == 100
     assert 150 < len(lines_of(0.2, 1000)) < 250
     assert lines_of(0.0, 100) == []

@@ -12,7 +12,8 @@ from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.link_events import LinkAttested
 from gateway.core.health.breaker import BreakerState
 from gateway.core.history.recorder import AnswerRecord
-from gateway.core.placement.placer import Ask, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision
 from tests.support.gateway.conductor import FP32, INT8, Scene, target
 from tests.support.gateway.fleets import variant
 from tests.support.loop import elapsed, on_virtual_time, settle

@@ -249,12 +249,12 @@ def with_another_nonce(of: Attester) -> Attest:
 
 
 def without_a_certificate(of: Attester) -> Attest:
-    return lambda nonce, _asker: of.answer(nonce, None)
+    return lambda nonce, _asker_key: of.answer(nonce, None)
 
 
 def relayed(of: Attester, by: bytes) -> Attest:
     """What the true edge would tell somebody in the middle, who has a certificate of his own."""
-    return lambda nonce, _asker: of.answer(nonce, by)
+    return lambda nonce, _asker_key: of.answer(nonce, by)
 
 
 WRONG: dict[str, tuple[Callable[[Site], Attest], str]] = {
@@ -265,8 +265,8 @@ WRONG: dict[str, tuple[Callable[[Site], Attest], str]] = {
         "another challenge or connection",
     ),
     "without certificates": (lambda site: without_a_certificate(site.attester("here")), "shows no certificate"),
-    "junk": (lambda _site: lambda _nonce, _asker: b"junk", "cannot be read"),
-    "a defect": (lambda _site: lambda _nonce, _asker: bytes(1 // 0), "internal error"),
+    "junk": (lambda _site: lambda _nonce, _asker_key: b"junk", "cannot be read"),
+    "a defect": (lambda _site: lambda _nonce, _asker_key: bytes(1 // 0), "internal error"),
 }
 
 

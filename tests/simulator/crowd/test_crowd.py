@@ -19,7 +19,7 @@ import pytest
 from gateway.fleet_sync.registry import FleetRegister
 from gateway.operate.devices import summary_of
 from simulator.crowd.epochs import InMemoryEpochs
-from simulator.crowd.life import AWAY_S, Habits
+from simulator.crowd.habits import AWAY_S, Habits
 from tests.e2e.stack import eventually
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.mqtt.brokers import MOSQUITTO

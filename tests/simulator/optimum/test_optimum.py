@@ -1,4 +1,4 @@
-"""The bound is above whatever anyone attains, and the clairvoyant foresees what comes."""
+"""The bound is above what any policy attains, and the clairvoyant foresees what comes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_fleet_that_cannot_do_a_third_of_the_work_is_bounded_by_a_third() -> N
     assert upper_bound(loaded, 1, slot_s=0.02).attainment <= bound.attainment + 1e-6
 
 
-def test_what_nobody_can_compute_in_time_bounds_its_class() -> None:
+def test_requests_that_no_worker_can_compute_in_time_bound_their_class() -> None:
     # given a pool that no way there and back fits into the budget of
     loaded = edited(("delay_ms: 10", "delay_ms: 101"), ("budget_ms: 500", "budget_ms: 200"))
     bound = upper_bound(loaded, 1)
@@ -74,7 +74,7 @@ def test_any_prices_prove_a_bound(prices: list[float]) -> None:
     assert program.proven(np.array(prices)) >= 4.0 - 1e-9
 
 
-def test_heat_counts_for_those_only_who_cannot_have_begun_before_it() -> None:
+def test_heat_counts_only_for_requests_that_cannot_have_begun_before_it() -> None:
     def done(released_at: float) -> float:
         # given a device that is twice as slow from 0.2 s on, and 0.1 s of work that is due at 0.3 s
         machine = _machine(count=1, takes_s=0.1, release=released_at, due=0.3)
@@ -159,7 +159,7 @@ def test_an_edge_foresees_what_it_then_does() -> None:
 
 
 @pytest.mark.slow
-def test_who_sees_the_truth_misses_less_than_who_guesses() -> None:
+def test_the_clairvoyant_misses_less_than_a_policy_that_estimates() -> None:
     loaded = edited(("rate: 60", "rate: 60"), ("{name: gpu, link: wan}", "{name: gpu, link: wan, slow: 8.0}"))
     seeing, guessing = (simulate(loaded, policy, 2).tally.all.attainment for policy in ("clairvoyant", "round-robin"))
     assert seeing > guessing
@@ -182,7 +182,15 @@ class _Answers:
 def _machine(*, count: int, takes_s: float, release: float = 0.0, due: float = 0.4) -> Machine:
     takes = np.full(count, takes_s)
     always = [SlownessPeriod(0.0, float("inf"), 1.0)]
-    return Machine("edge/a", np.full(count, release), np.full(count, due), takes, takes, always, [])
+    return Machine(
+        "edge/a",
+        release=np.full(count, release),
+        due=np.full(count, due),
+        charge_s=takes,
+        lasts_s=takes,
+        pieces=always,
+        down=[],
+    )
 
 
 def _with(machine: Machine, **changes: object) -> Machine:
@@ -190,13 +198,13 @@ def _with(machine: Machine, **changes: object) -> Machine:
 
 
 def test_a_link_that_dies_after_bad_weather_is_laid_out_too() -> None:
-    from simulator.optimum.reach import _laid_out
+    from simulator.optimum.reach import laid_out
     from tidegate.netsim.links.profile import LinkProfile, SharedConditions, States
 
     profile = LinkProfile(states=States(good_s=1.0, bad_s=0.5, dead_s=0.3, delay_times=4.0))
     air = SharedConditions.over(profile, lambda name: Random(name).random, None)
     again = SharedConditions.over(profile, lambda name: Random(name).random, None)
-    gone = _laid_out(air.gone, 30.0)
+    gone = laid_out(air.gone, 30.0)
     assert len(gone) > 2
     assert again.gone is not None
     for start, end in gone:

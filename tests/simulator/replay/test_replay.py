@@ -1,4 +1,4 @@
-"""A recording becomes a scenario: the same requests, on devices and links as they were; and what is none is told."""
+"""A recording becomes a scenario: the same requests, on devices and links as they were."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from simulator.world.conditions import SETTLING_S
 from tidegate.netsim.links.recorded import RecordedDelay
 
 SECONDS = 20.0
-HEADER = RecordedHeader(FORMAT, VERSION, "0.1.0", "site-1", "value", 1.8e9, SECONDS)
+HEADER = RecordedHeader(
+    FORMAT, VERSION, made_by="0.1.0", gateway="site-1", policy="value", began_utc_s=1.8e9, for_s=SECONDS
+)
 
 
 def target(
@@ -49,7 +51,10 @@ def target(
 
 def asked(at_s: float, to: str = "edge/kiosk", **more: Any) -> RecordedRequest:
     """One that was answered there, its call twice as long as the table says."""
-    attempt = RecordedAttempt(to, "int8", "cheapest", 0.001, 0.052, "answered", 0.004, 0.004, 0.040, 0.008, batch=1)
+    attempt = RecordedAttempt(
+        to, "int8", "cheapest",
+        at_s=0.001, took_s=0.052, end="answered", acked_s=0.004, queue_s=0.004, compute_s=0.040, link_s=0.008, batch=1,
+    )  # fmt: skip
     fields = {"model": "encoder", "protocol": "oip-http", "outcome": "ok", "elapsed_s": 0.053, "budget_s": 0.5}
     work = {"gateway_s": 0.001, "version": "1", "units": 1.0, "served_by": to, "attempts": (attempt,)}
     return RecordedRequest(at_s=at_s, **fields | work | more)
@@ -143,7 +148,7 @@ def test_more_jitter_leaves_the_least_round_trip_alone() -> None:
     assert {round(delay.leaves_at(1, 0.5) - 0.5, 6) for _ in range(50)} == {0.005, 0.020}
 
 
-def test_what_nobody_replays_is_left_out_and_told(tmp_path: Path) -> None:
+def test_requests_that_cannot_be_replayed_are_left_out_and_counted(tmp_path: Path) -> None:
     told = [*traffic(), asked(3.0, outcome="cancelled"), asked(4.0, variant="fp32"), asked(5.0, units=None)]
     found = replayed(tmp_path, told)
     assert len(found.loaded.scenario.arrivals.recorded) == 201
@@ -189,7 +194,7 @@ def test_what_if_questions_are_asked_on_the_command_line(tmp_path: Path) -> None
     assert both.exit_code == 2 and "--replay brings its own scenario" in both.output
 
 
-def test_what_is_no_recording_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_no_recording_is_an_error_that_names_it(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.tgz"
     nothing.write_bytes(b"no gzip at all")
     with pytest.raises(ScenarioError, match=r"nothing\.tgz: not a recording"):
@@ -215,8 +220,9 @@ def test_the_clock_of_round_trips_is_that_of_the_run(tmp_path: Path) -> None:
 def test_a_link_that_stood_still_while_an_answer_came_back_was_well_when_the_request_went_out(tmp_path: Path) -> None:
     # given one that was acknowledged in 4 ms and whose answer hung for the last half second of a second and a half
     attempt = RecordedAttempt(
-        "edge/kiosk", "int8", "cheapest", 0.0, 1.5, "answered", 0.004, 0.958, 0.040, 0.502, batch=1
-    )
+        "edge/kiosk", "int8", "cheapest",
+        at_s=0.0, took_s=1.5, end="answered", acked_s=0.004, queue_s=0.958, compute_s=0.040, link_s=0.502, batch=1,
+    )  # fmt: skip
     told = [asked(4.0, attempts=(attempt,), elapsed_s=1.5)]
     trips = replayed(tmp_path, told, links("edge/kiosk")).loaded.scenario.links["edge/kiosk"].round_trips
     assert trips is not None

@@ -1,4 +1,4 @@
-"""Scenarios: what is wrong is said with its key."""
+"""Scenarios: an error names the key that is wrong."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_is_no_scenario_at_all_is_refused(text: str) -> None:
         parse(text, "test")
 
 
-def test_two_groups_of_one_name_and_a_fleet_of_nobody_are_refused() -> None:
+def test_two_groups_of_one_name_and_an_empty_fleet_are_refused() -> None:
     with pytest.raises(ScenarioError, match="two groups"):
         edited(("pools:", "  - {name: device, count: 1, link: lan}\npools:"))
     with pytest.raises(ScenarioError, match="needs an edge or a pool"):
@@ -82,7 +82,7 @@ def test_every_scenario_that_comes_along_can_be_loaded(name: str) -> None:
     assert target_names(scenario)
 
 
-def test_a_scenario_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_an_unknown_scenario_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ScenarioError, match=r"no scenario 'nope'.*office_wifi"):
         load("nope")
 

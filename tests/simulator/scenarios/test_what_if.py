@@ -1,4 +1,4 @@
-"""What if: one thing of a scenario changes, and each thing that a scenario can say really acts."""
+"""What-if changes: one thing of a scenario changes, and each key of a scenario has an effect."""
 
 from __future__ import annotations
 

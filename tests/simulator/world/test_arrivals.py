@@ -1,4 +1,4 @@
-"""Arrivals: the rate that was asked for, in the pattern that was asked for."""
+"""Arrivals: the rate and the pattern are those of the scenario."""
 
 from __future__ import annotations
 

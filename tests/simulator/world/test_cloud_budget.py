@@ -1,4 +1,4 @@
-"""The cloud's budget in a simulated fleet, through the core that serves: it is kept, by those who matter least."""
+"""The cloud's budget in a simulated fleet is kept, at the cost of the requests that matter least."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_under_steady_load_spend_converges_to_the_budget(free: Run, bound: Run) 
 
 
 @pytest.mark.slow
-def test_those_of_high_priority_keep_their_goodput_while_the_others_give_way(free: Run, bound: Run) -> None:
+def test_requests_of_high_priority_keep_their_goodput_while_others_give_way(free: Run, bound: Run) -> None:
     assert attainment(free, "long") > 0.98 and attainment(free, "vital") > 0.98
     assert attainment(bound, "vital") > attainment(bound, "long") + 0.3
     assert attainment(bound, "vital") > 0.9

@@ -1,4 +1,4 @@
-"""The limit: never more than its number, and an honest word on when to come back."""
+"""The limit: never more than its number, and an estimate of when to come back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_places_are_given_until_there_are_none_and_come_back() -> None:
     assert limit.try_acquire()
 
 
-def test_a_refused_caller_is_told_about_the_mean_stay_within_bounds() -> None:
+def test_retry_after_is_about_the_mean_stay_within_bounds() -> None:
     limit = ConcurrencyLimit(1)
     assert limit.retry_after_s == 0.05
     for stayed_s, expected_s in ((2.0, 2.0), (900.0, 30.0)):
@@ -27,7 +27,7 @@ def test_a_refused_caller_is_told_about_the_mean_stay_within_bounds() -> None:
         assert limit.retry_after_s == pytest.approx(expected_s, rel=0.01)
 
 
-def test_a_limit_of_nobody_is_an_error() -> None:
+def test_a_limit_of_zero_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         ConcurrencyLimit(0)
 

@@ -35,14 +35,14 @@ def test_a_fivefold_step_costs_the_least_important_and_is_over_when_it_is_over()
     assert door.in_flight == 0
 
 
-def test_clients_who_retry_at_once_do_not_multiply_the_work() -> None:
+def test_clients_that_retry_at_once_do_not_multiply_the_work() -> None:
     ours, plain = (simulate(load("retry_storm"), policy, 1) for policy in ("value", "round-robin"))
     assert ours.tally.retries > 0
     assert ours.tally.amplification <= 1.2 < plain.tally.amplification
     assert attained(ours, 25, 30) > 0.95
 
 
-def test_a_tenant_who_storms_spends_its_own_budget_and_no_others() -> None:
+def test_a_tenant_that_storms_spends_its_own_budget_and_no_others() -> None:
     storm = load("tenant_storm")
     bounded, free = simulate(storm, "value", 1), simulate(without_tenants(storm), "value", 1)
     assert bounded.tally.by_tenant["clinic"].attainment > 0.98

@@ -1,4 +1,4 @@
-"""What ails a simulated fleet is named: the device that became slow and no other, and nothing in an ordinary office."""
+"""Conditions of a simulated fleet are reported: the device that became slow, and none in an ordinary office."""
 
 from __future__ import annotations
 

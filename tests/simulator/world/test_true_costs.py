@@ -1,4 +1,4 @@
-"""What calls really take by their size, and which computations a recording tells of."""
+"""True costs by size, and the computations that are read from a recording."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ TABLE = ((1.0, 10.0), (16.0, 20.0), (256.0, 300.0))
 
 def answered(at_s: float, compute_s: float, *, batch: int = 1, units: float = 10.0, rows: int = 1,
              took_s: float = 0.1) -> tuple[RecordedRequest, RecordedAttempt]:  # fmt: skip
-    attempt = RecordedAttempt("pool/a", "fp32", "only", 0.0, took_s, "answered", None, 0.0, compute_s, 0.001, batch)
-    return RecordedRequest(at_s, "m", "oip-http", "ok", 0.1, 1.0, 0.0, version="1", units=units, rows=rows), attempt
+    attempt = RecordedAttempt(
+        "pool/a", "fp32", "only",
+        at_s=0.0, took_s=took_s, end="answered", queue_s=0.0, compute_s=compute_s, link_s=0.001, batch=batch,
+    )  # fmt: skip
+    request = RecordedRequest(
+        at_s, "m", "oip-http", "ok",
+        elapsed_s=0.1, budget_s=1.0, gateway_s=0.0, version="1", units=units, rows=rows,
+    )  # fmt: skip
+    return request, attempt
 
 
 def times(tables: dict[str, tuple[tuple[float, float], ...]], id: str, units: float) -> float:
@@ -52,7 +59,7 @@ def test_a_device_that_was_slower_than_its_tier_keeps_its_table_and_is_slower_at
         assert times(found, "hot", units) == pytest.approx(1.0, rel=0.05)
 
 
-def test_who_was_sent_nothing_takes_what_its_tier_takes() -> None:
+def test_a_target_that_was_sent_nothing_takes_what_its_tier_takes() -> None:
     found = true_tables({"a": TABLE, "idle": TABLE}, {"a": [(8.0, 1.2)] * 50})
     assert times(found, "idle", 8.0) == pytest.approx(1.2)
     assert times(true_tables({"idle": TABLE}, {}), "idle", 8.0) == pytest.approx(1.0)

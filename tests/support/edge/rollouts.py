@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 from onnx import TensorProto, helper
 
+from tests.support.models.artefacts import artefact_of
 from tests.support.models.tiny_models import double_manifest
 from tidegate import clock
 from tidegate.models.manifest import Manifest
@@ -28,7 +29,7 @@ from tidegate.models.repository import manifest_text
 from tidegate.rollout.canonical import digest_of
 from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.golden import encode_golden
-from tidegate.rollout.plan import Artefact, ModelPlan, Probe, Soak, artefact_of
+from tidegate.rollout.plan import Artefact, ModelPlan, Probe, Soak
 from tidegate.rollout.signing import sign_document
 from tidegate.security.attestation.keys import line_of
 from tidegate.types import Datatype

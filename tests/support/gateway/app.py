@@ -13,7 +13,7 @@ import yaml
 
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.config.sections import TargetConfig
+from gateway.config.targets import TargetConfig
 from tests.support.gateway.small_target import SmallTarget
 from tests.support.serving.hosts import ECHO, EchoHost
 from tidegate import clock

@@ -7,7 +7,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.placer import Ask
+from gateway.core.placement.ask import Ask
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.placement_pin import Pin, Zone
 from tidegate.types import LoadReport

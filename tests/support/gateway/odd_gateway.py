@@ -22,7 +22,8 @@ from typing import Any, Final
 from gateway.cli import gateway
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.history.recorder import FlightRecorder
-from gateway.core.placement.placer import Ask, Candidate, Choice, Decision
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Candidate, Choice, Decision
 from gateway.core.placement.utility import UtilityPlacer
 from tests.support.odd_clock import step_on_signal
 

@@ -17,17 +17,14 @@ from typing import Final
 import gateway.app
 from gateway.cli import gateway as command
 from gateway.config.gateway import GatewayConfig
+from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import (
-    Ask,
-    Candidate,
-    Decision,
-    Placer,
-    estimate,
-    no_candidate_reason,
-    variant_misfit,
-)
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
+from gateway.placement_policy import fallback, guard, stacked
 from tidegate.outcome import NothingAlive
 
 NAME: Final = "plain"
@@ -74,7 +71,7 @@ class Retries(DeadlineHedging):
 
 
 def install() -> None:
-    tidegates = gateway.app.policy_of
+    tidegates, stack = gateway.app.policy_of, gateway.app.placement_of
 
     def policy(
         config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
@@ -83,7 +80,15 @@ def install() -> None:
             return tidegates(config, fleet, draw, overloaded)
         return StaticPlacer(fleet), Retries()
 
+    def unprobed(
+        placer: Placer, fleet: Fleet, admission: Admission, draw: Callable[[], float], overloaded: Callable[[], bool]
+    ) -> Placement:
+        if not isinstance(placer, StaticPlacer):
+            return stack(placer, fleet, admission, draw, overloaded)
+        return stacked(fallback(fleet), guard(fleet, admission), inner=placer)
+
     gateway.app.policy_of = policy
+    gateway.app.placement_of = unprobed
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from math import erf, exp, sqrt
 from gateway.core.estimate.calibration import Curve, apply_curve
 from gateway.core.estimate.queue_externality import insertion_cost
 from gateway.core.fleet.offer_index import Offer
-from gateway.core.placement.placer import Ask
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import ineligible
 from gateway.core.placement.utility import UtilityWeights, queue_position
 
 
@@ -58,7 +59,7 @@ def plain_candidates(
     offers: Sequence[Offer], ask: Ask, prices: UtilityWeights, curve: Curve, now: float
 ) -> list[Plain]:
     """Those of `offers` that may take the ask, with their values."""
-    seen = [_estimated(one, ask, now) for one in offers if one.target.takes(now)]
+    seen = [_estimated(one, ask, now) for one in offers if ineligible(one.target, one.variant, ask, now) is None]
     best_quality = max((one.offered.quality for one in seen), default=1.0)
     return [_valued(one, best_quality, ask, prices, curve, now) for one in seen]
 

@@ -10,9 +10,10 @@ from collections.abc import Collection
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.fleet.variant_rank import is_lesser
-from gateway.core.placement.placer import Ask, Candidate, Decision, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, Placer
 from gateway.core.placement.probing import REASON
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
@@ -242,14 +243,14 @@ class Life:
 class WatchedPlaces:
     """Places as the real placer does, and checks each decision. A hopeful one sends also what is surely too late."""
 
-    def __init__(self, placer: Placer, hopeful: bool = False, gate: AdmissionGuard | None = None) -> None:
-        """Args: gate: what stands before the placer, where there is admission."""
+    def __init__(self, placer: Placer, placement: Placement, hopeful: bool = False) -> None:
+        """Args: placement: the placer with probing, and with admission where there is some."""
         self.placer = placer
+        self._placement = placement
         self._hopeful = hopeful
-        self._gate = gate
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        decision = (self._gate or self.placer).decide(ask, now, exclude)
+        decision = self._placement.decide(ask, now, exclude)
         check_decision(decision, self.placer, now, exclude)
         if self._hopeful and isinstance(decision.refusal, DeadlineExceeded):
             return decision._replace(chosen=decision.candidates[0], reason="hopeful", refusal=None)

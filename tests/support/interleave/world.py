@@ -27,7 +27,9 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec, TargetView, Transport
-from gateway.core.placement.placer import Ask, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import SHARE, ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
@@ -73,11 +75,8 @@ class World:
 
     def _policy(self, profile: Profile) -> tuple[WatchedPlaces, HedgePolicy]:
         if profile.policy == "cheapest":
-            cheapest = Placer(self.fleet)
-            cheapest.probes = self._probing()
-            return self._watched(cheapest), DeadlineHedging()
+            return self._watched(Placer(self.fleet)), DeadlineHedging()
         placer = UtilityPlacer(self.fleet)
-        placer.probes = self._probing()
         quota = TokenBudget(share=profile.share, cap=profile.cap)
         self._books.watch(placer)
         self._hedging_purse = Purse(quota, profile.share, profile.cap)
@@ -85,8 +84,10 @@ class World:
         return self._watched(placer), ChanceHedging(placer, overloaded=self._is_overloaded, tokens=quota)
 
     def _watched(self, placer: Placer) -> WatchedPlaces:
-        gate = AdmissionGuard(placer, self._door.admission) if self._door is not None else None
-        return WatchedPlaces(placer, self._profile.hopeful, gate)
+        placement: Placement = self._probing(placer)
+        if self._door is not None:
+            placement = AdmissionGuard(placement, self.fleet, self._door.admission)
+        return WatchedPlaces(placer, placement, self._profile.hopeful)
 
     def _is_overloaded(self) -> bool:
         return self.overloaded or (self._door is not None and self._door.admission.overloaded())
@@ -99,9 +100,9 @@ class World:
         self._books.quotas.append(quota)
         return escalations, quota
 
-    def _probing(self) -> ProbePlacer:
+    def _probing(self, placer: Placer) -> ProbePlacer:
         # Chance that follows the steps alone; every other request of low priority may explore.
-        return ProbePlacer(self.fleet, lambda: self.now * 97.0 % (2.0 * SHARE), overloaded=self._is_overloaded)
+        return ProbePlacer(placer, self.fleet, lambda: self.now * 97.0 % (2.0 * SHARE), overloaded=self._is_overloaded)
 
     # what happens to requests
 

@@ -7,6 +7,7 @@ that take the fixture should be marked slow, since the first of them may wait fo
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -24,9 +25,12 @@ _CHECKOUT = Path(__file__).parents[3]
 def demo_repository() -> Repository:
     """A repository with the demo models `minilm` and `digits`, whole and verified. Read it, never write to it."""
     root = Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "models")
-    for name, (_, version) in RECIPES.items():
-        if intact_manifest(root, name, version) is None:
-            _build(name, root)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with open(root.parent / "test-models.lock", "w") as lock:  # two test processes do not build the same model
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name, (_, version) in RECIPES.items():
+            if intact_manifest(root, name, version) is None:
+                _build(name, root)
     return Repository(root)
 
 

@@ -60,5 +60,12 @@ def _confidence(unsure: Unsure) -> Confidence:
 def _variant(folder: Path, name: str, features: int, quality: float, where: Where) -> Variant:
     path = classifier(folder / f"{name}.onnx", features=features)
     return Variant(
-        name, path.name, "onnx", name, (where,), sha256_of(path), path.stat().st_size, Quality("top1", quality, 1000)
+        name=name,
+        artefact=path.name,
+        engine="onnx",
+        precision=name,
+        where=(where,),
+        sha256=sha256_of(path),
+        size_bytes=path.stat().st_size,
+        quality=Quality("top1", quality, 1000),
     )

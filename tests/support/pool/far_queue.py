@@ -1,4 +1,4 @@
-"""How soon a far-side queue notices that its callers are gone: seen by a second asker who only wants to know its place.
+"""How soon a far-side queue notices that its callers are gone, as seen by the queue position of a second client.
 
 Callers fill the pool's queue through the gateway with requests that each take a batch of their own, and all hang up, or
 whatever else ends them happens.
@@ -41,7 +41,7 @@ async def freed_after_s(
 
     Raises TimeoutError: the queue never filled, or never emptied.
     """
-    async with _asker(pool_address) as pool, asyncio.timeout(2 * _WITHIN_S):
+    async with _client(pool_address) as pool, asyncio.timeout(2 * _WITHIN_S):
         callers = [await _call(gateway_port, model, *shape) for _ in range(CALLERS)]
         try:
             while await _ahead(pool, model) < CALLERS - 2:
@@ -58,13 +58,13 @@ async def freed_after_s(
 
 async def until_idle(pool_address: str, model: str) -> None:
     """Return once nobody is ahead of a newcomer. Raises TimeoutError."""
-    async with _asker(pool_address) as pool, asyncio.timeout(_WITHIN_S):
+    async with _client(pool_address) as pool, asyncio.timeout(_WITHIN_S):
         while await _ahead(pool, model) > 0:
             await clock.sleep(0.02)
 
 
 @asynccontextmanager
-async def _asker(address: str) -> AsyncIterator[LinkTarget]:
+async def _client(address: str) -> AsyncIterator[LinkTarget]:
     up = asyncio.Event()
 
     def heard(event: LinkEvent) -> None:

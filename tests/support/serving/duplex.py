@@ -25,7 +25,7 @@ class Wire:
 
 
 class MemoryStream:
-    """A `Duplex` over two wires."""
+    """A `MessageStream` over two wires."""
 
     def __init__(self, inbound: Wire, outbound: Wire) -> None:
         self.inbound = inbound

@@ -16,7 +16,7 @@ ECHO = Manifest(
     version="3",
     inputs=(TensorSpec("x", Datatype.UINT8, ("n",)),),
     outputs=(TensorSpec("y", Datatype.UINT8, ("n",)),),
-    variants=(Variant("fp32", "echo.onnx", "onnx", "fp32", ("edge", "pool"), "", 1),),
+    variants=(Variant("fp32", "echo.onnx", "onnx", "fp32", where=("edge", "pool"), sha256="", size_bytes=1),),
     cost=Cost("bytes", "x"),
     axes={"n": Axis(0, 2**31 - 1)},
 )

@@ -1,4 +1,4 @@
-"""An asker and a link service on the two ends of one stream in memory."""
+"""A client and a link service on the two ends of one stream in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.serving.duplex import MemoryStream, stream_pair
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
-from tidegate.link.client import Asker, Question
+from tidegate.link.client import LinkClient, Question
 from tidegate.link.frames import AnswerFrame, Greeting
 from tidegate.link.outbox import Outbox
 from tidegate.link.service import LinkService
@@ -23,6 +23,7 @@ from tidegate.types import Accepted, LoadReport
 
 OFFERS = (ModelOffer("echo", "3", ()),)
 BEAT = KeepaliveTiming(interval_s=1.0, silent_ticks=3)
+CLIENT_MAX_BYTES = 5000
 
 
 class Heard:
@@ -48,15 +49,16 @@ class Heard:
 
 
 class Pair:
-    """An asker and a service on the two ends of one stream in memory."""
+    """A client and a service on the two ends of one stream in memory."""
 
-    def __init__(self, **service_options: Any) -> None:
+    def __init__(self, client_max_bytes: int = CLIENT_MAX_BYTES, **service_options: Any) -> None:
         self.asking, self.answering = stream_pair()
         self.host = EchoHost()
         self.heard = Heard()
         self.offers: tuple[ModelOffer, ...] = OFFERS
         self.sequence = 0
-        self.asker = asker_on(self.asking, self.heard, outbox=service_options.pop("outbox", None))
+        outbox = service_options.pop("outbox", None)
+        self.client = client_on(self.asking, self.heard, outbox=outbox, max_message_bytes=client_max_bytes)
         self.service = LinkService(
             self.host,
             name="edge/attic",
@@ -73,11 +75,14 @@ class Pair:
         return LoadReport(9, self.sequence, queued=0, in_flight=0, queue_delay_s=0.0)
 
     async def ask(self, raw: bytes = b"abc", *, budget_s: float = 10.0, **words: Any) -> AnswerFrame:
-        return await self.asker.ask(question(raw, budget_s=budget_s, **words))
+        return await self.client.ask(question(raw, budget_s=budget_s, **words))
 
 
-def asker_on(stream: MemoryStream, heard: Heard, *, outbox: Outbox | None = None) -> Asker:
-    return Asker(stream, Greeting("gateway/test", 0, "0"), heard, heartbeat=BEAT, outbox=outbox, max_message_bytes=5000)
+def client_on(
+    stream: MemoryStream, heard: Heard, *, outbox: Outbox | None = None, max_message_bytes: int = CLIENT_MAX_BYTES
+) -> LinkClient:
+    greeting = Greeting("gateway/test", 0, "0")
+    return LinkClient(stream, greeting, heard, heartbeat=BEAT, outbox=outbox, max_message_bytes=max_message_bytes)
 
 
 def question(
@@ -86,7 +91,7 @@ def question(
     budget_s: float = 10.0,
     model: str = "echo",
     variant: str = "",
-    on_accepted: Callable[[Accepted], None] = lambda _word: None,
+    on_accepted: Callable[[Accepted], None] = lambda _ack: None,
 ) -> Question:
     message = message_from_request(echo_request(raw, model=model)).SerializeToString()
     return Question(message, clock.now() + budget_s, 2, variant, "00-ab-cd-01", on_accepted)
@@ -97,9 +102,9 @@ def tensor_of(answered: AnswerFrame) -> bytes:
 
 
 @asynccontextmanager
-async def running(**service_options: Any) -> AsyncIterator[Pair]:
-    pair = Pair(**service_options)
-    pair.ends = [asyncio.create_task(pair.asker.run()), asyncio.create_task(pair.service.serve(pair.answering))]
+async def running(client_max_bytes: int = CLIENT_MAX_BYTES, **service_options: Any) -> AsyncIterator[Pair]:
+    pair = Pair(client_max_bytes, **service_options)
+    pair.ends = [asyncio.create_task(pair.client.run()), asyncio.create_task(pair.service.serve(pair.answering))]
     await settle(20)  # greeted, and the first pings answered
     yield pair
     for end in pair.ends:

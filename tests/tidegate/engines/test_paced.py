@@ -93,7 +93,7 @@ def test_work_is_counted_as_the_manifest_counts_it(
 def test_noise_is_lognormal_and_the_same_after_each_load(tmp_path: Path) -> None:
     def drawn() -> list[float]:
         one = engine(tmp_path, noise_sigma=0.3, cost_ms=((1.0, 1.0),))
-        return [one._seconds(IDS["ids"]) for _ in range(500)]
+        return [one.draw_seconds(IDS["ids"]) for _ in range(500)]
 
     seconds = drawn()
     logs = [log(one / 1e-3) for one in seconds]

@@ -78,4 +78,4 @@ def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn() -> Non
         assert isinstance(worker.prepare(RunEngine(1, "gpu"), arrays), Staged)
         assert worker.prepare(RunEngine(2, "cpu"), arrays) is arrays
         assert worker.prepare(RunEngine(3, "nobody"), arrays) is arrays
-        assert worker.prepare(LoadEngine(4, "gpu", "onnx", "", (), 1, "cpu"), arrays) is arrays
+        assert worker.prepare(LoadEngine(4, "gpu", "onnx", "", outputs=(), threads=1, device="cpu"), arrays) is arrays

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.loop import on_virtual_time, settle
 from tests.support.serving.duplex import stream_pair
-from tests.support.serving.link_pair import OFFERS, Heard, Pair, asker_on, running, tensor_of
+from tests.support.serving.link_pair import OFFERS, Heard, Pair, client_on, running, tensor_of
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link import frames
@@ -24,7 +24,7 @@ async def test_both_sides_greet_and_the_answering_one_says_what_it_offers() -> N
     async with running() as pair:
         [greeting] = pair.heard.greetings
         assert (greeting.name, greeting.epoch, greeting.offers) == ("edge/attic", 9, OFFERS)
-        assert pair.asker.open
+        assert pair.client.open
         assert pair.service.streams == 1
 
 
@@ -52,12 +52,12 @@ def test_a_side_that_does_not_begin_as_agreed_is_hung_up_on(envelope: bytes, wor
     @on_virtual_time
     async def scenario() -> None:
         ours, theirs = stream_pair()
-        asker = asker_on(ours, Heard())
+        client = client_on(ours, Heard())
 
         await theirs.write(envelope)
 
-        assert words in await asker.run()
-        assert not asker.open
+        assert words in await client.run()
+        assert not client.open
 
     scenario()
 
@@ -99,7 +99,7 @@ async def test_a_link_whose_other_side_never_greets_is_dead_as_soon() -> None:
     ours, _theirs = stream_pair()
     started = clock.now()
 
-    reason = await asker_on(ours, Heard()).run()
+    reason = await client_on(ours, Heard()).run()
 
     assert reason == "silent for 3 heartbeats of 1 s"
     assert clock.now() - started == pytest.approx(3.0)
@@ -123,7 +123,7 @@ async def test_pings_do_not_pile_up_on_a_link_that_stands_still() -> None:
         pair.asking.outbound.stuck = True
         await clock.sleep(2.5)
 
-        assert "<Outbox 2 frames" in repr(pair.asker), "one ping and one pong, however many were due"
+        assert "<Outbox 2 frames" in repr(pair.client), "one ping and one pong, however many were due"
 
 
 # load and goodbye

@@ -29,7 +29,7 @@ REQUEST = frames.request(1, b"", budget_s=9.0, priority=0, variant="", tracepare
         (frames.answer(1, AnswerFrame(b"", 0.0, 0.0, 1, "", None)), "an answer frame, which this side does not take"),
     ],
 )
-def test_an_answering_side_hangs_up_on_frames_that_no_asker_sends(envelope: bytes, words: str) -> None:
+def test_a_server_hangs_up_on_frames_that_no_client_sends(envelope: bytes, words: str) -> None:
     @on_virtual_time
     async def scenario() -> None:
         ours, theirs = stream_pair()
@@ -60,7 +60,7 @@ def test_an_answering_side_hangs_up_on_frames_that_no_asker_sends(envelope: byte
         ),
     ],
 )
-def test_an_asking_side_hangs_up_on_frames_that_no_answerer_sends(envelope: bytes, words: str) -> None:
+def test_a_client_hangs_up_on_frames_that_no_server_sends(envelope: bytes, words: str) -> None:
     @on_virtual_time
     async def scenario() -> None:
         async with running() as pair:
@@ -73,7 +73,7 @@ def test_an_asking_side_hangs_up_on_frames_that_no_answerer_sends(envelope: byte
             with pytest.raises(Unreachable, match=words):
                 await asking
             assert words in await pair.ends[0]
-            assert pair.asker.pending == 0
+            assert pair.client.pending == 0
 
     scenario()
 
@@ -116,9 +116,8 @@ async def test_chunks_of_a_message_that_was_given_up_and_frames_of_a_newer_proto
 
 @on_virtual_time
 async def test_a_large_answer_nobody_waits_for_any_more_is_not_sent_to_its_end() -> None:
-    async with running() as pair:
+    async with running(client_max_bytes=10**8) as pair:
         pair.host.answer_bytes = 50_000_000
-        pair.asker._partials._max_message_bytes = pair.asker._partials._max_partial_bytes = 10**8
         asking = asyncio.create_task(pair.ask())
         await pair.host.left.acquire()
         await settle(20)

@@ -38,7 +38,7 @@ async def test_a_question_is_accepted_and_answered_with_its_times_and_load() -> 
 
 
 @on_virtual_time
-async def test_a_call_carries_everything_the_asker_said() -> None:
+async def test_a_call_carries_everything_the_client_sent() -> None:
     async with running() as pair:
         await pair.ask(budget_s=3.0, variant="fp32")
 
@@ -77,9 +77,7 @@ async def test_large_bodies_cross_in_both_directions_while_small_questions_overt
 
 @on_virtual_time
 async def test_a_large_answer_comes_in_chunks_and_a_small_one_passes_it() -> None:
-    async with running(max_message_bytes=10**6) as pair:
-        pair.asker._max_message_bytes = 10**6
-        pair.asker._partials._max_message_bytes = pair.asker._partials._max_partial_bytes = 10**6
+    async with running(client_max_bytes=10**6, max_message_bytes=10**6) as pair:
         pair.host.answer_bytes = 500_000
         slow = asyncio.create_task(pair.ask())
         await pair.host.begun.acquire()
@@ -127,7 +125,7 @@ async def test_a_request_is_checked_against_the_manifest_like_any_other() -> Non
         with pytest.raises(InvalidRequest):
             await pair.ask(variant="fp64")
         with pytest.raises(InvalidRequest, match="no ModelInferRequest"):
-            await pair.asker.ask(Question(b"\xff\xff", clock.now() + 1, 0, "", "", lambda _word: None))
+            await pair.client.ask(Question(b"\xff\xff", clock.now() + 1, 0, "", "", lambda _word: None))
 
         assert pair.host.calls == []
 
@@ -148,14 +146,14 @@ async def test_a_cancelled_question_is_cancelled_where_it_is_worked_on() -> None
             await asking
         await pair.host.left.acquire()
         await settle()
-        assert (pair.host.cancelled, pair.asker.pending, pair.service.under_way) == (1, 0, 0)
+        assert (pair.host.cancelled, pair.client.pending, pair.service.under_way) == (1, 0, 0)
 
 
 @on_virtual_time
 async def test_a_question_that_is_given_up_before_it_left_is_never_heard_of() -> None:
     async with running() as pair:
         pair.asking.outbound.stuck = True
-        pair.asker.session.send(frames.goodbye("takes the writer"))
+        pair.client.session.send(frames.goodbye("takes the writer"))
         await settle()
         asking = asyncio.create_task(pair.ask())
         await settle()

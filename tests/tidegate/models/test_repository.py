@@ -124,15 +124,15 @@ def test_a_version_without_a_manifest_is_named(tmp_path: Path) -> None:
         Repository(tmp_path).manifests()
 
 
-def test_a_new_version_is_seen_after_a_reload_and_not_before(tmp_path: Path) -> None:
+def test_a_new_version_is_seen_by_a_new_repository_and_not_by_one_that_has_read(tmp_path: Path) -> None:
     put(tmp_path)
     repository = Repository(tmp_path)
     assert repr(repository) == f"<Repository {tmp_path} unread>"
     repository.manifests()
     put(tmp_path, version="2")
     assert repr(repository) == f"<Repository {tmp_path} 1 versions>"
-    repository.reload()
-    assert repository.manifest("m").version == "2"
+    assert repository.manifest("m").version == "1"
+    assert Repository(tmp_path).manifest("m").version == "2"
 
 
 @pytest.mark.parametrize(("key", "value"), [("name", "n"), ("version", "2")])

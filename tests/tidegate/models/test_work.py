@@ -10,7 +10,15 @@ from tidegate.types import Datatype, InferRequest, Tensor
 
 
 def variant(name: str, *where: str) -> Variant:
-    return Variant(name, "a", "onnx", name, where, "0" * 64, 1)  # type: ignore[arg-type]
+    return Variant(
+        name=name,
+        artefact="a",
+        engine="onnx",
+        precision=name,
+        where=where,  # type: ignore[arg-type]
+        sha256="0" * 64,
+        size_bytes=1,
+    )
 
 
 def manifest(feature: Feature) -> Manifest:

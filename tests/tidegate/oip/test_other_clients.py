@@ -39,7 +39,7 @@ async def output_of(*command: str, **environment: str) -> str:
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs `make clients`")
 async def test_kserve_over_rest_and_grpc(servers: Servers) -> None:
-    script = ROOT / "tests" / "support" / "clients" / "tests/support/clients/kserve_client.py"
+    script = ROOT / "tests" / "support" / "clients" / "kserve_client.py"
     told = json.loads((await output_of(str(PYTHON), str(script), servers.http, servers.grpc)).splitlines()[-1])
     answered = {"id": "q7", "model": "minilm", "first": 6.0, "shape": [1, 384], "served_by": "edge/attic"}
     for protocol, forms in (("rest", ("json", "binary")), ("grpc", ("raw", "typed"))):

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
+from tests.support.models.artefacts import artefact_of
 from tests.support.mqtt.device_messages import Device, register
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import ModelReport, RolloutState
@@ -17,7 +18,7 @@ from tidegate.fleet.topics import Topics
 from tidegate.rollout.canonical import is_canonical
 from tidegate.rollout.desired import DesiredDocument, decode_desired, desired_models, encode_desired
 from tidegate.rollout.golden import BadGolden, decode_golden, encode_golden, inaccuracy
-from tidegate.rollout.plan import Artefact, ModelPlan, Net, Probe, Soak, artefact_of, in_window
+from tidegate.rollout.plan import Artefact, ModelPlan, Net, Probe, Soak, in_window
 from tidegate.rollout.signing import SignatureRefused, id_of, keys_after, public_text, sign_document, verify_document
 from tidegate.types import Datatype
 

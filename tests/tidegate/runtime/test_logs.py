@@ -1,4 +1,4 @@
-"""What a process says: lines of either form, at levels that can be changed, with the trace that they belong to."""
+"""Log lines of either form, at levels that can be changed, with the trace that they belong to."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def test_an_owner_may_be_left_after_its_task_has_ended_by_itself() -> None
 
 
 @on_virtual_time
-async def test_a_defect_is_told_when_it_happens_and_does_not_disturb_the_owners_end() -> None:
+async def test_a_defect_is_logged_when_it_happens_and_does_not_disturb_the_owners_end() -> None:
     with capture_logs() as logs:
         async with OwnedTask(with_a_defect, name="prober", crash_means="targets are probed no more"):
             await clock.sleep(2.0)
@@ -138,7 +138,7 @@ async def test_a_defect_is_told_when_it_happens_and_does_not_disturb_the_owners_
 
 
 @on_virtual_time
-async def test_a_defect_on_the_way_out_is_told_as_well() -> None:
+async def test_a_defect_on_the_way_out_is_logged_as_well() -> None:
     async def breaks_when_cancelled() -> None:
         try:
             await clock.sleep(3600.0)

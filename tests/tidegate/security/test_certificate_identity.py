@@ -1,4 +1,4 @@
-"""Identities: what may be one, and whom a certificate lets in."""
+"""Identities: which names are allowed, and which peers a certificate lets in."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_only_an_edge_has_a_user_name_that_the_brokers_patterns_let_through() ->
 GATEWAY, EDGE = CertificateIdentity("gateway", "main").uri, CertificateIdentity("edge", "edge-1").uri
 
 
-def test_a_peer_of_an_allowed_role_is_told_apart_by_name() -> None:
+def test_a_peer_of_an_allowed_role_is_distinguished_by_name() -> None:
     assert check_role(["localhost", GATEWAY], {"gateway"}) == CertificateIdentity("gateway", "main")
 
 

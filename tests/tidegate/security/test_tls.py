@@ -1,4 +1,4 @@
-"""TLS between the parts on real sockets: who is let in over gRPC, link stream and HTTP, and who is refused."""
+"""TLS between the parts on real sockets: which callers gRPC, link stream and HTTP let in, and which they refuse."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_a_gateway_and_the_edge_that_it_means_talk(pki: FleetPki, make: Ma
 
 @both_roads
 @pytest.mark.parametrize("server", ["edge/edge-2", "gateway/other", "pool/edge-1"])
-async def test_whoever_answers_in_the_edges_place_gets_no_request(pki: FleetPki, make: Make, server: str) -> None:
+async def test_another_server_in_the_edges_place_gets_no_request(pki: FleetPki, make: Make, server: str) -> None:
     async with edge(pki.tls(server)) as address:
         word = await first_word(make, address, pki.tls("gateway/main").dialler(EDGE_1))
     assert isinstance(word, LinkDown)
@@ -184,7 +184,7 @@ async def test_a_gateway_of_another_ca_an_ended_one_and_one_without_tls_are_not_
             assert isinstance(await first_word(make, address, dialler), LinkDown)
 
 
-async def test_without_a_certificate_nobody_gets_through_to_an_edge(pki: FleetPki) -> None:
+async def test_a_caller_without_a_certificate_does_not_reach_an_edge(pki: FleetPki) -> None:
     bare = grpc.ssl_channel_credentials(pki.store.ca_cert.read_bytes())
     options = (("grpc.ssl_target_name_override", EDGE_1.host),)
     async with (
@@ -373,7 +373,7 @@ def test_a_certificate_that_is_another_parts_is_found_at_the_start(pki: FleetPki
     assert tls_of(None, lambda: EDGE_1) is None
 
 
-def test_a_certificate_near_its_end_is_told_of_with_the_way_out(pki: FleetPki) -> None:
+def test_a_certificate_near_its_end_is_logged_with_the_remedy(pki: FleetPki) -> None:
     with capture_logs() as logs:
         tls_of(pki.config("edge/edge-1", ended=True), lambda: EDGE_1)
     assert "is expired: `tidegate pki renew`" in logs[0]["event"]
@@ -397,7 +397,7 @@ def test_files_that_cannot_be_used_end_the_start_in_words(
         Tls(section)
 
 
-def test_a_broker_without_encryption_is_refused_beside_a_tls_section_and_no_password_is_told(pki: FleetPki) -> None:
+def test_a_broker_without_encryption_is_refused_beside_a_tls_section_and_no_password_is_shown(pki: FleetPki) -> None:
     tls = pki.tls("edge/edge-1")
     check_encrypted("mqtts://edge-1:secret@broker", tls)
     check_encrypted("mqtt://broker", None)

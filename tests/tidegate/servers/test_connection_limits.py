@@ -27,7 +27,7 @@ def crowd(callers: list[Caller], *, most: int = 100, per_client: int = 100) -> C
 def test_whoever_never_asked_makes_room_first_and_the_longest_waiting_before_others() -> None:
     asked, silent, later = Caller(), Caller(), Caller()
     door = crowd([asked, silent, later], per_client=3)
-    door.asks(asked)
+    door.record_request(asked)
 
     assert [door.enter(Caller())[1] for _ in range(2)] == [silent, later]
     assert door.evicted == 2
@@ -37,7 +37,7 @@ def test_of_those_that_asked_goes_who_asked_least_recently() -> None:
     first, second = Caller(), Caller()
     door = crowd([first, second], per_client=2)
     for caller in (first, second, first):
-        door.asks(caller)
+        door.record_request(caller)
 
     assert door.enter(Caller()) == (True, second)
 
@@ -65,11 +65,11 @@ def test_whoever_has_left_is_forgotten() -> None:
     door = crowd([caller], most=1)
     door.leave(caller)
     door.leave(caller)
-    door.asks(caller)
+    door.record_request(caller)
 
     assert len(door) == 0
     assert door.enter(Caller("9.9.9.9")) == (True, None)
-    door.asks(caller)
+    door.record_request(caller)
     assert len(door) == 1
 
 
@@ -88,7 +88,7 @@ def test_there_are_never_more_than_the_limits_and_never_is_a_busy_one_evicted(
         if welcome:
             inside.append(caller)
             if asks:
-                door.asks(caller)
+                door.record_request(caller)
         assert len(door) == len(inside) <= 5
         assert all(sum(one.client == name for one in inside) <= 3 for name in "abc")
 

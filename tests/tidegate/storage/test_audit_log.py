@@ -1,4 +1,4 @@
-"""The trail that commands leave: each change of keys and of models, by whom, beside what was changed."""
+"""The audit log of commands: each change of keys and of models, with its account, beside the changed file."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.Co
 
 def project(folder: Path, test: str, conftest: str = "") -> Path:
     (folder / "test_theirs.py").write_text(test)
-    (folder / "tests/conftest.py").write_text((ROOT / "docs/examples/conftest.py").read_text() + conftest)
+    (folder / "conftest.py").write_text((ROOT / "docs/examples/conftest.py").read_text() + conftest)
     return folder
 
 
@@ -103,10 +103,10 @@ def test_a_byte_that_the_link_lost_by_itself_fails_the_test_that_used_it(tmp_pat
         tmp_path,
         """
 import socket
-from tidegate.netsim.proxy.ledger import Ledger
+from tidegate.netsim.proxy.ledger import ByteLedger
 
 def test_loses(link, bank, monkeypatch):
-    monkeypatch.setattr(Ledger, "give", lambda self, piece: None)
+    monkeypatch.setattr(ByteLedger, "give", lambda self, piece: None)
     with socket.create_connection(link(bank).address.split(":")) as server:
         server.sendall(b"balance?\\n")
         assert server.recv(100) == b"42\\n"
@@ -197,4 +197,4 @@ def test_unused_it_imports_nothing_but_pytest() -> None:
         check=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    assert json.loads(ran.stdout) == ["simulator", "tidegate.testing.pytest_plugin"]
+    assert json.loads(ran.stdout) == ["tidegate", "tidegate.testing", "tidegate.testing.pytest_plugin"]

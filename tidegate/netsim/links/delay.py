@@ -1,7 +1,7 @@
 """Propagation: a base delay, jitter on top, and a multiple of both while the weather is bad.
 
-Bytes of a stream stay in order, so the jitter of one holds up those behind it (`Direction` sees to it); that is what
-TCP makes of a network that reorders. Delay takes no capacity: any amount may be on its way.
+Bytes of a stream stay in order, so the jitter of one holds up the bytes behind it (`Direction` sees to it); that is
+what TCP makes of a network that reorders. Delay takes no capacity: any amount may be on its way.
 """
 
 from __future__ import annotations

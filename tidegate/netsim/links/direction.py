@@ -1,4 +1,4 @@
-"""One direction of a link: bytes go through its stages one after another and come out in the order they went in.
+"""One direction of a link: bytes go through its stages one after another and come out in order.
 
 `delivered_at(size, now)` is the instant at which the last of these bytes is at the other end; infinity while a
 blackhole has no end. Stages may be exchanged at any time (`change`): what was sent before keeps its instant, and what
@@ -48,7 +48,7 @@ class Direction:
         return Direction(self._stages)
 
     def change(self, stages: Sequence[LinkStage]) -> None:
-        """From now on these stages. What a blackhole holds for ever is set free: whoever heals a link knows why."""
+        """From now on these stages. What a blackhole holds for ever is set free: a link is changed to heal it."""
         self._stages = tuple(stages)
         if self._last_at == inf:
             self._last_at = self._entered_at

@@ -1,4 +1,4 @@
-"""Shapes of jitter: how much longer than the least does it take this time?
+"""Distributions of jitter: by how much a delay exceeds the least one.
 
 Each is a value that turns uniform chance into seconds, never negative. What to take: `LogNormal` fits WiFi and
 cellular delays well, `Pareto` has the rare very long ones, `Normal` is what `tc netem` and Toxiproxy users know,
@@ -93,6 +93,7 @@ class Pareto:
         return self.quantile_s(draw())
 
     def quantile_s(self, chance: float) -> float:
+        # The inverse of F(x) = 1 - (1 + x / scale)^-alpha, with the scale for which F(median) is a half.
         scale_s = self.median_s / (exp(log(2.0) / self.alpha) - 1.0)
         return scale_s * (exp(-log(1.0 - chance) / self.alpha) - 1.0)
 
@@ -141,6 +142,7 @@ class Correlated:
         if self._score is None:
             self._score = fresh
         else:
+            # The second weight keeps the variance of the scores at 1.
             self._score = self._correlation * self._score + sqrt(1.0 - self._correlation**2) * fresh
         return self.quantile_s(_STANDARD.cdf(self._score))
 

@@ -1,4 +1,4 @@
-"""A connection that breaks at an exact byte: the same place every time, so a resumed upload can be tested.
+"""A byte limit breaks a connection at an exact byte, the same in every run, so that resumed uploads can be tested.
 
 The first `size_bytes` of a direction pass; then the connection is closed cleanly, reset, or falls silent. What was sent
 beyond is gone, as it is when a device drives into a tunnel in the middle of an upload.

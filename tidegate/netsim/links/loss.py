@@ -1,10 +1,10 @@
-"""What a stream makes of loss: no byte is missing, but those behind a lost one wait until it has come again.
+"""Loss as a stream shows it: no byte is missing, but the bytes behind a lost one wait for its retransmission.
 
 `StallStage` loses each sending with some chance (another one in bad weather) and holds it back for a retransmission
 timeout that doubles with each further loss. `OutageStage` holds everything back until the link is there again, and a
 retransmission's share beyond it: TCP notices a healed path only when its timer next fires.
 
-A blackhole that never heals delivers at infinity: finding that out is for the ends of the link, as in life.
+A blackhole that never heals delivers at infinity: detecting that is left to the ends of the link, as on a real network.
 """
 
 from __future__ import annotations

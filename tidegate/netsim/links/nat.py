@@ -1,8 +1,8 @@
-"""What a NAT box remembers of a connection, and when it forgets.
+"""The binding that a NAT box keeps for a connection, and its idle timeout.
 
-A box keeps a binding for as long as something passes, and forgets it after a time of silence, without a word to either
+A box keeps a binding for as long as something passes, and forgets it after a time of silence, without notice to either
 end. What is sent afterwards goes nowhere; both ends still think that they are connected. Only traffic within that time
-(keepalive pings) prevents it, and only a time limit of one's own finds it out. One minute is common for mobile carriers
+(keepalive pings) prevents it, and only a timeout at an end detects it. One minute is common for mobile carriers
 and cheap routers, though RFC 5382 asks for two hours and four minutes.
 
 Invariant: once forgotten, forgotten for good; a real box may also answer with RST, which is kinder.

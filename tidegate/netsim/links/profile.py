@@ -1,4 +1,4 @@
-"""What a kind of link is like, as a user writes it down, and the links that are built from it.
+"""A link profile describes a kind of link as a user writes it, and `build` makes links of it.
 
 A profile is data (milliseconds and megabits: it is for people); `build` makes one link of that kind, with its own
 chance, so that a hundred devices on one profile have a hundred different links.
@@ -169,7 +169,7 @@ class RoundTrips(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One kind of link, seen from the gateway. Capacities are for all who share the link; None is no limit."""
+    """One kind of link, seen from the gateway. All connections share the capacities; None is no limit."""
 
     delay_ms: float = 0.1  # one way
     jitter: Jitter | None = None

@@ -1,9 +1,9 @@
 """Capacity: bytes leave one after another at a fixed rate, and wait in a queue that has an end.
 
-Whoever shares the link shares one `Rate`, since it is the radio that is full and not the connection (a limit per
+All connections of a link share one `Rate`, since it is the radio that is full and not the connection (a limit per
 connection, as Toxiproxy has it, is no link). What does not fit into the queue is, by choice,
 
-    stall   not taken yet: the sender is held back, as by a full socket buffer. `room_bytes` and `enters_at` tell it
+    stall   not taken yet: the sender is held back, as by a full socket buffer. `room_bytes` and `enters_at` say so
             beforehand.
     drop    lost and sent again after a retransmission timeout that doubles, as TCP does over a tail-drop queue.
 
@@ -37,6 +37,7 @@ class Rate:
     def leaves_at(self, size_bytes: int, enters_at: float) -> float:
         if self._overflow == "drop":
             enters_at = self._enters_at_last(size_bytes, enters_at)
+        # A busy link begins with these bytes when the bytes before them have left, an idle one at once.
         self._busy_until = max(self._busy_until, enters_at) + size_bytes / self._bytes_per_s
         return self._busy_until
 

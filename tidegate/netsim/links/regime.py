@@ -1,4 +1,4 @@
-"""When a link is bad or gone: stretches of time, known by the instant and not by the frame.
+"""Schedules of when a link is bad or gone: stretches of time, laid out by instants and not by frames.
 
 A frame-by-frame coin would give a busy link more changes than an idle one, and would let the policy under test change
 the weather. Here the changes are laid out in time from the source's own chance, lazily and in order, so two runs with
@@ -55,7 +55,7 @@ class Windows:
         return at if self.until(at) > at else self._starts[place] if place < len(self._starts) else inf
 
     def after(self, at: float) -> Sequence[tuple[float, float]]:
-        """Those that have not ended by `at`, in order."""
+        """The windows that have not ended by `at`, in order."""
         if not self._windows:
             return ()
         return [window for window in self._windows if window[1] > at]
@@ -68,9 +68,9 @@ class Weather:
     """Off for `mean_off_s`, then on for `mean_on_s`, and so on, from the instant 0. Mutable: it lays out time lazily.
 
     Args:
-        draw: of its own; nobody else may draw from it.
+        draw: of its own; no other object may draw from it.
         periodic: the stretches have exactly these lengths; the first still has a random phase.
-        steady: those that are on have exactly their length, and only the gaps are random.
+        steady: the stretches that are on have exactly their length, and only the gaps are random.
     """
 
     __slots__ = ("_changes", "_draw", "_exact", "_first_on", "_mean_s")
@@ -141,7 +141,7 @@ class Chain:
     Args:
         stays_s: mean time in each state, exponential.
         moves: for each state, the chance of each state to come next; rows sum to 1.
-        draw: of its own; nobody else may draw from it.
+        draw: of its own; no other object may draw from it.
     """
 
     __slots__ = ("_changes", "_draw", "_moves", "_states", "_stays_s")

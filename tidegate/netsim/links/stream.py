@@ -1,4 +1,4 @@
-"""Links for streams of bytes: what a real proxy needs to know before it takes bytes, and when it may give them on.
+"""Links for streams of bytes: when a proxy may take bytes of a connection, and when it may pass them on.
 
 A frame in the simulated fleet is sent and has its instant (`direction.py`). Bytes of a real connection are different:
 they may be held back before they enter (the queue is full, the link is gone), thousands of segments of many connections
@@ -11,7 +11,7 @@ go through one radio, and what is on its way when the link changes is real data 
 
 A `LinkLayer` is one profile in use on a link, for one direction or both; layers stack. A `StreamPath` is one
 connection's one direction through all layers. Chance comes by name, so connection number 3 has the same delays in every
-run with one seed, whatever the others do.
+run with one seed, whatever the other connections do.
 
 Invariants: `delivered_at` never falls within one path, and is never before `left_at`, which is never before now.
 """
@@ -95,12 +95,13 @@ class LinkLayer:
         """Its weather and recordings begin now.
 
         Args:
-            draw: chance for names, nobody else's: "weather", ("to", 3) for the third connection's way there, …
+            draw: chance by name, of this layer alone: "weather", ("to", 3) for the third connection's way there, …
             traces: what `profile.recording` names, read.
         """
         air = SharedConditions.over(profile, draw, traces, now)
         gate = OutageStage(air.gone) if air.gone is not None else None
-        return cls(name, profile, direction, draw, air, (capacity(profile, 0, air), capacity(profile, 1, air)), gate)
+        rates = capacity(profile, 0, air), capacity(profile, 1, air)
+        return cls(name, profile, direction, draw=draw, air=air, rates=rates, gate=gate)
 
     def covers(self, number: int) -> bool:
         return self.direction in ("both", NAMES[number])
@@ -188,5 +189,5 @@ def limit_of(layers: Sequence[LinkLayer], number: int) -> ByteLimit | None:
 
 
 def nat_idle_s(layers: Sequence[LinkLayer]) -> float | None:
-    """After how long the most forgetful box on the way forgets."""
+    """The shortest NAT timeout on the way."""
     return min((layer.profile.nat_idle_s for layer in layers if layer.profile.nat_idle_s is not None), default=None)

@@ -1,4 +1,4 @@
-"""Recorded capacity: a Mahimahi trace says at which millisecond 1,500 more bytes could leave.
+"""Recorded capacity: a Mahimahi trace names the milliseconds at which 1,500 more bytes could leave.
 
 An opportunity that finds nothing to send is lost, as on the air; what is left of one is used by whatever comes before
 the next. The recording repeats from its last timestamp for ever, may begin anywhere (`offset_s`) and be made wider or

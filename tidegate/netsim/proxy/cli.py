@@ -1,7 +1,7 @@
-"""`tidegate link`: shake any deployment from the shell.
+"""`tidegate link` puts a simulated link in front of a server, from the shell.
 
 One link in one process: what connects to `--listen` reaches `--upstream` through the scenario. On a terminal a status
-line tells how it goes; otherwise each event is a line, with `--json` as JSON, and one of them is `ready`.
+line shows the state; otherwise each event is a line, with `--json` as JSON, and one of them is `ready`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     accepted → (the link is there) → connect upstream → flows → both ended | reset | cut
 
-An end of one side takes the same way as its bytes. FIN is passed on as FIN, so half-closed connections work; RST of one
-side becomes RST of the other; an upstream that refuses becomes RST for the client, who is connected already.
+The end of one side takes the same way as its bytes. FIN is passed on as FIN, so half-closed connections work; RST of
+one side becomes RST of the other; an upstream that refuses becomes RST for the client, which is connected already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RST_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of its link."""
+    """The interface of a link to its connections."""
 
     upstream: tuple[str, int]
     connect_timeout_s: float
@@ -123,7 +123,7 @@ class Connection:
             case "eof":
                 with contextlib.suppress(OSError):  # it may have left in the meantime
                     self._sink(flow).shutdown(socket.SHUT_WR)
-                if self._other(flow).over or self._other(flow).left_unheard:
+                if self._other(flow).over or self._other(flow).ended_unseen:
                     self.finish("ended", "gone", reset=False)
             case "reset":
                 self.finish(f"reset by the {'client' if flow.number == 0 else 'upstream'}", "gone", reset=True)
@@ -151,7 +151,7 @@ class Connection:
         if self._nat is not None and self._nat.forgotten and not self._forgetting_told:
             self._forgetting_told = True
             self._owner.tell("forgot", connection=self.number)
-        if all(one.left_unheard or one.over for one in self.flows):  # nobody is there, or nobody will be told
+        if all(one.ended_unseen or one.over for one in self.flows):  # no end is left, or none will learn of it
             self.finish("both ends left unheard", "gone", reset=False)
 
     # setting up
@@ -212,7 +212,7 @@ async def _resolved(host: str, port: int) -> tuple[int, int, int, Any]:
 
 
 def close(one: socket.socket, *, reset: bool) -> None:
-    """With RST; or with FIN, even when the other end has sent what nobody read (the kernel would answer with RST)."""
+    """With RST; or with FIN, even where bytes of the other end were not read (the kernel would answer with RST)."""
     with contextlib.suppress(OSError):
         if reset:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)

@@ -1,21 +1,22 @@
 """A link's control over HTTP, for clients in any language.
 
-    GET    /state                     all there is to know: layers, partition, connections, bytes, violations
-    GET    /events?after=N            what happened, oldest first; `next` is the N to ask with again
+    GET    /state                     the whole state: layers, partition, connections, bytes, violations
+    GET    /events?after=N            events, oldest first; `next` is the N of the next call
     GET    /scenarios                 the names there are
     PUT    /scenario                  {"name": "lte_driving"}, or a whole scenario: {"summary": …, "link": {…}, …}
-    DELETE /scenario                  as if there were no link between
+    DELETE /scenario                  remove the scenario, its toxics and the partition
     PUT    /link                      {"delay_ms": 40, …}: what it is like; toxics stay
     PUT    /toxics/NAME               {"direction": "to", "delay_ms": 300}
     DELETE /toxics/NAME
     PUT    /partition                 {"kind": "blackhole", "direction": "both", "for_s": 3}
     DELETE /partition                 heal it (also: POST /heal)
 
-Every change has happened for every live connection when the answer is there. PUT may be POST. What is wrong is answered
-with 400 and words that name the key.
+Every change has happened for every live connection when the answer is there. PUT may be POST. A wrong value is answered
+with 400 and a message that names the key.
 
-Whoever reaches this port can break the link and nothing else: named scenarios only, and no file of the machine is read
-for a caller. Browsers are turned away, so that no web page can reach a loopback port through its visitor.
+A caller that reaches this port can break the link and nothing else: named scenarios only, and no file of the machine is
+read for a caller. Requests from browsers are refused, so that no web page can reach a loopback port through its
+visitor.
 """
 
 from __future__ import annotations

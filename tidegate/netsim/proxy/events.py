@@ -1,8 +1,8 @@
-"""What happened on a link, in order, with instants: for a failing test's report, a status line, or JSON on stdout.
+"""The event log of a link: for a failing test's report, a status line, or JSON on stdout.
 
-Bounded: the newest `KEPT` are kept and the others counted. Times are seconds since the link began, on a monotonic
+Bounded: the newest `KEPT` are kept and the others are counted. Times are seconds since the link began, on a monotonic
 clock. Events: open, close, apply, toxic, heal, partition, scenario, forgot, limit, stall, refused, violation, ended.
-Only `violation` is an error, and only ever ours: the proxy has lost or invented bytes.
+Only `violation` is an error, and always a defect of the proxy: it has lost or invented bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     source ─read─▶ │ waiting to enter │ planned: (left at, due at, bytes) │ due │ ─write─▶ sink
                      gates, room         on its way                         as fast as the sink takes them
 
-The bytes themselves lie in one queue; beside it goes the plan, which only knows sizes and instants. So a change of the
+The bytes themselves are in one queue; the plan beside it holds only sizes and instants. So a change of the
 link throws away plans and never bytes: what has not left the capacity yet is planned anew, what is on its way keeps its
 instant.
 
@@ -32,7 +32,7 @@ _EARLY_S: Final = 1e-4  # a timer may fire a clock tick early; waking again for 
 
 
 class FlowOwner(Protocol):
-    """What a flow tells its connection."""
+    """The interface of a connection to its flows."""
 
     def now(self) -> float: ...
     def over(self, flow: Flow, end: End) -> None: ...
@@ -68,7 +68,7 @@ class Flow:
         self.cut = False
         self.over = False  # its end has come out, or it was stopped
         self.source_ended = False
-        self.left_unheard = False  # the source has ended, and nobody will be told
+        self.ended_unseen = False  # the source has ended, and the sink will not learn of it
         self._source, self._sink, self._owner = source, sink, owner
         self._loop = asyncio.get_running_loop()
         self._buffer_bytes = buffer_bytes
@@ -102,7 +102,7 @@ class Flow:
         self._bytes.clear()
 
     def change(self, layers: list[LinkLayer]) -> None:
-        """The link is another now; call `pump` when every flow knows."""
+        """The link has changed; call `pump` when every flow has been changed."""
         now = self._owner.now()
         kept: deque[_Planned] = deque()
         while self._plan and self._plan[0].left_at <= now:
@@ -190,7 +190,7 @@ class Flow:
         self.ledger.refuse(len(piece), why)
         if not piece:
             self._read_off()
-            self.source_ended = self.left_unheard = True
+            self.source_ended = self.ended_unseen = True
         self._owner.unheard(self)
 
     # through

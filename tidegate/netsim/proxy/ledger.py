@@ -1,9 +1,9 @@
-"""The books of one direction of one connection: every byte that came in has gone out, is held, or is accounted for.
+"""The byte ledger of one direction of one connection: every byte received is delivered, held, or dropped for a reason.
 
     received = delivered + held + dropped, whatever happens       and, where none was dropped on the way,
     the checksum of what went in is that of what came out          so order and content are proven as well
 
-Bytes are dropped only for a reason that somebody asked for or caused:
+Bytes are dropped only for these reasons:
 
     limit      beyond the byte at which the connection was to break
     nat        sent after the NAT had forgotten the connection

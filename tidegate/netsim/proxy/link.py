@@ -9,7 +9,7 @@ The condition is a stack of layers (`tidegate/netsim/links/stream.py`) and at mo
 Every change is one call that changes every live connection before it returns; none runs under half a condition, and
 none loses a byte by it. Bytes that are through the link's capacity keep their instant, all others are planned anew.
 
-    blackhole  nothing passes, nobody is told; `direction` "from" alone is a half-open link: requests arrive, answers
+    blackhole  nothing passes, silently; `direction` "from" alone is a half-open link: requests arrive, answers
                vanish. Bytes are held, and new connections wait: all of it goes on when the link is healed
     refuse     live connections are reset, new ones refused (ECONNREFUSED)
     reset      live connections are reset, new ones are accepted and reset at once
@@ -35,11 +35,12 @@ from tidegate.netsim.links.distributions import Draw
 from tidegate.netsim.links.stream import NAMES, Direction, LinkLayer, StreamProfile, limit_of, nat_idle_s
 from tidegate.netsim.links.trace import CapacityTrace
 from tidegate.netsim.proxy.connection import Connection, close
-from tidegate.netsim.proxy.door import ListeningPort
 from tidegate.netsim.proxy.events import EventLog, LinkEvent
 from tidegate.netsim.proxy.ledger import Totals
+from tidegate.netsim.proxy.listening_port import ListeningPort
 from tidegate.netsim.random_streams import stream
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.servers.address import format_address
 
 Kind = Literal["blackhole", "refuse", "reset", "close", "silent", "deaf"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -128,8 +129,7 @@ class LinkProxy:
 
     @property
     def address(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return format_address(self.host, self.port)
 
     # what the link is like
 

@@ -1,4 +1,4 @@
-"""A link's scenario: what it is like and what happens to it, as one short YAML file.
+"""A link scenario describes a link and its timeline of faults, as one short YAML file.
 
     summary    one line for people
     source     where the figures come from

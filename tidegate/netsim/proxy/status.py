@@ -1,4 +1,4 @@
-"""The status line of `tidegate link`: what the link is like now and what goes through it."""
+"""The status line of `tidegate link`: the scenario, the partition, connections and rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a link when: a scenario is put on it, and its steps are carried out by one task.
+"""The timeline of a link: a scenario is applied to it, and one task carries out the scenario's steps.
 
 Steps are laid out as (instant, what to do) in order of time, lazily, since some repeat for ever; the end of a step is a
 step too. A partition that ends heals the link only if it is still the one that is there: an order by hand, or a later

@@ -1,4 +1,4 @@
-"""OIP's protobuf messages ⇄ types, without looking at an element.
+"""Conversion between OIP's protobuf messages and types, without looking at an element.
 
 Tensors travel as `raw_input_contents` and `raw_output_contents`: one bytes per tensor, in their order. Answers are
 always raw, since tritonclient reads an answer in typed `contents` as empty. Requests may come in typed `contents`
@@ -82,7 +82,7 @@ def request_from_bytes(raw: bytes, limits: ContentLimits = DEFAULT) -> InferRequ
 def parse_request(
     message: oip_pb2.ModelInferRequest, raw: bytes, limits: ContentLimits = DEFAULT
 ) -> oip_pb2.ModelInferRequest:
-    """`message` with what is in `raw`. Raises InvalidRequest or TooLarge."""
+    """`message`, parsed from `raw`. Raises InvalidRequest or TooLarge."""
     check_infer_request(raw, limits)
     try:
         message.ParseFromString(raw)
@@ -153,7 +153,7 @@ def _request_head(
 
 
 def response_from_bytes(raw: bytes) -> InferResponse:
-    """The answer in these bytes, counted before it is parsed: a device may be anybody's. Raises BadAnswer."""
+    """The answer in these bytes, counted before it is parsed: a device is not trusted. Raises BadAnswer."""
     try:
         check_infer_response(raw, DEFAULT)
         return response_from_message(oip_pb2.ModelInferResponse.FromString(raw))
@@ -239,7 +239,7 @@ def _datatype(entry: _TensorMessage, kind: str, fault: Callable[[str], ServeErro
 
 
 def _raw_from_contents(entry: Any, kind: str, fault: Callable[[str], ServeError]) -> bytes:
-    """The bytes of typed contents; the count of elements is checked against the shape by whoever checks sizes."""
+    """The bytes of typed contents; the caller checks the count of elements against the shape."""
     datatype = _datatype(entry, kind, fault)
     field = _CONTENTS.get(datatype)
     if field is None:

@@ -1,4 +1,4 @@
-"""What a caller shows of itself over gRPC."""
+"""Reads the credentials that a caller presents over gRPC."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def credentials_over_grpc(metadata: Iterable[tuple[str, str]], context: Context,
 
 
 def _certificate(context: Context) -> bytes | None:
-    """gRPC asks for certificates only to verify them, so one that is here was verified."""
+    """The peer certificate. gRPC requests certificates only to verify them, so one that is present was verified."""
     found = context.auth_context().get("x509_pem_cert")
     return PEM_cert_to_DER_cert(next(iter(found)).decode("ascii")) if found else None

@@ -1,7 +1,7 @@
 """gRPC's standard health service over a `ModelHost`, for load balancers and `grpc_health_probe`.
 
-The library's own servicer wants to be told of every change; here the host is asked instead, so health can never be out
-of step with what it would answer. A watcher is told at once and then when a look each second finds a change.
+The library's own servicer must be notified of every change; this one reads the state of the host instead, so health
+can never differ from it. A watcher gets the state at once, and again whenever a check each second finds a change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
-    """`services` are the names that may be asked for beside "", the whole server."""
+    """`services` are the names that have a status, beside "" for the whole server."""
 
     def __init__(self, host: ModelHost, services: tuple[str, ...]) -> None:
         self._host = host

@@ -1,14 +1,14 @@
-"""A protobuf message counted before it is parsed: what two-byte entries would be made of stays unmade.
+"""Counts the parts of a protobuf message before it is parsed, so that a small message cannot fill the memory.
 
-Parsed, an empty entry of a repeated message (two bytes) is some hundred bytes, and a number in typed contents (one
-byte) is eight, then an object of 32. 64 MiB of them would take gigabytes before anybody could count them. The wire
-format says how long each field is, so a message can be walked through without making anything: here over its own fields
-and, inside an input, over the input's and its contents'.
+Parsed, an empty entry of a repeated message (two bytes on the wire) takes some hundred bytes, and a number in typed
+contents (one byte) takes eight, then an object of 32. 64 MiB of them would take gigabytes before they could be counted.
+The wire format states the length of each field, so a message can be walked through without creating objects: here over
+its own fields and, inside an input, over the fields of the input and of its contents.
 
-Small messages are not looked at: `SMALL_BYTES` of anything cost a few MiB at most. In large ones nearly everything is
-raw contents, which is one step each; so the walk takes microseconds where a request is meant well, and ends after
-`MAX_FIELDS` steps where it is not. What cannot be walked through is refused, so nothing hides behind it: groups too,
-which no message of ours has, and for which a parser recurses.
+Small messages are not walked: `SMALL_BYTES` of any content cost a few MiB at most. In large messages nearly everything
+is raw contents, which is one step each, so the walk of an honest request takes microseconds, and the walk of any other
+ends after `MAX_FIELDS` steps. A message that cannot be walked through is refused, so that nothing hides behind the
+damage; so are groups, which no message of ours has and for which a parser recurses.
 
 Source: Protocol Buffers, "Encoding" (tags, wire types).
 """
@@ -24,11 +24,11 @@ from tidegate.oip.content_limits import ContentLimits
 from tidegate.outcome import InvalidRequest, TooLarge
 
 SMALL_BYTES: Final = 64 * 1024
-MAX_FIELDS: Final = 2**14  # that are walked through one by one; strings in typed contents are such
+MAX_FIELDS: Final = 2**14  # fields to walk through one by one, which strings in typed contents are as well
 
 _RAW_INPUTS: Final = 7  # ModelInferRequest.raw_input_contents
 _RAW_OUTPUTS: Final = 6
-_TENSORS: Final = 5  # inputs of a request, outputs of an answer: alike but for their names
+_TENSORS: Final = 5  # inputs of a request, outputs of an answer: the same layout
 _ASKED: Final = 6  # ModelInferRequest.outputs
 _CONTENTS: Final = 5  # of a tensor
 _FIXED_BYTES: Final = {6: 4, 7: 8}  # fp32_contents, fp64_contents; all others are varints, or strings
@@ -36,7 +36,7 @@ _BYTES_CONTENTS: Final = 8
 
 _WORDS: Final = "the bytes that came are no message of OIP"
 
-Field = tuple[int, int, int, int]  # number, wire type, where its value begins and ends
+Field = tuple[int, int, int, int]  # number, wire type, start and end of its value
 
 
 class NoMessage(InvalidRequest):
@@ -44,13 +44,13 @@ class NoMessage(InvalidRequest):
 
 
 def check_infer_request(raw: bytes, limits: ContentLimits) -> None:
-    """Raises TooLarge for a ModelInferRequest that would become much larger than it is, and InvalidRequest."""
+    """Raises TooLarge for a ModelInferRequest that would grow too much in parsing; InvalidRequest for no message."""
     if len(raw) > SMALL_BYTES:
         _Walk(raw, limits, _RAW_INPUTS).check()
 
 
 def check_infer_response(raw: bytes, limits: ContentLimits) -> None:
-    """The same of a ModelInferResponse."""
+    """The same check for a ModelInferResponse."""
     if len(raw) > SMALL_BYTES:
         _Walk(raw, limits, _RAW_OUTPUTS).check()
 
@@ -66,7 +66,7 @@ def check_envelope(raw: bytes, max_frames: int) -> bool:
 
 
 class _Walk:
-    """One message; counts what was seen so far."""
+    """The walk through one message, with the counts so far."""
 
     def __init__(self, raw: bytes, limits: ContentLimits, raw_field: int) -> None:
         self._raw = raw
@@ -76,7 +76,7 @@ class _Walk:
         self._elements = 0
 
     def check(self) -> None:
-        # Twice: first for the sum alone, so that what is too much in all is found before it is walked through.
+        # Two passes: the first only adds up sizes, so that a message that is too large is refused before its parts are.
         beside_raw = len(self._raw)
         for number, _, begins, ends in self._steps(0, len(self._raw)):
             beside_raw -= ends - begins if number == self._raw_field else 0
@@ -127,7 +127,7 @@ class _Walk:
 
 
 def fields(raw: bytes, begins: int, ends: int) -> Iterator[Field]:
-    """The fields of the message that lies there. Raises NoMessage where it is none."""
+    """The fields of the message in raw[begins:ends]. Raises NoMessage if these bytes are no message."""
     at = begins
     while at < ends:
         tag, at = _varint(raw, at, ends)
@@ -148,7 +148,7 @@ def fields(raw: bytes, begins: int, ends: int) -> Iterator[Field]:
 
 
 def _varint(raw: bytes, at: int, ends: int) -> tuple[int, int]:
-    """The number at `at`, and where what follows begins."""
+    """The number at `at`, and the position after it."""
     value, shift = 0, 0
     while at < ends and shift < 70:
         byte = raw[at]

@@ -1,4 +1,4 @@
-"""What can be asked of an OIP server over gRPC beside inference: each method with its messages and its answer.
+"""The gRPC methods of an OIP server beside inference, each with its messages and its answer.
 
 An answer is a dict with the fields of its response message. It is worked out from the request and the host that the
 caller may see, and from nothing else.
@@ -18,7 +18,7 @@ from tidegate.rpc import oip_pb2
 
 Ask = Callable[[Any, ModelHost], Mapping[str, Any]]
 
-HEALTH: Final = frozenset({"ServerLive", "ServerReady"})  # open to everybody
+HEALTH: Final = frozenset({"ServerLive", "ServerReady"})  # open without credentials
 
 
 def _server_ready(_: Any, host: ModelHost) -> Mapping[str, Any]:

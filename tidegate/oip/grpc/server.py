@@ -3,7 +3,7 @@
 The service is registered by hand under `/inference.GRPCInferenceService/…`, and messages are parsed here and not by
 grpc: what is no message is then the caller's fault with a sentence, where grpc would answer INTERNAL.
 
-The road of one inference: bytes → message → `InferRequest` (raw tensors, nothing decoded) → checked `Call` → host →
+The path of one inference: bytes → message → `InferRequest` (raw tensors, nothing decoded) → checked `Call` → host →
 message → bytes. The deadline of the gRPC call counts as a budget. When the caller leaves or its deadline passes, grpc
 cancels the handler, which is inside `host.infer` then: cancelling goes all the way down, and is never caught here.
 
@@ -93,7 +93,7 @@ def server_options(max_message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         # grpc cancels, at random from 1000 on, calls that Python has not taken up yet: a burst would see CANCELLED,
-        # which says nothing. Those who admit refuse with a reason and a time to come back.
+        # which says nothing. Admission refuses with a reason and a time to retry.
         ("grpc.server.max_pending_requests", _MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
     ]
@@ -104,10 +104,10 @@ class OipService:
 
     Args:
         max_message_bytes: of a request and of an answer.
-        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
-        guard: who may call what beside health and reflection; None: everybody, everything.
-        limits: what one request may hold.
-        held: what large messages hold together, where other protocols count as well.
+        on_refused: called with (protocol, model name, error) for each inference refused here, before the host saw it.
+        guard: authorizes calls other than health and reflection; None: every call is allowed.
+        limits: bounds on the content of one request.
+        held: the memory budget for large messages, shared with other protocols.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class OipService:
     async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
         said = _text_metadata(context)
         strict = dict(said).get("triton_grpc_error") == "true"
-        try:  # each request of the stream is admitted again: what was revoked meanwhile ends it
+        try:  # each request of the stream is authorized again: a revoked credential ends it
             await self._guard.let_in(credentials_over_grpc(said, context, PROTOCOL))
         except ServeError as error:
             status: Status | None = _status_of(error)
@@ -235,7 +235,7 @@ class OipService:
         return status
 
     async def _stream_answer(self, raw: bytes, context: Context, *, strict: bool) -> bytes:
-        """One answer of a stream; raises ServeError, which ends it, when `strict` or when its caller is nobody now."""
+        """One answer of a stream; raises ServeError, which ends it, if `strict` or if its caller lost its rights."""
         try:
             with self._held.share() as share:
                 share.grow(len(raw))

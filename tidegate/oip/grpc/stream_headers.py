@@ -1,7 +1,7 @@
 """The headers of a served gRPC stream, sent before any of its messages.
 
 gRPC sends them with the first message otherwise. Where that write is cancelled on its way, because the stream ends in
-that moment, gRPC sends them once more with the status, fails with TOO_MANY_OPERATIONS, and the caller is never told
+that moment, gRPC sends them once more with the status, fails with TOO_MANY_OPERATIONS, and the caller never learns
 that its stream is over: it waits for its own deadline, or for ever.
 """
 

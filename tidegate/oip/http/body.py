@@ -6,8 +6,8 @@ zeros shrinks to a hundredth, and what shrinks to less was made to. The ratio co
 nothing is worth refusing.
 
 Time is bounded twice: nothing may come for `idle_s` at most, and the whole may take `grace_s` and a second more for
-each `min_bytes_per_s`. So a caller on a thin line gets its time by what it sends, and one who sends a byte now and then
-does not hold what he has sent for ever.
+each `min_bytes_per_s`. So a caller on a slow line earns its time by sending, and a caller that sends a byte now and
+then cannot hold its memory for ever.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ async def read_body(
     """The request's body, decompressed.
 
     Raises:
-        TooLarge: before more than the limit is held, or where it grew out of proportion.
-        InvalidRequest: it is not what its headers say, or comes too slowly.
+        TooLarge: before more than the limit is held, or if it grew out of proportion.
+        InvalidRequest: the body does not match its headers, or comes too slowly.
         Overloaded: there is no room for it just now.
     """
     encoding = request.headers.get("Content-Encoding", "")
@@ -49,7 +49,7 @@ async def read_body(
         return await _Reading(content, body, max_body_bytes, limits, share).to_the_end()
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the body is no valid {encoding or 'HTTP'} data") from error
-    except ConnectionError as error:  # nobody is left to read this, but it is no defect of ours either
+    except ConnectionError as error:  # the caller has gone, which is no defect
         raise InvalidRequest("the connection ended before the body did") from error
 
 
@@ -85,7 +85,7 @@ class _Reading:
             self._size += len(chunk)
             self._check()
             if self._content.total_compressed_bytes:
-                await clock.sleep(0)  # what can be inflated is there at once: reading alone would never let others run
+                await clock.sleep(0)  # inflating never waits, so without this the loop would not run other tasks
         return b"".join(self._chunks)
 
     def _check(self) -> None:

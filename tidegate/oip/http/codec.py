@@ -1,4 +1,4 @@
-"""OIP's HTTP bodies ⇄ types: JSON, and the binary tensor extension in which tensors follow the JSON as they are.
+"""Conversion between OIP's HTTP bodies and types: JSON, and the extension in which binary tensors follow the JSON.
 
     Inference-Header-Content-Length: N  →  N bytes of JSON, then the tensors' bytes in the order of `inputs`
     no such header                      →  JSON alone, tensors as numbers, flat or nested by their shape
@@ -13,7 +13,7 @@ other.
 `binary_data_size`, `binary_data` and `binary_data_output` say how bytes lay in this body, so they end here; all other
 parameters, known or not, stay with the request.
 
-Cost: JSON of tens of megabytes holds the event loop for tenths of a second. Whoever sends that much should send binary.
+Cost: JSON of tens of megabytes holds the event loop for tenths of a second. Such clients should send binary.
 
 Source: Triton's binary tensor data extension.
 """
@@ -70,7 +70,7 @@ class Decoded(msgspec.Struct, frozen=True):
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A response's body; `header_length` is that of the JSON where binary tensors follow it."""
+    """A response's body; `header_length` is the length of the JSON if binary tensors follow it."""
 
     body: bytes
     header_length: int | None = None
@@ -93,7 +93,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def header_length_of(text: str | None, size: int) -> int | None:
-    """The length of the JSON part from its header; None where there is none. Raises InvalidRequest."""
+    """The length of the JSON part from its header; None without that header. Raises InvalidRequest."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 15) or int(text) > size:
@@ -230,7 +230,7 @@ def _tensors(entries: list[InputJson], binary: memoryview, limits: ContentLimits
 
 
 def _binary_size(entry: InputJson) -> int | None:
-    """The size of an input's binary part; None where its data is JSON."""
+    """The size of an input's binary part; None if its data is JSON."""
     parameters = entry.parameters
     if parameters is None:
         return None

@@ -1,4 +1,4 @@
-"""What a caller shows of itself over HTTP."""
+"""Reads the credentials that a caller presents over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How deep and how large JSON is, before a parser sees it.
+"""Measures the depth and the size of JSON before a parser sees it.
 
 A parser recurses, and makes an object of every value: `[` a hundred thousand times is a deep stack, `[],` a million
 times is sixty times its text in memory. Both can be counted in the text, at the speed of memory: strings are cut out

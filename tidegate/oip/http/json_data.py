@@ -1,10 +1,10 @@
-"""A tensor's data as JSON ⇄ its bytes, strictly: what would not come back as it was sent is refused.
+"""Strict conversion between a tensor's JSON data and its bytes: a value that would not survive it is refused.
 
 JSON numbers become bytes once. 1.5 is no INT64, 300 no UINT8, 1e39 no FP32: elements are read into a type that holds
 whatever JSON may say and compared after they were narrowed, so that nothing is rounded, wrapped or cut to fit. Only a
 float may lose digits on its way to FP32. FP16 and BF16 have no JSON form; BYTES are UTF-8 text.
 
-Data is nested as its shape says or flat with as many elements. Which of the two is told from its first brackets, and
+Data is nested as its shape says or flat with as many elements. Which of the two is seen from its first brackets, and
 then one typed decoder reads it all: a list of another depth or with another element in it is no list of this type. The
 decoders are kept, one for each type and depth; the rank of a shape is bounded before
 (`tidegate/oip/content_limits.py`), and with it how many there can be.
@@ -44,7 +44,7 @@ class InputJson(msgspec.Struct):
 
 
 def raw_of(entry: InputJson) -> bytes:
-    """The tensor's bytes. Raises InvalidRequest: the data is not what its datatype and shape say."""
+    """The tensor's bytes. Raises InvalidRequest if the data does not match its datatype and shape."""
     if entry.datatype in _BINARY_ONLY:
         raise InvalidRequest(
             f"input {quoted_input(entry.name)}: {entry.datatype.value} has no JSON form; send it as binary data"
@@ -112,7 +112,7 @@ def _raw_from_strings(values: list[Any], entry: InputJson) -> bytes:
 
 
 def _check_layout(layout: tuple[int, ...], entry: InputJson) -> None:
-    """Data is nested exactly as its shape, or flat with as many elements; of nothing, no nesting can be told."""
+    """Data is nested exactly as its shape, or flat with as many elements; empty data shows no nesting."""
     loose = len(layout) <= 1 or 0 in layout
     if layout != entry.shape and not (loose and prod(layout) == prod(entry.shape)):
         came = f"nested as {list(layout)}" if len(layout) > 1 else f"{prod(layout)} elements"

@@ -1,6 +1,6 @@
-"""OIP v2 over HTTP in front of any `ModelHost`: JSON and binary tensors, and what clients use of Triton's API.
+"""OIP v2 over HTTP in front of any `ModelHost`: JSON, binary tensors, and the parts of Triton's API in use.
 
-What unmodified clients need, and what is therefore so here:
+Unmodified clients need the following:
 - nothing is dispatched on Content-Type: tritonclient sends none at all, its aio flavour octet-stream even for JSON;
 - errors are `{"error": "…", "code": "…"}` with a Content-Type of exactly `application/json`: with a charset behind it
   kserve loses the message. Also where aiohttp itself answers (404, 405, 413), through `error_middleware`;
@@ -71,7 +71,7 @@ RefusalObserver = Callable[[str, str, ServeError], None]
 
 _QUESTION_BYTES: Final = 2**20  # of a body that is no inference
 _SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
-_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's word for the two containers
+_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}  # zlib's window bits for the two containers
 
 _UNSUPPORTED: Final = (
     "/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging",
@@ -143,13 +143,13 @@ class OipRoutes:
         held: BodyMemory | None = None,
     ) -> None:
         """Args:
-        host: what answers.
+        host: answers the calls.
         max_body_bytes: of a request, after decompression.
-        limits: what a request may hold.
+        limits: bounds on the content of a request.
         body_limits: how a body may come.
-        held: what large bodies hold together, where other protocols count as well.
-        on_refused: told (protocol, model name, error) of each inference refused here, before the host saw it.
-        guard: who may ask for what beside health; None: everybody, everything.
+        held: the memory budget for large bodies, shared with other protocols.
+        on_refused: called with (protocol, model name, error) for each inference refused here, before the host saw it.
+        guard: authorizes requests other than health; None: every request is allowed.
         """
         self._open = host  # for health, which needs no credentials
         self._guard = guard or OpenGuard(host)
@@ -345,7 +345,7 @@ def _address(request: web.Request) -> tuple[str, str]:
 
 
 def _answer_headers(call: Call, reply: Reply, headers: dict[str, str]) -> dict[str, str]:
-    """`headers`, which begin as the words of `reply_parameters`, with what is for headers only."""
+    """`headers`, which start as `reply_parameters`, with the entries that are for headers only."""
     if reply.load is not None:
         headers[LOAD_KEY] = load_text(reply.load, call.headers.get(LOAD_FORMAT_KEY, ""))
     if PARENT_KEY in call.headers and not reply.traceparent:

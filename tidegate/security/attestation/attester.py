@@ -1,6 +1,6 @@
-"""The side that is asked: evidence of this process, made anew for each challenge.
+"""The attester makes evidence of this process, anew for each challenge.
 
-What is measured is what is offered at that moment. Both keys lie on disk and are read by this process: the TLS key
+It measures what the process offers at that moment. Both keys lie on disk and are read by this process: the TLS key
 when it signs, since a renewal puts another one there; the attestation key once, at the start.
 """
 
@@ -31,11 +31,11 @@ class AttestationConfig(Section):
 
 
 class CannotAttest(ValueError):
-    """There is no evidence to be had; the message says why, for the gateway's operator."""
+    """There is no evidence; the message says why, for the gateway's operator."""
 
 
 class Attester:
-    """Answers challenges. `measure` says what this process is now."""
+    """Answers challenges. `measure` returns the measurement of this process now."""
 
     def __init__(self, config: AttestationConfig, tls: Tls, measure: Callable[[], Measurement]) -> None:
         """Raises ConfigError: the key cannot be used."""

@@ -3,7 +3,7 @@
     KEY        PEM, Ed25519, readable by the target alone; `tidegate attest init` makes it
     ALLOWED    a line a key, `ed25519 BASE64 words`; what follows a `#` is for people, and so are the words
 
-A key that is taken off the list is believed no more: gateways follow the file.
+A key that is taken off the list is no longer trusted: gateways follow the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tidegate.config import ConfigError
 from tidegate.security.attestation.software import KEY_BYTES, key_id
-from tidegate.security.certificate_store import write_atomically
+from tidegate.storage.atomic_file import write_atomically
 
 MOST_BYTES: Final = 2**20
 _ALGORITHM: Final = "ed25519"

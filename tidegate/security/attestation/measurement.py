@@ -1,4 +1,4 @@
-"""What a process says it is: its version and the digests of what it serves.
+"""A measurement describes a process: its version and the digests of the models that it serves.
 
 The digests are those of the manifests, which every artefact was checked against before it was loaded. A measurement
 has one spelling, so its own digest is a name for it: an operator who knows what should run allows that name.
@@ -39,7 +39,7 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def measure_process(
     version: str, offers: Iterable[ModelOffer], manifest_of: Callable[[str, str], Manifest]
 ) -> Measurement:
-    """Of a process that offers these, whose manifests `manifest_of` knows by name and version."""
+    """Measure a process that offers these models, whose manifests `manifest_of` finds by name and version."""
     return Measurement(version, tuple(sorted(one for offer in offers for one in _served(offer, manifest_of))))
 
 

@@ -1,30 +1,31 @@
-"""What a target sends: evidence of some kind, and the proof that it is the one at the other end of this connection.
+"""A proof binds a target's evidence to this connection, so that no other machine can present it.
 
-Evidence alone says what some machine is. What has to be known is that the machine at the other end is that one. TLS
+Evidence alone describes some machine. The gateway must know that the machine at the other end is that one. TLS
 has checked the other end's certificate, but gRPC shows its client neither the certificate nor the channel's keys
 (no exporter, RFC 9266), so the binding is made above it, out of three things that the target signs together:
 
-    nonce        chosen by the gateway for this question, so nothing old or stored will do
+    nonce        chosen by the gateway for this challenge, so that no stored answer fits
     target key   the hash of the target's TLS public key. The certificate comes along: of the gateway's own CA, in
                  force, and naming exactly the target that was dialled. The TLS key signs the challenge too
     asker key    the hash of the TLS public key that the target saw at the other end of *its* connection
 
 The gateway knows by which key of its own this connection was made, and takes evidence for that one only. It comes as
-frames of the stream that requests travel on, so it speaks of that connection and of no other of the same channel.
+frames of the stream that carries requests, so it is about that connection and about no other of the same channel.
 
-**Relays.** Somebody between the two who holds neither's key can only pass TLS records on. Somebody who has stolen the
-target's TLS key can stand in its place, and answer the certificate's part of the challenge; the evidence he would have
-to get from the true target, which answers over connections of gateways only and signs the key of whoever asks: his
-own, or, if another gateway asks for him, that one's. Neither is the asker's. To relay he needs the gateway's key as
-well, or the target's attestation key; with the latter he is the target as far as anybody can tell, for software
-evidence. So the peer is bound from both sides, without fetching the peer's certificate by a handshake of one's own
-before each dial, which would bind nothing to *this* connection, and cost a second one.
+**Relays.** An attacker between the two that holds neither key can only pass TLS records on. An attacker that has stolen
+the target's TLS key can stand in its place, and answer the certificate's part of the challenge; the evidence must come
+from the true target, which answers over connections of gateways only and signs the key of the asker that it sees: the
+attacker's, or, if another gateway asks for it, that gateway's. Neither is the key of the real asker. To relay, the
+attacker also needs the gateway's key, or the target's attestation key; with the latter it cannot be told from the
+target, for software evidence. So the peer is bound from both sides, without fetching the peer's certificate by a
+handshake of one's own before each dial, which would bind nothing to *this* connection, and cost a second one.
 
 The TLS key's signature seems to add nothing to that, and does for hardware evidence: a report signed by a chip names
-no target, and one honest machine could otherwise be presented under another's name by whoever may get certificates.
+no target, and one honest machine could otherwise be presented under another's name by an account that may get
+certificates.
 
-Left out: what the target does after it has answered. A verdict is about the moment of the question, and is asked again
-before it ends.
+Limit: what the target does after it has answered. A verdict is about the moment of the challenge, which is repeated
+before the verdict expires.
 """
 
 from __future__ import annotations
@@ -87,7 +88,22 @@ def _certificate(der: bytes) -> x509.Certificate:
         certificate = x509.load_der_x509_certificate(der)
         if certificate.serial_number <= 0:
             raise ValueError("the serial number of its certificate is not positive")
+    if not _names_one_algorithm(certificate, der):
+        raise ValueError("its certificate names two signature algorithms")
     return certificate
+
+
+def _names_one_algorithm(certificate: x509.Certificate, der: bytes) -> bool:
+    """Whether the algorithm beside the signature is the one that is signed (RFC 5280, 4.1.1.2).
+
+    The library verifies by the signed one alone and does not compare the two, so the other could be anything.
+    """
+    signed = certificate.tbs_certificate_bytes
+    at = der.index(signed) + len(signed)
+    beside = der[at : at + 2 + der[at + 1]]  # an identifier is shorter than 128 bytes: one byte says its length
+    number = certificate.serial_number
+    serial = number.to_bytes(number.bit_length() // 8 + 1)
+    return b"\x02" + bytes([len(serial)]) + serial + beside in signed  # in the signed part it follows the serial number
 
 
 def verify_proof(
@@ -98,8 +114,8 @@ def verify_proof(
     Args:
         target: "edge/NAME" or "pool/NAME", which its certificate must name.
         asker_key: the hash of the public key by which this connection was made.
-        ca: PEM, one certificate or more: who may have signed the target's.
-        now: UTC seconds, when the evidence was asked for.
+        ca: PEM, one certificate or more: the CAs that may have signed the target's.
+        now: UTC seconds, when the evidence was requested.
     """
     try:
         if len(raw) > MAX_BYTES:

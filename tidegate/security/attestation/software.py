@@ -1,10 +1,10 @@
-"""Evidence of the kind `software`: a measurement, signed by a key that the operator allowed.
+"""Software evidence is a measurement, signed by a key that the operator allowed.
 
-It says: a process that holds this attestation key serves these files, in this version of Tidegate, and answers this
-very challenge. The key's owner vouches for the rest. Whoever gets the key off the machine, or rights on it, can say
-anything: software cannot prove what machine it runs on. What this kind does promise is that requests which require it
-reach only processes that somebody enrolled by name, serving what that one measured, and that taking the key off the
-list ends that within seconds. It is the whole path of hardware evidence with a weaker root.
+It states that a process which holds this attestation key serves these files, in this version of Tidegate, and answers
+this very challenge. The key's owner vouches for the rest. An attacker with the key, or with rights on the machine, can
+state anything: software cannot prove what machine it runs on. This kind does promise that requests which require it
+reach only processes that an operator enrolled by name, serving what was measured, and that taking the key off the list
+ends that within seconds. It is the whole path of hardware evidence with a weaker root.
 
 Ed25519 (RFC 8032) over a domain, so that no signature made here means anything elsewhere, and the statement's bytes as
 they are sent: nothing is spelled twice. A key's id is the first half of its SHA-256.

@@ -1,9 +1,9 @@
-"""Verifiers: from evidence to a verdict. One kind of evidence, one pure function, found by the kind's name.
+"""A verifier turns evidence into a verdict; each kind of evidence has one pure function, found by the kind's name.
 
     verifier(evidence, challenge, now, policy) → Verified(kind, key_id, expires_at) | Refused(reason, words)
 
-A verifier gets the evidence as bytes and the challenge that it must answer: the nonce of whoever asks, the TLS key of
-whoever is asked, and the TLS key by which the asker was seen (`proof.py` says why both). `Challenge.report_data` is
+A verifier gets the evidence as bytes and the challenge that it must answer: the nonce of the asker, the TLS key of
+the answerer, and the TLS key by which the asker was seen (`proof.py` says why both). `Challenge.report_data` is
 all three in 64 bytes, which is what hardware lets the measured software put into its report: SEV-SNP's REPORT_DATA,
 TDX's REPORTDATA. So a further kind is one entry in `VERIFIERS` of `proof.py`: its verifier checks the report's
 signature up to the maker's root, compares these 64 bytes, and looks its measurement up in the policy.
@@ -32,7 +32,7 @@ class Challenge(NamedTuple):
     """What evidence must answer to: each part has 32 bytes."""
 
     nonce: bytes
-    target_key: bytes  # SHA-256 of the asked one's TLS public key
+    target_key: bytes  # SHA-256 of the answerer's TLS public key
     asker_key: bytes  # SHA-256 of the TLS public key by which the asker was seen
 
     @property
@@ -45,12 +45,12 @@ class Challenge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttestationPolicy:
-    """Whose evidence is believed.
+    """Which evidence is trusted.
 
     Attributes:
         keys: Ed25519 public keys (32 bytes) by key id.
         measurements: digests that are allowed; empty: any that an allowed key has signed.
-        max_age_s: how long a verdict counts, from when the evidence was asked for.
+        max_age_s: how long a verdict counts, from when the evidence was requested.
     """
 
     keys: Mapping[str, bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`tidegate broker config`: a broker's files, so that each device speaks for itself only."""
+"""`tidegate broker config` writes a broker's files, so that each device publishes as itself only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import click
 
 from tidegate.fleet.topics import checked_name
 from tidegate.security.certificate_identity import CertificateIdentity
-from tidegate.security.certificate_store import PkiStore, write_atomically
+from tidegate.security.certificate_store import PkiStore
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.broker.mosquitto_config import (
     MosquittoPlan,
     Users,
@@ -62,7 +63,7 @@ def broker() -> None:
     type=click.Choice(["certificates", "passwords"]),
     default="certificates",
     show_default=True,
-    help="How clients say who they are.",
+    help="How clients authenticate.",
 )
 @click.option("--new-password", "renewed", multiple=True, metavar="USER", help="Give this user another password.")
 @click.option("--no-tls", is_flag=True, help="Without encryption, for a network that you trust with passwords.")
@@ -123,11 +124,11 @@ def write(
     """Write the files; the passwords that were made, by user.
 
     Args:
-        names: who has a password, or gets one; none without passwords.
-        renewed: who gets another one.
+        names: the users that have a password, or get one; none without passwords.
+        renewed: the users that get a new one.
 
     Raises:
-        ValueError: a name to renew is nobody's.
+        ValueError: a name to renew has no password.
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,18 +146,18 @@ def write(
 
 
 def copy_certificate(store: PkiStore, folder: Path) -> None:
-    """What the broker needs of the CA's folder, under the names that its configuration says.
+    """Copy what the broker needs from the CA's folder, under the names in its configuration.
 
     Raises:
         ValueError: no certificate was issued for a broker.
     """
-    who = CertificateIdentity("broker", "main")
+    broker = CertificateIdentity("broker", "main")
     try:
-        parts = {"ca.crt": store.ca_cert, "broker.crt": store.cert(who), "broker.key": store.key(who)}
+        parts = {"ca.crt": store.ca_cert, "broker.crt": store.cert(broker), "broker.key": store.key(broker)}
         contents = {name: path.read_bytes() for name, path in parts.items()}
     except FileNotFoundError as error:
         raise ValueError(
-            f"{error.filename} is missing: `tidegate pki issue {who} --host BROKERS-HOST` makes it"
+            f"{error.filename} is missing: `tidegate pki issue {broker} --host BROKERS-HOST` makes it"
         ) from error
     for name, content in contents.items():
         write_atomically(folder / name, content, mode=0o600 if name.endswith(".key") else 0o644)

@@ -2,8 +2,8 @@
 
     python -m tidegate.tools.broker.embedded --host 127.0.0.1 --port 1883 --die-with-parent PID
 
-It speaks MQTT 3.1.1, keeps retained messages in memory and lets anybody in, and says so at its start; that is why it
-listens on loopback and nowhere else. Production runs Mosquitto or another broker: every guarantee that Tidegate
+It speaks MQTT 3.1.1, keeps retained messages in memory and lets any client in, which it logs at its start; that is why
+it listens on loopback and nowhere else. Production runs Mosquitto or another broker: every guarantee that Tidegate
 gives about fleet state holds on either, by the same contract tests.
 
 It is a process and not a task of the gateway, so that a gateway's restart does not lose the retained births, and a
@@ -17,7 +17,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -31,11 +30,13 @@ from amqtt.broker import Broker
 from tidegate import clock
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent
+from tidegate.servers.address import format_address
 
 MAX_CONNECTIONS: Final = 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 SHUTDOWN_TIMEOUT_S: Final = 1.0
 HAND_ON_TIMEOUT_S: Final = 5.0
+_LISTENER: Final = "default"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 CONNACK_5_UNSUPPORTED: Final = bytes((0x20, 3, 0, 0x84, 0))
@@ -45,30 +46,32 @@ log = structlog.get_logger(__name__)
 
 
 class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
-    """amqtt, that also knows how to say no, and who is who.
+    """amqtt with corrections: it refuses MQTT 5, closes superseded connections, and keeps wills and messages right.
 
-    It reads an MQTT 5 CONNECT as if it were 3.1.1: properties and will shift what follows, so it waits for bytes that
-    never come and the client waits with it. Here the first bytes are looked at before amqtt sees them: a 5 is refused
-    in 5's own words, whereupon `MqttLink` tries 3.1.1 at once; a peer that says nothing (a port scan) ends in silence.
-
-    When a client comes back under its own id, amqtt forgets the old connection without closing it, so that the old one
-    is never told and its will never sent; here it is closed, as the protocol says. And at the end of a connection amqtt
-    cancels what it has read but not handled yet, a DISCONNECT too, and then sends the will; here a will is never sent
-    after a DISCONNECT (MQTT-3.14.4-3).
-
-    And it hands whoever connects all that is retained for the subscriptions of others, and breaks that connection if
-    one of these ends meanwhile; and whoever leaves takes along what was acknowledged to it and not handed on yet.
+    Connections reach amqtt through its public interface for listeners of others (`external_connected`), so that
+    their first bytes can be looked at before. The corrections have none: they override the private methods of amqtt
+    that are named below, which is why `pyproject.toml` pins amqtt to one minor version. This class and
+    `_Subscriptions` are all that depends on them.
     """
 
-    _stopping = False
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "listeners": {_LISTENER: {"type": "external", "bind": "external"}},
+                "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+            }
+        )
         self._subscriptions = _Subscriptions()
+        self._stopping = False
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def stream_connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
-    ) -> None:
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection to its end, or refuse its MQTT 5.
+
+        amqtt reads an MQTT 5 CONNECT as if it were 3.1.1: properties and will shift what follows, so it waits for bytes
+        that never come and the client waits with it. Here a 5 is refused as version 5 specifies, whereupon `MqttLink`
+        tries 3.1.1 at once; a peer that sends nothing (a port scan) is closed without a log line.
+        """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 head = await _read_head(reader)
@@ -76,65 +79,75 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
                 writer.write(CONNACK_5_UNSUPPORTED)
                 await writer.drain()
             else:
-                await self._client_connected(listener_name, _ReplayReader(head, reader), StreamWriterAdapter(writer))
+                async with self._room:
+                    await self.external_connected(_ReplayReader(head, reader), StreamWriterAdapter(writer), _LISTENER)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             # A client that vanished, or our own end: streams' done-callback would print a traceback for each.
             pass
         finally:
             writer.close()
 
+    async def shutdown(self) -> None:
+        self._stopping = True
+        await super().shutdown()
+
+    # Overrides of private methods of amqtt 0.12, each with the defect that it corrects.
+
     async def _publish_retained_messages_for_subscription(self, subscription: tuple[str, int], session: Any) -> None:
+        # amqtt sends a new connection what is retained for the subscriptions of others too, and breaks that connection
+        # when one of these ends meanwhile.
         subscribed = self._subscriptions.get(subscription[0], ())
         if any(other.client_id == session.client_id for other, _ in subscribed):
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
     async def _client_message_loop(self, client_session: Any, handler: Any) -> None:
+        # A connection that ends takes along the messages that amqtt acknowledged to it and has not handed on yet.
         handler.wait_disconnect = partial(_once_handed_on, handler.wait_disconnect, client_session)
         await super()._client_message_loop(client_session, handler)
 
     async def _delete_session(self, client_id: str) -> None:
-        _, superseded = self._sessions.get(client_id, (None, None))
+        # When a client comes back under its own id, amqtt forgets the old connection without closing it, so that its
+        # will is never sent; the protocol says that it is closed.
+        _, superseded = self.sessions.get(client_id, (None, None))
         await super()._delete_session(client_id)
         if superseded is not None:
             await superseded.handle_connection_closed()
 
-    async def shutdown(self) -> None:
-        self._stopping = True
-        await super().shutdown()
-
     async def _cleanup_session(self, client_id: str) -> None:
-        """amqtt's janitor comes once a second with a list of ended sessions; by now, some may have come back."""
-        session, _ = self._sessions.get(client_id, (None, None))
+        # amqtt collects ended sessions once a second and removes them one by one; by then, some have come back.
+        session, _ = self.sessions.get(client_id, (None, None))
         if self._stopping or session is None or session.transitions.state == "disconnected":
             await super()._cleanup_session(client_id)
 
     async def _handle_disconnect(
         self, client_session: Any, handler: Any, disconnect_waiter: asyncio.Future[Any]
     ) -> None:
-        if isinstance(handler.reader, _ReplayReader) and handler.reader.said_goodbye:
+        # At the end of a connection amqtt cancels what it has read and not handled yet, a DISCONNECT too, and then
+        # sends the will; after a DISCONNECT there is none to send (MQTT-3.14.4-3).
+        if isinstance(handler.reader, _ReplayReader) and handler.reader.ended_with_disconnect:
             client_session.will_flag = False
         await super()._handle_disconnect(client_session, handler, disconnect_waiter)
 
 
 class _Subscriptions(dict[str, Any]):
-    """By filter. amqtt walks over them with waits between, while sessions begin and end."""
+    """The subscriptions by filter, which amqtt iterates over with waits between, while sessions begin and end."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(super().__iter__()))
 
 
 async def _once_handed_on(wait_disconnect: Callable[[], Awaitable[Any]], session: Any) -> Any:
-    """How a session ended, told when what it was acknowledged for is on its way."""
-    goodbye = await wait_disconnect()
-    with contextlib.suppress(TimeoutError):  # who goes on after a DISCONNECT
+    """Return how the session ended, once the messages that were acknowledged to it have been handed on."""
+    ending = await wait_disconnect()
+    with contextlib.suppress(TimeoutError):  # a client that goes on sending after its DISCONNECT
         async with asyncio.timeout(HAND_ON_TIMEOUT_S):
             while not session.delivered_message_queue.empty():  # amqtt's queue has no event for it
                 await clock.sleep(0)
-    return goodbye
+    return ending
 
 
 class _ReplayReader(StreamReaderAdapter):  # type: ignore[misc]
-    """A reader that begins with bytes which were already read, and remembers whether the last packet was a goodbye."""
+    """A reader that begins with bytes which were already read, and knows whether the last packet was a DISCONNECT."""
 
     def __init__(self, head: bytes, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
@@ -142,7 +155,7 @@ class _ReplayReader(StreamReaderAdapter):  # type: ignore[misc]
         self._last_two = (b"", b"")
 
     @property
-    def said_goodbye(self) -> bool:
+    def ended_with_disconnect(self) -> bool:
         """Whether the last packet was a DISCONNECT: amqtt reads a fixed header byte by byte."""
         return self._last_two == DISCONNECT
 
@@ -173,48 +186,24 @@ def _speaks_5(head: bytes) -> bool:
 
 async def serve(host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT, then end the process. Raises OSError when the address cannot be had."""
-    _probe(host, port)
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-    broker = EmbeddedBroker(_config(host, port))
+    broker = EmbeddedBroker()
     await broker.start()
-    bound_port = _bound_port(broker)
+    listener = await asyncio.start_server(broker.accept, host, port)
+    bound_port = int(listener.sockets[0].getsockname()[1])
     log.info("the embedded broker lets anybody in (anonymous, no encryption)", host=host, port=bound_port)
-    address = f"mqtt://{_bracketed(host)}:{bound_port}"
+    address = f"mqtt://{format_address(host, bound_port)}"
     events.emit("ready", role="broker", name="embedded", addresses={"mqtt": address}, models=[])
     await stop.wait()
+    listener.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
             await broker.shutdown()
     # amqtt may wait for a client's last byte for ever, and its tasks for each other; there is nothing here to save.
     logging.shutdown()
     os._exit(0)
-
-
-def _probe(host: str, port: int) -> None:
-    """Bind the address once, since amqtt reports a taken port as a traceback."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-
-
-def _config(host: str, port: int) -> dict[str, Any]:
-    bind = f"{_bracketed(host)}:{port}"
-    return {
-        "listeners": {"default": {"type": "tcp", "bind": bind, "max_connections": MAX_CONNECTIONS}},
-        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
-    }
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _bound_port(broker: Any) -> int:
-    sockets = broker._servers["default"].instance.sockets
-    return int(sockets[0].getsockname()[1])
 
 
 def _quiet_logs() -> None:
@@ -248,7 +237,8 @@ def main(host: str, port: int, parent_pid: int | None) -> None:
     try:
         asyncio.run(serve(host, port))
     except OSError as error:
-        reason = f"cannot listen on {host}:{port} (--host, --port): {error.strerror or error}"
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+        reason = f"cannot listen on {format_address(host, port)} (--host, --port): {why}"
         events.emit("failed", role="broker", name="embedded", reason=reason)
         sys.exit(1)
 

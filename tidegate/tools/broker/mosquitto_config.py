@@ -1,13 +1,13 @@
-"""What a broker must be told so that each device speaks for itself only: Mosquitto's files, as text.
+"""Mosquitto's files, as text, are configured so that each device publishes as itself only.
 
 The ACL is two pattern lines for every device of a fleet, known or not, since a device's user name is its own name: it
-writes below `up/NAME/` and reads below `down/NAME/`, and what gateways tell everyone. Gateways have lines of their own.
-Who a device is, its certificate says (`use_identity_as_username`: the common name that `tidegate pki` gives it), or a
-password of its own. There is no password that two devices share.
+writes below `up/NAME/` and reads below `down/NAME/`, and what gateways publish to all. Gateways have lines of their
+own. A device is identified by its certificate (`use_identity_as_username`: the common name that `tidegate pki` gives
+it), or a password of its own. There is no password that two devices share.
 
-Two things that the ACL cannot do: a client id is not a user name, and whoever takes another's ends its session, so the
-broker is told to use the user name for both; and a retained message stays when its author is thrown out, so the broker
-is told to look at the author again.
+Two things that the ACL cannot do: a client id is not a user name, and a client that takes another's ends its session,
+so the broker is configured to use the user name for both; and a retained message stays when its author is banned, so
+the broker is configured to check the author again.
 
 Pure: values in, text out, but for the salt of a password's hash.
 """
@@ -73,9 +73,9 @@ def gateway_user(name: str) -> str:
 def acl_text(plan: MosquittoPlan) -> str:
     root = Topics(plan.fleet).root
     lines = [
-        f"# Who may write and read what in the fleet `{plan.fleet}`. Written by `tidegate broker config`.",
+        f"# Rights to write and to read in the fleet `{plan.fleet}`. Written by `tidegate broker config`.",
         "# %u is the user name, which is the device's name. A device writes only below its own `up/`, and reads only",
-        "# its own `down/`, its group's, and what gateways tell everyone.",
+        "# its own `down/`, its group's, and what gateways publish to all.",
         f"pattern write {root}/up/%u/#",
         f"pattern read  {root}/down/%u/#",
         f"pattern read  {root}/gw/#",
@@ -94,8 +94,8 @@ def acl_text(plan: MosquittoPlan) -> str:
 
 
 QUEUE_LINES: Final = (
-    "# A gateway that connects is sent the births and inventories of the whole fleet at once. Whoever has not read",
-    "# more than so many yet is sent no more, or is cut off by a later version; by default that is 1000. (0 is not",
+    "# A gateway that connects gets the births and inventories of the whole fleet at once. A client with more than",
+    "# so many unread messages gets no more, or is cut off by a later version; by default that is 1000. (0 is not",
     "# unlimited in all versions.)",
     "max_queued_messages 100000",
     "max_queued_bytes 67108864",
@@ -108,7 +108,7 @@ def conf_text(plan: MosquittoPlan) -> str:
         f"listener {plan.port} {plan.address}".rstrip(),
         *(_tls_lines(plan) if plan.encrypted else ["# No encryption: for a network that you trust with passwords."]),
         *_user_lines(plan),
-        "# A client id is what sessions go by: nobody ends another's.",
+        "# A session belongs to a client id, so no client can end another's.",
         "use_username_as_clientid true",
         f"acl_file {plan.folder / 'tidegate.acl'}",
         "# A retained message counts only while its author may still write there.",
@@ -140,7 +140,7 @@ def _user_lines(plan: MosquittoPlan) -> list[str]:
     if plan.users == "passwords":
         return ["allow_anonymous false", f"password_file {plan.folder / 'tidegate.passwd'}"]
     return [
-        "# A device is who its certificate says.",
+        "# A device is identified by its certificate.",
         "allow_anonymous false",
         "require_certificate true",
         "use_identity_as_username true",

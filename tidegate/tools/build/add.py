@@ -1,7 +1,8 @@
-"""Adding a user's own model: inspect its artefacts, check that they are one model, run them, write the manifest.
+"""A user's own model is added in four steps: inspect its artefacts, check that they agree, run them, write a manifest.
 
-The order matters: what disagrees on paper is said before anything is run (`agree.py`), what cannot be run as described
-is refused before anything is measured (`trial.py`), and the model appears in the repository whole or not at all.
+The order matters: artefacts that disagree are refused before anything is run (`agree.py`), what cannot be run as
+described is refused before anything is measured (`trial.py`), and the model appears in the repository whole or not at
+all.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ENGINES: dict[str, EngineName] = {
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """What `tidegate model add` was asked. At least one of `edge` and `pool` is given."""
+    """The options of `tidegate model add`. At least one of `edge` and `pool` is given."""
 
     name: str
     version: str
@@ -56,10 +57,10 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddedModel:
-    """`said` are sentences on what was found and chosen, in order."""
+    """`notes` are sentences on what was found and chosen, in order."""
 
     manifest: Manifest
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,14 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
     parts = _parts(request)
     drafted = _drafted(request, parts)
     engines = _loaded(parts, drafted.manifest)
-    said = list(drafted.choices)
-    manifest = limited_by_running(drafted, engines, said)
+    notes = list(drafted.choices)
+    manifest = limited_by_running(drafted, engines, notes)
     check_answers(manifest, engines)
-    manifest = with_padding(manifest, engines, said)
-    variants = _variants(request, parts, manifest, engines, said)
+    manifest = with_padding(manifest, engines, notes)
+    variants = _variants(request, parts, manifest, engines, notes)
     manifest = _with_digest(msgspec.structs.replace(manifest, variants=variants), request.tokenizer)
     _store(request, root, parts, manifest)
-    return AddedModel(manifest, tuple(said))
+    return AddedModel(manifest, tuple(notes))
 
 
 def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
@@ -195,15 +196,15 @@ def _variants(
     parts: Sequence[_PlacedArtefact],
     manifest: Manifest,
     engines: Mapping[Where, Engine],
-    said: list[str],
+    notes: list[str],
 ) -> tuple[Variant, ...]:
-    qualities = _qualities(request, manifest, engines, said)
+    qualities = _qualities(request, manifest, engines, notes)
     names: list[str] = []
     variants = []
     for part in parts:
         precision = part.signature.precision if part.signature else "fp32"
         names.append(precision if precision not in names else f"{precision}-{part.where}")
-        limits = _limits(request, manifest, engines["edge"], said) if part.where == "edge" else (None, None)
+        limits = _limits(request, manifest, engines["edge"], notes) if part.where == "edge" else (None, None)
         variants.append(
             Variant(
                 name=names[-1],
@@ -222,12 +223,12 @@ def _variants(
     return tuple(variants)
 
 
-def _limits(request: AddRequest, manifest: Manifest, engine: Engine, said: list[str]) -> tuple[int | None, int | None]:
-    return edge_limits(manifest, engine, said, max_batch=request.edge_max_batch, max_tokens=request.edge_max_tokens)
+def _limits(request: AddRequest, manifest: Manifest, engine: Engine, notes: list[str]) -> tuple[int | None, int | None]:
+    return edge_limits(manifest, engine, notes, max_batch=request.edge_max_batch, max_tokens=request.edge_max_tokens)
 
 
 def _qualities(
-    request: AddRequest, manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]
+    request: AddRequest, manifest: Manifest, engines: Mapping[Where, Engine], notes: list[str]
 ) -> dict[Where, Quality]:
     """Measured on the user's samples, against their labels or the pool. Made-up inputs are for the eye only."""
     inputs, output = [spec.name for spec in manifest.inputs], manifest.outputs[0].name
@@ -244,13 +245,13 @@ def _qualities(
     except EngineError as error:
         raise BuildError(f"{request.samples or 'made-up inputs'}: {error}") from error
     if samples is None:
-        said.append(
+        notes.append(
             f"edge against pool on made-up inputs: {found.metric} {found.value:.4f}; "
             "for a quality in the manifest give real ones (--samples x.npz)"
         )
         return {}
     values: dict[Where, float] = {"edge": found.value, "pool": 1.0 if found.reference is None else found.reference}
-    said += [f"{where}: {found.metric} {values[where]:.4f} on {found.samples} samples" for where in engines]
+    notes += [f"{where}: {found.metric} {values[where]:.4f} on {found.samples} samples" for where in engines]
     return {where: Quality(found.metric, round(values[where], 5), found.samples) for where in engines}
 
 

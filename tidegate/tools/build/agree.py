@@ -1,4 +1,4 @@
-"""Whether two artefacts are the same model for whoever calls it, and which axes they then share.
+"""`agreed_signature` checks that two artefacts are the same model for its callers, and joins their axes.
 
 They must take the same inputs and give the same number of outputs, of the same datatypes and ranks; a fixed length must
 be the same in both. A dimension of an input that varies in one must vary in the other too, because the manifest makes

@@ -1,4 +1,4 @@
-"""`tidegate model calibrate`: the command. Runtimes are imported when it runs, not for its help."""
+"""`tidegate model calibrate` as a command; runtimes are imported when it runs, not for its help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ShareParam(click.ParamType[float]):
         except ValueError:
             share = -1.0
         if not 0.0 < share <= 1.0:
-            self.fail(f"{value!r} is no share: say it as 10% or as 0.1, above 0 and at most 100%", param, ctx)
+            self.fail(f"{value!r} is no share: write it as 10% or as 0.1, above 0 and at most 100%", param, ctx)
         return share
 
 

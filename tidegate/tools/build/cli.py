@@ -1,4 +1,4 @@
-"""`tidegate model`: build the demo models, quantize, add and calibrate one's own, look at what is there, ship it.
+"""`tidegate model` builds the demo models, adds, quantizes and calibrates a user's own, and ships them.
 
 Only this file is imported for `--help`; runtimes are imported by the command that needs them. A build shows a bar on a
 terminal, one line per step elsewhere, and events for a parent process with `--json-progress`.
@@ -136,7 +136,7 @@ def _say(json_progress: bool, line: str) -> None:
 def quantize(
     source: Path, target: Path, static: bool, calibration: Path | None, evaluation: Path | None, metric: Any
 ) -> None:
-    """Make an int8 version of an fp32 ONNX model, and say what it gains and costs.
+    """Make an int8 version of an fp32 ONNX model, and print what it gains and costs.
 
     Without --static, activations are scaled anew in each call: best for transformers, and it needs no data.
 
@@ -207,16 +207,18 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     added = add_model(AddRequest(name=name, wishes=wishes, **given), repository, force=force)
     record_in_trail(repository, "model-added", added.manifest)
     click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
-    for sentence in added.said:
+    for sentence in added.notes:
         click.echo(f"  {sentence}")
     click.echo(f"see it with: tidegate model show {name} --repository {repository}")
 
 
 @model.command()
 @click.argument("name")
-@click.option("--like", default="", metavar="MODEL", help="Takes and gives what this one does; else a text encoder.")
-@click.option("--edge-ms", default="", metavar="UNITS:MS,…", help="What an edge needs: milliseconds for so much work.")
-@click.option("--pool-ms", default="", metavar="UNITS:MS,…", help="What the pool needs for a call, padding included.")
+@click.option(
+    "--like", default="", metavar="MODEL", help="Model whose inputs and outputs it has; else those of a text encoder."
+)
+@click.option("--edge-ms", default="", metavar="UNITS:MS,…", help="Time on an edge: milliseconds by work units.")
+@click.option("--pool-ms", default="", metavar="UNITS:MS,…", help="Time of a call on the pool, by padded work units.")
 @click.option(
     "--scenario",
     type=click.Path(path_type=Path),
@@ -226,15 +228,15 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
 @click.option("--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes.")
 @click.option("--edge-noise", default=0.1, show_default=True, help="Deviation of the logarithm of a call's time.")
 @click.option("--pool-noise", default=0.05, show_default=True, help="The same of a call to the pool.")
-@click.option("--seed", default=1, show_default=True, help="Of that noise.")
+@click.option("--seed", default=1, show_default=True, help="Seed of that noise.")
 @repository_option
 @click.option("--force", is_flag=True, help="Replace the model if it exists.")
 @errors_in_one_line
 def paced(name: str, repository: Path, force: bool, like: str, seed: int, **given: Any) -> None:
-    """Add a model that computes nothing: it waits as long as it is told to, and answers with zeros.
+    """Add a model that computes nothing: it waits for the time that you give, and answers with zeros.
 
-    For trying out routing, deadlines and faults with neither models nor many cores. Whoever serves it says so. Some
-    devices slower than others: `paced_slow` in their configuration, or TIDEGATE_EDGE_PACED_SLOW.
+    For trying out routing, deadlines and faults with neither models nor many cores. A target that serves it says so.
+    Some devices slower than others: `paced_slow` in their configuration, or TIDEGATE_EDGE_PACED_SLOW.
 
     \b
     Examples:
@@ -247,12 +249,12 @@ def paced(name: str, repository: Path, force: bool, like: str, seed: int, **give
     if problem := name_problem(name):
         raise BuildError(problem)
     costs = costs_of_scenario(given["scenario"], given["of"]) if given["scenario"] else PacedCosts()
-    said = {
+    overrides = {
         "edge_ms": parse_points("--edge-ms", given["edge_ms"]) if given["edge_ms"] else None,
         "pool_ms": parse_points("--pool-ms", given["pool_ms"]) if given["pool_ms"] else None,
         "edge_max_units": given["edge_max_tokens"],
     }
-    costs = replace(costs, **{key: value for key, value in said.items() if value is not None})
+    costs = replace(costs, **{key: value for key, value in overrides.items() if value is not None})
     noise = PacedNoise(given["edge_noise"], given["pool_noise"], seed)
     manifest = add_paced(name, costs, repository, like=like, noise=noise, force=force)
     record_in_trail(repository, "model-added", manifest)

@@ -1,4 +1,4 @@
-"""What the commands of `tidegate model` have in common: the repository, its trail, and errors in one line."""
+"""The commands of `tidegate model` share the repository option, its audit log, and errors in one line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def record_in_trail(repository: Path, action: str, manifest: Manifest) -> None:
 
 @contextmanager
 def requires_extra(*modules: str) -> Iterator[None]:
-    """Imports in the block that fail say what to install."""
+    """Turn a failed import in the block into an error that says what to install."""
     try:
         yield
     except ImportError as error:

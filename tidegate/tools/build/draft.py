@@ -1,4 +1,4 @@
-"""A manifest for artefacts that were inspected: what they say themselves, and a stated choice where they say nothing.
+"""A draft is a manifest for inspected artefacts: what they declare, and a stated choice where they declare nothing.
 
 Every choice comes back as a sentence that names the flag which changes it, so that nothing is guessed in silence. Pure:
 measuring and running belong to `add.py`.
@@ -26,7 +26,7 @@ _FEATURES: tuple[Feature, ...] = ("tokens", "pixels", "items", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """What the user said. Empty fields are chosen."""
+    """The user's options. Empty fields are chosen."""
 
     axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)

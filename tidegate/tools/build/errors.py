@@ -1,4 +1,4 @@
-"""What a build says when it cannot go on."""
+"""The error with which a build stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a build tells how far it is: one callable, so that builders know nothing of terminals or of parent processes."""
+"""A build reports its progress through one callable, so that builders know nothing of terminals or parent processes."""
 
 from __future__ import annotations
 

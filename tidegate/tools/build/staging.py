@@ -1,4 +1,4 @@
-"""A model version appears whole or not at all, however its build ends.
+"""A staged model version appears in the repository whole or not at all, however its build ends.
 
 A build writes into a hidden folder beside its place and is renamed at the end, after everything is on the disk; readers
 pass over hidden folders. What an earlier build left behind when it was cut off is removed by the next one. A lock on
@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tidegate.storage.atomic_file import sync_file, sync_folder
+
 
 @contextmanager
 def model_lock(root: Path, name: str) -> Iterator[None]:
-    """Hold the right to write the versions of model `name`; waits for whoever has it."""
+    """Hold the right to write the versions of model `name`; waits for another holder."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
@@ -51,19 +53,11 @@ def _swap(building: Path, place: Path) -> None:
         shutil.rmtree(old)
     else:
         os.rename(building, place)
-    _sync(place.parent)
+    sync_folder(place.parent)
 
 
 def _flush(folder: Path) -> None:
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
     """Without it a power cut may keep the rename and lose the bytes."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    for path in folder.iterdir():
+        sync_file(path)
+    sync_folder(folder)

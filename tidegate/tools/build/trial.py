@@ -1,6 +1,6 @@
-"""Running a drafted model's artefacts to find out what may be promised of them.
+"""A trial runs a drafted model's artefacts to find out what the manifest may promise.
 
-An artefact's description is believed only after it was run: at the shortest and at the longest lengths that the
+An artefact's description is trusted only after it was run: at the shortest and at the longest lengths that the
 manifest will promise, with the outputs compared to what it says. Where nothing limits an axis, the longest length is
 found by running, halving a generous guess until every artefact takes it.
 
@@ -29,7 +29,7 @@ _EDGE_SHARE = 0.25  # of the default budget
 _TYPICAL_LENGTH = 64
 
 
-def limited_by_running(drafted: Draft, engines: Mapping[Where, Engine], said: list[str]) -> Manifest:
+def limited_by_running(drafted: Draft, engines: Mapping[Where, Engine], notes: list[str]) -> Manifest:
     """The manifest with its open axes as long as every artefact takes them."""
     manifest = drafted.manifest
     for where, engine in engines.items():
@@ -39,7 +39,7 @@ def limited_by_running(drafted: Draft, engines: Mapping[Where, Engine], said: li
         axis = manifest.axes[name]
         most = _longest(manifest, name, engines)
         manifest = msgspec.structs.replace(manifest, axes={**manifest.axes, name: Axis(axis.min, most)})
-        said.append(f"axis {name}: {axis.min} to {most}; no artefact limits it (--axis {name}={axis.min}:{most})")
+        notes.append(f"axis {name}: {axis.min} to {most}; no artefact limits it (--axis {name}={axis.min}:{most})")
     return manifest
 
 
@@ -59,19 +59,21 @@ def check_answers(manifest: Manifest, engines: Mapping[Where, Engine]) -> None:
                 _check_output(where, spec, answer.get(spec.name), manifest, lengths)
 
 
-def with_padding(manifest: Manifest, engines: Mapping[Where, Engine], said: list[str]) -> Manifest:
+def with_padding(manifest: Manifest, engines: Mapping[Where, Engine], notes: list[str]) -> Manifest:
     axis, mask, engine = row_axis(manifest), mask_of(manifest), engines.get("pool")
     if axis is None or mask is None or engine is None:
         return manifest
     if any(axis in spec.shape for spec in manifest.outputs) or not _padding_is_harmless(manifest, axis, mask, engine):
-        said.append(f"batching: only rows of equal {axis} are joined, since padding changes the answer")
+        notes.append(f"batching: only rows of equal {axis} are joined, since padding changes the answer")
         return manifest
-    said.append(f"batching: rows are padded along {axis} and joined; a padded row was found to answer as it does alone")
+    notes.append(
+        f"batching: rows are padded along {axis} and joined; a padded row was found to answer as it does alone"
+    )
     return msgspec.structs.replace(manifest, batching=msgspec.structs.replace(manifest.batching, pad_axis=axis))
 
 
 def edge_limits(
-    manifest: Manifest, engine: Engine, said: list[str], *, max_batch: int | None, max_tokens: int | None
+    manifest: Manifest, engine: Engine, notes: list[str], *, max_batch: int | None, max_tokens: int | None
 ) -> tuple[int | None, int | None]:
     """The most rows and the longest row that the edge should take: as given, else as measured; None for no limit."""
     share_s = manifest.default_budget_s * _EDGE_SHARE
@@ -80,11 +82,11 @@ def edge_limits(
     batch = max_batch or (_most_within(manifest, engine, rows, typical, share_s) if rows else None)
     tokens = max_tokens or (_most_within(manifest, engine, row, {}, share_s) if row else None)
     if batch is None and tokens is None:
-        said.append(f"edge: any request that the manifest allows; all were done here in {share_s:g} s")
+        notes.append(f"edge: any request that the manifest allows; all were done here in {share_s:g} s")
     for flag, limit, what in (("batch", batch, "rows a request"), ("tokens", tokens, "tokens a row")):
         given = max_batch if flag == "batch" else max_tokens
         if limit is not None and given is None:
-            said.append(f"edge: up to {limit} {what}, done here in {share_s:g} s (--edge-max-{flag} {limit})")
+            notes.append(f"edge: up to {limit} {what}, done here in {share_s:g} s (--edge-max-{flag} {limit})")
     return batch, tokens
 
 

@@ -1,7 +1,7 @@
-"""`tidegate model push`, `rollout`, `status`, `pause`, `resume`, `abort` and `rollback`: models to devices, and back.
+"""`tidegate model push`, `rollout`, `status`, `pause`, `resume`, `abort`, `rollback` bring models to devices and back.
 
-They talk to a gateway's admin port and need no runtime. A rollout belongs to the gateway once it has begun: whoever
-watches may leave (Ctrl-C) and come back, from another machine too.
+They talk to a gateway's admin port and need no runtime. A rollout belongs to the gateway once it has begun: the
+watching command may end (Ctrl-C) and be run again, from another machine too.
 """
 
 from __future__ import annotations
@@ -80,27 +80,43 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option("--version", default="", help="Which version; the highest by default.")
 @click.option(
     "--device", "devices", multiple=True, metavar="GLOB",
-    help="Only these; may be repeated, and asks in this order. Default: all that are alive, by name.",
+    help="Only these devices, in this order; may be repeated. Default: all that are alive, by name.",
 )  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only devices of these groups, one group after another.")
 @click.option(
-    "--waves", type=WaveSharesParam(), default="5%,25%,100%", show_default=True, help="The first are the canaries."
+    "--waves",
+    type=WaveSharesParam(),
+    default="5%,25%,100%",
+    show_default=True,
+    help="Share of devices after each wave.",
 )
 @click.option(
     "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
-    help="Share of those asked that must have committed before the next wave.",
+    help="Share of a wave's devices that must have committed before the next wave.",
 )  # fmt: skip
 @click.option(
-    "--max-errors", type=click.IntRange(0), help="One more, and all go back. Default: what --success leaves of all."
+    "--max-errors",
+    type=click.IntRange(0),
+    help="One error more, and all devices go back. Default: what --success leaves.",
 )
-@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="For each device, once asked.")
-@click.option("--bake", type=Duration(), default="0s", show_default=True, help="Rest between waves.")
-@click.option("--soak", type=Duration(), default="60s", show_default=True, help="Under real requests, on each device.")
-@click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="That a soak must see.")
-@click.option("--err-max", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Share of failures.")
-@click.option("--slower-max", type=click.FloatRange(0, min_open=True), help="Its p95 beside the old one's: 1.3.")
+@click.option("--deadline", type=Duration(), default="24h", show_default=True, help="Time for each device.")
+@click.option("--bake", type=Duration(), default="0s", show_default=True, help="Pause between waves.")
 @click.option(
-    "--golden", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Cases with known answers."
+    "--soak", type=Duration(), default="60s", show_default=True, help="Trial with real requests on each device."
+)
+@click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="Least requests of a soak.")
+@click.option(
+    "--err-max", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Largest share of failures."
+)
+@click.option(
+    "--slower-max",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest ratio of its p95 to the old one's, as in 1.3.",
+)
+@click.option(
+    "--golden",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Cases with known answers, as .npz or .msgpack.",
 )
 @click.option("--atol", type=click.FloatRange(0), help="Largest difference of an element to the golden answers.")
 @click.option("--cosine-min", type=click.FloatRange(-1, 1), help="Least cosine to the golden answers.")
@@ -109,21 +125,24 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option("--window", default="", metavar="HH:MM-HH:MM", help="Fetch and switch only then, UTC.")
 @click.option("--metered", type=click.Choice(["defer", "allow"]), default="defer", show_default=True)
 @click.option(
-    "--max-bytes", type=click.IntRange(0), default=0, help="For fetching, with retries. Default: twice its size."
+    "--max-bytes", type=click.IntRange(0), default=0, help="Most bytes to fetch, with retries. Default: twice its size."
 )
 @click.option(
-    "--ram-mb", type=click.IntRange(0), default=0, help="What it takes loaded; a handover waits for 1.3 times."
+    "--ram-mb",
+    type=click.IntRange(0),
+    default=0,
+    help="Memory that it takes when loaded; a handover waits for 1.3 times.",
 )
 @click.option("--activate", type=click.Choice(["handover", "stop_start"]), default="handover", show_default=True)
 @click.option(
     "--key", "keys", multiple=True, required=True, type=click.Path(path_type=Path, dir_okay=False),
-    help="Signs (`tidegate keys signing create`); may be repeated.",
+    help="Key that signs (`tidegate keys signing create`); may be repeated.",
 )  # fmt: skip
 @click.option("--rotate", is_flag=True, help="Devices trust only the second and further --key from now on.")
 @click.option(
-    "--replace", "replace_unsigned", is_flag=True, help="Leave out what others' documents say of other models."
+    "--replace", "replace_unsigned", is_flag=True, help="Leave out other models that documents of foreign keys name."
 )
-@click.option("--detach", is_flag=True, help="Start it and leave.")
+@click.option("--detach", is_flag=True, help="Start the rollout and do not watch it.")
 @_repository
 @admin_option
 @_json
@@ -143,8 +162,8 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     manifest, files = _version(repository, name, version)
     golden = (golden_of(given["golden"], manifest),) if given["golden"] else ()
     plan = _plan(files, golden, manifest.version, given)
-    told = shipping(gateway)
-    chosen, there = _chosen(told["devices"], given["devices"], given["groups"], name, plan)
+    report = shipping(gateway)
+    chosen, there = _chosen(report["devices"], given["devices"], given["groups"], name, plan)
     olds: dict[str, tuple[LocalArtefact, ...]] = {}
     apart: dict[str, tuple[str, ...]] = {}
 
@@ -160,7 +179,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
     signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"])
-    terms = OrderTerms(name, plan, tuple(told["urls"]), int(clock.utc_s()), given["replace_unsigned"])
+    terms = OrderTerms(name, plan, tuple(report["urls"]), int(clock.utc_s()), given["replace_unsigned"])
     if not terms.urls:
         raise click.ClickException("the gateway serves no artefacts: set `artifacts.port`, or `artifacts.advertise`")
     spec = _spec(name, manifest.version, len(chosen), given)
@@ -261,7 +280,7 @@ def _steering(verb: str, words: str, note: str, *examples: str) -> click.Command
     return command
 
 
-_NAME = "NAME: a model, whose newest rollout is meant, or a rollout's id."
+_NAME = "NAME: a model (its newest rollout), or a rollout's id."
 pause = _steering(
     "pause",
     f"Begin no further wave. {_NAME}",
@@ -278,7 +297,7 @@ resume = _steering(
 )
 abort = _steering(
     "abort",
-    f"Call back every device that a rollout has asked. {_NAME}",
+    f"Call back every device that a rollout has reached. {_NAME}",
     "rollout {id} is called back",
     "tidegate model abort minilm",
     "tidegate model abort minilm --why 'p95 doubled on the kiosks' --admin http://10.0.0.2:8003",
@@ -323,7 +342,7 @@ def _plan(
     if asked and not golden:
         raise click.UsageError(f"--{asked[0].replace('_', '-')} is measured on cases: give --golden")
     if golden and not asked:
-        raise click.UsageError("say how near answers must be to --golden: --atol, --cosine-min or --top1-min")
+        raise click.UsageError("--golden needs a limit for the answers' distance: --atol, --cosine-min or --top1-min")
     soak = Soak(given["soak"], given["min_requests"], given["err_max"], given["slower_max"])
     net = Net(metered=given["metered"], max_bytes=given["max_bytes"], deadline_s=given["deadline"])
     rules = {
@@ -359,10 +378,10 @@ def _spec(name: str, version: str, devices: int, given: dict[str, Any]) -> dict[
 
 
 def _chosen(
-    told: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
+    report: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
 ) -> tuple[list[ListedDevice], int]:
     """The devices to ask, in order, and how many have it already."""
-    every = msgspec.convert(told, list[ListedDevice], strict=False)
+    every = msgspec.convert(report, list[ListedDevice], strict=False)
     takers = [one for one in every if one.reported is not None]
     named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
     grouped = {one.name: one for group in groups for one in takers if one.reported and group in one.reported.groups}

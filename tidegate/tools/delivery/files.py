@@ -1,4 +1,4 @@
-"""A model version's files as devices fetch them: which ones, by which digests, in chunks of which size.
+"""The files of a model version as devices fetch them: their digests, and chunks of a fixed size.
 
 Devices get what is for edges: the manifest, the variants that run there, the tokenizer. A file's chunks are few, since
 their digests travel in every device's document, and small enough that a link which breaks every few megabytes gets on.

@@ -1,7 +1,7 @@
-"""Watches a rollout from outside until it is over: live on a terminal, a line per change elsewhere.
+"""`follow` watches a rollout until it is over: live on a terminal, a line per change elsewhere.
 
-Whoever watches has no part in it. A gateway that is restarted meanwhile is waited for: it goes on with the rollout, so
-there is no reason to leave.
+Watching does not influence the rollout. A gateway that is restarted meanwhile is waited for, since it goes on with the
+rollout.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def console() -> Console:
 
 def _watched(gateway: Admin, one: dict[str, Any], as_json: bool) -> dict[str, Any]:
     if as_json or not sys.stdout.isatty():
-        said = ""
+        shown = ""
         while one["phase"] not in OVER:
-            if not as_json and (line := _line(one)) != said:
-                said = line
+            if not as_json and (line := _line(one)) != shown:
+                shown = line
                 click.echo(line)
             one = _later(gateway, one)
         return one

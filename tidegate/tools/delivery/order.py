@@ -1,12 +1,12 @@
 """An order for a rollout, made and signed where the operator's key is: two documents for each device.
 
-A device's document is its whole wish, so what its newest one says of other models is carried over, unchanged, and only
-where one of the operator's own keys has signed it: else a gateway that somebody broke into could have its own words
-signed. The document for the way back is the same with the model as it was: by the device's last document, or by the
-version that it runs, or without the model if it had none. Its plan asks neither probe nor soak of what has served
-before; to go back must not wait.
+A device's document lists every model that it shall run, so what its newest document says of other models is carried
+over, unchanged, and only where one of the operator's own keys has signed it: else a gateway under an attacker's control
+could have documents of its own signed. The document for the way back is the same with the model as it was: by the
+device's last document, or by the version that it runs, or without the model if it had none. Its plan asks neither probe
+nor soak of what has served before; to go back must not wait.
 
-Pure: what the gateway said goes in, an order comes out.
+Pure: the gateway's report goes in, an order comes out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ListedOffer(msgspec.Struct, frozen=True):
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
-    """A device as the gateway tells of it (`GET /v1/devices`)."""
+    """A device as the gateway reports it (`GET /v1/devices`)."""
 
     name: str
     freshness: str
@@ -64,7 +64,7 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OrderSigning:
-    """Who signs.
+    """The keys that sign an order.
 
     Attributes:
         keys: all of them sign; the first is the one that devices trust now.
@@ -144,7 +144,7 @@ def make_order(
 
 
 def _standing(device: ListedDevice, terms: OrderTerms, signing: OrderSigning) -> DesiredDocument:
-    """What the device's newest document says."""
+    """The contents of the device's newest document."""
     if device.document is None:
         return DesiredDocument(1, 0, device=device.name)
     try:

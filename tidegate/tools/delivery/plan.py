@@ -1,4 +1,4 @@
-"""The plan of a model version: from a repository's folder, the operator's words, and golden cases if there are any."""
+"""The plan of a model version is made from its folder, the operator's options, and golden cases if there are any."""
 
 from __future__ import annotations
 

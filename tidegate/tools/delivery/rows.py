@@ -1,4 +1,4 @@
-"""What each device runs of each model, what it should, and how far it is: its report beside what rollouts ask of it."""
+"""A row for each device and model compares the device's report with what rollouts require of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout on a terminal: who is how far, and why not further."""
+"""A rollout is shown on a terminal: how far each device is, and why it is not further."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def coloured(word: str) -> str:
 
 
 def rollout_view(one: dict[str, Any]) -> RenderableType:
-    """A rollout with its devices, as `GET /v1/rollouts/ID` tells of it."""
+    """A rollout with its devices, as `GET /v1/rollouts/ID` returns it."""
     devices = sorted(one["devices"].items(), key=lambda item: _ORDER.index(item[1]["step"]))
     table = Table(Column("device", no_wrap=True), "wave", "step", "progress", "runs", "why", box=None, pad_edge=False)
     for name, part in devices[:MOST_ROWS]:

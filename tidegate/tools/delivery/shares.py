@@ -1,4 +1,4 @@
-"""How much of a fleet each wave of a rollout takes, as it is written on a command line: 5%,25%,100%."""
+"""Wave shares on a command line: the part of a fleet that each wave of a rollout takes, as in 5%,25%,100%."""
 
 from __future__ import annotations
 

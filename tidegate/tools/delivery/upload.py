@@ -1,4 +1,4 @@
-"""Brings files into a gateway's store: only those that it lacks, each from where its last upload broke off."""
+"""An upload brings files into a gateway's store: only missing ones, each from where its last upload broke off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate.admin_client import Admin, AdminError
 from tidegate.tools.delivery.files import LocalArtefact
 
 PIECE_BYTES: Final = 4 * 2**20
-_TRIES: Final = 3  # in a row, where somebody else sends the same
+_TRIES: Final = 3  # in a row, while another upload sends the same
 
 
 def push(
@@ -29,9 +29,9 @@ def _push(admin: Admin, one: LocalArtefact, on_bytes: Callable[[str, int], None]
         while not is_whole:
             file.seek(offset)
             piece = file.read(PIECE_BYTES)
-            said = f"bytes {offset}-{offset + len(piece) - 1}/{size}" if piece else f"bytes */{size}"
+            content_range = f"bytes {offset}-{offset + len(piece) - 1}/{size}" if piece else f"bytes */{size}"
             try:
-                _, headers = admin.ask(where, method="PUT", body=piece, headers={"Content-Range": said})
+                _, headers = admin.ask(where, method="PUT", body=piece, headers={"Content-Range": content_range})
             except AdminError as error:
                 tries += 1
                 if error.status != 409 or tries > _TRIES:

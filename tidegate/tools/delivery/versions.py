@@ -1,4 +1,4 @@
-"""`tidegate model split`, `promote` and `return`: two versions of a model side by side, and the end of it.
+"""`tidegate model split`, `promote` and `return` run two versions of a model side by side, and end that.
 
 The split belongs to the gateway, as a rollout does. `tidegate model status` shows both versions' figures beside each
 other for as long as it lasts.
@@ -36,12 +36,14 @@ class Percentage(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 @click.command()
 @click.argument("model")
 @click.argument("candidate")
-@click.option("--share", type=Percentage(), default="0%", show_default=True, help="Of requests that name no version.")
+@click.option(
+    "--share", type=Percentage(), default="0%", show_default=True, help="Share of requests without a version."
+)
 @click.option("--tenant", "tenants", multiple=True, help="All of this tenant's requests; may be repeated.")
-@click.option("--standing", default="", help="The version beside it. Default: the one that is meant now.")
+@click.option("--standing", default="", help="The version beside it. Default: the one that is served now.")
 @click.option(
     "--compare", type=Percentage(), default="0%", show_default=True,
-    help="Of the standing version's answers: ask the candidate the same, and say how far they agree.",
+    help="Share of the standing version's requests that the candidate answers too, to compare both.",
 )  # fmt: skip
 @admin_option
 @_json
@@ -55,9 +57,9 @@ def split(
     admin: str,
     as_json: bool,
 ) -> None:
-    """Put version CANDIDATE of MODEL on trial beside the one that stands; or change how much it gets.
+    """Put version CANDIDATE of MODEL on trial beside the standing version, or change its share.
 
-    A caller may also say which: `tidegate-version: candidate`, or `standing`. Targets must serve both versions: shipped
+    A caller may also choose: `tidegate-version: candidate`, or `standing`. Targets must serve both versions: shipped
     by `tidegate model rollout`, or named in their configuration (`models: [minilm:1, minilm:2]` of a pool).
 
     \b
@@ -77,7 +79,7 @@ def split(
 @admin_option
 @_json
 def promote(model: str, admin: str, as_json: bool) -> None:
-    """MODEL's candidate is what is meant from now on; the trial is over.
+    """End the trial: MODEL's candidate becomes the standing version.
 
     \b
     Example:
@@ -91,7 +93,7 @@ def promote(model: str, admin: str, as_json: bool) -> None:
 @admin_option
 @_json
 def call_back(model: str, admin: str, as_json: bool) -> None:
-    """MODEL's standing version goes on alone; the trial is over.
+    """End the trial: MODEL's standing version goes on alone.
 
     \b
     Example:
@@ -103,15 +105,15 @@ def call_back(model: str, admin: str, as_json: bool) -> None:
 COMMANDS: Final = (split, promote, call_back)
 
 
-def _show(told: dict[str, Any], as_json: bool) -> None:
+def _show(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(report))
     else:
-        console().print(versions_table([told]))
+        console().print(versions_table([report]))
 
 
 def versions_table(models: list[dict[str, Any]]) -> Table:
-    """Versions with who serves them; of those on trial, figures since it began."""
+    """The versions and the targets that serve them; on trial, with figures since it began."""
     right = [Column(name, justify="right") for name in ("edges", "pools", "asked", "in time", "p50", "p95", "failed")]
     table = Table(Column("model", no_wrap=True), "version", "gets", *right, "quality")
     for model in models:

@@ -1,13 +1,13 @@
-"""A child process: started, listened to, started again when it dies, and stopped for certain.
+"""`Child` starts a process, reads its events, restarts it when it dies, and stops it for certain.
 
 `Child` owns one process of the plan and, while the system runs, everything that process ever started: it runs in a
 session of its own, so that a Ctrl-C in the terminal reaches only `tidegate up` (which then stops its children in the
-right order) and so that a kill reaches the child's workers too. The child is told who its parent is
+right order) and so that a kill reaches the child's workers too. The child gets its parent's process id
 (`--die-with-parent`) and ends by itself when that parent is killed.
 
 One task per child reads the events on its stdout (`tidegate/runtime/events.py`) until the process ends, and starts it
-again after `RESTART_AFTER_S` unless told not to. Before it was ready for the first time, a death is not repaired but
-reported: something is wrong that a restart will not mend, and the user is waiting.
+again after `RESTART_AFTER_S` unless `--no-restart` was given. Before it was ready for the first time, a death is not
+repaired but reported: something is wrong that a restart will not mend, and the user is waiting.
 
 Stopping is polite for a while and certain afterwards: SIGTERM, then SIGKILL to the child's whole session.
 """
@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Final
 import yaml
 
 from tidegate.tools.up.plan import ProcessPlan
+from tidegate.workers import exit_status
 
 RESTART_AFTER_S: Final = 2.0
 LOG_TAIL_LINES: Final = 12
@@ -147,7 +148,7 @@ class Child:
     async def _run(self, log: BinaryIO) -> str:
         self._process = process = await self._spawn(log)
         try:
-            if self._stopping.is_set():  # asked to stop while it was being started
+            if self._stopping.is_set():  # stopped while it was being started
                 self._signal(signal.SIGTERM)
             await self._read_events(process, log)
             return describe_exit(await process.wait())
@@ -210,7 +211,7 @@ class Child:
             ready.set_result(None)
         else:
             ready.set_exception(failure)
-            ready.exception()  # mark as seen: nobody waits for it when another part failed first
+            ready.exception()  # mark as seen: it is not awaited when another part failed first
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or self._process.returncode is not None:
@@ -240,7 +241,7 @@ class Child:
 
 
 def write_config(plan: ProcessPlan) -> None:
-    """Write the process's configuration, anew for each life: whoever edited the file edited a copy."""
+    """Write the process's configuration, anew for each start: edits of the file are lost."""
     if plan.config_path is None:
         return
     plan.config_path.parent.mkdir(parents=True, exist_ok=True)
@@ -263,12 +264,8 @@ def parse_event(line: bytes) -> Event | None:
 
 
 def describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    """How a part of the system ended, for the person who started it."""
+    return exit_status.describe_exit(code, exited="ended with exit code", killed="was ended by")
 
 
 def log_tail(path: Path, start_bytes: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `tidegate up`: options in, a running system, a clean end."""
+"""`tidegate up` turns its options into a running system, and ends it cleanly."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     metavar="FILE",
     help="Public key (`tidegate keys signing create`) whose rollouts the edges follow; the gateway ships model files.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the chance of all simulated links.")
-@click.option("--no-restart", is_flag=True, help="Leave a child that died dead (else it is back after 2 s).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout when all is ready; words go to stderr.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of all simulated links.")
+@click.option("--no-restart", is_flag=True, help="Do not restart a child that died (default: after 2 s).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout when all is ready; the rest on stderr.")
 @click.option(
     "--requests/--no-requests", default=None, help="Show a line for each request (default: yes, but not with --json)."
 )
@@ -137,7 +137,7 @@ def up(
 
 
 async def _up(options: Options, screen: Screen, *, restart: bool, as_json: bool) -> int:
-    """Run the system until it is told to stop; the exit code."""
+    """Run the system until a signal stops it; return the exit code."""
     planned = plan(options)
     check_free(planned.ports)
     await _check_broker(options.broker)
@@ -185,16 +185,16 @@ async def _start(system: System, planned: Plan, options: Options, screen: Screen
 
 
 async def _unless(stopped: asyncio.Event, work: asyncio.Task[None]) -> bool:
-    """Wait for the work, or until told to stop; whether the work was done. Raises what the work raises."""
-    told = asyncio.create_task(stopped.wait(), name="told to stop")
+    """Wait for the work or for the stop signal; return whether the work was done. Raises what the work raises."""
+    signalled = asyncio.create_task(stopped.wait(), name="stop signal")
     try:
-        await asyncio.wait({told, work}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({signalled, work}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
             return True
         return False
     finally:
-        await cancel_and_wait(told, work)
+        await cancel_and_wait(signalled, work)
 
 
 @contextlib.contextmanager
@@ -215,7 +215,7 @@ def _stop_signals(system: System) -> Iterator[asyncio.Event]:
 
 
 async def _check_broker(url: str | None) -> None:
-    """Raises PlanError unless somebody listens where `--broker` says."""
+    """Raises PlanError unless a server listens at the address of `--broker`."""
     if url is None:
         return
     try:

@@ -2,11 +2,11 @@
 
     --link pool=lte_driving --link edge-1=flap_fast
 
-A link is one more child process (`tidegate link`) in front of a part, with an HTTP control of its own. Whoever reaches
-that part is told the link's address: the gateway for the pool, an edge for what it tells the fleet about itself,
-everybody for the broker. The part itself listens where it always did.
+A link is one more child process (`tidegate link`) in front of a part, with an HTTP control of its own. Every process
+that reaches the part gets the link's address: the gateway for the pool, an edge for what it announces to the fleet, all
+of them for the broker. The part itself listens where it always did.
 
-Scenarios are the link's business: a name that does not exist is what that process says when it starts.
+Scenarios are read by the link: it reports a name that does not exist when it starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `tidegate up` says, as plain text: request lines, the table's rows, the commands to copy.
+"""The texts of `tidegate up`: request lines, the table's rows, the commands to copy.
 
 Pure: values in, words out. Everything shown about a request comes from the gateway's `served` event, and everything
-about targets from the gateway's own `/v1/state`, so the screen never says more than the system knows.
+about targets from the gateway's own `/v1/state`, so the screen never shows more than the system knows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _where(served: Json) -> str:
 
 
 def _why(served: Json) -> str:
-    """Why it went there; for what was not answered, or not as it should be, how it ended."""
+    """The reason of the placement; for a request that was not answered as it should be, its outcome."""
     outcome, reason = served.get("outcome") or "ok", served.get("reason") or ""
     if not served.get("served_by"):
         return outcome
@@ -79,7 +79,7 @@ def process_rows(plan: Plan, pids: Mapping[str, int | None], state: Json) -> lis
 
 
 def _models_of(plan: Plan, process: ProcessPlan, models: Mapping[Any, str]) -> str:
-    """A part's models are told under the address where it is reached; a link has none of its own."""
+    """A part's models are listed under the address where it is reached; a link has none of its own."""
     return "" if process.role == "link" else models.get(plan.reached_at(process), "")
 
 
@@ -120,7 +120,7 @@ def console(plan: Plan) -> str:
 
 
 def admission(plan: Plan) -> str:
-    """Who is let in, and with what."""
+    """Which callers are let in, and with which credentials."""
     if plan.secure is None:
         return "no API keys are configured: any key, or none, is accepted"
     return (
@@ -130,7 +130,7 @@ def admission(plan: Plan) -> str:
 
 
 def _curl(plan: Plan, path: str, body: Json) -> str:
-    # -i: the headers tell where the answer was made, and why there
+    # -i: the headers show where the answer was made, and why there
     secure = plan.secure
     words = ["curl -i"]
     if secure is not None:

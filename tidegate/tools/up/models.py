@@ -1,7 +1,7 @@
-"""The demo models, built on the first start and kept for the next.
+"""`tidegate up` builds the demo models on its first start and keeps them for the next.
 
-A repository of the user's own is taken as it is: whoever names one that holds models wants those, and perhaps has
-neither torch nor minutes for the demo's.
+A repository of the user's own that holds models is served as it is, without the demo models: the user may have neither
+torch nor the time to build them.
 
 The building itself is `tidegate model build`, run as a child: it needs torch and a lot of memory for a minute, and
 `tidegate up` should keep neither.

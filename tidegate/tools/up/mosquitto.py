@@ -1,8 +1,8 @@
-"""Mosquitto as one of `tidegate up`'s children: started with a configuration, said to be ready, ended with its parent.
+"""This process runs Mosquitto as a child of `tidegate up`: it reports when Mosquitto is ready, and ends it.
 
     python -m tidegate.tools.up.mosquitto --program /usr/sbin/mosquitto --conf FILE --host 127.0.0.1 --port 8004
 
-Mosquitto says nothing on stdout and does not end with whoever started it; this process does both for it.
+Mosquitto writes no events to stdout and does not end with its parent; this process does both for it.
 """
 
 from __future__ import annotations

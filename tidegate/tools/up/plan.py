@@ -1,4 +1,4 @@
-"""What `tidegate up` will start, decided before anything starts: ports, configurations, command lines, order.
+"""The plan of `tidegate up` fixes all ports, configurations, command lines and their order before anything starts.
 
 One number decides every port, so that two systems side by side need one flag: gateway HTTP, gRPC, metrics, admin,
 broker and pool from N up, then gRPC and HTTP of each edge. With N = 8000 the first three are Triton's.
@@ -11,8 +11,8 @@ machine talks to them directly.
 
 The order of `processes` is the order of starting. Pool and edges measure at warm-up what their work costs, and the
 placement trusts those figures: two that measure at once on one machine would both report twice the truth. So each
-starts when the one before is ready. The gateway comes last, so that whoever reaches it reaches everything, and links
-just before it, so that their timelines do not run while others warm up; the broker's comes with the broker.
+starts when the one before is ready. The gateway comes last, so that a caller that reaches it reaches everything, and
+links just before it, so that their timelines do not run while others warm up; the broker's comes with the broker.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Secure:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for. `broker` is the address of a broker that runs already, or None for the embedded one."""
+    """The user's options. `broker` is the address of a broker that runs already, or None for the embedded one."""
 
     data_dir: Path
     models: Path
@@ -71,7 +71,7 @@ class Options:
     ports_from: int = 8000
     host: str = LOOPBACK
     broker: str | None = None
-    requests: bool = True  # whether the gateway tells of each request
+    requests: bool = True  # whether the gateway reports each request
     cores: int = 2  # of this machine, all parts together
     links: tuple[str, ...] = ()  # PART=SCENARIO, each
     seed: int = 1  # of the links' chance

@@ -1,10 +1,10 @@
-"""What the user sees of `tidegate up`: progress while it starts, then a table, then a line per request.
+"""The screen of `tidegate up` shows progress while the system starts, then a table, then a line per request.
 
 On a terminal, steps spin and show how long they take; elsewhere (a pipe, a log, CI) the same words come as plain
 lines. With `--json` all of it goes to stderr, so that stdout carries nothing but the ready line.
 
 A screen must never slow the system down. Request lines are printed by a thread of their own from a bounded queue, so a
-terminal that is paused (Ctrl-S) or a pipe that nobody reads fills the queue and no more: the children's events are
+terminal that is paused (Ctrl-S) or a pipe without a reader fills the queue and no more: the children's events are
 read on, and what could not be shown is counted. More lines in a second than anyone can read are counted, too.
 """
 
@@ -32,7 +32,7 @@ PLAIN_WIDTH: Final = 200  # a pipe has no width; addresses and model names must 
 
 
 class ProgressStep:
-    """One long part of the start, as the user sees it; `update` says what it is doing now."""
+    """One long part of the start, as the user sees it; `update` shows what it is doing now."""
 
     def __init__(self, screen: Screen, title: str, progress: Progress | None, task: TaskID | None) -> None:
         self._screen = screen
@@ -62,7 +62,7 @@ class Screen:
         self._lines: queue.Queue[str] = queue.Queue(QUEUED_LINES_MAX)
         self._budget = LineBudget(REQUEST_LINES_PER_S)
         self._printer: threading.Thread | None = None
-        self._count: asyncio.TimerHandle | None = None  # set while hidden lines wait to be told
+        self._count: asyncio.TimerHandle | None = None  # set while a count of hidden lines is due
 
     def say(self, words: str, style: str = "") -> None:
         """A line, never wrapped and never taken for markup, since it may be a command to copy."""
@@ -112,7 +112,7 @@ class Screen:
             try:
                 self._stream.write(line + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # whoever watched is gone; the system serves on
+            except (OSError, ValueError):  # the reader is gone; the system serves on
                 return
 
     def _progress(self) -> Progress:
@@ -148,7 +148,7 @@ class LineBudget:
         self._hidden += 1
 
     def take_hidden(self) -> int:
-        """How many were hidden since this was last asked."""
+        """The number of lines hidden since the last call."""
         hidden, self._hidden = self._hidden, 0
         return hidden
 

@@ -1,4 +1,4 @@
-"""`tidegate up --secure`: everything that secrets and certificates need, made before anything starts.
+"""`tidegate up --secure` makes all certificates, keys and broker files before anything starts.
 
     DATA_DIR/pki         a CA, and a certificate for each part; those that are due are renewed
     DATA_DIR/mosquitto   the broker's configuration and ACL, and its copy of its certificate
@@ -6,7 +6,7 @@
     DATA_DIR/api-key     the one that the shown commands use, for its owner's eyes only
 
 All of it is made once and kept, so that clients which were given the CA's certificate or a key still get in after a
-restart. Keys are made by `tidegate keys` itself, as a process, since what is the gateway's stays behind its command.
+restart. Keys are made by `tidegate keys` itself, as a process, since the gateway's code stays behind its command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Final
 from tidegate import clock
 from tidegate.security.authority import PkiError
 from tidegate.security.certificate_identity import CertificateIdentity
-from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore, write_atomically
+from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.broker.cli import copy_certificate, write
 from tidegate.tools.broker.mosquitto_config import MosquittoPlan
 from tidegate.tools.up.plan import FLEET, LOOPBACK, Options, PlanError, Secure

@@ -1,8 +1,8 @@
-"""The whole system as one object: started in order, watched, stopped in order.
+"""`System` starts all parts in order, watches them, and stops them in order.
 
-Starting is a straight sequence (`plan.py` says why), and ends when the gateway itself says that it sees every target
+Starting is a straight sequence (`plan.py` says why), and ends when the gateway itself reports every target
 ready; a part that fails fails the start. Stopping is the reverse: the gateway first, which answers what is under way,
-then those it asks, then the broker, so that edges can still say goodbye. Whoever is left after that is killed.
+then its targets, then the broker, so that edges can still sign off. Any process that is left after that is killed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tidegate.tools.up.children import Child, ChildFailed, Event
 from tidegate.tools.up.plan import Plan, ProcessPlan, Role
 from tidegate.tools.up.screen import ProgressStep, Screen
 
-# From front to back, so that nobody loses whom it still needs, and how long each stroke waits. A gateway that still
-# drains when its stroke is over goes on draining. Together 4 s; the promise to the user is 5 s.
+# From front to back, so that no part loses another that it still needs, with the wait for each stroke. A gateway that
+# still drains when its stroke is over goes on draining. Together 4 s; the promise to the user is 5 s.
 STOP_STROKES: Final[tuple[tuple[frozenset[Role], float], ...]] = (
     (frozenset({"gateway"}), 1.5),
     (frozenset({"pool", "edge"}), 2.0),

@@ -103,7 +103,7 @@ def test_where_nobody_else_can_do_it_it_is_asked_all_the_same() -> None:
 
 def test_whom_rents_keep_from_the_edges_is_not_sent_to_be_refused_but_goes_where_he_would_go_after_that() -> None:
     placer = UtilityPlacer(fleet_with_a_busy_edge(lately=True))
-    gate = AdmissionGuard(placer, admission_of())
+    gate = AdmissionGuard(placer, placer.fleet, admission_of())
     refuse(placer, 2, NOW)
     paused = NOW + 0.5 * PAUSE_S
     assert place(placer, paused) == POOL, "hardly anything is answered there, and the edge is dearer still"
@@ -120,6 +120,6 @@ def test_whom_rents_keep_from_the_edges_is_not_sent_to_be_refused_but_goes_where
 def test_who_has_nowhere_else_to_go_is_sent_where_he_will_hardly_be_taken() -> None:
     placer = UtilityPlacer(fleet_of(pool_main=variant(compute_s=0.010)))
     refuse(placer, 2, NOW)
-    chosen = AdmissionGuard(placer, admission_of()).decide(ask(at=NOW), NOW).chosen
+    chosen = AdmissionGuard(placer, placer.fleet, admission_of()).decide(ask(at=NOW), NOW).chosen
     assert chosen is not None
     assert chosen.target.id == POOL

@@ -169,7 +169,7 @@ def test_the_limit_stays_between_its_floor_and_its_cap(cap: int, windows: list[t
 def test_who_cannot_pay_for_the_cheapest_place_gets_the_other_and_who_can_pay_for_none_is_told_when() -> None:
     fleet = fleet_of(edge_a=variant("int8"), pool_main=variant("fp32", compute_s=0.02))
     door = admission_of(acme=TenantSpec(edge_s_per_s=0.1, pool_s_per_s=0.1, burst_s=0.5))
-    gate, quota = AdmissionGuard(Placer(fleet), door), door.tenants.of("acme")
+    gate, quota = AdmissionGuard(Placer(fleet), fleet, door), door.tenants.of("acme")
     assert gate.fleet is fleet
     acme = ask()._replace(tenant="acme")
 
@@ -190,7 +190,8 @@ def test_who_cannot_pay_for_the_cheapest_place_gets_the_other_and_who_can_pay_fo
 )
 def test_an_attempt_is_charged_what_it_took_and_nothing_when_it_was_refused(end: str, left_s: float) -> None:
     door = admission_of(acme=TenantSpec(edge_s_per_s=1e-9, burst_s=1.0))
-    gate = AdmissionGuard(UtilityPlacer(fleet_of(edge_a=variant(compute_s=0.01))), door)
+    fleet = fleet_of(edge_a=variant(compute_s=0.01))
+    gate = AdmissionGuard(UtilityPlacer(fleet), fleet, door)
     decision = gate.decide(ask()._replace(tenant="acme"), NOW)
     assert decision.chosen is not None and decision.chosen.observer is not None
     attempt, bucket = AttemptTelemetry(decision.chosen, 1, 16.0, NOW), door.tenants.of("acme").buckets["edge"]
@@ -213,7 +214,7 @@ def overloaded_gate(**extra: float) -> tuple[AdmissionGuard, float]:
     busy(fleet, "edge/a", 20, due_in_s=9.0)
     door = admission_of()
     door.overload.on = True
-    return AdmissionGuard(UtilityPlacer(fleet), door), NOW
+    return AdmissionGuard(UtilityPlacer(fleet), fleet, door), NOW
 
 
 def test_in_overload_who_has_no_chance_is_refused_at_once_and_not_before() -> None:
@@ -232,7 +233,8 @@ def test_in_overload_who_takes_more_from_others_than_it_is_worth_is_refused() ->
     busy(fleet, "edge/a", 6, due_in_s=0.75)
     door = admission_of()
     door.overload.on = True
-    refusal = AdmissionGuard(UtilityPlacer(fleet), door).decide(ask(budget_s=0.6)._replace(weight=0.05), NOW).refusal
+    gate = AdmissionGuard(UtilityPlacer(fleet), fleet, door)
+    refusal = gate.decide(ask(budget_s=0.6)._replace(weight=0.05), NOW).refusal
     assert isinstance(refusal, Overloaded)
     assert "more from others" in refusal.message
 
@@ -242,7 +244,7 @@ def test_nobody_is_refused_for_the_sake_of_those_who_are_still_to_come() -> None
     fleet.targets["edge/a"].queue_estimate.congestion.sent(9.0, NOW)
     door = admission_of()
     door.overload.on = True
-    decision = AdmissionGuard(UtilityPlacer(fleet), door).decide(ask()._replace(weight=0.05), NOW)
+    decision = AdmissionGuard(UtilityPlacer(fleet), fleet, door).decide(ask()._replace(weight=0.05), NOW)
     (judged,) = decision.judged
     assert judged is not None
     assert judged.value < 0.0 < judged.worth, "its rent is more than it is worth"
@@ -260,7 +262,7 @@ def test_refusals_for_want_of_time_are_the_queues_fault_only_where_there_was_one
         fleet = fleet_of(edge_a=variant(compute_s=0.1))
         busy(fleet, "edge/a", queued, due_in_s=9.0)
         door = admission_of()
-        chosen = AdmissionGuard(Placer(fleet), door).decide(ask(budget_s=2.0), NOW).chosen
+        chosen = AdmissionGuard(Placer(fleet), fleet, door).decide(ask(budget_s=2.0), NOW).chosen
         assert chosen is not None
         assert (queue_pressure(chosen, 2.0) > 0.25) == bool(queued)
         AttemptTelemetry(chosen, 99, 16.0, NOW).failed(DeadlineExceeded("late"), NOW + 0.1, 0.5)
@@ -270,7 +272,7 @@ def test_refusals_for_want_of_time_are_the_queues_fault_only_where_there_was_one
 def test_a_queue_with_no_time_to_spare_is_all_strain() -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.1))
     busy(fleet, "edge/a", 2, due_in_s=9.0)
-    chosen = AdmissionGuard(Placer(fleet), admission_of()).decide(ask(budget_s=2.0), NOW).chosen
+    chosen = AdmissionGuard(Placer(fleet), fleet, admission_of()).decide(ask(budget_s=2.0), NOW).chosen
     assert chosen is not None
     assert queue_pressure(chosen, 0.05) == inf
 

@@ -99,8 +99,7 @@ def test_nobody_without_evidence_is_probed_by_such_a_request() -> None:
     fleet = hospital()
     for _ in range(20):
         fleet.targets["pool/main"].breaker.trip("it kept failing", NOW, 0.5)
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, lambda: 0.0)
+    placer = ProbePlacer(Placer(fleet), fleet, lambda: 0.0)
     later = NOW + 120.0
 
     probed = placer.decide(ask(at=later, budget_s=5.0), later)
@@ -130,9 +129,9 @@ def test_under_any_events_nothing_is_launched_where_evidence_does_not_reach_the_
     policy: str, budget_s: float, events: list[tuple[str, int]]
 ) -> None:
     fleet = hospital()
-    places = UtilityPlacer(fleet) if policy == "value" else Placer(fleet)
-    places.probes = ProbePlacer(fleet, lambda: 0.0)
-    hedges: HedgePolicy = ChanceHedging(places) if isinstance(places, UtilityPlacer) else DeadlineHedging()
+    placer = UtilityPlacer(fleet) if policy == "value" else Placer(fleet)
+    places = ProbePlacer(placer, fleet, lambda: 0.0)
+    hedges: HedgePolicy = ChanceHedging(placer) if isinstance(placer, UtilityPlacer) else DeadlineHedging()
     asked = ask(attested=True, budget_s=budget_s)
     machine = RequestMachine(asked, places, hedges=hedges, escalations=Escalations(0.5))
     now = NOW

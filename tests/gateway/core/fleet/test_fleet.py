@@ -179,8 +179,7 @@ def test_a_model_whose_feature_became_known_is_priced_anew() -> None:
 def test_row_13_a_ghost_that_mqtt_tells_of_gets_no_request_however_often_it_is_told_of() -> None:
     fleet = fleet_of(edge_a=variant())
     fleet.add(spec("edge/ghost", static=False), NOW)
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, lambda: 0.0)  # would explore whenever it may
+    placer = ProbePlacer(Placer(fleet), fleet, lambda: 0.0)  # would explore whenever it may
     for sequence in range(20):
         now = NOW + 20.0 + sequence
         fleet.heard("edge/ghost", load=LoadReport(1, sequence, 0, 0, 0.0), doubt="", offers=(offer(),), now=now)

@@ -141,7 +141,7 @@ def test_those_turned_away_count_as_load() -> None:
             if traffic is crowded:
                 traffic.scaling.turned_away(1000, traffic.now)
     assert crowded.scaling.needed.load > 2.0 * plain.scaling.needed.load
-    assert "Scaling" in repr(plain.scaling)
+    assert "ReplicaScaler" in repr(plain.scaling)
 
 
 @given(

@@ -8,8 +8,9 @@ from math import nan
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.placement.ask import Ask
 from gateway.core.placement.fallback import HEALED, FallbackPlacer, PredictionFailed
-from gateway.core.placement.placer import Ask, Decision, Placer
+from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.utility import UtilityPlacer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import NothingAlive

@@ -10,12 +10,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkUp
 from gateway.core.health.breaker import AttemptVerdict
 from gateway.core.placement.interval import chance_from_margin
-from gateway.core.placement.placer import (
-    Candidate,
-    Decision,
-    Placer,
-    estimate,
-)
+from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.request.hedging import fallback_at, is_silent
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.outcome import DeadlineExceeded, NothingAlive

@@ -13,7 +13,8 @@ from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.target import TargetSpec
-from gateway.core.placement.placer import Ask, estimate
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import estimate
 from gateway.core.placement.utility import UtilityPlacer, queue_position
 from tests.support.gateway.fleets import NOW, ask
 from tests.support.gateway.plain_placement import Plain, PlainLedger, plain_candidates
@@ -126,8 +127,7 @@ def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> Non
 @given(seeds, st.floats(0.0, 1.0, exclude_max=True))
 def test_where_gateways_take_turns_it_is_one_of_the_two_best(seed: int, luck: float) -> None:
     draw = Random(seed)
-    placer = schooled(UtilityPlacer(fleet_in_use(draw)), draw)
-    placer.tie_breaking_draw = lambda: luck
+    placer = schooled(UtilityPlacer(fleet_in_use(draw), tie_breaking_draw=lambda: luck), draw)
     asked = question(draw)
     everybody = plain(placer, asked) if len(placer.fleet.targets) <= 32 else []
 

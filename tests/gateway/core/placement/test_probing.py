@@ -7,7 +7,8 @@ import pytest
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.health.breaker import AttemptVerdict
 from gateway.core.history.decision_record import pack_decision
-from gateway.core.placement.placer import Ask, Decision, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.probing import LONG_S, PATIENCE_S, SHARE, ProbePlacer
 from gateway.core.placement.tie_breaking import samples_runner_up
 from gateway.core.placement.utility import UtilityPlacer
@@ -38,8 +39,7 @@ def three() -> Fleet:
 
 
 def placed(fleet: Fleet, one: Ask, now: float, draw: float = 0.999, exclude: tuple[str, ...] = ()) -> Decision:
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, lambda: draw)
+    placer = ProbePlacer(Placer(fleet), fleet, lambda: draw)
     return placer.decide(one, now, exclude)
 
 
@@ -75,8 +75,7 @@ def test_a_target_on_trial_gets_a_request_that_can_bear_it(
 def test_what_was_judged_goes_with_the_candidates_one_by_one_also_where_a_probe_is_added() -> None:
     fleet = three()
     broken(fleet, "edge/a")
-    placer = UtilityPlacer(fleet)
-    placer.probes = ProbePlacer(fleet, lambda: 0.999)
+    placer = ProbePlacer(UtilityPlacer(fleet), fleet, lambda: 0.999)
     now = NOW + 0.51
     decision = placer.decide(prioritized(LOW, at=now), now)
     assert where(decision) == ("edge/a", "probe")
@@ -151,10 +150,9 @@ def test_nobody_explores_where_it_would_be_late_or_in_panic() -> None:
 def test_nobody_explores_in_overload() -> None:
     fleet = three()
     now = NOW + 2 * LONG_S
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, always, overloaded=lambda: True)
+    placer = ProbePlacer(Placer(fleet), fleet, always, overloaded=lambda: True)
     assert placer.decide(prioritized(LOW, at=now), now).reason != "probe"
-    assert repr(placer.probes) == "<ProbePlacer <EjectionPolicy 0 of 3 ejected>>"
+    assert repr(placer) == "<ProbePlacer <EjectionPolicy 0 of 3 ejected>>"
 
 
 def test_a_trial_takes_only_work_that_its_target_takes() -> None:
@@ -175,15 +173,10 @@ def test_the_second_best_is_taken_the_oftener_the_less_it_is_worse(loss: float, 
 
 def test_gateways_that_share_targets_take_twins_in_turn_and_others_do_not() -> None:
     fleet = fleet_of(edge_a=variant(), edge_b=variant(), edge_c=variant(compute_s=1.9))
-    placer = UtilityPlacer(fleet)
-    assert where(placer.decide(ask(), NOW))[0] == "edge/a"
+    assert where(UtilityPlacer(fleet).decide(ask(), NOW))[0] == "edge/a"
+    assert where(UtilityPlacer(fleet, tie_breaking_draw=always).decide(ask(), NOW))[0] == "edge/b"
+    assert where(UtilityPlacer(fleet, tie_breaking_draw=never).decide(ask(), NOW))[0] == "edge/a"
 
-    placer.tie_breaking_draw = always
-    assert where(placer.decide(ask(), NOW))[0] == "edge/b"
-    placer.tie_breaking_draw = never
-    assert where(placer.decide(ask(), NOW))[0] == "edge/a"
-
-    fleet = fleet_of(edge_a=variant())
-    placer = UtilityPlacer(fleet)
-    placer.tie_breaking_draw = always
+    alone = fleet_of(edge_a=variant())
+    placer = UtilityPlacer(alone, tie_breaking_draw=always)
     assert where(placer.decide(ask(), NOW))[0] == "edge/a", "there is no second"

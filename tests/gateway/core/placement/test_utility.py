@@ -15,7 +15,8 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.fleet.variant_rank import quality_of
-from gateway.core.placement.placer import Ask, Choice, Decision, added_work_s
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Choice, Decision, added_work_s
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights, queue_position
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
@@ -302,10 +303,8 @@ def test_what_the_chosen_one_costs_others_is_kept_with_its_claim() -> None:
     assert decision.chosen.claim is not None
     assert judged is not None
     assert judged.harm > 0.1
-    assert judged.per_second == pytest.approx(1.0 * decision.chosen.compute_s), (
-        "half full: a second there costs an answer"
-    )
-    assert decision.chosen.claim.externality == judged.harm + judged.per_second
+    assert judged.rent == pytest.approx(1.0 * decision.chosen.compute_s), "half full: a second there costs an answer"
+    assert decision.chosen.claim.externality == judged.harm + judged.rent
 
 
 def test_the_chosen_ones_times_are_those_of_its_place_in_the_queue() -> None:

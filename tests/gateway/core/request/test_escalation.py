@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import Ask, Candidate, Placer
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Candidate, Placer
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.hedging import DeadlineHedging
 from gateway.core.request.machine import Answer, Launch, RequestMachine, WakeAt

@@ -290,8 +290,7 @@ CUT = Disconnected("connection reset")
 def all_links_are_lost(*, in_order: bool = False) -> tuple[RequestMachine, Fleet]:
     """A request that waits for the one target there is, whose link is gone by now."""
     fleet = fleet_of(edge_a=variant("int8", compute_s=0.010))
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, lambda: 0.5)
+    placer = ProbePlacer(Placer(fleet), fleet, lambda: 0.5)
     one = RequestMachine(ask(budget_s=2.0), placer)
     one.arrived(NOW)
     fleet.fold(LinkDown("edge/a", "connection reset", in_order), NOW)
@@ -313,8 +312,7 @@ def test_when_every_link_was_lost_just_now_a_request_waits_until_one_is_back() -
 
 def test_a_request_that_arrives_meanwhile_waits_as_well_and_is_a_first_attempt() -> None:
     _, fleet = all_links_are_lost()
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, lambda: 0.5)
+    placer = ProbePlacer(Placer(fleet), fleet, lambda: 0.5)
     one = RequestMachine(ask(budget_s=2.0), placer)
     assert woken_at(one.arrived(NOW)) == NOW + LOOK_AGAIN_S
     fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW)

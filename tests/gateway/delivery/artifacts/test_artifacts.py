@@ -1,4 +1,4 @@
-"""Artefacts over HTTP: ranges that resume, a store that only has what its names say, and strangers who try paths."""
+"""Artefacts over HTTP: ranges that resume, a store in which names match contents, and hostile paths."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_what_a_device_may_ask(tmp_path: Path, headers: dict[str, str], st
         assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
 
 
-async def test_head_tells_the_size_and_sends_nothing(tmp_path: Path) -> None:
+async def test_head_returns_the_size_and_no_body(tmp_path: Path) -> None:
     async with served(ArtifactServer(stored(tmp_path)).routes()) as (url, http), http.head(url + PATH) as answer:
         assert (answer.status, answer.headers["Content-Length"]) == (200, str(len(CONTENT)))
         assert answer.headers["ETag"] == f'"{DIGEST}"' and answer.headers["Accept-Ranges"] == "bytes"
@@ -133,7 +133,7 @@ async def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
         assert answer.status == 404
 
 
-async def test_more_downloads_than_allowed_are_told_to_come_back(tmp_path: Path) -> None:
+async def test_downloads_beyond_the_limit_get_503_with_retry_after(tmp_path: Path) -> None:
     door = ArtifactServer(stored(tmp_path), max_concurrent=1, pace=BytePacer(PIECE_BYTES * 10.0))
     async with served(door.routes()) as (url, http), http.get(url + PATH) as first:
         await first.content.readany()
@@ -145,7 +145,7 @@ async def test_more_downloads_than_allowed_are_told_to_come_back(tmp_path: Path)
     assert door.under_way == 0 and door.served_bytes == 2 * len(CONTENT)
 
 
-async def test_whoever_may_not_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
+async def test_a_refused_client_is_refused_before_anything_is_looked_up(tmp_path: Path) -> None:
     async def nobody(_: web.Request) -> None:
         raise web.HTTPForbidden
 
@@ -183,7 +183,7 @@ async def test_an_upload_goes_on_after_it_broke_off_and_is_there_once_whole(tmp_
     assert store.path(DIGEST).read_bytes() == CONTENT and store.offset_bytes(DIGEST) == 0
 
 
-async def test_what_is_not_what_its_name_says_is_thrown_away(tmp_path: Path) -> None:
+async def test_an_upload_with_another_digest_is_deleted(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     async with served(intake_routes(store)) as (url, http):
         headers = {"Content-Range": "bytes 0-4/5"}

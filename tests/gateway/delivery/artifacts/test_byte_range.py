@@ -1,4 +1,4 @@
-"""One range of a file, by RFC 9110's rules; whatever else somebody writes there asks for the whole."""
+"""One range of a file by RFC 9110's rules; any other `Range` header requests the whole file."""
 
 from __future__ import annotations
 

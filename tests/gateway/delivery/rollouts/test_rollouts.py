@@ -1,4 +1,4 @@
-"""A rollout, from the operator's order to the documents on the road: remembered first, said then, signed elsewhere."""
+"""A rollout, from the operator's order to the published documents: journalled, then published; signed elsewhere."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def repository(root: Path) -> Repository:
     return Repository(root)
 
 
-class Road:
-    """Devices that answer when a test says so; what was published stays."""
+class FakeChannel:
+    """A `DeviceChannel` whose devices report when a test calls `report`; `published` keeps the documents."""
 
     def __init__(self, *names: str) -> None:
         self.session = 1
-        self.said: dict[str, DesiredDocument] = {}
+        self.published: dict[str, DesiredDocument] = {}
         self.room = 100
         self._reports: dict[str, Reported | None] = dict.fromkeys(names)
         self._sequence = 0
@@ -61,30 +61,40 @@ class Road:
         if self.room <= 0:
             return False
         self.room -= 1
-        self.said[device] = verify_document(message, SIGNING.trusted)[0]
+        self.published[device] = verify_document(message, SIGNING.trusted)[0]
         return True
 
     def devices(self, now: float) -> tuple[DeviceView, ...]:
         return tuple(
-            DeviceView(name, 1, ("127.0.0.1:1",), (fleet_offer(),), None, Freshness.FRESH, 0.0, "", reported=one)
+            DeviceView(
+                name,
+                epoch=1,
+                urls=("127.0.0.1:1",),
+                offers=(fleet_offer(),),
+                load=None,
+                freshness=Freshness.FRESH,
+                age_s=0.0,
+                reason="",
+                reported=one,
+            )
             for name, one in self._reports.items()
         )
 
     def report(self, state: str, *names: str, reason: str = "") -> None:
         """What a device says of the newest document that it got."""
         for name in names:
-            document, self._sequence = self.said[name], self._sequence + 1
+            document, self._sequence = self.published[name], self._sequence + 1
             plan = document.models["double"]
             scope = f"device/{name}"
             model = ModelReport(
-                "double",
-                RolloutState(state),
-                plan.version,
-                plan.content,
-                reason,
-                scope,
-                document.revision,
-                plan.version,
+                name="double",
+                state=RolloutState(state),
+                version=plan.version,
+                content=plan.content,
+                reason=reason,
+                scope=scope,
+                revision=document.revision,
+                running=plan.version,
             )
             accepted = {scope: document.revision}
             self._reports[name] = Reported(name, 1, self._sequence, 0, accepted=accepted, models=(model,))
@@ -128,81 +138,85 @@ def store(tmp_path: Path, models: Repository) -> ArtifactStore:
     return store
 
 
-def performer(store: ArtifactStore, road: Road, shipped: list[Manifest] | None = None) -> RolloutController:
-    return RolloutController(store, road, (shipped if shipped is not None else []).extend)
+def performer(store: ArtifactStore, channel: FakeChannel, shipped: list[Manifest] | None = None) -> RolloutController:
+    return RolloutController(store, channel, (shipped if shipped is not None else []).extend)
 
 
 @pytest.mark.slow
 async def test_a_rollout_asks_its_canary_then_the_rest_and_the_version_is_known(
     store: ArtifactStore, models: Repository
 ) -> None:
-    road, shipped = Road(*NAMES), list[Manifest]()
-    async with performer(store, road, shipped) as rollouts:
+    channel, shipped = FakeChannel(*NAMES), list[Manifest]()
+    async with performer(store, channel, shipped) as rollouts:
         await rollouts.begin(decode_order(order_of(models)))
-        await until(lambda: set(road.said) == {"edge-1"})
-        assert road.said["edge-1"].models["double"].version == "2"
+        await until(lambda: set(channel.published) == {"edge-1"})
+        assert channel.published["edge-1"].models["double"].version == "2"
         assert {(one.name, one.version) for one in shipped} == {("double", "1"), ("double", "2")}
 
-        road.report("committed", "edge-1")
+        channel.report("committed", "edge-1")
         rollouts.fleet_changed()
-        await until(lambda: set(road.said) == set(NAMES))
-        road.report("committed", *NAMES)
+        await until(lambda: set(channel.published) == set(NAMES))
+        channel.report("committed", *NAMES)
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
 
 
 @pytest.mark.slow
-async def test_the_rest_before_a_rollout_began_is_no_time_of_it(store: ArtifactStore, models: Repository) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
-        await until(lambda: rollouts._turned_at is not None)
-        rollouts._turned_at = clock.now() - 7200.0
-        await rollouts.begin(decode_order(order_of(models)))
-        await until(lambda: set(road.said) == {"edge-1"})
+async def test_the_idle_time_before_a_rollout_began_does_not_count_as_its_time(
+    store: ArtifactStore, models: Repository
+) -> None:
+    channel = FakeChannel(*NAMES)
+    loop, rested_s = asyncio.get_running_loop(), 0.0
+    with clock.reading(lambda: loop.time() + rested_s):
+        async with performer(store, channel) as rollouts:
+            await until(lambda: repr(rollouts).endswith(f"session {channel.session}>"))
+            rested_s = 7200.0
+            await rollouts.begin(decode_order(order_of(models)))
+            await until(lambda: set(channel.published) == {"edge-1"})
 
-        assert rollouts.all["double-2-a"].state.elapsed_s < 3600.0
+            assert rollouts.all["double-2-a"].state.elapsed_s < 3600.0
 
 
 @pytest.mark.slow
 async def test_what_fails_comes_back_by_itself_with_documents_that_the_operator_signed_before(
     store: ArtifactStore, models: Repository
 ) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
         await rollouts.begin(decode_order(order_of(models, waves=(0.5, 1.0))))
-        await until(lambda: len(road.said) == 2)
-        road.report("committed", "edge-1")
-        road.report("rolled_back", "edge-2", reason="probe_accuracy: 0.1")
+        await until(lambda: len(channel.published) == 2)
+        channel.report("committed", "edge-1")
+        channel.report("rolled_back", "edge-2", reason="probe_accuracy: 0.1")
         rollouts.fleet_changed()
-        await until(lambda: [one.revision for one in road.said.values()] == [2, 2])
+        await until(lambda: [one.revision for one in channel.published.values()] == [2, 2])
 
-        assert [one.models["double"].version for one in road.said.values()] == ["1", "1"]
+        assert [one.models["double"].version for one in channel.published.values()] == ["1", "1"]
         assert "probe_accuracy" in rollouts.all["double-2-a"].state.reason
-        road.report("committed", "edge-1", "edge-2")
+        channel.report("committed", "edge-1", "edge-2")
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.RETURNED)
-        assert set(road.said) == {"edge-1", "edge-2"}
+        assert set(channel.published) == {"edge-1", "edge-2"}
 
 
 @pytest.mark.slow
 async def test_a_gateway_that_comes_back_goes_on_where_it_was_and_says_everything_again(
     store: ArtifactStore, models: Repository
 ) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
         await rollouts.begin(decode_order(order_of(models)))
-        await until(lambda: "edge-1" in road.said)
-        road.report("committed", "edge-1")
+        await until(lambda: "edge-1" in channel.published)
+        channel.report("committed", "edge-1")
         rollouts.fleet_changed()
-        await until(lambda: len(road.said) == 4)
+        await until(lambda: len(channel.published) == 4)
         raw = (store.root / "rollouts" / "double-2-a" / "state.json").read_bytes()
     (store.root / "rollouts" / "double-2-a" / "state.json").write_bytes(raw)  # as a kill leaves it, without a goodbye
     (store.root / "rollouts" / "broken").mkdir()
 
-    again, shipped = Road(*NAMES), list[Manifest]()
+    again, shipped = FakeChannel(*NAMES), list[Manifest]()
     async with performer(store, again, shipped) as rollouts:
-        await until(lambda: len(again.said) == 4)
-        assert {one.revision for one in again.said.values()} == {1}
+        await until(lambda: len(again.published) == 4)
+        assert {one.revision for one in again.published.values()} == {1}
         assert {one.version for one in shipped} == {"1", "2"}
         again.report("committed", *NAMES)
         rollouts.fleet_changed()
@@ -213,62 +227,62 @@ async def test_a_gateway_that_comes_back_goes_on_where_it_was_and_says_everythin
 async def test_a_broker_that_lost_everything_is_told_again_as_fast_as_it_takes(
     store: ArtifactStore, models: Repository
 ) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
-        await until(lambda: len(road.said) == 4)
-        road.session = 0
+        await until(lambda: len(channel.published) == 4)
+        channel.session = 0
         rollouts.fleet_changed()
-        road.said, road.room, road.session = {}, 3, 2
+        channel.published, channel.room, channel.session = {}, 3, 2
         rollouts.fleet_changed()
-        await until(lambda: len(road.said) == 3)
-        road.room = 10
-        await until(lambda: len(road.said) == 4)
+        await until(lambda: len(channel.published) == 3)
+        channel.room = 10
+        await until(lambda: len(channel.published) == 4)
 
 
 @pytest.mark.slow
 async def test_what_cannot_be_remembered_is_not_said(
     store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    road, tried = Road(*NAMES), asyncio.Event()
+    channel, tried = FakeChannel(*NAMES), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def full(_self: RolloutJournal, _id: str, _state: bytes) -> None:
         loop.call_soon_threadsafe(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async with performer(store, road) as rollouts:
+    async with performer(store, channel) as rollouts:
         with monkeypatch.context() as patched:
             patched.setattr(RolloutJournal, "save", full)
             await rollouts.begin(decode_order(order_of(models)))
             await asyncio.wait_for(tried.wait(), 60.0)
             tried.clear()
             await asyncio.wait_for(tried.wait(), 60.0)  # a whole turn later
-            assert road.said == {}
-        await until(lambda: set(road.said) == {"edge-1"})
+            assert channel.published == {}
+        await until(lambda: set(channel.published) == {"edge-1"})
 
 
 @pytest.mark.slow
 async def test_a_rollback_after_success_needs_no_key(store: ArtifactStore, models: Repository) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
-        await until(lambda: len(road.said) == 4)
-        road.report("committed", *NAMES)
+        await until(lambda: len(channel.published) == 4)
+        channel.report("committed", *NAMES)
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
         rollouts.command("double-2-a", "abort", "operator: it says odd things")
-        await until(lambda: {one.revision for one in road.said.values()} == {2})
+        await until(lambda: {one.revision for one in channel.published.values()} == {2})
 
-        assert {one.models["double"].version for one in road.said.values()} == {"1"}
+        assert {one.models["double"].version for one in channel.published.values()} == {"1"}
         with pytest.raises(RolloutConflict, match="nothing to abort"):
             rollouts.command("double-2-a", "abort", "again")
 
 
 @pytest.mark.slow
 async def test_what_is_in_the_way_is_said(store: ArtifactStore, models: Repository, tmp_path: Path) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
         with pytest.raises(RolloutConflict, match="no device 'nobody'"):
             await rollouts.begin(decode_order(order_of(models, devices=("nobody",))))
         await rollouts.begin(decode_order(order_of(models)))
@@ -278,7 +292,7 @@ async def test_what_is_in_the_way_is_said(store: ArtifactStore, models: Reposito
             await rollouts.begin(decode_order(order_of(models, id="b")))
         rollouts.command("double-2-a", "abort", "operator")
     empty = ArtifactStore(tmp_path / "empty")
-    async with performer(empty, Road(*NAMES)) as rollouts:
+    async with performer(empty, FakeChannel(*NAMES)) as rollouts:
         with pytest.raises(RolloutConflict, match=r"files are not here: .*tidegate model push"):
             await rollouts.begin(decode_order(order_of(models)))
         assert not (empty.root / "rollouts").exists()
@@ -288,19 +302,19 @@ async def test_what_is_in_the_way_is_said(store: ArtifactStore, models: Reposito
 async def test_an_order_of_yesterday_is_refused_once_a_device_has_had_a_newer_document(
     store: ArtifactStore, models: Repository
 ) -> None:
-    road = Road(*NAMES)
-    async with performer(store, road) as rollouts:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
         stale = decode_order(order_of(models, id="stale"))
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
-        await until(lambda: len(road.said) == 4)
-        road.report("committed", *NAMES)
+        await until(lambda: len(channel.published) == 4)
+        channel.report("committed", *NAMES)
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
 
         with pytest.raises(RolloutConflict, match="has had revision 2 meanwhile"):
             await rollouts.begin(stale)
         await rollouts.begin(decode_order(order_of(models, id="next", at=2)))
-        await until(lambda: road.said["edge-1"].revision == 3)
+        await until(lambda: channel.published["edge-1"].revision == 3)
         with pytest.raises(RolloutConflict, match="newer document since"):
             rollouts.command("double-2-a", "abort", "operator")
 
@@ -314,7 +328,7 @@ def forged(order: RolloutOrder, device: str, message: bytes) -> RolloutOrder:
 async def test_an_order_with_documents_of_others_is_refused(store: ArtifactStore, models: Repository) -> None:
     order = decode_order(order_of(models, devices=("edge-1", "edge-2")))
     others, later = order.documents["edge-2"].message(back=False), order.documents["edge-1"].message(back=True)
-    rollouts = performer(store, Road(*NAMES))
+    rollouts = performer(store, FakeChannel(*NAMES))
 
     with pytest.raises(InvalidOrder, match="device/edge-2"):
         await rollouts.begin(forged(order, "edge-1", others))

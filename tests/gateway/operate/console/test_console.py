@@ -1,4 +1,4 @@
-"""The console as a browser asks for it: what is open, what asks for a key, and a screen that stays small."""
+"""The console over HTTP: what is open, what requires a key, and a screen whose size is bounded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() ->
     assert [one["id"] for one in many.find("KIOSK-00777", NOW)] == ["edge/kiosk-00777"]
 
 
-async def test_whoever_is_ill_comes_before_whoever_is_busy() -> None:
+async def test_unhealthy_targets_come_before_busy_ones() -> None:
     console_view = sight_of(fleet_of_many(100))
     for _ in range(50):
         console_view.watch.answered(call(), reply("edge/kiosk-00001"), NOW + 0.010)
@@ -94,7 +94,7 @@ async def test_whoever_is_ill_comes_before_whoever_is_busy() -> None:
     assert shown[:3] == ["pool/main", "edge/kiosk-00099", "edge/kiosk-00001"]
 
 
-def test_callers_own_mistakes_and_cancelled_requests_are_no_lateness() -> None:
+def test_callers_own_mistakes_and_cancelled_requests_are_not_counted() -> None:
     watch = sight_of(fleet_of_many(1)).watch
     for error in (InvalidRequest("no"), asyncio.CancelledError(), NothingAlive("nobody")):
         watch.ended(call(), error, NOW + 0.010)
@@ -146,7 +146,7 @@ async def test_what_a_device_keeps_for_a_gateway_stands_in_its_row_and_its_detai
     assert [one["kept"] for one in details] == [0, 17]
 
 
-async def test_what_ails_a_target_is_shown_and_found() -> None:
+async def test_the_conditions_of_a_target_are_shown_and_found() -> None:
     console_view = sight_of(fleet_of_many(3))
     ailing = console_view.fleet.targets["edge/kiosk-00001"].degradation.active
     ailing["slow_drift"] = Condition("slow_drift", NOW, "answers take 1.6 times what they took")
@@ -158,7 +158,7 @@ async def test_what_ails_a_target_is_shown_and_found() -> None:
     assert [(one["target"], one["condition"]) for one in shown["conditions"]] == [("edge/kiosk-00001", "slow_drift")]
 
 
-async def test_a_model_that_nobody_offers_any_more_is_trouble_once_somebody_wants_it() -> None:
+async def test_a_model_without_an_offer_is_trouble_once_it_is_requested() -> None:
     console_view = sight_of(fleet_of_many(1))
     console_view.catalog.manifests = (
         SimpleNamespace(name="minilm", version="1"),
@@ -174,12 +174,12 @@ async def test_a_model_that_nobody_offers_any_more_is_trouble_once_somebody_want
 async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
     breaths = 0
 
-    async def breathe() -> None:
+    async def pause() -> None:
         nonlocal breaths
         breaths += 1
 
     console_view = sight_of(fleet_of_many(5000))
-    assert len(await console_view.states(breathe)) == 5001
+    assert len(await console_view.states(pause)) == 5001
     assert breaths == 25
 
 
@@ -237,7 +237,7 @@ async def test_every_file_of_the_page_is_served_and_nothing_from_elsewhere_may_r
 
 
 @pytest.mark.slow
-async def test_the_stream_tells_the_past_once_and_then_how_it_is(
+async def test_the_stream_sends_the_history_once_and_then_snapshots(
     served: tuple[Gateway, aiohttp.ClientSession],
 ) -> None:
     gateway, session = served

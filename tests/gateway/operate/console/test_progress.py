@@ -1,4 +1,4 @@
-"""Rollouts on the console: how far each is, which way, and which of them wait for a person."""
+"""Rollouts on the console: the progress and direction of each, and findings for those that need an operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_rollout_under_way_says_its_wave_and_how_many_have_committed() -> None
     assert rollout_findings([waves]) == []
 
 
-def test_one_that_comes_back_is_a_finding_with_its_reason_and_counts_who_is_back() -> None:
+def test_a_rollout_that_returns_is_a_finding_with_its_reason_and_counts_returned_devices() -> None:
     waves = begun()
     say(waves, "committed", *FORTY[:2])
     say(waves, "failed", *FORTY[2:5], reason="golden cases differ")

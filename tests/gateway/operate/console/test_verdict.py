@@ -1,4 +1,4 @@
-"""What the console says on top: the state follows from what is shown below it, and each finding names what is ill."""
+"""The console's verdict: it follows from the state that is shown below it, and each finding names its cause."""
 
 from __future__ import annotations
 
@@ -16,25 +16,34 @@ from gateway.operate.console.verdict import (
     console_verdict,
 )
 
-NOTHING = WindowSummary(0, 0, 0, 0.0, 0.0, 0, 0.0, ())
+NOTHING = WindowSummary(
+    in_time=0, late=0, failed=0, in_time_per_s=0.0, per_s=0.0, rated=0, late_share=0.0, quantiles_s=()
+)
 
 
 def recent(asked: int, late: int) -> WindowSummary:
     """So many in the rates' window, and so many of them late."""
     return WindowSummary(
-        asked - late, late, 0, (asked - late) / 15, asked / 15, asked, late / asked, (0.01, 0.02, 0.03)
+        in_time=asked - late,
+        late=late,
+        failed=0,
+        in_time_per_s=(asked - late) / 15,
+        per_s=asked / 15,
+        rated=asked,
+        late_share=late / asked,
+        quantiles_s=(0.01, 0.02, 0.03),
     )
 
 
 def judged(**given: Any) -> ConsoleVerdict:
     usual: dict[str, Any] = {
-        "targets": 4, "ill": (), "total": recent(100, 0), "by_class": (), "homeless": (), "overloaded": "",
+        "targets": 4, "unhealthy": (), "total": recent(100, 0), "by_class": (), "unoffered": (), "overloaded": "",
         "panic": False, "refused_devices": (),
     }  # fmt: skip
     return console_verdict(**(usual | given))
 
 
-def ill(number: int, health: Health = "slow") -> HealthFinding:
+def unhealthy(number: int, health: Health = "slow") -> HealthFinding:
     return HealthFinding(f"edge/e{number}", health, f"why {number}")
 
 
@@ -44,13 +53,13 @@ def test_nothing_against_it_is_well_also_when_nobody_asks() -> None:
 
 
 def test_a_sick_link_is_named_with_its_reason() -> None:
-    said = judged(ill=[ill(2)])
+    said = judged(unhealthy=[unhealthy(2)])
     assert (said.state, said.sentence) == ("attention", "edge/e2 is on a slow link: why 2")
     assert said.findings[0].about == "edge/e2"
 
 
 def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
-    said = judged(targets=1000, ill=[ill(number) for number in range(40)])
+    said = judged(targets=1000, unhealthy=[unhealthy(number) for number in range(40)])
     assert said.sentence == "40 of 1000 targets are on a slow link: edge/e0, edge/e1, edge/e2 and 37 more"
 
 
@@ -58,10 +67,10 @@ def test_many_ill_targets_are_counted_and_the_first_are_named() -> None:
     ("given", "state", "words"),
     [
         ({"targets": 0}, "trouble", "No target is known"),
-        ({"targets": 2, "ill": [ill(1, "down"), ill(2, "down")]}, "trouble", "No target can be used"),
-        ({"ill": [ill(1, "down")]}, "attention", "edge/e1 is down: why 1"),
-        ({"ill": [ill(number, "down") for number in range(3)]}, "trouble", "3 of 4 targets are down"),
-        ({"homeless": ["minilm"]}, "trouble", "Nobody offers minilm just now"),
+        ({"targets": 2, "unhealthy": [unhealthy(1, "down"), unhealthy(2, "down")]}, "trouble", "No target can be used"),
+        ({"unhealthy": [unhealthy(1, "down")]}, "attention", "edge/e1 is down: why 1"),
+        ({"unhealthy": [unhealthy(number, "down") for number in range(3)]}, "trouble", "3 of 4 targets are down"),
+        ({"unoffered": ["minilm"]}, "trouble", "Nobody offers minilm just now"),
         ({"overloaded": "queues"}, "trouble", "Overloaded, the least important are shed: queues"),
         ({"panic": True}, "trouble", "Most targets fail"),
         ({"refused_devices": ["attic"]}, "attention", "attic is not dialled"),
@@ -85,7 +94,7 @@ def test_the_class_that_is_worst_off_is_named() -> None:
 
 def test_trouble_comes_first_and_there_is_an_end_to_findings() -> None:
     many = [ConsoleFinding("attention", f"finding {number}") for number in range(50)]
-    said = judged(others=many, homeless=["minilm"])
+    said = judged(others=many, unoffered=["minilm"])
     assert said.findings[0].level == "trouble"
     assert len(said.findings) == MOST_FINDINGS
     assert said.sentence == f"Nobody offers minilm just now, and {MOST_FINDINGS - 1} more"

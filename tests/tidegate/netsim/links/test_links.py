@@ -207,7 +207,7 @@ def test_periodic_weather_repeats_exactly() -> None:
     assert sum(on) == 100
 
 
-def test_the_weather_does_not_depend_on_who_asks_or_how_often() -> None:
+def test_the_weather_does_not_depend_on_which_queries_are_made_or_how_often() -> None:
     busy = Weather(mean_on_s=0.3, mean_off_s=0.5, draw=Random(5).random)
     quiet = Weather(mean_on_s=0.3, mean_off_s=0.5, draw=Random(5).random)
     for tick in range(10_000):

@@ -140,7 +140,7 @@ def test_a_recording_that_does_not_loop_ends() -> None:
     assert TraceRate(CapacityTrace([0.1], loops=False)).leaves_at(1, 5.0) == inf
 
 
-def test_a_recording_begins_when_it_is_told_to() -> None:
+def test_a_recording_begins_at_its_start_instant() -> None:
     link = TraceRate(CapacityTrace([0.1, 0.2, 0.3]), offset_s=0.15, starts_at=100.0)
     assert link.leaves_at(1500, 100.0) == pytest.approx(100.05)
 
@@ -193,7 +193,7 @@ def test_a_link_dies_only_after_it_was_bad() -> None:
     assert all(earlier == 1 for earlier, later in pairwise(states) if later == 2)
 
 
-def test_a_chain_s_time_does_not_depend_on_who_asks() -> None:
+def test_a_chain_s_time_does_not_depend_on_the_queries() -> None:
     def chain() -> Chain:
         return Chain((0.3, 0.2), ((0, 1), (1, 0)), Random(5).random)
 
@@ -287,7 +287,7 @@ def test_a_stream_is_cut_as_finely_as_its_slowest_stage_needs() -> None:
     assert Way([layer(traced, traces=(CapacityTrace([1.0]), CapacityTrace([1.0])))], 0, 1).segment == 3000
 
 
-def test_a_nat_remembers_who_speaks_and_forgets_who_is_silent_for_good() -> None:
+def test_a_nat_keeps_active_connections_and_forgets_silent_ones_for_good() -> None:
     binding = NatBinding(60.0, now=0.0)
     assert [binding.passes(at) for at in (60.0, 119.0, 180.0, 180.1)] == [True, True, False, False]
     assert "forgotten" in repr(binding)

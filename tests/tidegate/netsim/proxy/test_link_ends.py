@@ -1,4 +1,4 @@
-"""How connections over a link end: half closed, reset, left unheard, and what becomes of the bytes on their way."""
+"""How connections over a link end: half closed, reset, abandoned, and what becomes of the bytes on their way."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_bytes_for_an_end_that_has_left_are_accounted_for_and_the_other_en
 
 
 @on_virtual_time
-async def test_a_partition_that_resets_also_ends_those_who_are_still_connecting() -> None:
+async def test_a_partition_that_resets_also_ends_connections_in_the_making() -> None:
     async with linked(profile=CLEAR) as link:
         link.partition("blackhole")
         async with Client(link) as waiting:
@@ -107,7 +107,7 @@ async def test_a_partition_that_resets_also_ends_those_who_are_still_connecting(
 
 
 @on_virtual_time
-async def test_who_leaves_while_the_link_is_silent_is_forgotten() -> None:
+async def test_a_client_that_leaves_while_the_link_is_silent_is_forgotten() -> None:
     async with linked(profile=CLEAR) as link:
         link.partition("silent")
         async with Client(link) as client:
@@ -133,7 +133,7 @@ async def test_a_connection_that_both_ends_leave_after_the_nat_forgot_it_is_over
 
 
 @on_virtual_time
-async def test_a_connection_is_over_when_one_end_left_unheard_and_the_other_heard_of() -> None:
+async def test_a_connection_is_over_when_one_end_ended_unseen_and_the_other_seen() -> None:
     left = asyncio.Event()
 
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

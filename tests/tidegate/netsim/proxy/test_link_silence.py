@@ -16,7 +16,7 @@ from tidegate.netsim.proxy.link import LinkProxy
 
 
 @on_virtual_time
-async def test_a_blackhole_tells_nobody_and_gives_everything_back_when_healed() -> None:
+async def test_a_blackhole_is_silent_and_delivers_everything_when_healed() -> None:
     async with linked(profile=StreamProfile(delay_ms=10.0)) as link, Client(link) as client:
         await client.ask()
         link.partition("blackhole")
@@ -71,7 +71,7 @@ async def test_a_closed_end_is_not_heard_of_through_a_blackhole() -> None:
     ("kind", "old", "new"), [("reset", "reset", "reset"), ("close", "eof", "eof"), ("refuse", "reset", "refused")]
 )
 @on_virtual_time
-async def test_resets_closes_and_refusals_are_told_apart_by_a_client(kind: str, old: str, new: str) -> None:
+async def test_a_client_can_tell_resets_closes_and_refusals_apart(kind: str, old: str, new: str) -> None:
     async with linked(profile=StreamProfile(delay_ms=5.0)) as link, Client(link) as client:
         await client.ask()
 

@@ -76,7 +76,7 @@ def test_a_line_that_is_no_key_is_named(tmp_path: Path, line: str) -> None:
     assert CliRunner().invoke(attest, ["list", str(path)]).exit_code == 1
 
 
-def test_a_list_that_others_may_write_or_that_has_no_end_allows_nobody(tmp_path: Path) -> None:
+def test_a_list_that_others_may_write_or_that_has_no_end_allows_no_key(tmp_path: Path) -> None:
     path = tmp_path / "allowed"
     path.write_text("#")
     path.chmod(0o666)

@@ -187,7 +187,7 @@ def test_a_certificate_whose_key_is_of_another_kind_proves_nothing() -> None:
     assert isinstance(verdict, RefusedEvidence) and verdict.reason == "wrong-proof"
 
 
-def test_a_ca_that_cannot_be_read_verifies_nobody() -> None:
+def test_a_ca_that_cannot_be_read_verifies_no_target() -> None:
     verdict = verify_proof(
         sent(), target="edge/edge-1", nonce=NONCE, asker_key=ASKER, ca=b"?", now=NOW_S, policy=POLICY
     )
@@ -218,6 +218,12 @@ def test_a_certificate_with_an_odd_serial_number_is_refused_without_a_word_on_st
     raw = bytearray(_SENT)
     raw[_SENT.index(serial.to_bytes((serial.bit_length() + 7) // 8))] |= 0x80  # which makes it negative
     assert isinstance(judged(bytes(raw)), RefusedEvidence)
+
+
+def test_a_certificate_that_names_another_algorithm_beside_its_signature_is_refused() -> None:
+    before, algorithm, after = _SENT.rpartition(b"\x2a\x86\x48\xce\x3d\x04\x03\x02")  # ecdsa-with-SHA256
+    assert algorithm and isinstance(judged(before + algorithm + after), VerifiedEvidence)
+    assert isinstance(judged(before + algorithm[:-1] + b"\x03" + after), RefusedEvidence)
 
 
 @pytest.mark.parametrize(

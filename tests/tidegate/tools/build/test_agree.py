@@ -1,4 +1,4 @@
-"""Two artefacts are one model, or it is said what keeps them from it."""
+"""Two artefacts are one model, or the error names what differs."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_several_outputs_without_names_are_numbered_and_may_be_named() -> None:
     assert agreed_signature([two]).outputs[1].shape == ("output_1_0", 3)
 
 
-def test_dimensions_that_nobody_names_are_axes_of_their_own() -> None:
+def test_dimensions_without_a_name_are_axes_of_their_own() -> None:
     model = agreed_signature([signature("e.onnx", ids(None, None), output=(None, 4))])
     assert model.inputs[0].shape == ("batch", "ids_1")
     assert model.outputs[0].shape == ("vector_0", 4)
 
 
-def test_one_name_for_two_different_axes_is_told_apart_by_a_number() -> None:
+def test_one_name_for_two_different_axes_gets_a_number() -> None:
     model = agreed_signature([signature("e.onnx", ids(None, "batch"), output=("batch", 4))])
     assert model.inputs[0].shape == ("batch", "batch_2")
     assert model.outputs[0].shape == ("batch_2", 4)

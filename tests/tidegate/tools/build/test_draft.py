@@ -46,7 +46,7 @@ def test_each_choice_is_a_sentence_that_names_its_flag() -> None:
     )
 
 
-def test_what_the_user_said_is_not_chosen() -> None:
+def test_an_option_of_the_users_is_not_replaced_by_a_choice() -> None:
     wishes = DraftOptions(
         axes={"batch": (1, 8)}, bounds={"ids": (0, 9), "attention_mask": (0, 1)}, cost="items:ids", default_budget_s=0.5
     )

@@ -1,4 +1,4 @@
-"""What an operator's terminal shows of a rollout, and that leaving it leaves the rollout alone."""
+"""The terminal's view of a rollout; ending the view leaves the rollout alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def on_paper(view: RenderableType) -> str:
     return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_the_screen_shows_who_is_how_far_and_why_not_further_the_failed_first() -> None:
+def test_the_screen_shows_how_far_each_device_is_and_why_not_further_the_failed_first() -> None:
     loading = part("working", state="downloading", done_bytes=5_000_000, total_bytes=20_000_000)
     failed = part("failed", state="rolled_back", reason="probe_accuracy: [/] off by 0.3")
     shown = printed(rollout(a=loading, b=failed, c=part("waiting")))
@@ -64,7 +64,7 @@ def test_a_thousand_devices_do_not_fill_the_screen() -> None:
     assert f"… and {1000 - MOST_ROWS} more" in shown and len(shown.splitlines()) < MOST_ROWS + 8
 
 
-def test_who_leaves_is_told_that_it_goes_on_and_how_to_come_back(
+def test_ctrl_c_prints_that_the_rollout_goes_on_and_how_to_come_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def leave(_: float) -> None:
@@ -122,7 +122,7 @@ def test_an_order_that_makes_no_sense_is_refused_before_anything_is_sent(words: 
 
 
 @pytest.mark.parametrize("words", [["abort", "digits"], ["rollback", "digits"]])
-def test_a_gateway_that_ships_nothing_is_told_apart_from_one_without_such_a_rollout(
+def test_a_gateway_that_ships_nothing_differs_from_one_without_such_a_rollout(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(_self: Admin, _path: str) -> Any:
@@ -135,7 +135,7 @@ def test_a_gateway_that_ships_nothing_is_told_apart_from_one_without_such_a_roll
 
 
 @pytest.mark.parametrize(("name", "status"), [("digits", 0), ("digits-2-a", 0), ("", 0), ("digist", 1)])
-def test_a_name_that_no_model_and_no_rollout_has_is_said_rather_than_an_empty_table(
+def test_a_name_that_no_model_and_no_rollout_has_is_an_error_and_no_empty_table(
     name: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = {"version": "2", "edges": 1, "soaking": 0, "pools": 1, "share": None, "quality": {}}

@@ -1,4 +1,4 @@
-"""What `tidegate up` says."""
+"""The texts of `tidegate up`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_table_shows_each_part_with_the_models_that_the_gateway_knows_of() -
     assert rows[2][2:] == ("-", "")
 
 
-def test_variants_may_be_told_as_plain_names() -> None:
+def test_variants_may_be_plain_names() -> None:
     state = {"targets": [{"address": "127.0.0.1:8005", "models": [{"name": "digits", "variants": ["fp32", "bf16"]}]}]}
     assert process_rows(PLAN, {}, state)[2][3] == "digits fp32, bf16"
 
@@ -103,6 +103,6 @@ def test_lines_beyond_the_budget_of_a_second_are_counted_and_the_next_second_sta
     assert budget.allows(11.0)
 
 
-def test_it_is_said_where_the_console_is() -> None:
+def test_the_consoles_address_is_shown() -> None:
     assert console(PLAN) == "console, in a browser: http://127.0.0.1:8003/"
     assert "console http://127.0.0.1:8003" in process_rows(PLAN, {}, {})[0][1]

@@ -1,4 +1,4 @@
-"""What `tidegate up` decides before it starts anything."""
+"""The plan of `tidegate up`, made before anything starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ DATA = Path("/data")
 def options(
     edges: int = 2, ports_from: int = 8000, host: str = "127.0.0.1", broker: str | None = None, requests: bool = True
 ) -> Options:
-    return Options(DATA, DATA / "models", edges, ports_from, host, broker, requests)
+    return Options(
+        DATA, DATA / "models", edges=edges, ports_from=ports_from, host=host, broker=broker, requests=requests
+    )
 
 
 def process_config(planned: Plan, name: str) -> dict[str, object]:

@@ -1,1 +1,4 @@
-"""Room tidegate/tools/build/convert."""
+"""Conversions of a model's weights: export from torch, int8 quantization, and packing for the padding-free engine.
+
+The commands in `tidegate/tools/build` import the conversions. Reading a finished file belongs in `inspect`.
+"""

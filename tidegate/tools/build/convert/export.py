@@ -1,4 +1,4 @@
-"""From a torch module to files that run without the module's code: an exported program, and ONNX.
+"""An export turns a torch module into files that run without its code: an exported program, and ONNX.
 
 Both take the example inputs by the names of `forward`'s parameters, which become the names of the model's inputs.
 The ONNX exporter is the one that traces (`dynamo=False`): it needs nothing beside torch, gives smaller graphs that ONNX

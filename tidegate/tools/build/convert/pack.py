@@ -1,4 +1,4 @@
-"""Weights for the engine `torch-packed`: Hugging Face's BERT in one safetensors file that says what it is.
+"""A packed model is Hugging Face's BERT in one self-describing safetensors file, for the engine `torch-packed`.
 
 Source: a folder with `config.json` and `model.safetensors`, and where sentence-transformers made it, what its pooling
 and normalisation are (`1_Pooling/config.json`, `modules.json`). What the network here does not compute is refused by
@@ -64,8 +64,8 @@ def _pooling(source: Path) -> Literal["mean", "first"]:
     path = source / "1_Pooling" / "config.json"
     if not path.is_file():
         return "mean"
-    said = _json(path)
-    modes = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
+    pooling = _json(path)
+    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
     if modes == ["pooling_mode_mean_tokens"]:
         return "mean"
     if modes == ["pooling_mode_cls_token"]:

@@ -1,4 +1,4 @@
-"""int8 from fp32 ONNX: a quarter of the size and two to three times the speed on a device's cores, at a measured price.
+"""Quantization turns fp32 ONNX into int8: a quarter of the size and two to three times the speed on a device.
 
 Two ways. *Dynamic* takes no data: weights become int8, activations are scaled anew in each call. It suits transformers,
 whose activations have outliers that one fixed scale cannot hold. *Static* fixes the scales from calibration data and is

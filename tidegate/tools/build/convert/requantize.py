@@ -1,12 +1,11 @@
-"""`tidegate model quantize`: quantize a user's model, then say what was gained and what was lost.
+"""`tidegate model quantize` quantizes a user's model, then reports what was gained and what was lost.
 
 The target appears only when it is whole. Without data of the user's the comparison runs on made-up inputs and says so:
-random ids are no text, and a quality measured on them is a sign of life and no more.
+random ids are no text, and a quality measured on them shows only that the model runs.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tidegate.engines.engine import EngineError
 from tidegate.engines.onnx import OnnxEngine
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Manifest
+from tidegate.storage.atomic_file import replacing
 from tidegate.tools.build.agree import agreed_signature
 from tidegate.tools.build.convert.quantize import quantize_dynamically, quantize_statically
 from tidegate.tools.build.draft import Draft, DraftOptions, batch_axis, draft, row_axis
@@ -42,17 +42,14 @@ def requantize(
         raise BuildError(f"{source}: is quantized already")
     inputs = [port.name for port in signature.inputs]
     given = load_samples(calibration, inputs) if calibration else None
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        if static and given is not None:
-            quantize_statically(source, temporary, given.feeds)
-        else:
-            quantize_dynamically(source, temporary)
-        os.replace(temporary, target)
+        with replacing(target) as temporary:
+            if static and given is not None:
+                quantize_statically(source, temporary, given.feeds)
+            else:
+                quantize_dynamically(source, temporary)
     except OSError as error:
         raise BuildError(f"{target}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     samples = load_samples(evaluation, inputs) if evaluation else given
     yield from _report(
         source, target, draft("model", "1", agreed_signature([signature]), DraftOptions()), samples, metric

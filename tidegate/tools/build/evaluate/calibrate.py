@@ -1,10 +1,10 @@
 """`tidegate model calibrate`: how sure an edge's answer must be, found by running the real artefacts on labelled data.
 
 The edge's variant and the pool's answer every sample, one at a time as requests mostly come. One part of the samples
-chooses the threshold (`threshold.py`), the other only tells what it does. For a user's own classifier the parts are
+chooses the threshold (`threshold.py`), the other only shows what it does. For a user's own classifier the parts are
 two halves of the file, dealt at random from a fixed seed; for the digits they are splits that training never saw.
 
-What is written into the manifest is the section `confidence`, and the variants' qualities where nobody had measured
+What is written into the manifest is the section `confidence`, and the variants' qualities where none was measured
 them: the gateway escalates from a worse variant to a better one, and must know which is which. `max_share` is twice
 the share that was seen, so that a model whose world changes is noticed by its provisional answers and not by the pool.
 """
@@ -120,11 +120,11 @@ def calibrate_manifest(
             "where it holds scores, say --softmax"
         )
     threshold = threshold_for(goal, graded[0])
-    chosen, told = (threshold_outlook(part, threshold) for part in graded)
+    chosen, checked = (threshold_outlook(part, threshold) for part in graded)
     share = min(1.0, max(_LEAST_SHARE, round(2 * chosen.escalated, 2)))
     how = msgspec.structs.replace(how, threshold=threshold, max_share=share)
-    measured = _with_qualities(manifest, {edge.name: told.edge, pool.name: told.pool}, told.samples)
-    return CalibrationResult(msgspec.structs.replace(measured, confidence=how), edge, pool, chosen, told)
+    measured = _with_qualities(manifest, {edge.name: checked.edge, pool.name: checked.pool}, checked.samples)
+    return CalibrationResult(msgspec.structs.replace(measured, confidence=how), edge, pool, chosen, checked)
 
 
 def variants_of(manifest: Manifest) -> tuple[Variant, Variant]:

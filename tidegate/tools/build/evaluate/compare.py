@@ -1,4 +1,4 @@
-"""One artefact against another that it was made from, or stands in for: how close its answers are, how fast, how large.
+"""A comparison of two artefacts: how close the answers are, how fast each is, and how large.
 
 Closeness is the mean cosine of the first output's rows, or top-1: accuracy where labels are known, and otherwise how
 often both have the same class on top. Latency is of one thread, as on an edge device.

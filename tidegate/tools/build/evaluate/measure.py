@@ -1,4 +1,4 @@
-"""How good and how fast an artefact is, measured in the way that the numbers are later used.
+"""Quality and latency of an artefact are measured in the way in which the figures are used later.
 
 Quality is against a reference on the same inputs: the mean cosine of output rows for embeddings, top-1 for classifiers.
 Latency is taken interleaved, one call of each candidate in turn, so that a machine that slows down for a moment slows

@@ -1,4 +1,4 @@
-"""Cost tables of a model on this machine, as a scenario of the simulator wants them.
+"""`tabulate` measures a model's cost tables on this machine, in the form of a simulator scenario.
 
 The model's own artefacts are loaded as a target loads them, each in a worker process, and measured by the very warm-up
 that targets measure themselves with (`tidegate/workers/warmup.py`): a simulated fleet then starts from the same tables

@@ -1,4 +1,4 @@
-"""Which confidence to ask for, from answers whose truth is known: a share to escalate, or an accuracy to reach.
+"""A confidence threshold is chosen from labelled answers: for a share to escalate, or an accuracy to reach.
 
 Samples are put in the order of their confidence; a threshold cuts them in two, the unsure part of which the pool
 answers instead. Only cuts between samples of different confidence exist, so a model that gives most of its answers the
@@ -7,8 +7,8 @@ same confidence has few, and a wish may lie between two of them: that is refused
     share       the largest cut that escalates no more than was wished
     accuracy    the smallest cut at which edge and pool together are right often enough
 
-A threshold fits the samples that it was chosen on better than others. So it is always shown beside samples that had no
-say in it.
+A threshold fits the samples that it was chosen on better than others. So its figures are always shown for samples too
+that were not used to choose it.
 """
 
 from __future__ import annotations

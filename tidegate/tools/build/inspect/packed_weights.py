@@ -1,6 +1,6 @@
 """The signature of packed weights: the inputs of every packed encoder, with what its tables hold as bounds.
 
-As callers see it, which is plain: the engine packs. The one output has no name in the file.
+It is the signature that callers see, with plain rows: the engine packs. The one output has no name in the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an artefact takes and gives, as read from the artefact itself, in one form for every format.
+"""A signature is what an artefact takes and gives, read from the artefact itself, in one form for all formats.
 
 A dimension is a length, or a symbol where it varies, or None where the file says nothing. Symbols hold inside of one
 artefact only; `tidegate/tools/build/agree.py` finds out which symbols of two artefacts mean the same axis.
@@ -28,7 +28,7 @@ class SignaturePort:
 class ModelSignature:
     """`ranges` holds the least and largest length of symbols whose format limits them; None means no limit."""
 
-    source: str  # the file's name, for what is said about it
+    source: str  # the file's name, for messages
     inputs: tuple[SignaturePort, ...]
     outputs: tuple[SignaturePort, ...]
     precision: str

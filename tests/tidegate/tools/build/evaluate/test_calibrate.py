@@ -1,4 +1,4 @@
-"""Calibrating thresholds: of the digits with their own data, and of somebody's own classifier with a file."""
+"""Calibrating thresholds: of the digits with their own data, and of a user's own classifier with a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,17 @@ def own(tmp_path: Path) -> Path:
     variants = []
     for name, where, features in (("fp32", "pool", 8), ("int8", "edge", 4)):
         path = classifier(folder / f"{name}.onnx", features=features)
-        variants.append(Variant(name, path.name, "onnx", name, (where,), sha256_of(path), path.stat().st_size))  # type: ignore[arg-type]
+        variants.append(
+            Variant(
+                name,
+                artefact=path.name,
+                engine="onnx",
+                precision=name,
+                where=(where,),  # type: ignore[arg-type]
+                sha256=sha256_of(path),
+                size_bytes=path.stat().st_size,
+            )
+        )
     manifest = Manifest(
         name="own",
         version="1",

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from simulator.cli import simulate as command
+from simulator.report.figures import MeanInterval, difference, figures, miss_ratio, rows, tier_share
 from simulator.report.plot import smoothed
-from simulator.report.report import MeanInterval, difference, figures, miss_ratio, rows, tier_share
 from simulator.simulation import simulate
 from simulator.sweep import knee, sweep
 from simulator.world.tally import Latencies, OutcomeTally, ReliabilityTally, RequestEnd

@@ -1,54 +1,57 @@
-"""A life: one worker process from its start to its end.
+"""An incarnation: one worker process from its start to its end.
 
     starting → ready → over            over: it died, hung, could not be started, or was told to end
 
-It knows nothing of queues, of restarts or of other lives: `replica.py` lets one follow another.
+An incarnation knows nothing of queues, of restarts or of other incarnations: `supervised.py` lets one follow another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
 
-from cloud_pool.core.sharing.worker_layout import WorkerPlace
-from cloud_pool.workers.device_worker import DeviceWorker, StartProcess
 from tidegate import clock
 from tidegate.outcome import ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
 
 WARMUP_TIMEOUT_S = 300.0  # measuring stops by itself much earlier; this is for a worker that hangs in it
 
-Prepare = Callable[[DeviceWorker], Awaitable[float]]
+W = TypeVar("W")
+StartWorker = Callable[[str], AbstractAsyncContextManager[W]]
 
 
-class Incarnation:
+class Incarnation(Generic[W]):
     """Begins with `begin`, ends by itself or with `end`.
 
     Args:
-        name: of this life and no other.
-        prepare: loads and warms everything; returns the seconds that a later life should need for it.
+        name: of this incarnation and no other.
+        start: makes the worker of that name; leaving its context ends the process.
+        prepare: loads and warms everything; returns the seconds that a later incarnation should need for it.
+        end_of: waits until the worker has died or is to be ended, and says why.
+        on_ending: called when that is known, before the process is reaped, which takes a second where it hangs.
     """
 
     def __init__(
         self,
         name: str,
-        place: WorkerPlace,
         *,
-        start_process: StartProcess,
-        prepare: Prepare,
-        paced_slow: float,
-        hang_timeout_s: float,
+        start: StartWorker[W],
+        prepare: Callable[[W], Awaitable[float]],
+        end_of: Callable[[W], Awaitable[str]],
+        on_ending: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self.worker: DeviceWorker | None = None
+        self.worker: W | None = None
+        self.serving = False  # warm, and its end has not come
         self.restart_s = 0.0
         self.ready_at: float | None = None
         self.reason = "it was told to end"
-        self._place = place
-        self._start_process = start_process
+        self._start = start
         self._prepare = prepare
-        self._paced_slow = paced_slow
-        self._hang_timeout_s = hang_timeout_s
+        self._end_of = end_of
+        self._on_ending = on_ending
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,7 +69,7 @@ class Incarnation:
         return not self.over
 
     async def wait_over(self) -> None:
-        """Wait for its end; `reason` says why it came. Raises what nobody expected."""
+        """Wait for its end; `reason` says why it came. Raises what is a defect and no end of a worker."""
         assert self._task is not None
         await asyncio.shield(self._task)
 
@@ -86,25 +89,27 @@ class Incarnation:
 
     async def _run(self) -> None:
         try:
-            async with self._start_process(self.name, self._place.cores) as process:
-                self.worker = DeviceWorker(
-                    process,
-                    device=self._place.device,
-                    threads=self._place.threads,
-                    hang_timeout_s=self._hang_timeout_s,
-                    paced_slow=self._paced_slow,
-                )
+            async with self._start(self.name) as worker:
+                self.worker = worker
                 async with asyncio.timeout(WARMUP_TIMEOUT_S):
-                    self.restart_s = await self._prepare(self.worker)
+                    self.restart_s = await self._prepare(worker)
                 self.ready_at = clock.now()
-                self._ready.set()
-                self.reason = await self.worker.end()
+                await self._serve(worker)
         except ServeError as error:
             self.reason = error.message
         except TimeoutError:
             self.reason = f"the worker was not warm within {WARMUP_TIMEOUT_S:g} s"
         except OSError as error:
             self.reason = f"the worker could not be started: {error}"
+
+    async def _serve(self, worker: W) -> None:
+        self.serving = True
+        self._ready.set()
+        try:
+            self.reason = await self._end_of(worker)
+        finally:
+            self.serving = False
+        self._on_ending()
 
     def __repr__(self) -> str:
         state = f"over: {self.reason}" if self.over else "ready" if self._ready.is_set() else "starting"

@@ -1,15 +1,15 @@
-"""From runs to figures: what a policy achieved over several seeds, and how sure a difference between two is.
+"""Figures of finished runs: what a policy achieved over several seeds, and how sure a difference between two is.
 
 Each seed is another world; policies are compared within a world. A difference is the mean over seeds of the paired
 differences, with the 95 % interval that bootstrapping them gives: worlds differ by more than policies do, so unpaired
-intervals would hide what there is to see.
+intervals would hide the difference.
 
-Figures, for those that arrived after warming up:
+Figures, for requests that arrived after the warm-up:
 
     attainment      answered in time, of all that arrived (refused and late are misses)
     goodput         answers in time per second
     pool s/1k       seconds of pool compute, wasted ones included, per thousand answers in time
-    waste           share of all compute that no answer came of
+    waste           share of all compute that led to no answer
     quality         mean quality of the answers in time
     calibration     expected calibration error of the claimed chances; `cover` is of 95 % predictions
 """

@@ -1,4 +1,4 @@
-"""Who else could decide: Tidegate's own policies, and those of others, all over the same workers.
+"""Policies that a simulation compares: Tidegate's own and published ones, over the same workers.
 
 Every router stands in the same place, behind the same request machine (its retries after a failure or a refusal
 included) and in front of the same queues, batcher and links, so what differs is the decision alone. None of the
@@ -6,10 +6,10 @@ baselines hedges, and none refuses: only Tidegate's policies are given the other
 only they have Tidegate's admission before them.
 
     name           what it may see, as its authors run it
-    random         who is up
-    round-robin    who is up
-    all-edge       who is up; edges in turn, the pool only for what no edge takes
-    all-cloud      who is up; pools in turn
+    random         which targets are up
+    round-robin    which targets are up
+    all-edge       which targets are up; edges in turn, the pool only for what no edge takes
+    all-cloud      which targets are up; pools in turn
     static         the request's size: edges in turn up to `static_threshold`, else the pool (the deployer's rule)
     least-request  its own requests in flight, and each target's measured speed for this request as its weight
                    (Envoy, nginx: weighted least request, with the best of all weights, not static ones)
@@ -24,7 +24,7 @@ only they have Tidegate's admission before them.
 With `+ledger` after its name a baseline also sees the in-flight ledger: what the target reported *and* what this
 gateway has sent since; its notion of load becomes the predicted finish. random and round-robin have no notion of load.
 
-`clairvoyant` sees the truth (`clairvoyant.py`): it is no rival, it tells what better estimates could bring.
+`clairvoyant` sees the truth (`clairvoyant.py`): it is no rival, it shows what better estimates could bring.
 
 `value-nohedge` is `value` without hedges.
 
@@ -45,15 +45,10 @@ from gateway.core.admission.concurrency import AdaptiveLimit
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.placement.placer import (
-    Ask,
-    Candidate,
-    Decision,
-    Placer,
-    estimate,
-    no_candidate_reason,
-    variant_misfit,
-)
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import ChanceHedging
@@ -87,13 +82,13 @@ class PlacerRouter:
 
     judges = True
 
-    def __init__(self, placer: Placer, hedges: HedgePolicy, admission: Admission) -> None:
+    def __init__(self, placement: Placement, fleet: Fleet, hedges: HedgePolicy, admission: Admission) -> None:
         self.hedges = hedges
         self.door: AdmissionControl = admission
-        self._gate = AdmissionGuard(placer, admission)
+        self._guard = AdmissionGuard(placement, fleet, admission)
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        return self._gate.decide(ask, now, exclude)
+        return self._guard.decide(ask, now, exclude)
 
     def launched(self, target_id: str, now: float) -> None:
         """An attempt went there."""
@@ -105,11 +100,11 @@ class PlacerRouter:
         return False
 
     def __repr__(self) -> str:
-        return f"<PlacerRouter {self._gate!r}>"
+        return f"<PlacerRouter {self._guard!r}>"
 
 
 class Baseline(ABC):
-    """A router that chooses among whoever takes the work. `choose` sees the candidates and decides."""
+    """A router that chooses among the targets that take the work. `choose` sees the candidates and decides."""
 
     judges = False
 
@@ -248,7 +243,7 @@ class _Probe(NamedTuple):
 
 
 class Prequal(Baseline):
-    """Hot/cold lexicographic: those in the upper part of requests in flight are hot; the fastest cold one, else the
+    """Hot/cold lexicographic: targets in the upper part of requests in flight are hot; the fastest cold one, else the
     least hot."""
 
     PROBES, HOT_SHARE, KEPT_S = 3, 0.84, 1.0  # the paper's r_probe, Q_RIF and probe age
@@ -344,18 +339,17 @@ _LOADLESS: Final = ("random", "round-robin")
 
 def _cheapest(around: Surroundings) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
-    placer = Placer(fleet)
-    placer.probes = ProbePlacer(fleet, around.draw, overloaded=_strained(fleet, admission))
-    return PlacerRouter(placer, DeadlineHedging(), admission)
+    placement = ProbePlacer(Placer(fleet), fleet, around.draw, overloaded=_overloaded(fleet, admission))
+    return PlacerRouter(placement, fleet, DeadlineHedging(), admission)
 
 
 def _value(around: Surroundings, hedging: type[ChanceHedging] = ChanceHedging) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
-    strained = _strained(fleet, admission)
-    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget)
-    placer.probes = ProbePlacer(fleet, around.draw, overloaded=strained)
-    placer.tie_breaking_draw = around.draw if around.shares_targets else None
-    return PlacerRouter(placer, hedging(placer, overloaded=strained), admission)
+    overloaded = _overloaded(fleet, admission)
+    tie_breaking_draw = around.draw if around.shares_targets else None
+    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget, tie_breaking_draw=tie_breaking_draw)
+    placement = ProbePlacer(placer, fleet, around.draw, overloaded=overloaded)
+    return PlacerRouter(placement, fleet, hedging(placer, overloaded=overloaded), admission)
 
 
 def _admission(around: Surroundings) -> Admission:
@@ -363,12 +357,12 @@ def _admission(around: Surroundings) -> Admission:
     return Admission(limit, TenantQuotas(around.tenants), draw=around.draw)
 
 
-def _strained(fleet: Fleet, admission: Admission) -> Callable[[], bool]:
+def _overloaded(fleet: Fleet, admission: Admission) -> Callable[[], bool]:
     return lambda: admission.overloaded() or fleet.balance.panic
 
 
 class _Unhedged(ChanceHedging):
-    """As `ChanceHedging`, but no second attempt beside a silent one: what hedging is worth is told by its absence."""
+    """As `ChanceHedging`, but no second attempt beside a silent one: its absence shows what hedging is worth."""
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         return None

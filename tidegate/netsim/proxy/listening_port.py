@@ -1,11 +1,11 @@
 """The listening port of a link, and the ways in which a port can fail to answer.
 
     open       accepts
-    refusing   connecting is answered with RST (ECONNREFUSED): nobody listens. The port stays ours meanwhile
+    refusing   connecting is answered with RST (ECONNREFUSED): nothing listens. The port stays bound meanwhile
     deaf       connecting is not answered at all: the queue of connections is kept full, so the kernel drops every SYN
 
-A client that tried while the door was deaf tries again by the kernel's clock, 1, 3, 7 and 15 seconds after its first
-try; so it may notice late that the door is open again, as in life.
+A client that connects while the port is deaf tries again by the kernel's clock, 1, 3, 7 and 15 seconds after its first
+try; so it may notice late that the port is open again, as on a real network.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class ListeningPort:
         self.state = "open"
 
     def refuse(self) -> None:
-        """Raises OSError: somebody else took the port in the instant between."""
+        """Raises OSError: another process took the port in the instant between."""
         if self.state == "refusing":
             return
         _, port = self.address
         self._close_listener()
-        self._listener = self._bound(port)  # bound and not listening: ours, and nobody answers
+        self._listener = self._bound(port)  # bound and not listening: ours, and not answered
         self.state = "refusing"
 
     def deafen(self) -> None:
@@ -98,7 +98,7 @@ class ListeningPort:
                 client, name = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # no file descriptors left: those who wait stay in the kernel's queue for a while
+            except OSError:  # no file descriptors left: waiting clients stay in the kernel's queue for a while
                 self._rest()
                 return
             if name in self._filler_names:

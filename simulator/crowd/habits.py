@@ -1,8 +1,8 @@
-"""One simulated device's life: when it comes, for how long it stays, how it goes, and when it is back.
+"""The comings and goings of a simulated device: arrival, stay, departure and absence.
 
 Stays are exponential, so that departures of a crowd are a Poisson process of a known rate, as reboots and lost links of
 a large fleet are; absences are uniform. A departure is a goodbye, or, for a share of them, a power cut: then the broker
-tells the fleet by the device's will.
+publishes the device's will.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Habits:
 
     Args:
         ramp_s: the first arrivals are spread evenly over so long.
-        churn_per_minute: the share of those present that leaves in a minute; 0: nobody ever leaves.
+        churn_per_minute: the share of connected devices that leaves in a minute; 0: none ever leaves.
         crash_ratio: the share of departures that are power cuts.
     """
 

@@ -1,0 +1,170 @@
+"""The edge's model: one runner behind the common pipeline, with its limits, its costs and its statistics.
+
+A variant's limits say what the edge takes: work beyond them is refused as NotSupported with the limit's name, never
+tried. Among the variants that take the work the cheapest on this device is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from edge_agent.serving.runner import Runner
+from edge_agent.serving.scheduler import EdgeScheduler, WorkResult
+from tidegate import clock
+from tidegate.fleet.offers import ModelOffer
+from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.work import Work, fits
+from tidegate.oip.host import ModelStatistics, TimedCount
+from tidegate.outcome import InternalError, NotSupported, PeerError, Unreachable
+from tidegate.serving.target_model import Computation, Computed
+from tidegate.workers.process import ComputeResult
+
+OnAnswered = Callable[[Runner, float | None], None]
+
+
+class EdgeModel:
+    """A `TargetModel` over one runner.
+
+    Args:
+        server_name: of the edge, for refusals.
+        soaking: whether the runner's generation still has to prove itself, which its offer says.
+        on_answered: called after each call with the runner and the seconds that the call computed; or with None where
+            the runner failed by its own fault, not by the caller's or through a full queue.
+    """
+
+    def __init__(
+        self,
+        server_name: str,
+        runner: Runner,
+        scheduler: EdgeScheduler,
+        *,
+        soaking: bool = False,
+        on_answered: OnAnswered = lambda runner, compute_s: None,
+    ) -> None:
+        self.runner = runner
+        self.soaking = soaking
+        self.calls_inside = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._server_name = server_name
+        self._scheduler = scheduler
+        self._on_answered = on_answered
+        self._statistics = ModelStatistics(runner.manifest.name, runner.manifest.version)
+
+    @property
+    def label(self) -> str:
+        return self.runner.name
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.runner.manifest
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        return self.runner.variants
+
+    @property
+    def ready(self) -> bool:
+        return self.runner.state == "ready"
+
+    def offer(self) -> ModelOffer:
+        offer = self.runner.offer()
+        return replace(offer, state="soaking") if self.soaking and offer.state == "ready" else offer
+
+    def statistics(self) -> ModelStatistics:
+        return self._statistics
+
+    def choose(self, variants: Sequence[Variant], work: Work, demanded: str) -> Variant:
+        """The cheapest variant here that takes the work. Raises NotSupported or Unreachable."""
+        fitting = [v for v in variants if fits(work, max_batch=v.max_batch, max_tokens=v.max_tokens)]
+        if not fitting:
+            raise NotSupported(f"too much work for {self.label!r} on {self._server_name}: {_excess(work, variants)}")
+        if not self.ready:
+            raise Unreachable(self.runner.unready())
+        return fitting[0] if len(fitting) == 1 else min(fitting, key=lambda v: _seconds(self.runner, v, work))
+
+    async def compute(self, computation: Computation) -> Computed:
+        """Wait for a turn and compute.
+
+        Raises:
+            Overloaded, DeadlineExceeded: by `edge_agent/core/edge_queue.py`.
+            Unreachable: the worker died or hung during this call.
+            InternalError: the engine raised.
+        """
+        self._enter()
+        try:
+            done = await self._schedule(computation)
+        finally:
+            self._leave()
+        self._count(computation.work, done)
+        self._on_answered(self.runner, done.compute_s)
+        return Computed(done.result.outputs, done.queue_s, done.compute_s, computation.work.rows)
+
+    def ended(self, took_s: float, error: BaseException | None) -> None:
+        if error is None:
+            self._statistics.success.add(took_s)
+        elif isinstance(error, Exception):
+            self._statistics.fail.add(took_s)
+        if isinstance(error, InternalError | PeerError):
+            self._on_answered(self.runner, None)
+
+    async def _schedule(self, computation: Computation) -> WorkResult[ComputeResult]:
+        runner, call, units = self.runner, computation.call, computation.work.units
+        variant = computation.variant.name
+        time = runner.service_time(variant)
+        time.relax(clock.now())
+
+        async def compute() -> ComputeResult:
+            began_at = clock.now()
+            computed = await runner.infer(variant, computation.arrays)
+            # Recorded here and not after the wait: a call whose caller has left has cost what it cost.
+            time.record(units, clock.now() - began_at)
+            return computed
+
+        return await self._scheduler.run(
+            compute,
+            lane=runner.name,
+            deadline=computation.deadline,
+            cost_s=time.predict_s(units),
+            priority=call.priority,
+            on_accepted=call.on_accepted,
+        )
+
+    def _enter(self) -> None:
+        self.calls_inside += 1
+        self.idle.clear()
+
+    def _leave(self) -> None:
+        self.calls_inside -= 1
+        if not self.calls_inside:
+            self.idle.set()
+
+    def _count(self, work: Work, done: WorkResult[ComputeResult]) -> None:
+        statistics = self._statistics
+        statistics.last_inference_ms = int(clock.utc_s() * 1e3)
+        statistics.inference_count += work.rows
+        statistics.execution_count += 1
+        statistics.queue.add(done.queue_s)
+        statistics.compute_infer.add(done.compute_s)
+        statistics.batches.setdefault(work.rows, TimedCount()).add(done.compute_s)
+
+    def __repr__(self) -> str:
+        return f"<EdgeModel {self.label} {self.runner.state}{' soaking' if self.soaking else ''}>"
+
+
+def _seconds(runner: Runner, variant: Variant, work: Work) -> float:
+    return runner.service_time(variant.name).predict_s(work.units)
+
+
+def _excess(work: Work, variants: Sequence[Variant]) -> str:
+    """Which limits the work is over, for the caller to read."""
+    words = []
+    for v in variants:
+        if v.max_batch is not None and work.rows > v.max_batch:
+            words.append(f"{work.rows} rows, but {v.name} takes at most {v.max_batch} (max_batch)")
+        if v.max_tokens is not None and work.longest_row > v.max_tokens:
+            words.append(f"rows of {work.longest_row}, but {v.name} takes at most {v.max_tokens} (max_tokens)")
+    return "; ".join(words)

@@ -1,0 +1,28 @@
+"""An ask holds what placement needs to know of one request: model, work, deadline and the caller's demands."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tidegate.placement_pin import Pin
+
+
+class Ask(NamedTuple):
+    """What placement needs to know of a request."""
+
+    model: str
+    version: str
+    units: float
+    rows: int
+    longest_row: int
+    deadline: float
+    variant: str = ""  # demanded, by name or precision; "" takes any
+    priority: int = 0  # OIP's: 1 is highest, 0 means the default
+    body_bytes: int = 0
+    answer_bytes: int = 0  # expected; known only where an answer's bytes have a price
+    min_quality: float = 0.0  # a variant of lower or unmeasured quality is not eligible
+    pin: Pin = "any"  # targets outside of it are never candidates
+    weight: float = 1.0  # of its tenant: how much more an answer to it is worth than an answer to others
+    tenant: str = ""  # the tenant that pays; "" is the anonymous one
+    escalates: bool = False  # an unsure answer of a lesser variant is sent on to a better one
+    attested: bool = False  # targets without evidence that is good until the deadline are no candidates

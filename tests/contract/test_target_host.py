@@ -1,0 +1,179 @@
+"""What the host of every target promises, on an edge and in a pool, over fake workers on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.serving.host import PoolHost
+from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.supervisor import PoolSupervisor
+from edge_agent.core.edge_queue import EdgeQueue
+from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.runner import EdgeLoadable, EngineWorker, Runner
+from edge_agent.serving.scheduler import EdgeScheduler
+from tests.support.loop import on_virtual_time
+from tests.support.models.tiny_models import double_manifest
+from tests.support.pool.fake_worker import FakeWorker
+from tidegate import clock
+from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.models.manifest import Manifest, Variant
+from tidegate.outcome import ModelNotFound, NotSupported, Unreachable
+from tidegate.runtime.backoff import Backoff
+from tidegate.serving.target_host import TargetHost
+from tidegate.types import Call, Datatype, InferRequest, Parameters
+from tidegate.workers.warmup import CostPoints
+
+INT8 = replace(double_manifest().variants[0], name="small", precision="int8", max_batch=None, where=("edge", "pool"))
+FP32 = replace(INT8, name="full", precision="fp32")
+NAMED_INT8 = replace(FP32, name="int8")  # its name is another variant's precision
+MODEL = replace(double_manifest(), variants=(INT8, FP32))
+
+
+def worker(name: str) -> FakeWorker:
+    return FakeWorker(name, service_s=lambda _: 0.010)
+
+
+@asynccontextmanager
+async def edge(manifest: Manifest) -> AsyncIterator[TargetHost[Any]]:
+    async def measure(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
+        return ((1.0, 0.010),)
+
+    async def warm(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
+        await clock.sleep(0)
+
+    runner = Runner(
+        manifest,
+        [EdgeLoadable(one, Path("double.onnx")) for one in manifest.variants],
+        start_worker=worker,
+        measure=measure,
+        warm=warm,
+        backoff=Backoff(lambda: 0.5, base_s=1.0),
+    )
+    async with AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(EdgeScheduler(EdgeQueue(max_size=8)))
+        await stack.enter_async_context(runner)
+        yield EdgeHost("one", [runner], scheduler, epoch=lambda: 7)
+
+
+@asynccontextmanager
+async def pool(manifest: Manifest) -> AsyncIterator[TargetHost[Any]]:
+    loadables = [PoolLoadable(manifest, one, Path("double.onnx")) for one in manifest.variants]
+    async with PoolScheduler() as scheduler:
+        supervisor = PoolSupervisor(
+            loadables,
+            scheduler,
+            start_process=lambda name, cores: worker(name),
+            new_backoff=lambda: Backoff(lambda: 0.5, base_s=1.0),
+        )
+        async with supervisor:
+            yield PoolHost("one", loadables, scheduler, supervisor, epoch=7)
+
+
+TARGETS = {"edge": edge, "pool": pool}
+Target = Callable[[Manifest], AbstractAsyncContextManager[TargetHost[Any]]]
+
+
+@pytest.fixture(params=list(TARGETS))
+def target(request: pytest.FixtureRequest) -> Target:
+    return TARGETS[request.param]
+
+
+def call(model: str = "double", version: str = "", parameters: Parameters | None = None, **changes: Any) -> Call:
+    tensor = array_to_tensor("x", np.ones((1, 2), dtype=np.float32), Datatype.FP32)
+    request = InferRequest(model, (tensor,), model_version=version, id="id-1", parameters=parameters or {})
+    return replace(Call(request, "oip-grpc", clock.now(), clock.now() + 1.0), **changes)
+
+
+@pytest.mark.parametrize(
+    ("demanded", "used"),
+    [("full", "full"), ("small", "small"), ("fp32", "full"), ("int8", "small")],
+)
+def test_a_variant_is_demanded_by_its_name_or_by_its_precision(target: Target, demanded: str, used: str) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            reply = await host.infer(call(variant=demanded))
+
+            assert reply.variant == used
+            assert reply.route is not None
+            assert (reply.route.served_by, reply.route.variant, reply.route.degraded) == (host.server_name, used, False)
+
+    check()
+
+
+def test_a_name_is_not_taken_for_the_precision_of_another_variant(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(replace(MODEL, variants=(INT8, NAMED_INT8))) as host:
+            assert (await host.infer(call(variant="int8"))).variant == "int8"
+            assert (await host.infer(call(variant="small"))).variant == "small"
+
+    check()
+
+
+def test_a_demand_that_no_variant_satisfies_is_refused_with_the_variants_that_are_there(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            with pytest.raises(NotSupported, match=r"has no variant 'bf16' of 'double.*' \(here: small, full\)"):
+                await host.infer(call(variant="bf16"))
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "message"),
+    [("triple", "", r"no model 'triple' on .*/one \(models: double\)"), ("double", "2", r"no version '2' on .*/one")],
+)
+def test_what_is_not_here_is_not_found(target: Target, model: str, version: str, message: str) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            with pytest.raises(ModelNotFound, match=message):
+                await host.infer(call(model, version))
+            assert not host.model_ready(model, version)
+
+    check()
+
+
+def test_an_answer_says_where_it_was_computed_and_how_busy_the_target_is(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            first, second = await host.infer(call()), await host.infer(call())
+
+            (output,) = second.response.outputs
+            np.testing.assert_array_equal(tensor_to_array(output), [[2.0, 2.0]])
+            assert second.response.id == "id-1"
+            assert set(second.stages) == {"queue", "compute"}
+            assert first.load is not None
+            assert second.load is not None
+            assert (second.load.epoch, second.load.sequence - first.load.sequence) == (7, 1)
+
+    check()
+
+
+def test_a_draining_target_refuses_new_calls(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            assert host.ready()
+            assert host.model_ready("double")
+
+            host.drain()
+
+            with pytest.raises(Unreachable, match="/one is shutting down"):
+                await host.infer(call())
+            assert host.draining
+            assert not host.ready()
+            assert not host.model_ready("double", "1")
+
+    check()
