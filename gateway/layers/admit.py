@@ -20,8 +20,8 @@ def admit(admission: Admission, now: Callable[[], float]) -> Layer:
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
             entered_at = now()
-            who = AdmissionRequest(call.tenant, call.priority, lambda: fingerprint(call.request))
-            refusal = admission.enter(who, entered_at)
+            asked = AdmissionRequest(call.tenant, call.priority, lambda: fingerprint(call.request))
+            refusal = admission.enter(asked, entered_at)
             if refusal is not None:
                 raise refusal
             try:

@@ -27,7 +27,7 @@ from tidegate.outcome import CapacityError, ModelNotFound, NothingAlive, NotSupp
 from tidegate.types import Call, Reply
 
 FIRST_FLIGHT: Final = 0.6  # of the budget that is left, for a version that is not proved yet
-KEEP_S: Final = 0.2  # how old a count of who serves what may be
+KEEP_S: Final = 0.2  # how old a count of serving targets may be
 _NOWHERE: Final = (NothingAlive, ModelNotFound)
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 

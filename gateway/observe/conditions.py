@@ -25,7 +25,7 @@ def active_conditions(fleet: Fleet) -> list[tuple[TargetView, Condition]]:
 
 
 def conditions_json(fleet: Fleet, now: float) -> list[dict[str, Any]]:
-    """The same for who asks."""
+    """The same conditions as JSON."""
     return [
         {
             "target": target.id,

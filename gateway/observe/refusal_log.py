@@ -36,22 +36,22 @@ class RefusalLog:
         number = memory.next_number()
         memory.add(
             RequestRecord(
-                number,
-                truncated_words(request.id),
-                trace_id_of(call),
-                call.protocol,
-                request.model_name,
-                call.tenant,
-                call.arrived_at,
-                now,
-                now,
-                now,
-                self._work(call, now) if memory.recording else None,
-                (),
-                (),
-                truncated_words(f"{error.code}: {error.message}"),
-                now - call.arrived_at,
-                call.deadline,
+                number=number,
+                request_id=truncated_words(request.id),
+                trace_id=trace_id_of(call),
+                protocol=call.protocol,
+                model=request.model_name,
+                tenant=call.tenant,
+                arrived_at=call.arrived_at,
+                taken_at=now,
+                asked_at=now,
+                placed_at=now,
+                decision=self._work(call, now) if memory.recording else None,
+                reasons=(),
+                notes=(),
+                end=truncated_words(f"{error.code}: {error.message}"),
+                elapsed_s=now - call.arrived_at,
+                deadline=call.deadline,
             )
         )
         error.request_id = memory.name_of(number)

@@ -27,15 +27,15 @@ def spans_of(trace: Trace, record: RequestRecord) -> list[Span]:
     maker = _SpanBuilder(trace, record.arrived_at)
     route = record.end.route if isinstance(record.end, AnswerRecord) else None
     root = Span(
-        f"infer {record.model}",
-        trace.trace_id,
-        trace.span_id,
-        trace.parent_id,
-        record.arrived_at,
-        record.ended_at,
-        _attributes(record, route),
-        "server",
-        "" if route is not None else str(record.end),
+        name=f"infer {record.model}",
+        trace_id=trace.trace_id,
+        span_id=trace.span_id,
+        parent_id=trace.parent_id,
+        began_at=record.arrived_at,
+        ended_at=record.ended_at,
+        attributes=_attributes(record, route),
+        kind="server",
+        error="" if route is not None else str(record.end),
         state=trace.state,
     )
     inside = {stage for bar in fall.bars for stage in bar.stages}
@@ -68,15 +68,15 @@ class _SpanBuilder:
         }
         acked = [note.at for note in record.notes if note.what == "accepted" and note.attempt == bar.attempt]
         span = Span(
-            f"attempt {bar.target}",
-            self._trace.trace_id,
-            own_id,
-            self._trace.span_id,
-            began_at,
-            began_at + bar.took_s,
-            attributes,
-            "client",
-            bar.words if bar.end == "failed" else "",
+            name=f"attempt {bar.target}",
+            trace_id=self._trace.trace_id,
+            span_id=own_id,
+            parent_id=self._trace.span_id,
+            began_at=began_at,
+            ended_at=began_at + bar.took_s,
+            attributes=attributes,
+            kind="client",
+            error=bar.words if bar.end == "failed" else "",
             events=tuple(SpanEvent("accepted", at) for at in acked),
             state=self._trace.state,
         )
@@ -87,7 +87,15 @@ class _SpanBuilder:
     ) -> Span:
         began_at = self._arrived_at + start_s
         own_id = self._trace.child_id(number)
-        return Span(name, self._trace.trace_id, own_id, parent_id, began_at, began_at + max(0.0, took_s), attributes)
+        return Span(
+            name=name,
+            trace_id=self._trace.trace_id,
+            span_id=own_id,
+            parent_id=parent_id,
+            began_at=began_at,
+            ended_at=began_at + max(0.0, took_s),
+            attributes=attributes,
+        )
 
 
 def _attributes(record: RequestRecord, route: Route | None) -> dict[str, Value]:

@@ -64,7 +64,13 @@ class TrafficRecorder:
             await answer.prepare(request)
             tape.write(
                 RecordedHeader(
-                    FORMAT, VERSION, __version__, self._gateway, self._policy, round(clock.utc_s(), 3), for_s
+                    format=FORMAT,
+                    version=VERSION,
+                    made_by=__version__,
+                    gateway=self._gateway,
+                    policy=self._policy,
+                    began_utc_s=round(clock.utc_s(), 3),
+                    for_s=for_s,
                 )
             )
             ends_at = tape.began_at + for_s

@@ -192,7 +192,15 @@ class RequestExecution:
             self._context.listener.answered(attempt.candidate.target.id)
         confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
         stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
-        note = RequestEvent(now, "answered", number, "", "", link_s, stages, "", confidence, reply.batch_size)
+        note = RequestEvent(
+            at=now,
+            what="answered",
+            attempt=number,
+            seconds=link_s,
+            stages=stages,
+            confidence=confidence,
+            batch=reply.batch_size,
+        )
         self._note(note)
         budget = self._context.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
@@ -338,22 +346,22 @@ class RequestExecution:
         number = memory.next_number()
         memory.add(
             RequestRecord(
-                number,
-                truncated_words(self._request.id),
-                trace_id_of(call),
-                call.protocol,
-                self._request.model_name,
-                call.tenant,
-                call.arrived_at,
-                self._taken_at,
-                self._started_at,
-                self._placed_at,
-                None,
-                tuple(machine.reasons),
-                tuple(self._notes),
-                end if isinstance(end, AnswerRecord) else truncated_words(end),
-                now - call.arrived_at,
-                call.deadline,
+                number=number,
+                request_id=truncated_words(self._request.id),
+                trace_id=trace_id_of(call),
+                protocol=call.protocol,
+                model=self._request.model_name,
+                tenant=call.tenant,
+                arrived_at=call.arrived_at,
+                taken_at=self._taken_at,
+                asked_at=self._started_at,
+                placed_at=self._placed_at,
+                decision=None,
+                reasons=tuple(machine.reasons),
+                notes=tuple(self._notes),
+                end=end if isinstance(end, AnswerRecord) else truncated_words(end),
+                elapsed_s=now - call.arrived_at,
+                deadline=call.deadline,
             ),
             machine.decision,
         )

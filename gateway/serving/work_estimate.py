@@ -53,22 +53,24 @@ class AskBuilder:
         work = work_of(manifest, request)
         assert call.deadline is not None, "the expire layer sets a deadline"
         return Ask(
-            manifest.name,
-            manifest.version,
-            work.units,
-            work.rows,
-            work.longest_row,
-            call.deadline,
-            call.variant,
-            call.priority,
-            tensor_bytes(request.inputs),
-            answer_bytes(manifest, request) if self._fleet.is_metered else 0,
-            max(call.min_quality, manifest.min_quality),
-            stricter(call.pin, manifest.pin),
-            self._weight_of(call.tenant),
-            call.tenant,
-            manifest.confidence is not None and not call.variant and stricter(call.pin, manifest.pin) == "any",
-            call.attested or manifest.require == "attested",
+            model=manifest.name,
+            version=manifest.version,
+            units=work.units,
+            rows=work.rows,
+            longest_row=work.longest_row,
+            deadline=call.deadline,
+            variant=call.variant,
+            priority=call.priority,
+            body_bytes=tensor_bytes(request.inputs),
+            answer_bytes=answer_bytes(manifest, request) if self._fleet.is_metered else 0,
+            min_quality=max(call.min_quality, manifest.min_quality),
+            pin=stricter(call.pin, manifest.pin),
+            weight=self._weight_of(call.tenant),
+            tenant=call.tenant,
+            escalates=manifest.confidence is not None
+            and not call.variant
+            and stricter(call.pin, manifest.pin) == "any",
+            attested=call.attested or manifest.require == "attested",
         )
 
     def describe(self, call: Call) -> WorkDescription:

@@ -107,10 +107,10 @@ class AttestationVerifier:
 class TargetAttestation:
     """The attestation of one connection; `keep` runs as long as the connection does."""
 
-    def __init__(self, verifier: AttestationVerifier, target_id: str, tell: Callable[[Attestation], None]) -> None:
+    def __init__(self, verifier: AttestationVerifier, target_id: str, report: Callable[[Attestation], None]) -> None:
         self._verifier = verifier
         self._target_id = target_id
-        self._tell = tell
+        self._report = report
         self._told: Attestation | None = None
         self._again = asyncio.Event()  # what the target offers has changed: so may its measurement have
 
@@ -193,7 +193,7 @@ class TargetAttestation:
         elif not attestation.why_not and (self._told is None or self._told.why_not):
             log.info("target is attested", target=self._target_id, evidence=str(attestation))
         self._told = attestation
-        self._tell(attestation)
+        self._report(attestation)
 
     def __repr__(self) -> str:
         return f"<TargetAttestation of {self._target_id}: {self._told}>"

@@ -34,7 +34,17 @@ def manifest_from(metadata: oip_pb2.ModelMetadataResponse, config: oip_pb2.Model
         version=max(metadata.versions, key=_version_key, default="1"),
         inputs=inputs,
         outputs=tuple([_spec(entry, max_batch_size, axes) for entry in metadata.outputs]),
-        variants=(Variant(VARIANT, "", "onnx", PRECISION, ("edge", "pool"), "", 0),),
+        variants=(
+            Variant(
+                name=VARIANT,
+                artefact="",
+                engine="onnx",
+                precision=PRECISION,
+                where=("edge", "pool"),
+                sha256="",
+                size_bytes=0,
+            ),
+        ),
         cost=Cost("bytes", inputs[0].name),
         axes=axes,
         summary=f"served by {metadata.platform or 'a foreign server'}",

@@ -67,7 +67,7 @@ class LinkTarget:
         Args:
             backoff_cap_s: at most so long from one dial to the next, beyond what the dial itself takes.
             resolve: the address to dial for the one that is known; a ValueError or OSError says why there is none.
-            dialler: opens each dial's channel, and checks who answers; None: without encryption.
+            dialler: opens each dial's channel, and checks the server's identity; None: without encryption.
             appraiser: verifies evidence, which is then asked for on each stream.
         """
         self._id = id

@@ -24,7 +24,15 @@ async def infer_over_link(
     """The answer with its stage times. Raises what `LinkClient.ask` does, and BadAnswer."""
     deadline = clock.now() + budget_s
     answered = await client.ask(
-        Question(request_bytes(request), deadline, priority, variant, traceparent, on_accepted, tracestate)
+        Question(
+            message=request_bytes(request),
+            deadline=deadline,
+            priority=priority,
+            variant=variant,
+            traceparent=traceparent,
+            on_accepted=on_accepted,
+            tracestate=tracestate,
+        )
     )
     return Reply(
         response=response_from_bytes(answered.message, request),

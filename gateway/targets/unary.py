@@ -77,7 +77,7 @@ class UnaryTarget:
         foreign: not one of ours: send and expect only what the protocol defines.
         models: what the server is asked to describe when it comes up; nothing else of it is offered.
         on_event: None for no probes.
-        dialler: opens the channel, and checks who answers; None: without encryption.
+        dialler: opens the channel, and checks the server's identity; None: without encryption.
     """
 
     def __init__(

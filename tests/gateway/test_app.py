@@ -172,7 +172,7 @@ async def test_only_a_target_that_leaves_without_a_word_is_a_warning(tmp_path: P
     assert down == {"edge/attic": "info", "pool/main": "warning"}
 
 
-async def test_a_caller_who_hangs_up_takes_the_work_with_him(tmp_path: Path) -> None:
+async def test_the_work_of_a_caller_that_hangs_up_is_cancelled(tmp_path: Path) -> None:
     pool = Far("pool/main")
     pool.host.gate.clear()
     async with running(pool), AsyncExitStack() as stack:

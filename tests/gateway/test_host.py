@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown
 from gateway.core.health.breaker import AttemptVerdict
 from gateway.host import GatewayHost
@@ -21,40 +22,42 @@ async def answers(call: Call) -> Reply:
     return Reply(InferResponse("minilm", "1", ()))
 
 
-def host() -> GatewayHost:
-    fleet = fleet_of(edge_a=variant())
+def host(fleet: Fleet) -> GatewayHost:
     metrics = GatewayMetrics(fleet, admission_of(1), version_of=lambda request: "1")
     return GatewayHost("main", Catalog([minilm(), digits()]), fleet, metrics, answers)
 
 
 def test_a_model_is_ready_while_a_usable_target_offers_it() -> None:
-    one = host()
+    fleet = fleet_of(edge_a=variant())
+    one = host(fleet)
     assert one.model_ready("minilm")
     assert one.model_ready("minilm", "1")
     assert not one.model_ready("digits"), "nobody offers it"
     assert not one.model_ready("nobody")
 
     for _ in range(5):
-        one._fleet.targets["edge/a"].breaker.record(AttemptVerdict.FAILURE, clock.now(), 0.5)
+        fleet.targets["edge/a"].breaker.record(AttemptVerdict.FAILURE, clock.now(), 0.5)
     assert one.model_ready("minilm"), "the last one stays in use, however it fails"
 
-    one._fleet.fold(LinkDown("edge/a", "reset"), clock.now())
+    fleet.fold(LinkDown("edge/a", "reset"), clock.now())
     assert not one.model_ready("minilm")
 
 
 def test_the_gateway_is_ready_when_static_targets_were_tried_and_one_can_be_used() -> None:
-    one = host()
+    fleet = fleet_of(edge_a=variant())
+    one = host(fleet)
     assert one.ready()
-    one._fleet.add(spec("pool/main"), NOW)
+    fleet.add(spec("pool/main"), NOW)
     assert not one.ready()
-    one._fleet.fold(LinkDown("pool/main", "refused"), NOW)
+    fleet.fold(LinkDown("pool/main", "refused"), NOW)
     assert one.ready()
-    one._fleet.fold(LinkDown("edge/a", "refused"), NOW)
+    fleet.fold(LinkDown("edge/a", "refused"), NOW)
     assert not one.ready()
 
 
 def test_statistics_are_of_all_models_or_of_one() -> None:
-    one = host()
+    fleet = fleet_of(edge_a=variant())
+    one = host(fleet)
     assert [statistics.name for statistics in one.statistics()] == ["digits", "minilm"]
     assert [statistics.name for statistics in one.statistics("minilm")] == ["minilm"]
     assert [statistics.version for statistics in one.statistics("minilm", "1")] == ["1"]
@@ -63,7 +66,8 @@ def test_statistics_are_of_all_models_or_of_one() -> None:
 
 
 async def test_models_come_from_the_catalog_and_answers_from_the_stack() -> None:
-    one = host()
+    fleet = fleet_of(edge_a=variant())
+    one = host(fleet)
     assert one.server_name == "tidegate-gateway-main"
     assert [manifest.name for manifest in one.manifests()] == ["digits", "minilm"]
     assert one.manifest("minilm").name == "minilm"

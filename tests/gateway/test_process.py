@@ -80,7 +80,7 @@ def test_an_unknown_key_is_a_failed_event_and_an_exit_code(tmp_path: Path) -> No
     assert "did you mean 'http_port'" in event["reason"]
 
 
-def test_status_of_nobody_says_where_it_looked() -> None:
+def test_status_without_a_process_says_where_it_looked() -> None:
     result = CliRunner().invoke(status, ["--admin", "http://127.0.0.1:1"])
     assert result.exit_code == 1
     assert "no gateway answers at http://127.0.0.1:1" in result.stderr

@@ -74,7 +74,7 @@ async def test_a_pinned_request_is_answered_inside_or_not_at_all(tmp_path: Path)
         assert fars["cloud"].host.calls == []
 
 
-async def test_a_pin_that_nobody_can_keep_is_503_with_each_targets_reason(tmp_path: Path) -> None:
+async def test_a_pin_that_no_target_can_keep_is_503_with_each_targets_reason(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (gateway, session, fars):
         await fars["edge"].kill()
         await fars["site"].kill()

@@ -1,4 +1,4 @@
-"""Attempts by what became of them: how good predictions were, what hedges and fallbacks brought, who answered.
+"""Attempts by what became of them: how good predictions were, what hedges and fallbacks brought, which target answered.
 
 Read from each finished request's own record (`gateway/core/history/recorder.py`), so that nothing is counted twice and
 nothing is added to the path of a request but one walk over its handful of notes.

@@ -38,7 +38,7 @@ class BoundedNames:
         return name
 
     def keep(self, present: Collection[str]) -> set[str]:
-        """Forget who is not there any more; returns those that were forgotten, whose series end with them."""
+        """Forget names that are not there any more; the forgotten ones, whose series end with them."""
         gone = {name for name in self._named if name not in present}
         self._named -= gone
         return gone

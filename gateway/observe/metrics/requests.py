@@ -137,7 +137,7 @@ class RequestCounts:
         self._left(call)
         request, response = call.request, reply.response
         self._noted.append(
-            _AnswerCounts(
+            _AnswerCounts(  # positional: hot path
                 request.model_name,
                 call.protocol,
                 _rows(request),

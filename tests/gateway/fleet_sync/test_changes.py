@@ -1,4 +1,4 @@
-"""What has changed in a fleet, told one by one, amounts to looking at all of it again and again."""
+"""The changes of a fleet, one by one, amount to looking at all of it again and again."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def say(fleet: FleetRegister, device: Device, word: str, now: float, number: int
         max_size=80,
     )
 )
-def test_whoever_follows_the_changes_knows_what_whoever_looks_at_all_knows(
+def test_following_the_changes_shows_the_same_as_looking_at_all_devices(
     said: list[tuple[str, str, float, bool]],
 ) -> None:
     """However late it comes to look: what it missed meanwhile, it sees then."""
@@ -119,7 +119,7 @@ def test_whoever_follows_the_changes_knows_what_whoever_looks_at_all_knows(
         }
 
 
-def test_whoever_never_looks_is_told_each_device_once() -> None:
+def test_a_reader_that_never_looked_gets_each_device_once() -> None:
     fleet, device = register(), Device("a")
     fleet.fold(*device.birth(10.0), 10.0)
     for second in range(11, 40):
@@ -166,7 +166,7 @@ def test_an_answer_of_a_device_that_was_taken_for_dead_is_a_change() -> None:
     assert view is not None and view.freshness is Freshness.CONTROL_LOST
 
 
-def test_a_death_that_nobody_saw_before_an_answer_refuted_it_comes_back_when_the_answers_end() -> None:
+def test_a_death_that_was_not_seen_before_an_answer_refuted_it_comes_back_when_the_answers_end() -> None:
     fleet, device = register(), Device("a")
     fleet.fold(*device.birth(10.0), 10.0)
     fleet.data_plane("a", device.epoch, 1, None, 10.0)

@@ -40,7 +40,7 @@ def test_old_answers_tell_nothing() -> None:
     assert not fleet.data_plane("nobody", 1, 1, LOAD, 12.0)
 
 
-def test_the_load_that_came_last_counts_by_whichever_road() -> None:
+def test_the_load_that_came_last_counts_by_whichever_path() -> None:
     fleet, device = alive()
     fleet.data_plane("kiosk-1", 100, 7, LOAD, 11.0)
     assert only(fleet, 11.0).load == LOAD
@@ -65,7 +65,7 @@ def test_a_pong_prolongs_what_an_answer_said() -> None:
     assert not fleet.data_plane_alive("nobody", 25.0)
 
 
-def test_a_broken_data_link_is_suspect_until_the_device_speaks_again_by_any_road() -> None:
+def test_a_broken_data_link_is_suspect_until_the_device_sends_again_by_any_path() -> None:
     fleet, device = alive()
     fleet.data_plane("kiosk-1", 100, 7, LOAD, 10.5)
     assert fleet.data_plane_lost("kiosk-1", 10.6)

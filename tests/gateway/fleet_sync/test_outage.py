@@ -1,4 +1,4 @@
-"""This gateway's own outage: silence while it has no broker is nobody's fault, and excuses nothing for ever."""
+"""This gateway's own outage: silence while it has no broker says nothing of devices, and excuses nothing for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.support.mqtt.views import CONTROL_LOST, DEAD, FRESH, alive, freshness, only
 
 
-def test_silence_while_we_have_no_broker_is_nobodys_fault() -> None:
+def test_silence_without_a_broker_says_nothing_about_devices() -> None:
     fleet, device = alive(10.0)
     fleet.control_plane(up=False, now=10.5)
     assert freshness(fleet, 10.6) is CONTROL_LOST

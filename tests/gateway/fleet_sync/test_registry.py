@@ -1,4 +1,4 @@
-"""The fold of everything that devices say: what is seen, how silence is graded, and that any order ends alike."""
+"""The fold of everything that devices report: what is seen, how silence is graded, and that any order ends alike."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_replayed_heartbeat_of_a_silent_device_does_not_make_it_look_fresh() -
         assert freshness(fleet, now) is DEAD
 
 
-def test_retained_messages_ask_nobody_anything() -> None:
+def test_retained_messages_cause_no_question_to_a_device() -> None:
     fleet, device = register(), Device()
     birth, inventory = device.birth(1.0), device.inventory(1.0, offer("minilm"))
     assert fleet.fold(*inventory, 100.0, retained=True) == []

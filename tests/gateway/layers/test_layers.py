@@ -1,4 +1,4 @@
-"""The layers around the conductor, each alone and stacked."""
+"""The layers around the dispatcher, each alone and stacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends poison is refused for a minute, with the reason; the log says it once, and everybody else is served."""
+"""A sender of poison is refused for a minute, with the reason; the log has one line, and all others are served."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_who_names_no_tenant_is_refused_only_for_what_was_the_poison() -> 
 
 
 @on_virtual_time
-async def test_a_pool_that_fails_everybody_has_nobody_refused() -> None:
+async def test_a_pool_that_fails_every_caller_gets_none_refused() -> None:
     stage = Stage()
     for _ in range(2 * TIMES):  # were it believed, twice as often as is enough
         with pytest.raises(Poisonous):

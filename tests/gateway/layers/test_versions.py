@@ -92,7 +92,7 @@ def test_when_the_new_version_fails_the_old_one_answers(error: ServeError) -> No
 
 
 @on_virtual_time
-async def test_a_version_that_nobody_serves_is_not_asked_and_costs_no_budget() -> None:
+async def test_a_version_that_no_target_serves_is_not_asked_and_costs_no_budget() -> None:
     asked: list[tuple[str, float]] = []
 
     async def inner(call: Call) -> Reply:
@@ -167,7 +167,7 @@ async def test_what_is_the_callers_fault_is_not_asked_twice() -> None:
 
 
 @on_virtual_time
-async def test_a_model_that_nobody_ships_costs_nothing() -> None:
+async def test_a_model_that_was_never_shipped_costs_nothing() -> None:
     def nobody() -> float:
         raise AssertionError("chance was asked")
 

@@ -1,4 +1,4 @@
-"""The scaling signal of a running gateway: what its endpoint says, when, and what its door turned away."""
+"""The scaling signal of a running gateway: what its endpoint says, when, and which refusals count."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_endpoint_and_the_metric_tell_the_same_need() -> None:
     assert scaling_families(None) == []
 
 
-def test_what_the_door_turns_away_for_lack_of_room_is_load_and_a_tenants_own_limit_is_not() -> None:
+def test_requests_refused_for_lack_of_room_are_load_and_those_over_a_tenants_limit_are_not() -> None:
     loads = []
     for reason in ("over-budget", "shed"):
         admission = admission_of(4)

@@ -1,4 +1,4 @@
-"""The conductor on virtual time: what the machine decides is performed; tasks, timers and counts are given back."""
+"""The dispatcher on virtual time: what the machine decides is performed; tasks, timers and counts are given back."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_the_deadline_ends_a_silent_request_in_time() -> None:
 
 
 @on_virtual_time
-async def test_a_caller_who_leaves_takes_every_attempt_with_him() -> None:
+async def test_every_attempt_is_cancelled_when_its_caller_leaves() -> None:
     edge, pool = target("edge_a", takes_s=60.0), target("pool_main", takes_s=60.0)
     scene = Scene({"edge_a": (edge, INT8), "pool_main": (pool, FP32)})
     asking = asyncio.create_task(scene.dispatcher.infer(scene.call()))
@@ -148,7 +148,7 @@ async def test_a_caller_who_leaves_takes_every_attempt_with_him() -> None:
 
 
 @on_virtual_time
-async def test_a_caller_who_leaves_in_the_instant_of_the_deadline_is_cancelled_and_not_answered() -> None:
+async def test_a_caller_that_leaves_in_the_instant_of_the_deadline_is_cancelled_and_not_answered() -> None:
     scene = Scene({"pool_main": (target("pool_main", takes_s=60.0, ignores_budget=True), FP32)})
     call = scene.call(budget_s=0.5)
     asking = asyncio.create_task(scene.dispatcher.infer(call))

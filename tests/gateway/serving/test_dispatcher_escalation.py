@@ -1,4 +1,4 @@
-"""The conductor with models that judge themselves: confidence is read from real tensors, and nothing is left behind."""
+"""The dispatcher with models that judge themselves: confidence is read from real tensors, and no task is left over."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_an_overloaded_gateway_escalates_nothing() -> None:
 
 
 @on_virtual_time
-async def test_an_answer_is_not_judged_by_an_output_that_nobody_asked_for() -> None:
+async def test_an_answer_is_not_judged_by_an_output_that_was_not_requested() -> None:
     scene = Judging(classifier("edge/a", UNSURE), classifier("pool/main"))
     assert not (await scene.ask(outputs=("other",))).provisional
     assert (await scene.ask(outputs=("scores",))).reason == "escalated"
@@ -159,13 +159,13 @@ async def test_a_demanded_variant_is_given_with_its_doubt() -> None:
 
 
 @on_virtual_time
-async def test_the_pools_answers_are_judged_by_nobody() -> None:
+async def test_the_pools_answers_are_not_judged() -> None:
     scene = Judging(classifier("edge/a"), classifier("pool/main", UNSURE))
     assert not (await scene.ask(demanded="fp32")).provisional
 
 
 @on_virtual_time
-async def test_a_caller_who_leaves_during_an_escalation_takes_it_with_him() -> None:
+async def test_an_escalation_is_cancelled_when_its_caller_leaves() -> None:
     scene = Judging(classifier("edge/a", UNSURE), pool := classifier("pool/main", takes_s=60.0))
     asking = asyncio.create_task(scene.ask())
     await clock.sleep(0.5)
@@ -179,7 +179,7 @@ async def test_a_caller_who_leaves_during_an_escalation_takes_it_with_him() -> N
 
 
 @on_virtual_time
-async def test_who_judges_whom_is_worked_out_once() -> None:
+async def test_the_confidence_policy_of_a_model_is_read_once() -> None:
     scene = Judging(classifier("edge/a", UNSURE), classifier("pool/main"))
     await scene.ask()
     assert scene.dispatcher.judges.of("minilm", "1") is scene.dispatcher.judges.of("minilm", "1")

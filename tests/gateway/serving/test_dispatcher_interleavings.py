@@ -1,4 +1,4 @@
-"""The conductor under chance, on virtual time: targets answer, fail, hang or defy cancellation, and callers leave.
+"""The dispatcher under chance, on virtual time: targets answer, fail, hang or defy cancellation, and callers leave.
 
 The core's own interleavings are fuzzed without a loop (`tests/gateway/core/request/test_interleavings.py`). Here the
 shell is: tasks, timers, the inline attempt and the cancellation that is taken back. Each run has an event loop, a fleet

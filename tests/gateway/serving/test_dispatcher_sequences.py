@@ -1,4 +1,4 @@
-"""The steps of a sequence go home: one target, asked once. On virtual time."""
+"""The steps of a sequence go to the target that keeps its state, once each. On virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which advertised addresses become targets, and how those that do not are told."""
+"""Which advertised addresses become targets, and how refused ones are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.targets.address_policy import NAMED, AddressPolicy
 
 
 def view(name: str, *urls: str, freshness: Freshness = Freshness.FRESH) -> DeviceView:
-    return DeviceView(name, 1, urls, (), None, freshness, 0.0, "")
+    return DeviceView(name=name, epoch=1, urls=urls, offers=(), load=None, freshness=freshness, age_s=0.0, reason="")
 
 
 def test_an_allowed_address_is_a_target_and_no_other_is() -> None:

@@ -1,4 +1,4 @@
-"""Attested placement from the outside, over TLS: who is asked, who is refused, and what both say."""
+"""Attested placement from the outside, over TLS: which targets are asked and refused, and with what words."""
 
 from __future__ import annotations
 

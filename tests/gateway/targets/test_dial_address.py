@@ -1,4 +1,4 @@
-"""A device that advertises somebody else's address is not dialled, and an operator can see why."""
+"""A device that advertises another host's address is not dialled, and an operator can see why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway's link port over real gRPC: cut links, NATs that forget, two roads to one device, and hostile diallers."""
+"""A gateway's link port over real gRPC: cut links, NATs that forget, two paths to one device, and hostile diallers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_what_a_nat_has_forgotten_is_found_by_its_silence_and_dialled_agai
         assert len(main.dialled_in.links) <= 1
 
 
-async def test_a_road_as_long_as_a_satellites_comes_up() -> None:
+async def test_a_path_as_long_as_a_satellites_comes_up() -> None:
     async with gateway(heartbeat=KeepaliveTiming(1.0, 10)) as main, LinkProxy(("127.0.0.1", main.port)) as link:
         link.apply(StreamProfile(delay_ms=300.0))
         async with dialling(service(beat=KeepaliveTiming(1.0, 10)), link.port):
@@ -163,7 +163,7 @@ async def test_a_device_serves_every_gateway_it_is_told_of() -> None:
 # two roads
 
 
-async def test_with_both_roads_there_is_one_target_that_prefers_the_direct_one_and_falls_back() -> None:
+async def test_with_both_paths_there_is_one_target_that_prefers_the_direct_one_and_falls_back() -> None:
     host = EchoHost()
     load = LoadReport(1, 1, 0, 0, 0.0)
     link = LinkService(host, name="edge/a", epoch=lambda: 1, offers=tuple, load=lambda: load, heartbeat=BEAT)
@@ -298,7 +298,7 @@ async def test_streams_that_say_nothing_are_bounded_and_ended(monkeypatch: pytes
         await asyncio.gather(talking, return_exceptions=True)
 
 
-async def test_those_who_are_refused_do_not_fill_the_log() -> None:
+async def test_refused_diallers_do_not_fill_the_log() -> None:
     async with gateway(known=lambda _id: False) as main:
         with capture_logs() as logs:
             for _ in range(20):

@@ -1,4 +1,4 @@
-"""Whom a whole gateway lets in at its link port: by certificate, by key, and what it then can and cannot be asked."""
+"""The devices that a whole gateway accepts at its link port, by certificate or key, and what they can be asked."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> FleetPki:
     return FleetPki(tmp_path_factory.mktemp("pki"))
 
 
-async def test_over_tls_a_device_is_who_its_certificate_says(tmp_path: Path, pki: FleetPki) -> None:
+async def test_over_tls_a_certificate_names_the_device(tmp_path: Path, pki: FleetPki) -> None:
     async with secured(tmp_path, pki) as gateway:
         address = gateway.addresses["link"]
         with capture_logs() as logs:
@@ -103,7 +103,7 @@ async def test_where_evidence_is_asked_for_a_device_that_dialled_says_that_it_ha
         assert gateway.fleet.targets[ID].attestation == UNBOUND
 
 
-async def test_without_tls_a_key_says_who_a_device_is(tmp_path: Path) -> None:
+async def test_without_tls_a_key_names_the_device(tmp_path: Path) -> None:
     keys = keys_in(tmp_path)
     own = keys.add("attic", Grant("attic", rights=("dial-in",)))
     config = configured(tmp_path, name="main", link_port=0, auth={"keys_file": keys.path})

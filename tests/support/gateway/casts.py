@@ -1,4 +1,4 @@
-"""Who plays in the fault matrix: models that only take their time, on many devices, or real ones on two.
+"""The actors of the fault matrix: models that only take their time, on many devices, or real ones on two.
 
 Two cores cannot hold nine models at work, so what needs a crowd is played by `paced`: engines that wait as long as the
 measured model computes. What must be seen of real models (answers that are right, workers that load weights, a hang in

@@ -1,4 +1,4 @@
-"""A conductor over fake targets that are all up, for virtual time."""
+"""A dispatcher over fake targets that are all up, for virtual time."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def call(*, id: str = "7", budget_s: float = 1.0) -> Call:
 
 
 class Scene:
-    """A conductor over fake targets that are all up."""
+    """A dispatcher over fake targets that are all up."""
 
     def __init__(self, targets: dict[str, tuple[FakeTarget, VariantOffer]]) -> None:
         self.targets = {key.replace("_", "/", 1): target for key, (target, _) in targets.items()}

@@ -60,7 +60,17 @@ def ask(
     pin: Pin = "any",
     attested: bool = False,
 ) -> Ask:
-    asked = Ask("minilm", "1", units, rows, longest_row, at + budget_s, variant, min_quality=min_quality, pin=pin)
+    asked = Ask(
+        model="minilm",
+        version="1",
+        units=units,
+        rows=rows,
+        longest_row=longest_row,
+        deadline=at + budget_s,
+        variant=variant,
+        min_quality=min_quality,
+        pin=pin,
+    )
     return asked._replace(attested=attested)
 
 

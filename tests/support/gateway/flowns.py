@@ -1,4 +1,4 @@
-"""Finished requests for tests of what is told of them: one that went well, and whatever else a test says."""
+"""Finished requests for tests of their records: one that went well, and others as a test describes them."""
 
 from __future__ import annotations
 

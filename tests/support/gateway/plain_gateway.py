@@ -1,4 +1,4 @@
-"""A gateway that is told its rule by a deployer, as most are: small requests to devices, large ones to the pool.
+"""A gateway that gets its rule from a deployer, as most are: small requests to devices, large ones to the pool.
 
 What `tests/bench/traces.py` sets beside Tidegate, with all else the same (doors, links, workers, queues, batches): up
 to THRESHOLD units a request goes to the edges in turn, else to the pool. After half of its budget, or at once after a

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import Gateway
 from gateway.catalog import Catalog
 from gateway.config.gateway import GatewayConfig
+from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.fleet.link_health import RttTimeline, link_state
 from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
@@ -33,9 +34,12 @@ from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, R
 REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (1, 4), bytes(32)),))
 
 
-def metrics(**keys: int) -> GatewayMetrics:
-    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
-    return GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", **keys)
+def three_targets() -> Fleet:
+    return fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+
+
+def metrics(fleet: Fleet | None = None, **keys: int) -> GatewayMetrics:
+    return GatewayMetrics(fleet or three_targets(), admission_of(4), version_of=lambda request: "1", **keys)
 
 
 def call() -> Call:
@@ -166,7 +170,7 @@ def test_a_request_without_an_answer_missed_its_deadline_unless_it_was_its_calle
         assert value(counted, "tidegate_deadline_missed_total", cause=cause) == 1
 
 
-def test_a_caller_who_leaves_missed_nothing() -> None:
+def test_a_caller_that_leaves_missed_nothing() -> None:
     counted = metrics()
     counted.ended(call(), GeneratorExit(), NOW + 0.1)
     assert value(counted, "tidegate_requests_total", outcome=Outcome.CANCELLED.value) == 1
@@ -276,7 +280,7 @@ def test_the_troubled_have_series_of_their_own_and_the_rest_shows_the_worst() ->
 
 
 def test_a_link_is_as_sick_on_the_scrape_as_it_is_on_the_page() -> None:
-    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    fleet = three_targets()
     timelines = {name: RttTimeline() for name in fleet.targets}
     counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", timeline_of=timelines.get)
     for target in fleet.targets.values():
@@ -294,11 +298,12 @@ def test_a_link_is_as_sick_on_the_scrape_as_it_is_on_the_page() -> None:
 
 
 def test_series_of_a_target_end_when_it_leaves_and_others_get_its_place() -> None:
-    counted = metrics(most_targets=1)
+    fleet = three_targets()
+    counted = metrics(fleet, most_targets=1)
     counted.landed(request_record(notes=answered(0, "edge/a", 0.0)))
     counted.landed(request_record(notes=answered(0, "edge/b", 0.0)))
     assert value(counted, "tidegate_target_attempts_total", target="rest") == 1
-    counted._fleet.remove("edge/a")
+    fleet.remove("edge/a")
     assert value(counted, "tidegate_target_attempts_total", target="edge/a") == 0
     counted.landed(request_record(notes=answered(0, "edge/b", 0.0)))
     assert value(counted, "tidegate_target_attempts_total", target="edge/b") == 1
@@ -306,8 +311,8 @@ def test_series_of_a_target_end_when_it_leaves_and_others_get_its_place() -> Non
 
 
 def test_round_trips_as_late_as_a_resent_packet_show_as_loss() -> None:
-    counted = metrics()
-    link = counted._fleet.targets["edge/a"].link
+    fleet = three_targets()
+    counted, link = metrics(fleet), fleet.targets["edge/a"].link
     for number in range(64):
         link.record(0.010 if number % 4 else 0.230, NOW + number / 10)
     ratio = value(counted, "tidegate_link_loss_ratio", target="edge/a")

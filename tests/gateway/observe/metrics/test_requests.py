@@ -155,7 +155,7 @@ def test_tritons_names_show_the_same_numbers() -> None:
     assert counted.statistics("minilm", "1").batches[3].count == 2
 
 
-def test_targets_are_read_when_somebody_scrapes() -> None:
+def test_targets_are_read_at_each_scrape() -> None:
     seen = samples(metrics())
     assert seen["tidegate_target_up", "target=pool/main"] == 1
     assert seen["tidegate_breaker_state", "target=edge/a"] == 0
