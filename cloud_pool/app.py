@@ -215,13 +215,13 @@ class PoolApp:
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
-            self._scheduler,
-            self._supervisor,
-            self.steward,
-            self.host.statistics,
-            self.host.sequences.live,
-            lambda: self.host.coalesced,
-            self.host.served,
+            scheduler=self._scheduler,
+            supervisor=self._supervisor,
+            steward=self.steward,
+            statistics=self.host.statistics,
+            live_sequences=self.host.sequences.live,
+            coalesced=lambda: self.host.coalesced,
+            served=self.host.served,
         )
         try:
             door = await self._stack.enter_async_context(

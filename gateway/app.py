@@ -25,6 +25,7 @@ from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import FlightRecorder
 from gateway.delivery.service import DeliveryService
@@ -92,7 +93,8 @@ class Gateway:
         self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
-        self.fleet = Fleet(self.catalog.feature_of, draw=draw)
+        scaling = ReplicaScaler(config.scaling.spec)
+        self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=scaling)
         self.verifier = _verifier_of(config, self.tls, draw)
         self.register = FleetRegister(Topics(config.fleet), draw=draw) if config.mqtt else None
         self.dialled_in = dial_in_server_of(config, self.tls, self._knows)
@@ -115,7 +117,9 @@ class Gateway:
         held = Quarantine()
         self.dispatcher = self._new_dispatcher(held, strained)
         self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight) if config.console else None
-        self.telemetry = Telemetry(config, self.dispatcher, self.admission, held, self._version_of, self.watch)
+        self.telemetry = Telemetry(
+            config, self.dispatcher, self.admission, held, self._version_of, scaling, console=self.watch
+        )
         self.metrics = self.telemetry.metrics
         self.trials = Trials(config.trials_file, self.catalog, draw, strained, self.dispatcher.infer)
         self.metrics.add(lambda: trial_families(self.trials))

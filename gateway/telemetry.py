@@ -22,6 +22,7 @@ from aiohttp import web
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.quarantine import Quarantine
+from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.layers.observe import Observer
@@ -61,6 +62,7 @@ class Telemetry:
         admission: Admission,
         quarantine: Quarantine,
         version_of: Callable[[InferRequest], str],
+        scaling: ReplicaScaler,
         console: ConsoleHistory | None = None,
     ) -> None:
         """Args: console: an observer beside the metrics, which keeps the links' timelines."""
@@ -79,7 +81,7 @@ class Telemetry:
         )
         self.sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
         self.exposition = Exposition(self.metrics.collect, self.sharing)
-        self.scaling = ScalingWatch(placer.fleet, admission, config.scaling.spec)
+        self.scaling = ScalingWatch(placer.fleet, admission, scaling)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
         self.layers: list[Layer] = []  # outside of the observers
         self.observers: list[Observer] = [self.metrics, RefusalLog(self.recorder, dispatcher.ask_builder.ask)]

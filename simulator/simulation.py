@@ -255,7 +255,7 @@ class _Heartbeats:
         self._until = SETTLING_S + world._scenario.duration_s
 
     def start(self) -> None:
-        self._worker.on_moved = self._news
+        self._worker.notify_moves(self._news)
         self._world.events.schedule(self._mqtt.interval_s * self._draw.random(), self._beat)
 
     def _beat(self) -> None:

@@ -156,13 +156,13 @@ class HealthController:
         used_s, watched.cpu_s, watched.rss_bytes = cpu_s - watched.cpu_s, cpu_s, rss_bytes
         free = self._free()
         vitals = Vitals(
-            elapsed_s,
-            busy_s,
-            used_s,
-            slot.place.threads or 1,
-            rss_bytes,
-            inf if free is None else rss_bytes + free[0],
-            [(one.table_s, one.took_s) for one in batches],
+            elapsed_s=elapsed_s,
+            busy_s=busy_s,
+            cpu_s=used_s,
+            threads=slot.place.threads or 1,
+            rss_bytes=rss_bytes,
+            memory_limit_bytes=inf if free is None else rss_bytes + free[0],
+            batches=[(one.table_s, one.took_s) for one in batches],
         )
         peers = [other.health for name, other in self._watched.items() if name != seat.name]
         watched.health.check(vitals, common=common_excess(peers))

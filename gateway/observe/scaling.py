@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
+from gateway.core.fleet.scaling import ReplicaScaler
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
 
@@ -29,10 +29,10 @@ log = structlog.get_logger(__name__)
 
 
 class ScalingWatch:
-    """Looks inside `async with`. Args: fleet: it gets a `ReplicaScaler` here, before it has targets."""
+    """Looks inside `async with`. Args: scaling: the fleet's own scaler, which hears of each attempt at a pool."""
 
-    def __init__(self, fleet: Fleet, admission: Admission, spec: ScalingSpec) -> None:
-        self.scaling = fleet.scaling = ReplicaScaler(spec)
+    def __init__(self, fleet: Fleet, admission: Admission, scaling: ReplicaScaler) -> None:
+        self.scaling = scaling
         self._fleet = fleet
         self._admission = admission
         self._turned_away = 0

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 from edge_agent.core.reporting import AgentState, Publication
 from edge_agent.fleet.sync import EdgeSync
@@ -28,7 +29,9 @@ MOST_QUEUED = 8
 class CountedSync(EdgeSync):
     """An agent's side of MQTT that counts its publications and the commands that it receives."""
 
-    counts: Counter[str]
+    def __init__(self, url: str, counts: Counter[str], **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self.counts = counts
 
     def _publish(self, publications: list[Publication]) -> bool:
         for one in publications:
@@ -92,6 +95,7 @@ class SimulatedDevice:
     def _connected(self) -> EdgeSync:
         sync = CountedSync(
             self._url,
+            self._counts,
             fleet=self._fleet,
             device=self.name,
             state=self._state,
@@ -100,7 +104,6 @@ class SimulatedDevice:
             agent_version="simulated",
             interval_s=self._interval_s,
         )
-        sync.counts = self._counts
         self._sync = sync
         return sync
 

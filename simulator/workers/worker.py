@@ -47,13 +47,17 @@ class SimulatedWorker(ABC):
         self.alive = True
         self.epoch = 1
         self.compute_s = 0.0  # spent for gateways, useful or not
-        self.on_moved: Callable[[], None] = lambda: None
+        self._on_moved: Callable[[], None] = lambda: None
         self.trouble: Callable[[float], ServeError | None] = lambda _now: None  # its error for all
         self._events = events
         self._slowness = slowness
         self._standstills = standstills
         self._sequence = 0
         self._reported_queued = 0
+
+    def notify_moves(self, on_moved: Callable[[], None]) -> None:
+        """Call `on_moved` whenever the queue has moved far since it was last reported."""
+        self._on_moved = on_moved
 
     def standing_until(self, now: float) -> float:
         """When a stopped process goes on; `now` for one that is not stopped."""
@@ -120,7 +124,7 @@ class SimulatedWorker(ABC):
     def _moved(self) -> None:
         if abs(self.queued - self._reported_queued) >= MOVED:
             self._reported_queued = self.queued
-            self.on_moved()
+            self._on_moved()
 
 
 class TrueCost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -25,7 +26,7 @@ def dead_citations(sources: Iterable[Source]) -> list[Violation]:
     return [
         violation
         for source in sources
-        for line, text in _prose(source.text)
+        for line, text in _prose(source)
         for violation in _dead(source.path, line, text, known, headings)
     ]
 
@@ -71,8 +72,13 @@ def _headings(path: str) -> frozenset[str]:
     return frozenset(line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#"))
 
 
-def _prose(text: str) -> Iterable[tuple[int, str]]:
-    """Comments and strings with three quotes, each with its line."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""')):
+def _prose(source: Source) -> Iterable[tuple[int, str]]:
+    """Comments and docstrings, each with its line."""
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node, clean=False)
+            if text:
+                yield node.body[0].lineno, text

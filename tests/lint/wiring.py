@@ -43,8 +43,14 @@ def wired_from_outside(sources: Sequence[Source]) -> list[Violation]:
         for source in product
         if source.path not in COMPOSITION_ROOTS | FOREIGN
         for target, value in _assignments(source.tree)
-        if _is_collaborator(value, functions) or (target.attr in open_ends and not isinstance(value, ast.Constant))
+        if not _is_copy(target, value)
+        and (_is_collaborator(value, functions) or (target.attr in open_ends and not isinstance(value, ast.Constant)))
     ]
+
+
+def _is_copy(target: ast.Attribute, value: ast.expr) -> bool:
+    """The same datum of another object: `view.busy_s = slot.busy_s`."""
+    return isinstance(value, ast.Attribute) and value.attr == target.attr
 
 
 def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

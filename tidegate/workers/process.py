@@ -172,16 +172,16 @@ class WorkerProcess:
             WorkerDied: the child ended, or did not answer within `start_timeout_s` (then it is ended).
         """
         message = channel.LoadEngine(
-            next(self._ids),
-            spec.key,
-            spec.engine,
-            str(spec.artefact),
-            spec.outputs,
-            spec.threads,
-            spec.device,
-            spec.paced_slow,
-            spec.packing,
-            spec.compile,
+            id=next(self._ids),
+            key=spec.key,
+            engine=spec.engine,
+            artefact=str(spec.artefact),
+            outputs=spec.outputs,
+            threads=spec.threads,
+            device=spec.device,
+            paced_slow=spec.paced_slow,
+            packing=spec.packing,
+            compile=spec.compile,
         )
         try:
             async with asyncio.timeout(self._start_timeout_s):

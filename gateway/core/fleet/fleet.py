@@ -57,9 +57,16 @@ _NO_OFFERS: Final = OfferIndex()
 class Fleet:
     """Mutable: `add` and `remove` targets, `fold` what links say, `heard` what the control plane says."""
 
-    def __init__(self, feature_of: Callable[[str, str], Feature], *, draw: Callable[[], float] = lambda: 0.5) -> None:
+    def __init__(
+        self,
+        feature_of: Callable[[str, str], Feature],
+        *,
+        draw: Callable[[], float] = lambda: 0.5,
+        scaling: ReplicaScaler | None = None,
+    ) -> None:
         """Args: feature_of: the cost feature of (model, version), for priors.
         draw: chance, uniform in [0, 1), for the breakers of paths.
+        scaling: where the number of pool replicas needed is wanted.
         """
         self.targets: dict[str, TargetView] = {}
         self.balance = EjectionPolicy()
@@ -67,7 +74,7 @@ class Fleet:
         self.on_health: Callable[[TargetView, float], None] = lambda _target, _now: None
         # Called when a condition of a target begins or ends.
         self.on_condition: Callable[[TargetView, ConditionChange], None] = lambda _target, _change: None
-        self.scaling: ReplicaScaler | None = None  # set before targets are added, where it is wanted
+        self.scaling = scaling
         self.unhedged: set[str] = set()  # targets whose conditions keep hedges away
         self._feature_of = feature_of
         self._draw = draw
@@ -87,9 +94,16 @@ class Fleet:
         self.remove(spec.id)
         tier = spec.tier
         link = LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier])
-        target = TargetView(spec, QueueEstimate(batches=tier == "pool"), link, self.balance, self._draw, since=now)
-        target.interval_width = self._coverage[tier]
-        target.scaling = self.scaling if tier == "pool" else None
+        target = TargetView(
+            spec,
+            QueueEstimate(batches=tier == "pool"),
+            link,
+            self.balance,
+            self._draw,
+            interval_width=self._coverage[tier],
+            since=now,
+            scaling=self.scaling if tier == "pool" else None,
+        )
         self._renew(target, breaker=True)
         self.targets[spec.id] = target
         if self.balance.began_at is None:

@@ -235,7 +235,7 @@ async def _answers() -> dict[str, Any]:
         rollouts.all["ID"].advance(1.0)
         rollouts.all["ID"].pause("operator")
         road = SimpleNamespace(devices=lambda _: (_device(),))
-        watch = ScalingWatch(gateway.fleet, gateway.admission, ScalingSpec())
+        watch = ScalingWatch(gateway.fleet, gateway.admission, ReplicaScaler(ScalingSpec()))
         tables = [
             *admin_routes(gateway.fleet, gateway.catalog, gateway.dispatcher, {"kiosk": "its name"}),
             *device_routes(lambda: (_device(),)),

@@ -11,7 +11,7 @@ from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request, Response
 
 from gateway.core.admission.admission import Admission
-from gateway.core.fleet.scaling import ScalingSpec
+from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from gateway.observe.scaling import LOOK_S, ScalingWatch, scaling_families
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, variant
@@ -20,7 +20,9 @@ from tidegate import clock
 
 
 def watch_of(admission: Admission) -> ScalingWatch:
-    return ScalingWatch(fleet_of(pool_a=variant()), admission, ScalingSpec(scale_down_s=0.0))
+    fleet = fleet_of(pool_a=variant())
+    fleet.scaling = ReplicaScaler(ScalingSpec(scale_down_s=0.0))
+    return ScalingWatch(fleet, admission, fleet.scaling)
 
 
 async def asked(watch: ScalingWatch) -> tuple[int, dict[str, object]]:
