@@ -203,9 +203,9 @@ class World:
                 assert isinstance(caller.exception(), ServeError), repr(caller.exception())
         await clock.sleep(60.0)  # what was given up by all is computed nevertheless, if it had begun
         assert (scheduler.queued, scheduler.in_flight) == (0, 0), scheduler
-        assert not scheduler._jobs and not scheduler._runs and not scheduler.allotment._given
+        assert scheduler.unsettled == 0 and scheduler.allotment.under_way == 0
         assert all(len(queue.batcher) == 0 for queue in scheduler.queues)
-        assert [memory.reserved_bytes() for memory in scheduler.allotment._devices.values()] == [0.0]
+        assert [memory.reserved_bytes() for memory in scheduler.allotment.devices.values()] == [0.0]
         self.over = True
         for task in self.keepers:
             task.cancel()

@@ -112,7 +112,7 @@ class TestAdaptive:
         subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
         for _ in range(AdaptivePolicy.EVERY * 40):
             subject.took(batch_s)
-        assert subject._delay_s == pytest.approx(aim_s, rel=0.01)
+        assert subject.delay_s == pytest.approx(aim_s, rel=0.01)
 
     def test_it_is_looked_at_again_only_after_ten_batches(self) -> None:
         subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))

@@ -140,7 +140,7 @@ class TestDelay:
         for id in range(1_000):
             subject.add([queued(id)], NOW)
             subject.remove([id])
-        assert len(subject._delays) <= SLACK + 2
+        assert subject.timed_size <= SLACK + 2
         assert subject.next_wake(NOW) is None
 
 
