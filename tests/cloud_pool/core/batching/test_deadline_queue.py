@@ -1,4 +1,4 @@
-"""The waiting line: in order, counted and summed, whatever comes and goes."""
+"""The deadline queue stays ordered, counted and summed under any sequence of operations."""
 
 from __future__ import annotations
 
