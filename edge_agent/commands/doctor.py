@@ -330,4 +330,4 @@ async def _shows(identity: CertificateIdentity, host: str, port: int, tls: Tls) 
 
 def _callers(agent: dict[str, Any] | None) -> list[str]:
     links = (agent or {}).get("links")
-    return [f"{name} ({road})" for name, road in links.items()] if isinstance(links, dict) else []
+    return [f"{name} ({path})" for name, path in links.items()] if isinstance(links, dict) else []

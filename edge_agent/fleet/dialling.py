@@ -58,7 +58,7 @@ class GatewayDialler:
     def __init__(
         self,
         link: LinkService,
-        roads: DialPlan,
+        plan: DialPlan,
         configured: Mapping[str, str],
         heard: Callable[[], Mapping[str, GatewayState]],
         *,
@@ -67,7 +67,7 @@ class GatewayDialler:
         key: str = "",
     ) -> None:
         self._link = link
-        self._plan = roads
+        self._plan = plan
         self._configured = configured
         self._heard = heard
         self._tls = tls

@@ -30,8 +30,8 @@ async def wait_until_open(address: str, draw: Callable[[], float]) -> None:
     try:
         while True:
             if len(tries) < MOST:
-                knock = _try_connect(host.strip("[]"), int(port))
-                tries.add(asyncio.create_task(knock, name=f"knock at {address}"))
+                attempt = _try_connect(host.strip("[]"), int(port))
+                tries.add(asyncio.create_task(attempt, name=f"reachability of {address}"))
             next_at = clock.now() + EVERY_S * (0.5 + draw())
             while tries and (left_s := next_at - clock.now()) > 0:
                 done, tries = await asyncio.wait(tries, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

@@ -85,7 +85,7 @@ class ConnectivityWatch:
             try:
                 self.look()
             except Exception:
-                log.exception("cannot tell whom this device reaches")  # the next look may
+                log.exception("cannot evaluate what this device reaches")  # the next look may
             await clock.sleep(LOOK_S)
 
     def __repr__(self) -> str:

@@ -155,7 +155,7 @@ class LocalHost:
     async def _unsure(self, call: Call, reply: Reply, doubt: str) -> Reply:
         policy = self._policy(call)
         if policy == "reject":
-            raise NothingAlive(f"{doubt}, and nobody better is here", retry_after_s=UNSURE_AGAIN_S)
+            raise NothingAlive(f"{doubt}, and no better variant is here", retry_after_s=UNSURE_AGAIN_S)
         if policy == "defer":
             raise await self._defer(call, reply.variant, doubt)
         assert reply.route is not None

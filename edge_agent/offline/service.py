@@ -121,7 +121,7 @@ class OfflineService:
     def why_not(self) -> str:
         """Why nothing can be deferred on this device; "" where it can."""
         if self._config.mqtt is None:
-            return "this device has no broker (key 'mqtt'), so nobody would ever compute it"
+            return "this device has no broker (key 'mqtt'), so no gateway would ever compute it"
         return "" if self.store is not None else "this device keeps nothing (key 'store' is null)"
 
     def stored(self) -> None:
