@@ -1,7 +1,7 @@
-"""What a pool says when it serves: what is here, where it listens, and a call to copy.
+"""The serving banner shows a person the pool's models, its address, and an example call to copy.
 
-A pool by itself is a whole inference server for one machine, so whoever starts one by hand should not need the manual
-to ask it something. Started by a parent (`tidegate up`) it says nothing of this: the parent reads the `ready` event.
+A pool by itself is a whole inference server for one machine, so an operator who starts one by hand should be able to
+call it without the manual. A pool that a parent starts (`tidegate up`) prints none: the parent reads the `ready` event.
 
 Pure: values in, lines out.
 """

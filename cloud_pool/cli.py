@@ -41,7 +41,7 @@ def pool(path: Path | None, parent_pid: int | None) -> None:
 
 
 async def serve(config: PoolConfig, *, alone: bool = False) -> None:
-    """Serve until cancelled. `alone`: no parent reads the events, so a person is told how to call it, on stderr."""
+    """Serve until cancelled. `alone`: no parent reads the events, so a banner on stderr shows how to call the pool."""
     async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what)) as app:
         events.emit("ready", **app.ready_event())
         if alone:

@@ -1,4 +1,4 @@
-"""What a pool can be told, with units, defaults and what more of it buys and costs."""
+"""The configuration of a pool: each key with its unit, its default, and what a larger value buys and costs."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class RecyclingConfig(Section):
     def limits(self) -> HealthLimits:
         p99_s = inf if self.p99_limit_s is None else self.p99_limit_s
         return HealthLimits(
-            self.drift_level,
-            p99_s,
-            self.rss_ratio,
-            self.memory_horizon_s,
-            self.cpu_ratio,
-            self.window,
-            self.failures,
+            drift_level=self.drift_level,
+            p99_s=p99_s,
+            rss_ratio=self.rss_ratio,
+            horizon_s=self.memory_horizon_s,
+            cpu_ratio=self.cpu_ratio,
+            window=self.window,
+            failures=self.failures,
         )
 
 

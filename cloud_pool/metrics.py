@@ -1,9 +1,9 @@
-"""The pool's metrics for Prometheus: what waits, what is computed, how each worker does, and what the pool changed.
+"""The pool metrics expose queues, batches, workers, memory and control turns to Prometheus.
 
-Counters are read where they are kept when somebody scrapes; nothing is counted twice for it. Names begin with
-`tidegate_pool_`; Triton's names (`nv_…`) are there as well, so that dashboards made for it work against a pool alone.
+Counters are read from their owners at each scrape; nothing is counted twice for it. Names begin with `tidegate_pool_`;
+Triton's names (`nv_…`) are exposed as well, so that dashboards made for Triton work against a pool alone.
 
-prometheus-client is imported here and in `tidegate/metrics`: it is needed only by those who set `metrics_port`.
+prometheus-client is imported only here and in `tidegate/metrics`: a pool needs it only where `metrics_port` is set.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class PoolMetrics:
         yield _counters("padded_units", "Of the work computed: padding.", ("lane",), padding)
 
     def _worker_families(self) -> Iterator[Metric]:
-        seats = list(self._scheduler.seats)
+        slots = list(self._scheduler.seats)
         drift = self._steward.health
         up = [((slot.place.name,), float(slot.state == "ready")) for slot in self._supervisor.slots]
         yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
-        busy = [((seat.name,), seat.busy_s) for seat in seats]
+        busy = [((slot.name,), slot.busy_s) for slot in slots]
         yield _counters("worker_busy_seconds", "Time spent in batches.", ("worker",), busy)
-        served = [((seat.name,), float(seat.served)) for seat in seats]
+        served = [((slot.name,), float(slot.served)) for slot in slots]
         yield _counters("worker_served", "Parts of requests computed.", ("worker",), served)
         sums = [((name,), health.drift.sum) for name, health in drift.items()]
         yield _gauges("worker_drift", "CUSUM of its batches' times over its normal.", ("worker",), sums)

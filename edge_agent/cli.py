@@ -1,4 +1,4 @@
-"""`tidegate edge`: run one edge agent until a signal; its subcommands look at a device from its own shell."""
+"""`tidegate edge` runs one edge agent until a signal; its subcommands inspect a device from its own shell."""
 
 from __future__ import annotations
 

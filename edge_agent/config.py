@@ -1,4 +1,4 @@
-"""What an edge agent can be told, with units, defaults and what more of it buys and costs."""
+"""The configuration of an edge agent: each key with its unit, default, and what a larger value buys and costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[str, AfterValidator(lambda name: checked_name(name, "a name in 
 
 
 def is_gateway_address(text: str) -> bool:
-    """Whether it is HOST:PORT or [IPV6]:PORT, and nothing that a library might take for a scheme or a path."""
+    """Whether the text is HOST:PORT or [IPV6]:PORT, and cannot be taken for a scheme or a path."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and 0 < int(found[1]) < 65536
 

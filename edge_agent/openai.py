@@ -1,4 +1,4 @@
-"""OpenAI's interface on a device, where there is a model for it and the library that reads text."""
+"""The OpenAI routes of a device exist where a model takes text and the tokenizer library is installed."""
 
 from __future__ import annotations
 

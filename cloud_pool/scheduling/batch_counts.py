@@ -1,6 +1,7 @@
-"""Batches as they were computed: how many rows, why they held no more, and what padding they carried.
+"""Batch counts record the computed batches: their rows, why they held no more, and how much padding they carried.
 
-Counted once a batch, by lane. Waste is the share of a batch's work that is padding: `padded_units` of `work_units`.
+Each batch is counted once, by model instance (metric label `lane`). Waste is the share of a batch's work that is
+padding: `padded_units` of `work_units`.
 """
 
 from __future__ import annotations

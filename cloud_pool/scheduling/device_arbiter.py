@@ -1,14 +1,14 @@
-"""Who gets a device next, and how much of it: the shares and the memory of the pool's devices in one place.
+"""The device arbiter decides which model uses a device next, by its share and by the device's memory.
 
-The scheduler asks whose turn it is, and tells what begins and ends; which requests make a batch stays the batchers'
-affair, under the limits that are set here. A batch is charged to its model's share when it is given to a worker, as
-predicted, and corrected when it ends; its memory is reserved for as long.
+The scheduler queries the order of turns, and reports each batch that begins and ends; the batchers decide which
+requests form a batch, under the limits that are set here. A batch is charged to its model's share when it is given to a
+worker, as predicted, and corrected when it ends; its memory is reserved for as long.
 
-A model whose share is overdue and whose batch finds no room just now is waited for: were others let in meanwhile,
-smaller batches could keep a large one out for ever.
+The other models wait for a model whose share is overdue and whose batch finds no room now: otherwise smaller batches
+could keep a large one out for ever.
 
-Decisions are `cloud_pool/core/sharing/fair_share.py`'s and `cloud_pool/core/memory/device_memory.py`'s; this keeps who
-is who. It awaits nothing and reads no clock.
+`cloud_pool/core/sharing/fair_share.py` and `cloud_pool/core/memory/device_memory.py` decide; the arbiter maps workers,
+devices and batches to them. It awaits nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cloud_pool.core.sharing.fair_share import FairShare
 from cloud_pool.scheduling.job import Batch, InstanceQueue
 from tidegate.outcome import OutOfMemory
 
-RETRY_AFTER_S = 1.0  # for callers whom memory refused: by then other batches have ended, or other requests come
+RETRY_AFTER_S = 1.0  # for callers refused for memory: by then other batches have ended, or other requests arrive
 
 log = structlog.get_logger("scheduler")
 
@@ -39,14 +39,14 @@ class DeviceArbiter:
         self._given: dict[int, tuple[Batch, str, float]] = {}  # by id: the batch, its worker, and what was charged
 
     def join(self, worker: str, device: str, *, held_bytes: float, limit_bytes: float) -> None:
-        """A worker is there, with all engines loaded; workers of one device share its memory."""
+        """Add a worker that has all engines loaded; workers of one device share its memory."""
         memory = self._devices.setdefault(device, DeviceMemory(limit_bytes))
         memory.limit_bytes = limit_bytes
         memory.hold(worker, held_bytes)
         self._by_worker[worker] = memory
 
     def leave(self, worker: str) -> None:
-        """A worker is gone."""
+        """Remove a worker that is gone."""
         if (memory := self._by_worker.pop(worker, None)) is not None:
             memory.leave(worker)
 
@@ -56,15 +56,15 @@ class DeviceArbiter:
         return self._devices
 
     def owed_s(self, lanes: Iterable[ModelInstance]) -> dict[str, float]:
-        """Seconds that each of those who share the devices should have had and has not."""
+        """Seconds that each share group should have had and has not."""
         return {group: self._shares.owed_s(group) for group in sorted({self._group(lane) for lane in lanes})}
 
     def most_units(self, lane: ModelInstance) -> float:
-        """The largest batch of a lane that some worker could ever run."""
+        """The largest batch of a model instance that any worker could ever run."""
         return max((lane.memory.most_units(memory) for memory in self._by_worker.values()), default=inf)
 
     def check(self, lane: ModelInstance, units: float) -> None:
-        """Refuse what no worker will ever have memory for. Raises OutOfMemory."""
+        """Raise OutOfMemory for a request that no worker will ever have memory for."""
         footprint, rooms = lane.memory.footprint, [memory.room_bytes for memory in self._by_worker.values()]
         needed_bytes, room_bytes = footprint.predict_bytes(units), max(rooms, default=inf)
         if needed_bytes > room_bytes:
@@ -76,7 +76,7 @@ class DeviceArbiter:
             )
 
     def in_turn(self, queues: Iterable[InstanceQueue], worker: str) -> list[InstanceQueue]:
-        """The queues that a worker may feed from, first those whose turn it is, each limited to what fits now."""
+        """The queues that a worker may feed from, in the order of turns, each limited to what fits now."""
         heads: dict[str, float] = {}
         for queue in (queues := list(queues)):
             group = self._group(queue.lane)
@@ -88,7 +88,7 @@ class DeviceArbiter:
         return sorted(own, key=lambda queue: (turns[self._group(queue.lane)], queue.batcher.head_key))
 
     def begin(self, worker: str, batch: Batch) -> bool:
-        """A worker gets this batch, if there is memory for it just now."""
+        """Reserve memory for this batch and charge its model; False if there is not enough memory now."""
         memory = self._by_worker.get(worker)
         needed_bytes = batch.lane.memory.footprint.predict_bytes(batch.units)
         if memory is not None and not memory.reserve(worker, id(batch), needed_bytes):
@@ -99,15 +99,15 @@ class DeviceArbiter:
         return True
 
     def must_wait_for(self, queue: InstanceQueue) -> bool:
-        """Whether nobody may go before this queue, whose batch found no room."""
+        """Whether no other queue may go before this one, whose batch found no room."""
         return self._shares.is_owed(self._group(queue.lane))
 
     def passed(self, batch: Batch, peak_bytes: int | None) -> None:
-        """A batch went well."""
+        """Record that a batch succeeded."""
         batch.lane.memory.passed(batch.units, peak_bytes)
 
     def failed(self, batch: Batch, error: OutOfMemory) -> OutOfMemory:
-        """A batch had no memory for all that was predicted: no such large ones for a while. The error in full words."""
+        """Record that a batch had no memory in spite of its prediction, and lower the cap. The error in full words."""
         batch.lane.memory.cap.failed(batch.units)
         cap = batch.lane.memory.cap.units
         log.warning(
@@ -117,7 +117,7 @@ class DeviceArbiter:
         return OutOfMemory(words, retry_after_s=RETRY_AFTER_S)
 
     def end(self, batch: Batch, now: float) -> None:
-        """A batch is over, however it ended. To say so twice does no harm."""
+        """End a batch, however it ended. A second call has no effect."""
         found = self._given.pop(id(batch), None)
         if found is None:
             return
@@ -133,6 +133,11 @@ class DeviceArbiter:
 
     def _group(self, lane: ModelInstance) -> str:
         return self._shares.group_of(lane.manifest)
+
+    @property
+    def under_way(self) -> int:
+        """Batches that have begun and not ended."""
+        return len(self._given)
 
     def __repr__(self) -> str:
         return f"<DeviceArbiter {self._shares!r} {self._devices}>"

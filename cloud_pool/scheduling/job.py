@@ -1,11 +1,10 @@
-"""A job: one caller's request in the pool, the parts that it is cut into, the queue they wait in and the batch they
-leave it with.
+"""A job is one caller's request in the pool, cut into parts that wait in a queue and leave it in batches.
 
-    Ask ─▶ Job ─▶ Part … ─▶ Queue ─▶ Batch ─▶ Answer
+    PoolRequest ─▶ Job ─▶ JobPart … ─▶ InstanceQueue ─▶ Batch ─▶ PoolResult
 
-What the pure core must not know is kept here (arrays, futures, callers); what may be done with it is the scheduler's.
+These classes hold the arrays, futures and callers that the pure core does not know; the scheduler acts on them.
 
-Who may wait in which queue is said in `queues.py`.
+`queues.py` decides which queue a job waits in.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from tidegate.types import Accepted
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """One checked request for one lane. `units` is its work without padding; `deadline` is a finite instant.
+    """One checked request for one model instance. `units` is its work without padding; `deadline` is finite.
 
-    `worker` names the only one that may compute it; by default any may.
+    `worker` names the only worker that may compute it; by default any may.
     """
 
     arrays: Arrays
@@ -45,19 +44,19 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class PoolResult:
-    """Outputs, and how they came to be; `batch_rows` and `worker` are of the batch that the last part was in."""
+    """Outputs and their timing; `batch_rows` and `worker` are of the batch that the last part was in."""
 
     outputs: dict[str, NDArray[Any]]
     queue_s: float
     compute_s: float
     batch_rows: int
     worker: str = ""
-    batch_wait_s: float = 0.0  # of `queue_s`: beside a free worker, for company
+    batch_wait_s: float = 0.0  # part of `queue_s`: waiting for batch-mates while a worker was free
 
 
 @dataclass(slots=True, eq=False)
 class InstanceQueue:
-    """Those who wait for one lane, on any worker or on one."""
+    """The queue of one model instance, for any worker or for one."""
 
     lane: ModelInstance
     batcher: Batcher
@@ -66,7 +65,7 @@ class InstanceQueue:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A caller who waits."""
+    """A waiting caller's request."""
 
     queue: InstanceQueue
     ask: PoolRequest
@@ -80,15 +79,15 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class JobPart:
-    """A piece of a job in the queue or in a batch, with its results once it has any."""
+    """A part of a job in the queue or in a batch, with its results once they are there."""
 
     job: Job
     piece: RequestSlice
     queued: QueueItem
-    deaths: int = 0  # of workers, under batches that it was in
+    deaths: int = 0  # workers that died while they computed a batch with this part
     starved: int = 0  # times that there was no memory for it alone
     began_at: float = 0.0
-    batch_wait_s: float = 0.0  # until then, beside a free worker
+    batch_wait_s: float = 0.0  # time in the queue so far while a worker was free
     compute_s: float = 0.0
     outputs: dict[str, NDArray[Any]] | None = None
     batch: Batch | None = None
@@ -100,8 +99,8 @@ class Batch:
 
     lane: ModelInstance
     parts: tuple[JobPart, ...]
-    shape: WorkShape  # of all together, padding included
-    closed_by: str = ""  # why it holds those and no more
+    shape: WorkShape  # of all parts together, padding included
+    closed_by: str = ""  # why it holds no more parts
     began_at: float = 0.0
     expected_end_at: float = 0.0
     stuck_at: float = 0.0  # from then on its worker counts as hung
@@ -112,12 +111,12 @@ class Batch:
             part.batch = self
 
     def traces(self) -> list[Trace]:
-        """Of its members that are sampled."""
+        """The traces of its sampled members."""
         asks = {id(part.job): part.job.ask for part in self.parts}
         return [ask.trace for ask in asks.values() if ask.trace is not None and ask.trace.kept]
 
     def close(self) -> None:
-        """It is over: its parts know it no more, but for those that are in another one by now."""
+        """End the batch: its parts drop their reference to it, except parts that are in another batch by now."""
         self.run = None
         for part in self.parts:
             if part.batch is self:
@@ -125,17 +124,17 @@ class Batch:
 
     @property
     def units(self) -> float:
-        """Its work, padding included."""
+        """The batch's work, padding included."""
         return self.shape.units
 
     @property
     def own_units(self) -> float:
-        """The work of its parts by themselves, without padding."""
+        """The work of the batch's parts, without padding."""
         return sum(part.piece.shape.units for part in self.parts)
 
     @property
     def takes_s(self) -> float:
-        """By prediction."""
+        """Predicted seconds of the batch."""
         return self.lane.service.predict_s(self.shape.units, self.shape.length)
 
     def begin(self, now: float, free_since: float) -> None:
@@ -145,7 +144,7 @@ class Batch:
             part.began_at, part.batch_wait_s = now, now - max(free_since, part.job.ask.arrived_at)
 
     def arrays(self) -> Arrays:
-        """What the engine gets."""
+        """The input arrays for the engine."""
         return self.lane.layout.stack([part.piece.arrays for part in self.parts])
 
     def split(self, outputs: Arrays) -> Iterable[tuple[JobPart, dict[str, NDArray[Any]]]]:
@@ -155,7 +154,7 @@ class Batch:
 
     @property
     def is_for_nobody(self) -> bool:
-        """Whether it can still be left undone, and should be."""
+        """Whether all callers have left and the batch has not begun, so that it need not run."""
         return not self.has_begun and all(part.job.answer.done() for part in self.parts)
 
     @property
@@ -168,5 +167,5 @@ class Batch:
 
     @property
     def is_search(self) -> bool:
-        """Whether its members were in a batch that failed, which was logged."""
+        """Whether its members were in a batch that failed, which was logged then."""
         return self.parts[0].queued.cohort is not None

@@ -1,11 +1,12 @@
-"""Who waits in the pool, by number: from when they enter a queue until a batch takes them, or they are told that none
-will.
+"""The pending parts map each waiting part's number to the part, until a batch takes it or its job fails.
 
 The batchers hold what the decisions need, numbers and times; here are the parts that go with these numbers, so that a
-batch, an error or a caller who leaves finds them in one step. Whoever leaves here leaves its queue in the same instant.
+batch, an error or a leaving caller finds them in one step. A part that leaves here leaves its queue in the same
+instant.
 
-While there is no worker at all, those are hopeless whose budget will not last until one should be back
-(`is_hopeless`): a fault of ours that another target may mend. Who was bound to a worker that is gone is told so.
+While there is no worker at all, a part is hopeless if its budget will not last until a worker should be back
+(`is_hopeless`): it is refused as a fault of this pool, so that another target may answer. A part that was bound to a
+worker that is gone is refused with that reason.
 
 Invariants: a part is here as long as its number is in its queue, and a job that has its answer has no part here.
 """
@@ -28,30 +29,30 @@ from tidegate.workers.process import WorkerDied
 class PendingParts:
     """Mutable: `enter` and `readmit`; `leave` with a batch, `withdraw` or `fail` without one."""
 
-    def __init__(self, seats: WorkerSlots) -> None:
-        self._seats = seats
+    def __init__(self, slots: WorkerSlots) -> None:
+        self._slots = slots
         self._parts: dict[int, JobPart] = {}
         self._numbers = itertools.count(1)
 
     @property
     def absence(self) -> str:
-        """Why there is no worker."""
-        return self._seats.absence
+        """The reason for which there is no worker."""
+        return self._slots.absence
 
     def next_number(self) -> int:
-        """For a part, or for a group that is searched: never given twice."""
+        """A number for a part or for a retried group, never given twice."""
         return next(self._numbers)
 
     def enter(self, job: Job, now: float) -> None:
-        """All parts of a job wait from now on. Raises what `Batcher.add` does; then none waits."""
+        """Queue all parts of a job. Raises what `Batcher.add` raises; then none is queued."""
         job.queue.batcher.add([part.queued for part in job.parts], now)
         self._parts.update((part.queued.id, part) for part in job.parts)
 
     def readmit(self, part: JobPart) -> None:
-        """A part that was in a batch waits again, or is told why it cannot."""
+        """Queue a part that was in a batch again, or fail its job with the reason why it cannot wait."""
         if part.job.answer.done():  # its caller has left, or another part of it was given up just now
             return
-        if (worker := part.job.queue.worker) is not None and worker not in self._seats:
+        if (worker := part.job.queue.worker) is not None and worker not in self._slots:
             self.fail(part.job, WorkerDied(f"worker {worker} is gone"))
             return
         try:
@@ -62,19 +63,19 @@ class PendingParts:
             self._parts[part.queued.id] = part
 
     def leave(self, items: Sequence[QueueItem]) -> tuple[JobPart, ...]:
-        """The parts of those that their batcher has given out."""
+        """Take out the parts of the items that their batcher has released."""
         return tuple([self._parts.pop(item.id) for item in items])
 
     def get(self, item: QueueItem) -> JobPart | None:
         return self._parts.get(item.id)
 
     def is_hopeless(self, part: JobPart) -> bool:
-        """Whether there is no worker, and none will be back in time for it."""
-        seats, queued = self._seats, part.queued
-        return not seats and seats.back_at + EARLY_DROP_RATIO * part.job.lane.alone_s(queued.shape) > queued.deadline
+        """Whether there is no worker, and none will be back in time for this part."""
+        slots, queued = self._slots, part.queued
+        return not slots and slots.back_at + EARLY_DROP_RATIO * part.job.lane.alone_s(queued.shape) > queued.deadline
 
     def withdraw(self, job: Job) -> None:
-        """Take what waits of a job out of the queue before it costs anything, and what is with a worker, unbegun."""
+        """Take a job's waiting parts out of the queue, and its prepared parts back from a worker if not begun."""
         waiting = [part.queued.id for part in job.parts if self._parts.pop(part.queued.id, None)]
         if waiting:
             job.queue.batcher.remove(waiting)
@@ -83,7 +84,7 @@ class PendingParts:
                 part.batch.run.cancel()
 
     def fail(self, job: Job, error: ServeError) -> None:
-        """Tell the caller, and withdraw the rest of its request."""
+        """Fail the caller's future, and withdraw the rest of its request."""
         if not job.answer.done():
             job.answer.set_exception(error)
         self.withdraw(job)
@@ -94,7 +95,7 @@ class PendingParts:
 
     @contextmanager
     def assert_none_lost(self, parts: Sequence[JobPart]) -> Iterator[None]:
-        """Who has left a queue and is in no running batch yet is told of a defect of ours, rather than forgotten."""
+        """Fail parts that left a queue and reach no batch because of a defect, so that none is forgotten."""
         try:
             yield
         except Exception as error:
@@ -102,7 +103,7 @@ class PendingParts:
             raise
 
     def fail_items(self, items: Iterable[QueueItem], error: ServeError) -> None:
-        """The same for those of a queue that is no more."""
+        """Fail the jobs of items whose queue was dropped."""
         self.fail_all([part for item in items if (part := self._parts.get(item.id))], error)
 
     def fail_hopeless(self, error: ServeError) -> None:

@@ -1,4 +1,4 @@
-"""The queues: for each lane one that all workers feed from, and one for each worker that something is bound to.
+"""The instance queues: each model instance has one that all workers feed from, and one for each bound worker.
 
 A job that is bound to a worker, because its state lives there, waits in a queue of that worker's own, so that it never
 blocks those that could run elsewhere. Such a queue lives as long as its worker.
@@ -16,18 +16,18 @@ from cloud_pool.scheduling.job import InstanceQueue
 
 
 class InstanceQueues:
-    """Mutable: `open` lanes, `drop` what was bound to a worker that is gone."""
+    """Mutable: `open` model instances, `drop` the queues that were bound to a worker that is gone."""
 
     def __init__(self) -> None:
-        self._shared: dict[str, InstanceQueue] = {}  # by lane
-        self._bound: dict[tuple[str, str], InstanceQueue] = {}  # by lane and worker
+        self._shared: dict[str, InstanceQueue] = {}  # by model instance
+        self._bound: dict[tuple[str, str], InstanceQueue] = {}  # by model instance and worker
         self._cap_ratio = 1.0
 
     def open(self, lane: ModelInstance) -> None:
         self._shared[lane.key] = self._capped(InstanceQueue(lane, lane.batcher))
 
     def of(self, key: str, worker: str | None) -> InstanceQueue:
-        """Where to wait in a lane that is open, for any worker or for this one."""
+        """The queue of an open model instance, for any worker or for this one."""
         if worker is None:
             return self._shared[key]
         if (key, worker) not in self._bound:
@@ -36,31 +36,31 @@ class InstanceQueues:
         return self._bound[key, worker]
 
     def drop(self, worker: str) -> list[QueueItem]:
-        """Forget the queues of a worker that is gone; returns who waited there."""
+        """Forget the queues of a worker that is gone; returns the items that waited there."""
         dropped = [self._bound.pop(key) for key in [key for key in self._bound if key[1] == worker]]
         return [item for queue in dropped for item in queue.batcher.waiting()]
 
     def next_wake(self, now: float, *, worker_free: bool) -> float:
-        """When to look again; infinity while nobody waits."""
+        """When to look again; infinity while the queues are empty."""
         wakes = [queue.batcher.next_wake(now, worker_free=worker_free) for queue in self]
         return min((wake for wake in wakes if wake is not None), default=inf)
 
     def ahead(self, key: float) -> tuple[int, float]:
-        """How many wait for any worker before an order key, and the seconds they should take."""
+        """How many items for any worker wait before an order key, and the seconds that they should take."""
         ahead = [queue.batcher.ahead(key) for queue in self._shared.values()]
         return sum(count for count, _ in ahead), sum(seconds for _, seconds in ahead)
 
     def drain_s(self) -> float:
-        """Seconds of one worker that those who wait for any should take."""
+        """Seconds of one worker that all items for any worker should take."""
         return sum(queue.batcher.drain_s() for queue in self._shared.values())
 
     def shared_by(self, workers: int) -> None:
-        """So many workers feed from what is not bound to one of them."""
+        """Set how many workers feed from the queues that are not bound to one of them."""
         for queue in self._shared.values():
             queue.batcher.shared_by(workers)
 
     def cap_batches(self, ratio: float) -> None:
-        """No batch has more rows than this part of what its model's manifest allows, from now on."""
+        """Limit batches from now on to this part of the rows that their model's manifest allows."""
         self._cap_ratio = ratio
         for queue in self:
             self._capped(queue)
@@ -73,7 +73,7 @@ class InstanceQueues:
         return chain(self._shared.values(), self._bound.values())
 
     def __contains__(self, key: object) -> bool:
-        """Whether a lane is open."""
+        """Whether a model instance is open."""
         return key in self._shared
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
-"""Retries: a batch failed; its members are tried again in smaller company, so that only a bad one fails in the end.
+"""Batch retries requeue the members of a failed batch in smaller groups, so that only a bad member fails in the end.
 
-In which company, and when a member is given up, `cloud_pool/core/batching/isolation.py` says. Members of a batch that
-had only been prepared when its worker died go back as if they had not left: nothing is known against them.
+`cloud_pool/core/batching/isolation.py` decides the groups, and when a member is given up. Members of a batch that had
+only been prepared when its worker died go back as if they had not left: they are not suspected.
 
-Invariants: each member of the batch waits again or is told; one whose caller has left is neither.
+Invariants: each member of the batch waits again or its caller has its error; a member whose caller has left does
+neither.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ log = structlog.get_logger("scheduler")
 
 
 class BatchRetries:
-    """Acts on the batches that it is told of; keeps nothing."""
+    """Acts on each failed batch that it is given; holds no state of its own."""
 
     def __init__(self, waiting: PendingParts) -> None:
         self._waiting = waiting
 
     def retry(self, batch: Batch, error: ServeError) -> None:
-        """Try those who still wait again, in smaller company; one that was by itself was the reason.
+        """Requeue the members whose callers still wait, in smaller groups; a member that failed alone is to blame.
 
-        A dead worker is detached before this is called.
+        A dead worker must be detached before this call.
         """
         died, starved = isinstance(error, WorkerDied), isinstance(error, OutOfMemory)
         if died and not batch.has_begun:
@@ -52,7 +53,7 @@ class BatchRetries:
             self._requeue(group)
 
     def put_back(self, batch: Batch) -> None:
-        """It had only been prepared: nothing is known against its members, and they wait as if they had not left."""
+        """Requeue the members of a batch that had only been prepared: they wait as if they had not left."""
         for part in batch.parts:
             if self._waiting.is_hopeless(part):
                 self._waiting.fail(part.job, WorkerDied(self._waiting.absence))

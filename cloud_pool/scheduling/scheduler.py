@@ -1,32 +1,33 @@
-"""The scheduler: sole owner of the futures; it feeds the workers batch after batch and gives each caller its answer.
+"""The scheduler owns the callers' futures, feeds the workers batch after batch, and gives each caller its answer.
 
-All decisions are the batchers' (`cloud_pool/core/batching/batcher.py`), one for each lane, which is a model variant on
-this pool's devices. The scheduler performs them: it wakes at the instants that the batchers name, gives each free
-worker the next batch, and settles its members. Which lane's turn it is, and how large a batch the device has memory
-for, `device_arbiter.py` says; who waits is kept in `pending.py`, and what becomes of the members of a batch that failed
-is `retries.py`.
+All decisions are the batchers' (`cloud_pool/core/batching/batcher.py`), one for each model instance, which is a model
+variant on this pool's devices. The scheduler performs them: it wakes at the instants that the batchers name, gives each
+free worker the next batch, and settles its members. `device_arbiter.py` decides which model instance goes next, and how
+large a batch the device has memory for; `pending.py` holds the waiting parts, and `retries.py` requeues the members of
+a failed batch.
 
-Workers are alike, and pull: whoever is free takes what is due now, so a slow one takes less by itself and nobody is
-stuck behind a worker. What is bound to a worker (`PoolRequest.worker`) waits in a queue of that worker's own.
+Workers are alike, and pull: a free worker takes what is due now, so a slow one takes less by itself and no request is
+stuck behind a worker. A request that is bound to a worker (`PoolRequest.worker`) waits in that worker's own queue.
 
 Invariants:
 * A caller is answered exactly once. Futures are made, set and dropped here alone, and never set after their caller
-  has left. A caller who leaves frees its places in the queue in the same instant, and disturbs no batch-mate.
-* One batch runs at a time on each worker, so that whoever comes while all run still takes part in forming the next. A
-  second is with the worker already only for the last moment before, and where more wait than it holds
+  has left. A leaving caller frees its places in the queue in the same instant, and disturbs no batch-mate.
+* One batch runs at a time on each worker, so that a request that arrives while all run may still join the next one. A
+  second batch is sent ahead only for the last moment before, and where more requests wait than it holds
   (`worker_slots.py`).
-* A batch that fails does not fail all of its members: they are tried again in smaller company
-  (`cloud_pool/core/batching/isolation.py`), so that only a bad one fails in the end. Who was in a batch that took its
-  worker down is tried once more, wherever there is room. Other workers' batches go on. A batch that had no memory is
-  halved too; who has none alone, twice.
+* A batch that fails does not fail all of its members: they are tried again in smaller groups
+  (`cloud_pool/core/batching/isolation.py`), so that only a bad one fails in the end. A member of a batch whose worker
+  died is tried once more, wherever there is room. Other workers' batches go on. A batch that had no memory is halved
+  too; a request that has none alone is tried twice.
 * A batch that takes far longer than any like it is stuck, and its worker is given up
   (`cloud_pool/core/health/watchdog.py`).
-* While there is no worker at all, those whose budget will not last until one should be back are refused at once, as a
-  fault of ours that another target may mend; the others wait. Who was bound to a worker that is gone is refused.
+* While there is no worker at all, requests whose budget will not last until one should be back are refused at once, as
+  a fault of this pool, so that another target may answer; the others wait. A request that was bound to a worker that is
+  gone is refused.
 * A request larger than a batch runs in parts, on any workers, and is answered when the last of them is done.
 
-`submit` costs what its batcher's `add` does and a future; nothing in it grows with the number of those who wait but by
-their logarithm.
+`submit` costs its batcher's `add` and a future; its cost grows only with the logarithm of the number of waiting
+requests.
 
 Source: docs/design/batching.md, "Scheduler invariants", the list of what has gone wrong in others' batchers.
 """
@@ -60,14 +61,14 @@ from tidegate.trace_context import Trace
 from tidegate.types import Accepted
 from tidegate.workers.process import ComputeResult, WorkerDied
 
-_AGAIN_S: Final = 1.0  # after a defect the next look is no later than this
-_RESOLUTION_S: Final = 0.001  # uvloop's timers count in these
-_RECENT: Final = 4096  # answers of which times are kept
+_AGAIN_S: Final = 1.0  # after a defect the next dispatch is no later than this
+_RESOLUTION_S: Final = 0.001  # resolution of uvloop's timers
+_RECENT: Final = 4096  # newest answers whose times are kept
 log = structlog.get_logger("scheduler")
 
 
 class PoolScheduler:
-    """Runs inside `async with`. Give it lanes with `open` and workers with `attach`; then `submit`.
+    """Runs inside `async with`. Give it model instances with `open` and workers with `attach`; then `submit`.
 
     Args:
         on_traced: called with each batch that has sampled members, and the name of the worker that computed it.
@@ -107,7 +108,7 @@ class PoolScheduler:
             await asyncio.wait([self._server, *self._runs])
 
     def close(self) -> None:
-        """Stop for good: whoever still waits is answered now. Call it before the workers are ended, to end quietly."""
+        """Stop for good: every waiting request is answered now. Call it before the workers end, to end quietly."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -117,23 +118,23 @@ class PoolScheduler:
             self._waiting.fail(job, Unreachable("the pool is shutting down"))
 
     def open(self, lane: ModelInstance) -> None:
-        """Take requests for a lane from now on."""
+        """Take requests for a model instance from now on."""
         self.queues.open(lane)
 
     def attach(self, worker: str, compute: Compute, *, restart_s: float, standby: bool = False) -> None:
-        """A worker is there.
+        """Add a worker that is ready.
 
         Args:
-            worker: the name of this life of it: no other has it, nor had.
-            restart_s: how long the next one would take to come back.
-            standby: it is a reserve (`cloud_pool/core/health/standby.py`).
+            worker: the name of this incarnation, which is never used again.
+            restart_s: predicted seconds until a successor would be ready.
+            standby: whether the worker is a reserve (`cloud_pool/core/health/standby.py`).
         """
         if worker not in self.seats:
             self.seats.add(worker, compute, restart_s=restart_s, standby=standby, now=clock.now())
             self._changed.set()
 
     def detach(self, worker: str, reason: str) -> None:
-        """A worker is gone: refuse whoever was bound to it and, if none is left, whoever cannot wait for the next."""
+        """Remove a worker: refuse requests bound to it and, if none is left, those that cannot wait for the next."""
         if not self.seats.remove(worker, reason, clock.now()):
             return
         self.allotment.leave(worker)
@@ -143,14 +144,14 @@ class PoolScheduler:
             self._waiting.fail_hopeless(WorkerDied(reason))
 
     async def retire(self, worker: str) -> None:
-        """Give a worker no more batches, and wait until it has done what it has; `detach` it then."""
-        if (seat := self.seats.get(worker)) is not None:
-            seat.retiring = True
-            if seat.running is not None:
-                await seat.vacated.wait()
+        """Give a worker no more batches, and wait until it has finished the ones it has; `detach` it then."""
+        if (slot := self.seats.get(worker)) is not None:
+            slot.retiring = True
+            if slot.running is not None:
+                await slot.vacated.wait()
 
     async def submit(self, key: str, ask: PoolRequest) -> PoolResult:
-        """Wait in the lane of `key` and be answered. Cancelling gives the place up at once.
+        """Queue a request for the model instance `key` and wait for its answer. Cancelling leaves the queue at once.
 
         Raises:
             Overloaded, DeadlineExceeded: as `Batcher.add` says, or later when the time has run out.
@@ -173,11 +174,11 @@ class PoolScheduler:
             self._forget(job)
 
     def look(self) -> None:
-        """A limit has changed: there may be something to do that no request and no batch's end would say."""
+        """Dispatch again after a limit has changed, which no request and no end of a batch would trigger."""
         self._changed.set()
 
     async def drained(self) -> None:
-        """Wait until nobody waits and nothing runs."""
+        """Wait until no request waits and no batch runs."""
         answers = [job.answer for job in self._jobs]
         if answers:
             await asyncio.wait(answers)
@@ -187,11 +188,16 @@ class PoolScheduler:
         return len(self._waiting)
 
     @property
+    def unsettled(self) -> int:
+        """Jobs without an answer, and tasks of batches that have not ended."""
+        return len(self._jobs) + len(self._runs)
+
+    @property
     def in_flight(self) -> int:
         return self.seats.in_flight
 
     def queue_delay_s(self, now: float) -> float:
-        """Predicted wait of a request that would come now with the default priority and a late deadline."""
+        """Predicted wait of a request that arrives now with the default priority and a late deadline."""
         return self.seats.busy_s(now) + self.queues.drain_s() / self.seats.width
 
     def __repr__(self) -> str:
@@ -234,14 +240,14 @@ class PoolScheduler:
         job.ask.on_accepted(Accepted(self.in_flight + count, self.seats.busy_s(now) + work_s))
 
     def _forget(self, job: Job) -> None:
-        """The caller has its answer or has left. A part of it in a running batch is ignored when that ends."""
+        """Forget a job whose caller has its answer or has left. Its part in a running batch is ignored at the end."""
         self._jobs.discard(job)
         self._waiting.withdraw(job)
         job.parts = []  # no cycle keeps its arrays longer than it lives
         if not job.answer.cancel() and not job.answer.cancelled():
             job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
 
-    # Around: a batch for each free worker, and a timer for those whose time runs out meanwhile.
+    # Around: a batch for each free worker, and a timer for requests whose time runs out meanwhile.
 
     async def _serve(self) -> None:
         while True:
@@ -250,45 +256,45 @@ class PoolScheduler:
             await self._changed.wait()
 
     def _dispatch(self) -> None:
-        """Give every free worker what is due now, and in advance what is settled already. Never raises."""
+        """Give every free worker what is due now, and prepare the next batches where possible. Never raises."""
         try:
             self._give_out(clock.now())
-        except Exception:  # a defect of ours, say in a policy, must not end the service of all others
+        except Exception:  # a defect, say in a policy, must not end the service of all other requests
             log.exception("the next batches could not be formed")
-            self._arm_at(clock.now() + _AGAIN_S, clock.now())  # or nobody would be told when his time has run out
+            self._arm_at(clock.now() + _AGAIN_S, clock.now())  # or no caller would hear when its time has run out
 
     def _give_out(self, now: float) -> None:
         self._expire(now)
         self.queues.shared_by(self.seats.width)
-        for seat in self.seats.free(now, lambda: self.queue_delay_s(now)):
-            if self.seats.has_room:  # asked of each: some of them may have nothing to do, and leave it to the next
-                self._feed(seat, now)
-        for seat in self.seats.preparable(now):
-            self._feed(seat, now, early=True)
+        for slot in self.seats.free(now, lambda: self.queue_delay_s(now)):
+            if self.seats.has_room:  # checked for each: some may have nothing to do, and leave it to the next
+                self._feed(slot, now)
+        for slot in self.seats.preparable(now):
+            self._feed(slot, now, early=True)
         self._arm(now, worker_free=self.seats.any_free())
 
-    def _feed(self, seat: WorkerSlot, now: float, *, early: bool = False) -> None:
+    def _feed(self, slot: WorkerSlot, now: float, *, early: bool = False) -> None:
         """Send a worker the next batch, if there is one, and memory for it."""
-        batch = self._next_batch(seat, now, early=early)
+        batch = self._next_batch(slot, now, early=early)
         if batch is None:
             return
         with self._waiting.assert_none_lost(batch.parts):
-            patience = patience_s(batch.lane.service, batch.shape) + seat.patience_left_s(now)
+            patience = patience_s(batch.lane.service, batch.shape) + slot.patience_left_s(now)
             batch.stuck_at = now + patience
-            seat.give(batch, now)
-        batch.run = asyncio.create_task(self._run(seat, batch, patience), name=f"batch on {seat.name}")
+            slot.give(batch, now)
+        batch.run = asyncio.create_task(self._run(slot, batch, patience), name=f"batch on {slot.name}")
         self._runs.add(batch.run)
-        batch.run.add_done_callback(lambda run: self._left(seat, batch, run))
+        batch.run.add_done_callback(lambda run: self._left(slot, batch, run))
 
-    def _next_batch(self, seat: WorkerSlot, now: float, *, early: bool) -> Batch | None:
-        for queue in self.allotment.in_turn(self.queues, seat.name):
+    def _next_batch(self, slot: WorkerSlot, now: float, *, early: bool) -> Batch | None:
+        for queue in self.allotment.in_turn(self.queues, slot.name):
             batch = self._release(queue, now, early=early)
             if batch is None and early:
-                return None  # it is this one's turn next, and nothing may be settled before it
+                return None  # this queue is next, and no other batch may be formed before its own
             if batch is None:
                 continue
             with self._waiting.assert_none_lost(batch.parts):
-                if self.allotment.begin(seat.name, batch):
+                if self.allotment.begin(slot.name, batch):
                     return batch
                 self._retries.put_back(batch)
             if self.allotment.must_wait_for(queue):
@@ -304,7 +310,7 @@ class PoolScheduler:
     def _expire(self, now: float) -> None:
         for queue in self.queues:
             for item in queue.batcher.expire(now):
-                if part := self._waiting.get(item):  # else another part of its job was found just now
+                if part := self._waiting.get(item):  # absent if another part of its job expired just now
                     self.refused += 1
                     waited_ms = (now - part.job.ask.arrived_at) * 1e3
                     late = DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here")
@@ -316,14 +322,14 @@ class PoolScheduler:
             self._arm(now, worker_free=False)
 
     def _arm(self, now: float, *, worker_free: bool) -> None:
-        """An earlier timer is left alone: it finds nothing to do and arms again, for less than one for each request."""
+        """Arm the timer; an earlier one is left alone, as it only arms again, which costs less than one a request."""
         wake_at = self.queues.next_wake(now, worker_free=worker_free)
         if self._waiting:
             wake_at = min(wake_at, self.seats.next_at(now))
         self._arm_at(wake_at, now)
 
     def _arm_at(self, wake_at: float, now: float) -> None:
-        """A loop may run a timer a little early; what is left then would round to nothing, and spin till it is over."""
+        """Arm the timer, at least one resolution ahead: a loop may run a timer early, and a shorter rest would spin."""
         wake_at = max(wake_at, now + _RESOLUTION_S)
         if wake_at >= self._timer_at:
             return
@@ -339,55 +345,55 @@ class PoolScheduler:
 
     # Out: a batch's results, or its failure, to each of its members.
 
-    async def _run(self, seat: WorkerSlot, batch: Batch, patience: float) -> None:
+    async def _run(self, slot: WorkerSlot, batch: Batch, patience: float) -> None:
         try:
-            computed = await seat.compute(batch.lane.key, batch.arrays(), patience)
-            self._record(seat, batch, computed)
+            computed = await slot.compute(batch.lane.key, batch.arrays(), patience)
+            self._record(slot, batch, computed)
             self._dispatch()  # the worker first, then the callers: it idles meanwhile
-            self._settle(seat, batch, computed)
+            self._settle(slot, batch, computed)
         except ServeError as error:
-            self._failed(seat, batch, error)
+            self._failed(slot, batch, error)
         except WrongResults as error:
-            self._failed(seat, batch, InternalError(f"{batch.lane.key}: {error}"))
-        except Exception as error:  # a defect of ours must not stop the queue: those it hit are told, the rest go on
+            self._failed(slot, batch, InternalError(f"{batch.lane.key}: {error}"))
+        except Exception as error:  # a defect must not stop the queue: its members fail, the others go on
             log.exception("a batch could not be run", lane=batch.lane.key, rows=batch.rows)
             self._waiting.fail_all(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
         finally:
-            self._over(seat, batch)
+            self._over(slot, batch)
 
-    def _left(self, seat: WorkerSlot, batch: Batch, run: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step runs no `finally`: the seat would be taken for ever."""
+    def _left(self, slot: WorkerSlot, batch: Batch, run: asyncio.Task[None]) -> None:
+        """End the batch of a task that was cancelled before its first step, as no `finally` of the task runs then."""
         self._runs.discard(run)
         if batch.run is not None:
-            self._over(seat, batch)
+            self._over(slot, batch)
 
-    def _over(self, seat: WorkerSlot, batch: Batch) -> None:
-        self._end(seat, batch)
+    def _over(self, slot: WorkerSlot, batch: Batch) -> None:
+        self._end(slot, batch)
         batch.close()
         self._changed.set()
 
-    def _end(self, seat: WorkerSlot, batch: Batch) -> None:
+    def _end(self, slot: WorkerSlot, batch: Batch) -> None:
         now = clock.now()
         self.allotment.end(batch, now)
-        seat.end(batch, now)
+        slot.end(batch, now)
 
-    def _record(self, seat: WorkerSlot, batch: Batch, computed: ComputeResult) -> None:
+    def _record(self, slot: WorkerSlot, batch: Batch, computed: ComputeResult) -> None:
         now = clock.now()
         batch.lane.service.record(batch.shape.units, batch.shape.length, now - batch.began_at)
         batch.parts[0].job.queue.batcher.took(now - batch.began_at)
         self.batches.took(batch)
         if members := batch.traces():
-            self._on_traced(batch, members, seat.name)
+            self._on_traced(batch, members, slot.name)
         batch.lane.count(batch.rows, computed.compute_s, utc_s=clock.utc_s())
-        seat.saw(batch, now)
+        slot.saw(batch, now)
         self.allotment.passed(batch, computed.peak_bytes)
-        self._end(seat, batch)
+        self._end(slot, batch)
 
-    def _settle(self, seat: WorkerSlot, batch: Batch, computed: ComputeResult) -> None:
+    def _settle(self, slot: WorkerSlot, batch: Batch, computed: ComputeResult) -> None:
         rows = batch.rows
         for part, outputs in batch.split(computed.outputs):
             part.outputs, part.compute_s = outputs, computed.compute_s
-            self._settle_job(part.job, rows, seat.name)
+            self._settle_job(part.job, rows, slot.name)
 
     def _settle_job(self, job: Job, batch_rows: int, worker: str) -> None:
         done = [part.outputs for part in job.parts if part.outputs is not None]
@@ -400,9 +406,9 @@ class PoolScheduler:
         outputs = job.lane.layout.join_rows(done)
         job.answer.set_result(PoolResult(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
 
-    def _failed(self, seat: WorkerSlot, batch: Batch, error: ServeError) -> None:
+    def _failed(self, slot: WorkerSlot, batch: Batch, error: ServeError) -> None:
         if isinstance(error, OutOfMemory):
             error = self.allotment.failed(batch, error)
         if isinstance(error, WorkerDied):
-            self.detach(seat.name, error.message)
+            self.detach(slot.name, error.message)
         self._retries.retry(batch, error)

@@ -1,8 +1,8 @@
-"""Looks at everything a device needs, from outside the agent: it may run beside one, and disturbs none.
+"""The doctor checks everything that a device needs, from outside the agent and without disturbing a running one.
 
-Read-only but for a small file in `state_dir` that is written, synced and removed, and two messages to the broker that
-nobody reads (`edge_agent/core/acl_check.py`), sent under the device's second name, `NAME~cli`, so that a running agent
-keeps its session. What is found is judged in `edge_agent/core/diagnosis.py`. No check waits longer than `PATIENCE_S`.
+It only reads, except for a small file in `state_dir` that is written, synced and removed, and two messages to topics
+without readers (`edge_agent/core/acl_check.py`), sent under the device's second name, `NAME~cli`, so that a running
+agent keeps its session. `edge_agent/core/diagnosis.py` judges the readings. No check waits longer than `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidegate.security.tls import Tls, tls_of
 from tidegate.servers.address import format_address
 
 PATIENCE_S: Final = 5.0
-_LISTEN_S: Final = 1.0  # for what gateways have retained
+_LISTEN_S: Final = 1.0  # for the retained states of gateways
 WILDCARDS: Final = ("", "0.0.0.0", "::")
 _WRITES: Final = 5
 _CLOCK_UNSYNCHRONIZED: Final = 0x40  # STA_UNSYNC of <sys/timex.h>
@@ -75,7 +75,7 @@ def _own_address(config: EdgeConfig) -> str:
 
 
 def _synchronized() -> bool | None:
-    """What the kernel says of its clock; None where nobody can tell."""
+    """Whether the kernel reports a synchronized clock; None where that is unknown."""
     if sys.platform != "linux" or sys.maxsize <= 2**32:
         return None
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: only read
@@ -260,7 +260,7 @@ async def _reached(config: EdgeConfig, heard: dict[str, str]) -> dict[str, str]:
 
 
 async def _why_not(address: str) -> str:
-    """Why nobody answers there; "" when somebody does."""
+    """Why the address does not answer; "" when it does."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -275,7 +275,7 @@ async def _why_not(address: str) -> str:
 
 
 async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
-    """What the running agent says of itself; None where none of this name answers."""
+    """The state that the running agent reports; None where no agent of this name answers."""
     host = "127.0.0.1" if config.host in WILDCARDS else config.host
     if tls is not None:
         return await _certified(host, config, tls)
@@ -294,7 +294,7 @@ async def _agent(config: EdgeConfig, tls: Tls | None) -> dict[str, Any] | None:
 
 
 async def _certified(host: str, config: EdgeConfig, tls: Tls) -> dict[str, Any] | None:
-    """Over TLS a device may not ask itself, as its doors are for gateways and clients; its certificate says enough."""
+    """Over TLS a device may not call its own servers, which admit gateways and clients; its certificate suffices."""
     doors = {door: port for door, port in (("grpc", config.grpc_port), ("http", config.http_port)) if port}
     own = await asyncio.gather(
         *(_shows(CertificateIdentity("edge", config.name), host, port, tls) for port in doors.values())
@@ -304,9 +304,9 @@ async def _certified(host: str, config: EdgeConfig, tls: Tls) -> dict[str, Any] 
 
 
 async def _shows(identity: CertificateIdentity, host: str, port: int, tls: Tls) -> bool:
-    """Whether who listens there shows a certificate of this name."""
+    """Whether the server at this address shows a certificate of this name."""
     context = tls.client_context()
-    context.check_hostname = False  # it is the name in our own form that counts
+    context.check_hostname = False  # the name in the certificate's own form counts
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -320,4 +320,4 @@ async def _shows(identity: CertificateIdentity, host: str, port: int, tls: Tls) 
 
 def _callers(agent: dict[str, Any] | None) -> list[str]:
     links = (agent or {}).get("links")
-    return [f"{name} ({road})" for name, road in links.items()] if isinstance(links, dict) else []
+    return [f"{name} ({path})" for name, path in links.items()] if isinstance(links, dict) else []

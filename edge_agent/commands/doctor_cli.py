@@ -1,4 +1,4 @@
-"""`tidegate edge doctor`: say what is wrong with this device, and what to do about it."""
+"""`tidegate edge doctor` reports the problems of this device, and what to do about each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def doctor(context: click.Context, path: Path | None, as_json: bool) -> None:
 
 @contextmanager
 def _errors_to_stderr() -> Iterator[None]:
-    """What the parts log goes elsewhere than the findings, which say the rest."""
+    """Send logged errors to stderr, so that stdout has only the findings."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),

@@ -1,6 +1,7 @@
-"""`tidegate edge store`: what a device keeps for gateways, and its dead letters, from the device's own shell.
+"""`tidegate edge store` shows what a device keeps for gateways, and manages its dead letters.
 
-It opens the store's file itself, so it works while the agent runs and while it does not; SQLite keeps the two apart.
+It runs in the device's own shell. It opens the store's file itself, so it works while the agent runs and while it does
+not; SQLite keeps the two apart.
 """
 
 from __future__ import annotations

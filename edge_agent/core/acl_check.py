@@ -1,11 +1,11 @@
-"""Does the broker keep devices apart? Found out at each start, by trying.
+"""The ACL check tests at each start whether the broker keeps devices apart.
 
 A denied SUBSCRIBE is silent, and so is a PUBLISH in MQTT 3.1.1, so a device under a wrong user name would report into
 the void, and a broker without an ACL lets any device speak as any other; neither is seen until it is too late. So the
-agent publishes twice when its session begins, to topics that nobody reads: below its own name, which must be allowed,
+agent publishes twice when its session begins, to topics without readers: below its own name, which must be allowed,
 and below a name that no device can have, which must not be. MQTT 5 answers each with a reason.
 
-Pure: what to try, and what the answers mean. Each finding is told once, and again when it changes.
+Pure: the topics to try, and the meaning of the answers. Each finding is reported once, and again when it changes.
 Source: docs/design/edge-state.md, "Access control check".
 """
 
@@ -27,7 +27,7 @@ class AclFinding:
 
 
 class AclCheck:
-    """Mutable: what was found last, and what is still to be answered."""
+    """Mutable: the last findings, and the topics whose answers are outstanding."""
 
     def __init__(self, topics: Topics, device: str) -> None:
         self._device = device
@@ -36,7 +36,7 @@ class AclCheck:
         self._told: dict[str, AclFinding] = {}
 
     def topics(self, protocol: str) -> tuple[str, ...]:
-        """What to try in a session of this protocol."""
+        """The topics to try in a session of this protocol."""
         return (self._own, self._strangers) if protocol == "5" else ()
 
     def cannot_tell(self) -> AclFinding | None:
@@ -44,7 +44,7 @@ class AclCheck:
         return self._news("", AclFinding("info", words))
 
     def answered(self, topic: str, refusal: str) -> AclFinding | None:
-        """What an answer means, where that is news. `refusal` is the broker's reason, "" for none."""
+        """The finding of an answer, if it is news. `refusal` is the broker's reason, "" for none."""
         if topic == self._own:
             return self._news(topic, self._of_own(refusal))
         if topic == self._strangers:

@@ -1,22 +1,22 @@
-"""Whom the device can reach, as one of four modes: entered by evidence at once, left only when the evidence holds.
+"""Connectivity classifies what the device can reach as one of four modes, from evidence of broker and gateways.
 
     broker   gateway   mode
     ──────   ───────   ────────────
     there    there     ONLINE
-    gone     there     CONTROL_LOST   the broker is down, requests still come over links: nothing is lost but news
-    there    gone      CLOUD_LOST     nobody behind the broker: callers of this device are all it has
+    gone     there     CONTROL_LOST   the broker is down, requests still come over links: only news is lost
+    there    gone      CLOUD_LOST     no gateway behind the broker: only callers of this device are left
     gone     gone      ISOLATED
 
-Evidence of the broker is a session with it. Evidence of a gateway is anything that only a living one does: a link
-stream that stands, a request, a heartbeat that is not a retained one. A device without a broker in its configuration
-misses none: for it the first column is always "there".
+Evidence of the broker is a session with it. Evidence of a gateway is anything that only a live one does: an open link
+stream, a request, a heartbeat that is not retained. A device without a broker in its configuration misses none: for it
+the first column is always "there".
 
-A lost session is believed at once, so is a gateway's goodbye, and silence after `SILENT_S` (three of its heartbeats).
-Coming back takes PROBES good looks in a row and at least HOLD_S, so that a link that flaps is one change of mode and
+A lost session counts at once, so does a gateway's goodbye, and silence after `SILENT_S` (three of its heartbeats).
+Recovery takes PROBES good looks in a row and at least HOLD_S, so that a link that flaps is one change of mode and
 not twenty. Looks are the caller's, about once a second; one that comes sooner than PROBE_GAP_S after the last counts
 as no second probe.
 
-The mode is a word for people, callers and the fleet. Nothing that computes is touched by it, in either direction.
+The mode informs people, callers and the fleet. It changes nothing that computes, in either direction.
 
 Source: docs/design/edge-state.md, "Modes without a network"; KubeEdge #4048 (workloads restarted on reconnect).
 """
@@ -69,7 +69,7 @@ _FROM_BEST: Final[tuple[Mode, ...]] = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class ModeChange:
-    """A mode that was entered, the one before, and why."""
+    """A change of mode: the new mode, the one before, and the reason."""
 
     mode: Mode
     before: Mode
@@ -77,13 +77,13 @@ class ModeChange:
 
     @property
     def is_worse(self) -> bool:
-        """Whether fewer are reached now. At its start a device reaches nobody, so that whatever follows is better."""
+        """Whether the device reaches less now. At its start it reaches nothing, so that any first change is better."""
         return _FROM_BEST.index(self.mode) > _FROM_BEST.index(self.before)
 
 
 @dataclass(slots=True)
 class Connectivity:
-    """Mutable: tell it of signs of life, `look` about once a second and whenever a session ends."""
+    """Mutable: report signs of life to it, `look` about once a second and whenever a session ends."""
 
     has_broker: bool = True
     mode: Mode = "isolated"
@@ -91,26 +91,26 @@ class Connectivity:
     changes: int = 0
     _broker: _PeerSignal = field(default_factory=_PeerSignal)
     _gateway: _PeerSignal = field(default_factory=_PeerSignal)
-    _heard_at: dict[str, float] = field(default_factory=dict)  # by gateway; "" is one whose request named none
+    _heard_at: dict[str, float] = field(default_factory=dict)  # by gateway; "" is an unnamed gateway
 
     def __post_init__(self) -> None:
         self._broker.there = not self.has_broker
         self.mode = _MODES[(self._broker.there, False)]
 
     def heard(self, now: float, gateway: str = "") -> None:
-        """A gateway did something that only a living one does."""
+        """Record a sign of life of a gateway."""
         self._heard_at[gateway] = now
 
     def left(self, gateway: str) -> None:
-        """It said goodbye, or the broker said it for it."""
+        """Record that a gateway said goodbye, or that the broker sent its will."""
         self._heard_at.pop(gateway, None)
 
     def look(self, *, session: bool, links: int, now: float) -> ModeChange | None:
-        """Weigh what is known now; the change of mode, if this is one.
+        """Evaluate the evidence now; the change of mode, if there is one.
 
         Args:
-            session: whether there is one with the broker.
-            links: link streams of gateways that stand.
+            session: whether there is a session with the broker.
+            links: open link streams of gateways.
         """
         self._broker.look(session or not self.has_broker, now)
         if not self.has_broker:

@@ -1,8 +1,8 @@
-"""What Linux says of a device's battery and heat, read into `DeviceConditions`, and what follows from them.
+"""Device conditions are parsed from sysfs: battery, heat and throttling, and whether the device takes new work.
 
-The kernel tells it as small text files: a folder for each power supply, thermal zone and cooling device under
-`/sys/class`. `edge_agent/device/sensors.py` reads the files; here their texts are understood, so every odd device that
-a driver can make is a dictionary in a test.
+The kernel exposes them as small text files: a folder for each power supply, thermal zone and cooling device under
+`/sys/class`. `edge_agent/device/sensors.py` reads the files; their texts are parsed here, so every odd output of a
+driver is a dictionary in a test.
 
     battery      mean share of the system's own batteries (a mouse's is none: scope "Device")
     charging     no battery says Discharging, and one says otherwise or a mains adapter is online
@@ -11,7 +11,7 @@ a driver can make is a dictionary in a test.
 
 A driver that gives no number, or an impossible one, is ignored. A device on its battery below `min_battery` takes no
 new work, nor does one that is hotter than `max_temperature_c` until it has cooled; what it has taken is finished. Below
-that, a processor that the kernel throttles is dearer to its gateway, and so gets less.
+that, a throttled processor costs more in the gateway's placement, and so gets less work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLDEST_C: Final = -100.0
 def conditions_of(
     supplies: Iterable[Attributes], zones: Iterable[Attributes], coolers: Iterable[Attributes], *, metered: bool
 ) -> DeviceConditions:
-    """What the folders of `power_supply`, `thermal_zone*` and `cooling_device*` say together."""
+    """The conditions that the folders `power_supply`, `thermal_zone*` and `cooling_device*` describe together."""
     supplies = list(supplies)
     batteries = [one for one in supplies if one.get("type") == "Battery" and one.get("scope") != "Device"]
     shares = [share for one in batteries if (share := _share(one)) is not None]
@@ -58,11 +58,11 @@ def exhaustion_reason(conditions: DeviceConditions, min_battery: float) -> str:
 
 
 class Endurance:
-    """Mutable: whether the device may go on, which takes COOLER_BY_C degrees to become true again after heat.
+    """Mutable: whether the device takes work; after heat it must first cool by COOLER_BY_C degrees.
 
     Args:
         min_battery: share below which a discharging device takes no new work.
-        max_temperature_c: at which it takes none; None: the kernel's own throttling is all there is.
+        max_temperature_c: temperature at which it takes none; None: only the kernel throttles.
     """
 
     def __init__(self, min_battery: float, max_temperature_c: float | None) -> None:
@@ -91,7 +91,7 @@ class Endurance:
 
 
 def urgent_conditions(conditions: DeviceConditions) -> tuple[object, ...]:
-    """What must not wait for the next heartbeat when it changes: everything but degrees, and the battery by tenths."""
+    """Conditions whose change must not wait for the next heartbeat: all but degrees, the battery by tenths."""
     tenths = None if conditions.battery is None else int(conditions.battery * 10.0)
     return tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode
 

@@ -1,8 +1,8 @@
-"""What a device's circumstances mean for it, and what to do about each: the judgements of `tidegate edge doctor`.
+"""The diagnosis judges a device's readings for `tidegate edge doctor`, and advises what to do about each.
 
-Every check is a function from what was read to a `DoctorFinding`: fine, a warning (it serves, but something will be
-worse), or a failure (it does not serve, or not for long). Reading is `edge_agent/commands/doctor.py`'s; so every odd
-machine is a row in a test.
+Every check is a function from readings to a `DoctorFinding`: fine, a warning (the device serves, but something will be
+worse), or a failure (it does not serve, or not for long). `edge_agent/commands/doctor.py` reads; so every odd machine
+is a row in a test.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DoctorFinding:
 
 
 def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> DoctorFinding:
-    """Args: synchronized: what the kernel says; skew_s: of this clock against a gateway's, None: none was heard."""
+    """Args: synchronized: as the kernel reports; skew_s: of this clock to a gateway's, None: no gateway was heard."""
     if utc_s < OLDEST_SANE_UTC_S:
         return DoctorFinding(
             "clock",
@@ -60,7 +60,7 @@ def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> Doct
 
 
 def disk(folder: str, *, error: str, full: bool = False, free_bytes: int, fsync_s: float) -> DoctorFinding:
-    """Args: error: why nothing can be written there, "" if it can; full: it is for want of room."""
+    """Args: error: why the folder cannot be written, "" if it can; full: whether the disk is full."""
     if error:
         advice = "make room there" if full else "give the agent's user the folder of `state_dir`"
         return DoctorFinding("disk", "failure", f"{folder} cannot be written: {error}", advice)
@@ -121,7 +121,7 @@ def processor(machine: str, flags: Collection[str]) -> DoctorFinding:
 
 
 def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> DoctorFinding:
-    """Args: own: whose it should be; ends_in_s: None: there is no `tls`; error: why it cannot be used."""
+    """Args: own: the name that it should have; ends_in_s: None without `tls`; error: why it cannot be used."""
     if error:
         return DoctorFinding("certificate", "failure", error, f"`tidegate pki issue {own}`, and copy the files here")
     if ends_in_s is None:
@@ -135,7 +135,7 @@ def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> Doctor
 
 
 def port(key: str, address: str, *, free: bool, ours: bool) -> DoctorFinding:
-    """Args: ours: whether the running agent of this name says that it listens there."""
+    """Args: ours: whether the running agent of this name reports that it listens there."""
     if free:
         return DoctorFinding(key, "ok", f"{address} is free")
     if ours:
@@ -146,7 +146,7 @@ def port(key: str, address: str, *, free: bool, ours: bool) -> DoctorFinding:
 
 
 def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> DoctorFinding:
-    """Args: error: why there is no session; acl: (severity, words) of what trying the ACL has shown."""
+    """Args: error: why there is no session; acl: (severity, words) of each finding of the ACL check."""
     if error:
         return DoctorFinding(
             "broker", "failure", f"{url}: {error}", "check `mqtt`, the network, and this device's user there"
@@ -163,13 +163,13 @@ def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> DoctorFindin
 def gateways(
     reached: Mapping[str, str], *, dial_out: str, advertised: str, callers: Collection[str], fleet: bool = True
 ) -> DoctorFinding:
-    """How this device is reached.
+    """Judge whether gateways reach this device, or it reaches them.
 
     Args:
         reached: address of a gateway's link port → why it cannot be dialled, "" where it can.
         advertised: the address that gateways are told, "" for none.
-        callers: gateways that have a stream with the running agent, with their road.
-        fleet: whether there is a broker by which gateways hear of this device.
+        callers: gateways that have a stream with the running agent, with their path.
+        fleet: whether there is a broker through which gateways learn of this device.
     """
     if callers:
         return DoctorFinding("gateways", "ok", f"served now: {', '.join(sorted(callers))}")

@@ -1,19 +1,19 @@
-"""Whom to dial: the gateways that do not reach this device by themselves.
+"""The dial policy selects the gateways that the device dials: those that do not reach it by themselves.
 
 A device cannot know from inside whether its address can be dialled from outside; a gateway that dials it is the proof.
 So it waits `patience_s` for each gateway's own stream, and dials those whose stream has not come, or is gone that long.
 What was learned is kept: a gateway that had to be dialled once is dialled at once when the stream is lost, since a
-wait would only be felt. When its stream comes after all, the one that was dialled is left, in order, once the other
-has stood for `steady_s`: the direct road is preferred, and two that take turns must not flap.
+wait would only delay requests. When the gateway's own stream comes after all, the dialled one is left in order, once
+the other has stood for `steady_s`: the direct path is preferred, and the two must not alternate.
 
     auto     as above        a gateway whose name is not known yet is dialled once, to hear it
     always   all of them, at once
     never    none
 
-Why not let the gateway say that it cannot reach the device: what it says would have to be believed, come over a broker
-that may be away, and still be checked by a dial. The silence is seen in every case, also where nobody could tell.
+A gateway's own report that it cannot reach the device is not used: it would come over a broker that may be away, and
+would still have to be checked by a dial. The missing stream is seen in every case, also where no gateway could report.
 
-It can be wrong where a gateway is merely slow to come: then a stream is dialled and left again, which costs nothing.
+It can be wrong where a gateway is merely slow to dial: then a stream is dialled and left again, which costs little.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MOST_GATEWAYS: Final = 64
 class _GatewayReachability:
     missed_since: float  # inf while its own stream is here
     here_since: float = inf
-    needed: bool = False  # it had to be dialled
+    needed: bool = False  # whether it had to be dialled before
 
 
 class DialPlan:
-    """Mutable: `wanted` takes in what there is now, and says which addresses to dial or to keep dialled."""
+    """Mutable: `addresses_to_dial` returns the addresses to dial or to keep dialled."""
 
     def __init__(self, mode: DialOut, *, patience_s: float = PATIENCE_S, steady_s: float = STEADY_S) -> None:
         self._mode = mode
@@ -50,8 +50,8 @@ class DialPlan:
         """The addresses to dial.
 
         Args:
-            gateways: what each address answers as, "gateway/NAME"; "" where it was never heard.
-            callers: who has a stream here that it dialled itself.
+            gateways: address → the name that it answers as, "gateway/NAME"; "" where it is not known yet.
+            callers: gateways that have a stream here that they dialled themselves.
         """
         if self._mode == "never":
             return frozenset()

@@ -1,21 +1,21 @@
-"""The pace at which a device sends what it has kept: trains, and a pause after each that is as long as the train took.
+"""The drain pacer limits how fast a device sends its stored entries: in trains, with a pause after each train.
 
-A device that comes back after ten hours has much to say and one thin uplink, on which live traffic goes too. Pacing by
-an estimate of the uplink needs an estimate; pacing by duty does not. A train of entries is sent at once; from its
+A device that comes back after ten hours has a long backlog and one thin uplink, which live traffic uses too. Pacing by
+an estimate of the uplink needs an estimate; pacing by duty cycle does not. A train of entries is sent at once; from its
 first entry to its last receipt it has kept the uplink (and the gateway's disk) busy for at most that long; then comes a
 pause in proportion. So whatever the link is, at most `share` of it is used, on average over a train and its pause:
 
     pause = train x (1 / share - 1)            share 50 %, while live requests are about: 10 %
 
-What is learned is only how much a train should hold: bytes that take some TRAIN_S, by what the last trains carried a
-second, so that a live message never waits for long behind one. The number of entries is adaptive too, from 8 to 32: it
+Only the size of a train is learned: bytes that take about TRAIN_S, by what the last trains carried a second, so that a
+live message never waits for long behind one. The number of entries is adaptive too, from 8 to 32: it
 grows by a quarter while trains are quick and halves when one is slow or is not acknowledged.
 
 Entries of one key are sent in order, and may share a train: a topic of MQTT keeps its order within a session, there is
-one train at a time, and what was lost of it is sent again in order. One that was refused waits for itself and holds up
-what comes behind it under its key, and nothing else; a gateway that is busy makes all wait.
+one train at a time, and the lost part of it is sent again in order. A refused entry waits, and holds up only the
+entries behind it under its key; a busy gateway makes all wait.
 
-The machine is told of sessions, sendings and receipts, and says how much may be sent now. It begins with the session,
+The machine takes sessions, sendings and receipts, and returns how much may be sent now. It begins with the session,
 not with a timer. It can be wrong where receipts are slow for another reason than the link: then it is slower, never
 faster.
 
@@ -34,26 +34,26 @@ MAX_WINDOW: Final = 32
 SHARE: Final = 0.5
 LIVE_SHARE: Final = 0.1
 TRAIN_S: Final = 0.5
-FIRST_BYTES: Final = 32_768  # of the first train of a session, before anything is known
+FIRST_BYTES: Final = 32_768  # of the first train of a session, before its rate is known
 MIN_BYTES: Final = 2_048
 MAX_BYTES: Final = 1_048_576
 MIN_PAUSE_S: Final = 0.01
 MOST_BUSY_S: Final = 300.0
 LIVE_PAUSE_S: Final = 60.0  # live requests lengthen a pause up to this: a busy device drains slowly, but does
-RECEIPT_S: Final = 15.0  # without a receipt for so long, it is sent again
+RECEIPT_S: Final = 15.0  # without a receipt for this long, an entry is sent again
 REFUSED_S: Final = 2.0  # doubled with each refusal
 MOST_REFUSED_S: Final = 60.0
 
 
 class SendBudget(NamedTuple):
-    """What may be sent at once."""
+    """The entries and bytes that may be sent at once."""
 
     entries: int
     size_bytes: int
 
 
 class SizedEntry(Protocol):
-    """The part of a stored entry that the choice depends on."""
+    """The part of a stored entry on which the choice depends."""
 
     @property
     def id(self) -> str: ...
@@ -66,7 +66,7 @@ class SizedEntry(Protocol):
 
     @property
     def attempts(self) -> int:
-        """How often it was refused already."""
+        """How often the entry was refused already."""
         ...
 
 
@@ -87,7 +87,7 @@ class DrainPacer:
     live_share: float = LIVE_SHARE
     window: int = MIN_WINDOW
     train_bytes: int = FIRST_BYTES
-    rate_bytes_s: float = 0.0  # what trains carried, smoothed; 0: not known yet
+    rate_bytes_s: float = 0.0  # measured over the last trains, smoothed; 0: not known yet
     trains: int = 0
     _up: bool = False
     _under_way: dict[str, _UnsettledEntry] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class DrainPacer:
         return frozenset(self._not_before)
 
     def begin(self, now: float) -> None:
-        """A session with a gateway that takes things has begun: the first train may go at once."""
+        """Begin a session with a gateway that takes entries: the first train may go at once."""
         self._up, self._under_way, self._pause_until = True, {}, now
         self.window, self.train_bytes, self.rate_bytes_s = MIN_WINDOW, FIRST_BYTES, 0.0
 
     def end(self) -> None:
-        """It is over; what was under way may or may not have arrived, and is sent again."""
+        """End the session; entries under way may or may not have arrived, and are sent again."""
         self._up, self._under_way = False, {}
 
     def budget(self, now: float, *, live: bool) -> SendBudget | None:
@@ -152,7 +152,7 @@ class DrainPacer:
         self._train_bytes_sent += entry.size_bytes
 
     def settled(self, ids: Iterable[str], now: float, *, live: bool) -> None:
-        """A receipt named these, taken or not."""
+        """Record that a receipt named these entries, taken or not."""
         before = len(self._under_way)
         for id in ids:
             self._under_way.pop(id, None)
@@ -160,18 +160,18 @@ class DrainPacer:
             self._train_arrived(now, live)
 
     def refused(self, id: str, now: float) -> None:
-        """This one was not taken. To be told before the receipt that names it is `settled`."""
+        """Record that an entry was not taken; call it before `settled` for the receipt that names the entry."""
         sent = self._under_way.get(id)
         if sent is not None:
             self._not_before[id] = now + min(MOST_REFUSED_S, REFUSED_S * 2.0 ** min(sent.attempts, 10))
 
     def busy(self, for_s: float, now: float) -> None:
-        """The gateway takes nothing for a while; what is under way was not taken."""
+        """Record that the gateway takes nothing for a while; entries under way were not taken."""
         self._under_way = {}
         self._pause_until = max(self._pause_until, now + min(for_s, MOST_BUSY_S))
 
     def next_wake(self, now: float) -> float | None:
-        """When to ask for a budget again, if nothing happens before."""
+        """When to call `budget` again, if nothing happens before."""
         if not self._up:
             return None
         if self._under_way:

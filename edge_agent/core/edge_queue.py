@@ -1,7 +1,7 @@
-"""The edge's queue: earliest deadline first, bounded, and honest at the door.
+"""The edge queue orders requests by deadline, is bounded, and refuses at once what it cannot do in time.
 
-A small device that takes more than it can do serves nobody: every answer comes late. So the decision is made once, at
-the door, and an immediate "no" lets the gateway place the request elsewhere while there is still time for it:
+A small device that takes more than it can do makes every answer late. So the decision is made once, on
+arrival, and an immediate refusal lets the gateway place the request elsewhere while there is still time for it:
 
 - no room: `Overloaded`, with the predicted time until the present queue has drained;
 - *provably* late: even if everything ahead of it took only `OPTIMISM` of its predicted time, it would not be done by
@@ -9,8 +9,8 @@ the door, and an immediate "no" lets the gateway place the request elsewhere whi
   chances.
 
 Order is by deadline and priority, as everywhere (`tidegate/priority.py`). Every request has a deadline, so none waits
-for ever. A waiting request is dropped as soon as it could not make it even if it started now;
-`next_wake` says when that next happens, so its caller hears by a timer and not when a slot happens to become free.
+for ever. A waiting request is dropped as soon as it could not meet its deadline even if it started now;
+`next_wake` is the next such instant, so its caller is answered by a timer and not when a slot happens to become free.
 
 Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` are
 taken at once, and at most one of a lane (a model's worker process computes one call after another).
@@ -42,7 +42,7 @@ MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 @dataclass(frozen=True, slots=True)
 class QueueTicket:
-    """One request's place: `lane` names the worker that will compute it, `cost_s` is its predicted service time."""
+    """One request in the queue: `lane` names the worker that will compute it, `cost_s` is its predicted time."""
 
     id: int
     lane: str
@@ -56,7 +56,7 @@ class QueueTicket:
 
     @property
     def latest_start(self) -> float:
-        """From this instant on it is provably late."""
+        """From this instant on the request is provably late."""
         return self.deadline - OPTIMISM * self.cost_s
 
 
@@ -87,7 +87,7 @@ class EdgeQueue:
         return any(ticket.id == ticket_id for ticket in self._waiting)
 
     def admit(self, ticket: QueueTicket, now: float) -> Accepted:
-        """Queue `ticket`; the number that goes before it, and the predicted time until its computation ends.
+        """Queue `ticket`; the number of requests before it, and the predicted time until its computation ends.
 
         Raises:
             Overloaded: no room; `retry_after_s` is the predicted time until the queue has drained.
@@ -119,14 +119,14 @@ class EdgeQueue:
         del self._running[ticket_id]
 
     def expire(self, now: float) -> list[QueueTicket]:
-        """Take out those that wait and can no longer make their deadlines."""
+        """Take out the waiting tickets that can no longer meet their deadlines."""
         expired = [ticket for ticket in self._waiting if now >= ticket.latest_start]
         if expired:
             self._waiting = [ticket for ticket in self._waiting if now < ticket.latest_start]
         return expired
 
     def remove(self, ticket_id: int) -> bool:
-        """Take out one that waits, since nobody wants it any more; False when it does not wait (any more)."""
+        """Take out a waiting ticket whose caller has left; False when it does not wait (any more)."""
         for at, ticket in enumerate(self._waiting):
             if ticket.id == ticket_id:
                 del self._waiting[at]
@@ -134,17 +134,17 @@ class EdgeQueue:
         return False
 
     def close(self, lane: str) -> list[QueueTicket]:
-        """Take out all that wait for a lane whose worker is gone."""
+        """Take out all tickets that wait for a lane whose worker is gone."""
         closed = [ticket for ticket in self._waiting if ticket.lane == lane]
         self._waiting = [ticket for ticket in self._waiting if ticket.lane != lane]
         return closed
 
     def next_wake(self) -> float | None:
-        """The instant at which `expire` has something to give; None when nothing waits."""
+        """The instant at which `expire` next returns a ticket; None when the queue is empty."""
         return min((ticket.latest_start for ticket in self._waiting), default=None)
 
     def queue_ahead(self, deadline: float, priority: int = 0) -> int:
-        """How many of those that wait or compute would go before a request that arrived now."""
+        """How many waiting or computing requests would go before a request that arrived now."""
         key = order_key(deadline, priority)
         return len(self._running) + sum(1 for ticket in self._waiting if ticket.key <= key)
 
@@ -166,9 +166,9 @@ class EdgeQueue:
         )
 
     def _finish_in_s(self, ticket: QueueTicket, now: float, factor: float) -> float:
-        """Predicted time until `ticket` would be done, were it queued now and every cost `factor` of its prediction.
+        """Predicted time until `ticket` would be done if queued now, with every cost `factor` times its prediction.
 
-        Plays the queue forward: whenever a slot is free, the first in order whose lane is idle starts.
+        Simulates the queue: whenever a slot is free, the first ticket in order whose lane is idle starts.
         """
         running = self._running.values()
         busy = [(max(now, run.started_at + run.ticket.cost_s * factor), run.ticket.lane) for run in running]

@@ -1,13 +1,13 @@
-"""What an answer, a cut or a bad chunk means for a download: go on, wait, or give up.
+"""The fetch retry rules decide after each answer, cut or bad chunk whether a download goes on, waits or ends.
 
-- a cut link or a server that cannot be reached: wait and try again, for as long as the deadline allows; a link that is
-  away is nobody's failure
-- 408, 425, 429, 5xx: the server is there and has no time; waits too, and counts as an attempt
-- the same with a Retry-After: the server has a queue, and says when to come back; it is asked again then, and nothing
-  is counted, since a thousand devices behind one server may well be told so for an hour
-- 401, 403, 404, 410 and every other refusal: this server will not change its mind; the next one is asked, and when all
-  have refused it is over
-- a chunk with another digest: thrown away and fetched again, BAD_CHUNKS times in a row; then somebody sends other bytes
+- a cut link or an unreachable server: wait and try again, for as long as the deadline allows; a lost link counts as
+  no failure
+- 408, 425, 429, 5xx: the server is overloaded; wait too, and count an attempt
+- the same with a Retry-After: the server has a queue, and says when to come back; try again then, and count nothing,
+  since a thousand devices behind one server may well get this answer for an hour
+- 401, 403, 404, 410 and every other refusal: this server will keep refusing; try the next one, and when all have
+  refused the download is over
+- a chunk with another digest: dropped and fetched again, BAD_CHUNKS times in a row; then the server has other content
 
 An attempt is a failure without a new chunk since the one before. The byte budget counts what came over the network,
 whether it could be used or not.
@@ -26,17 +26,17 @@ RETRY_AFTER_MAX_S: Final = 300.0
 
 
 def is_transient(status: int) -> bool:
-    """Whether a server that answered this may answer otherwise a little later."""
+    """Whether a server that answered with this status may answer otherwise a little later."""
     return status in _TRANSIENT or 500 <= status < 600
 
 
 @dataclass(slots=True)
 class DownloadBudget:
-    """Mutable: what one plan's download has used up of its rules. `record_*` return why it is over, "" while it is not.
+    """Mutable: what one plan's download has used of its limits. `record_*` return why it is over, "" while it is not.
 
     Args:
-        max_bytes: fetched in all; fetched_bytes: before this start of the agent, too.
-        servers: how many can be asked.
+        max_bytes: most bytes fetched in all; fetched_bytes: those so far, also before this start of the agent.
+        servers: how many servers there are.
     """
 
     rules: Net
@@ -55,7 +55,7 @@ class DownloadBudget:
         return ""
 
     def record_chunk(self) -> None:
-        """A chunk is whole and right."""
+        """Record a complete chunk with the right digest."""
         self.attempts = self.bad_chunks = self.cuts = self._refused = 0
 
     def record_cut(self) -> None:

@@ -1,11 +1,11 @@
-"""What this device should do next about its documents: accept or refuse one, begin, give up or remove a model.
+"""Reconciliation compares the desired documents with what is committed, and returns the device's next action.
 
-Documents. Per scope, revisions only grow. A lower one is refused whoever signed it, because an old document that is
-played again must not bring an old model back; the same revision with other bytes is refused too, because then nobody
-knows which of the two was meant. The same bytes again are no news: retained documents come with every connection.
+Documents. Per scope, revisions only grow. A lower one is refused whatever key signed it, because a replayed old
+document must not bring an old model back; the same revision with other bytes is refused too, because it is unknown
+which of the two was meant. The same bytes again change nothing: retained documents come with every connection.
 
-Models. One rollout at a time: a small device has memory for one generation beside the one that answers. The wish that
-differs from what is committed and was not tried under its revision is begun, in the order of names.
+Models. One rollout at a time: a small device has memory for one generation beside the one that answers. The first wish
+that differs from what is committed and was not tried under its revision is begun, in the order of names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Blocked = Mapping[str, Mapping[str, int]]  # content → scope → the revision 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRevision:
-    """What is remembered of a scope's accepted document."""
+    """The revision and digest of a scope's accepted document."""
 
     revision: int
     digest: str
@@ -51,7 +51,7 @@ class BeginRollout:
 
 @dataclass(frozen=True, slots=True)
 class SettleFulfilled:
-    """Nothing to do but to note that the wish is fulfilled: the content is committed already."""
+    """Only note that the wish is fulfilled: the content is committed already."""
 
     model: str
     wish: DesiredModel
@@ -59,7 +59,7 @@ class SettleFulfilled:
 
 @dataclass(frozen=True, slots=True)
 class RemoveModel:
-    """Take the deployed generation of this model away."""
+    """Remove the deployed generation of this model."""
 
     model: str
     wish: DesiredModel
@@ -71,7 +71,7 @@ Next = BeginRollout | SettleFulfilled | RemoveModel
 def next_action(
     wishes: Mapping[str, DesiredModel], committed: Contents, records: Mapping[str, Rollout], blocked: Blocked
 ) -> Next | None:
-    """What to do next while no rollout is under way; None: all that can be done is done."""
+    """The next action while no rollout is under way; None when there is none left."""
     for model, wish in sorted(wishes.items()):
         held, record = committed.get(model), records.get(model)
         if wish.plan is None:
@@ -93,13 +93,13 @@ def _is_noted(record: Rollout, wish: DesiredModel) -> bool:
 
 
 def is_still_wanted(rollout: Rollout, wishes: Mapping[str, DesiredModel]) -> bool:
-    """Whether what is being rolled out is what the documents ask for now, or ask nothing about any more."""
+    """Whether the documents still ask for the rollout's content, or no longer mention its model."""
     wish = wishes.get(rollout.model)
     return wish is None or (wish.plan is not None and wish.plan.content == rollout.content)
 
 
 def with_newest_rules(rollout: Rollout, wishes: Mapping[str, DesiredModel]) -> Rollout:
-    """A rollout under way, by the newest rules for the same content; a wish for any other is not its business."""
+    """The rollout under the newest rules for the same content; a wish for other content leaves it unchanged."""
     wish = wishes.get(rollout.model)
     if wish is None or wish.plan is None or wish.plan.content != rollout.content:
         return rollout

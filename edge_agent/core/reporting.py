@@ -1,16 +1,17 @@
-"""What an agent says of itself, and when: birth, inventory, heartbeats, goodbye.
+"""Reporting decides what an agent publishes about itself, and when: birth, inventory, heartbeats and goodbye.
 
-Cadence. A heartbeat every second, each wait jittered by ±10 % so that a fleet that came up in one instant does not beat
-in one instant. News do not wait for it: when admission, the battery or the heat changes, the queue moves by more than
+Cadence. A heartbeat every second, each wait jittered by ±10 % so that a fleet that started at one instant does not beat
+at one instant. News does not wait for it: when admission, the battery or the heat changes, the queue moves by more than
 half (and by four), or what is offered changes, the next heartbeat comes at once, but no two within 100 ms, so that a
 busy queue cannot turn news into a flood.
 
-Rollouts. A state that changed is told at once; progress alone, such as bytes that came in, every five seconds.
+Rollouts. A changed state is reported at once; progress alone, such as bytes that came in, every five seconds.
 
 Content. Birth and inventory carry a revision that counts changes of what is offered; every heartbeat carries its hash,
-so a gateway that missed a change notices and asks. Changed addresses are told by a new birth of the same session.
+so a gateway that missed a change notices it and requests it. Changed addresses are reported by a new birth in the same
+session.
 
-The machine takes the agent's state and `now`, and returns what to publish; it sends nothing, and nothing at all
+The machine takes the agent's state and `now`, and returns what to publish; it sends nothing itself, and returns nothing
 outside of a session. The sequences of a session start at 1 per topic and are never reset inside it.
 """
 
@@ -46,7 +47,7 @@ Farewell = Literal["shutdown", "sleep", "update"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """What a device tells of its rollouts; see `tidegate/fleet/reported.py`."""
+    """The rollouts as a device reports them; see `tidegate/fleet/reported.py`."""
 
     accepted: tuple[tuple[str, int], ...] = ()
     models: tuple[ModelReport, ...] = ()
@@ -55,14 +56,14 @@ class RolloutReport:
 
     @property
     def states(self) -> tuple[object, ...]:
-        """All but progress."""
+        """The report without progress."""
         still = ((one.name, one.state, one.reason, one.content, one.revision, one.running) for one in self.models)
         return (self.accepted, self.refused, *still)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """All that an agent tells of itself, read afresh whenever something is about to be said."""
+    """The reported state of an agent, read afresh before each report."""
 
     offers: tuple[ModelOffer, ...]
     urls: tuple[str, ...]  # where the agent answers, "host:port", best first
@@ -89,11 +90,11 @@ class Publication:
 
 
 class Reporting:
-    """Mutable: what has been said in this session.
+    """Mutable: what has been published in this session.
 
     Args:
         device: this agent's name in its fleet.
-        boot: names this start of the agent, so that two that claim one epoch can be told apart.
+        boot: identifies this start of the agent, which separates two agents that claim one epoch.
         started_at: the instant from which the agent's own milliseconds count.
         draw: chance, uniform in [0, 1).
         interval_s: between heartbeats; shorter finds a lost agent sooner and costs more radio.
@@ -121,7 +122,7 @@ class Reporting:
         self._offers: tuple[ModelOffer, ...] | None = None
         self._hash = ""
         self._urls: tuple[str, ...] = ()
-        self._told: AgentState | None = None  # by the last heartbeat
+        self._told: AgentState | None = None  # as of the last heartbeat
         self._told_at = -inf
         self._told_rollouts: RolloutReport | None = None
         self._rollouts_at = -inf
@@ -129,21 +130,21 @@ class Reporting:
 
     @property
     def epoch(self) -> int:
-        """Of the session that is on; 0 outside of one."""
+        """The epoch of the current session; 0 outside of one."""
         return self._epoch
 
     def will(self, epoch: int) -> Publication:
-        """What the broker shall say if the session of `epoch` ends without a goodbye."""
+        """The will that the broker publishes if the session of `epoch` ends without a goodbye."""
         return Publication(DeviceTopic.DEATH, encode(Death(self._device, epoch, "lost")))
 
     def connected(self, epoch: int, state: AgentState, now: float, utc_s: float) -> list[Publication]:
-        """A session has begun: birth, inventory, and the first heartbeat, in this order."""
+        """Begin a session: birth, inventory, and the first heartbeat, in this order."""
         self._epoch = epoch
         self._sequences = {}
         return self.resync(state, now, utc_s)
 
     def disconnected(self) -> None:
-        """The session is over; nothing more is due."""
+        """End the session; nothing more is due."""
         self._epoch = 0
         self._due_at = inf
 
@@ -157,7 +158,7 @@ class Reporting:
         return [*first, *reported, self._heartbeat(state, now)]
 
     def due(self, state: AgentState, now: float, utc_s: float) -> list[Publication]:
-        """What the state and the time call for now; often nothing."""
+        """The publications that are due now; often none."""
         if not self._epoch or now < self._told_at + MIN_GAP_S:
             return []
         publications = []
@@ -172,7 +173,7 @@ class Reporting:
         return publications
 
     def next_wake(self, state: AgentState) -> float | None:
-        """When `due` should be asked again, unless something happens before; None outside of a session."""
+        """When to call `due` again, unless something happens before; None outside of a session."""
         if not self._epoch:
             return None
         has_news = state.urls != self._urls or state.offers != self._offers or self._is_news(state)
@@ -200,14 +201,14 @@ class Reporting:
         return moved >= 4 and moved > 0.5 * before
 
     def _rollouts_due_at(self, state: AgentState) -> float:
-        """When what the device has to tell of its rollouts should be told; never when that is nothing new."""
+        """When the rollouts should be reported next; infinity when nothing about them is new."""
         told, found = self._told_rollouts, state.rollouts
         if found is None or found is told or found == told:
             return inf
         return -inf if told is None or found.states != told.states else self._rollouts_at + PROGRESS_GAP_S
 
     def _note_offers(self, state: AgentState) -> bool:
-        """Remember what is offered; whether it changed."""
+        """Note what is offered; whether it changed."""
         if state.offers == self._offers:
             return False
         self._offers = state.offers

@@ -1,4 +1,4 @@
-"""One model's way from a signed wish to the generation that answers, as a table of data.
+"""The rollout machine takes one model from a signed wish to the generation that answers, as a transition table.
 
     PLANNED → DOWNLOADING → VERIFIED → STAGED → LOADING → WARM → PROBED → ACTIVE → COMMITTED
        ⇅ DEFERRED (metered · window · ram · disk · thermal)      └──────┬──────┘
@@ -6,7 +6,7 @@
                 FAILED (reason)
 
 Each state has one piece of work (`RolloutWork`), a timeout, and rules for what may happen meanwhile. Up to STAGED
-nothing that serves has been touched, so what goes wrong there FAILED. From LOADING on a second worker runs, or the
+nothing that serves has been touched, so a problem there ends in FAILED. From LOADING on a second worker runs, or the
 first one was stopped, and there is something to undo: ROLLING_BACK, whose work is to have the old generation answer
 again.
 
@@ -15,12 +15,12 @@ begins it again from STAGED and has used up one of its `exits`. After `max_exits
 it is a crash loop and goes back for good. The commit itself is one rename on disk, and the journal follows it: a
 rollout that wakes up as ACTIVE with its own generation committed was cut between the two, and is COMMITTED.
 
-A lost link is no event at all: it neither commits nor rolls back. It only stops the clock of the soak (`soak.py`).
+A lost link is no event: it neither commits nor rolls back. It only stops the clock of the soak (`soak.py`).
 
 Invariants (`test_rollout_machine`): every sequence of events ends in COMMITTED, ROLLED_BACK or FAILED once its work is
 allowed to end or time out; the new generation is committed if and only if the state is COMMITTED; without it there is
 a reason.
-It leaves the work to `deployer/`, and which model is next to `reconcile.py`.
+`edge_agent/delivery/deployer.py` does the work, and `reconcile.py` decides which model is next.
 
 Source: docs/design/edge-state.md, "Rollouts and crash loops"; RAUC (boot attempts), Greengrass (three exits), Mender
 #97 (never retry by itself), #931 and mender-convert #46 (the network decides nothing).
@@ -44,21 +44,21 @@ MAX_REASON: Final = 300
 
 
 class RolloutEvent(StrEnum):
-    """What happens to a rollout."""
+    """The events of a rollout."""
 
     DONE = "done"  # the state's work succeeded
     FAILED = "failed"  # it cannot succeed, by the plan's or the content's fault
     TIMED_OUT = "timed_out"
-    DEFERRED = "deferred"  # not now: the device spares something
-    RESUMED = "resumed"  # what it was deferred for has passed
+    DEFERRED = "deferred"  # not now: a precondition on the device does not hold
+    RESUMED = "resumed"  # the reason for the deferral has passed
     WORKER_EXITED = "worker_exited"  # of the new generation
-    REBOOTED = "rebooted"  # the agent began again, without having said that it would end
+    REBOOTED = "rebooted"  # the agent restarted without an orderly end
     STOPPED = "stopped"  # the agent ends in an orderly way
     SUPERSEDED = "superseded"  # another plan, or none, is wanted
 
 
 class RolloutWork(StrEnum):
-    """What the deployer does while a rollout is in a state."""
+    """The work of the deployer while a rollout is in a state."""
 
     PLAN = "plan"  # policy and room: may it begin?
     FETCH = "fetch"  # every chunk of every artefact, then size, digest and content
@@ -84,7 +84,7 @@ _UNTOUCHED: Final = (S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.DEFERRED)
 _TOUCHED: Final = (S.LOADING, S.WARM, S.PROBED, S.ACTIVE)
 _ENDS: Final = (RolloutEvent.FAILED, RolloutEvent.TIMED_OUT, RolloutEvent.SUPERSEDED)
 
-# (state, event) → state. What is not here changes nothing: an event that came too late.
+# (state, event) → state. A pair that is not here changes nothing: the event came too late.
 TRANSITIONS: Final[dict[tuple[RolloutState, RolloutEvent], RolloutState]] = {
     **{(before, RolloutEvent.DONE): after for before, after in pairwise(_LINE)},
     **{(state, event): S.FAILED for state in _UNTOUCHED for event in _ENDS},
@@ -96,26 +96,26 @@ TRANSITIONS: Final[dict[tuple[RolloutState, RolloutEvent], RolloutState]] = {
     (S.DEFERRED, RolloutEvent.DEFERRED): S.DEFERRED,  # for another reason now
     **{(state, RolloutEvent.WORKER_EXITED): S.ROLLING_BACK for state in _TOUCHED[:-1]},
     (S.ACTIVE, RolloutEvent.WORKER_EXITED): S.ACTIVE,
-    # A rollback that fails leaves the model without a worker here; it is over all the same, and says so.
+    # A rollback that fails leaves the model without a worker here; the rollout ends all the same, with that reason.
     **{
         (S.ROLLING_BACK, event): S.ROLLED_BACK
         for event in (RolloutEvent.DONE, RolloutEvent.FAILED, RolloutEvent.TIMED_OUT)
     },
 }
-# Uses up an exit, after `max_exits` of which the state is left for good.
+# These events use up an exit; after `max_exits` exits the state is left for good.
 _EXITS: Final = {(state, RolloutEvent.REBOOTED) for state in _TOUCHED} | {(S.ACTIVE, RolloutEvent.WORKER_EXITED)}
-# Events that spend the model's good name under this revision: it is not tried again by itself.
+# After these events the content is not tried again by itself under this revision.
 _OWN_FAULT: Final = (RolloutEvent.FAILED, RolloutEvent.TIMED_OUT, RolloutEvent.WORKER_EXITED, RolloutEvent.REBOOTED)
 
 
 class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One model's rollout as the journal has it.
+    """One model's rollout as the journal stores it.
 
     Args:
         scope, revision: the document that asks for it.
         generation: the number that it will have when it is committed; previous: the committed one before it.
-        state, reason: where it is, and why it is not on the straight line.
-        exits: of its worker or the agent since it was loaded first.
+        state, reason: its state, and why it left the normal sequence of states.
+        exits: how often its worker or the agent exited since it was loaded first.
         spent_s: powered seconds since it was planned, for the deadline; fetched_bytes: for the byte budget.
         blocked: whether this content is not tried again under this revision.
     """
@@ -187,7 +187,7 @@ def timeout_s(rollout: Rollout) -> float:
             return plan.probe.timeout_s
         case S.ROLLING_BACK:
             return 300.0
-    return inf  # ACTIVE: the soak has a clock of its own; settled ones wait for nothing
+    return inf  # ACTIVE: the soak has a clock of its own; settled rollouts wait for nothing
 
 
 def _words(rollout: Rollout, event: RolloutEvent, reason: str) -> str:

@@ -1,9 +1,9 @@
-"""Whether a new generation has proved itself with real requests.
+"""A soak trial decides whether a new generation has proved itself with real requests.
 
-It is good after `duration_s` and `min_requests` answers; it is bad as soon as its errors are more than it may have, or
-its p95 is `p95_ratio_max` times the one of the generation before. Both need a few answers first: one error of one
-request is no rate. Only time with a link to the fleet counts, so a device in a cellar neither commits nor rolls back
-for being there; and only errors that are the model's own count, not callers' nor crowds'.
+A generation passes after `duration_s` and `min_requests` answers; it fails as soon as its error rate is over `err_max`,
+or its p95 is more than `p95_ratio_max` times that of the generation before. Both need a few answers first: one error of
+one request is no rate. Only time with a link to the fleet counts, so a device without a network neither commits nor
+rolls back because of it; and only the model's own errors count, not those caused by callers or overload.
 
 Pure: `now` and whether the link stands are arguments.
 """
@@ -20,11 +20,11 @@ from tidegate.rollout.plan import Soak
 
 FEW: Final = 20  # answers before a rate or a percentile means something
 KEPT: Final = 512  # newest answers whose times are kept
-_MAX_STEP_S: Final = 60.0  # of one look at the clock; a device that slept did not soak
+_MAX_STEP_S: Final = 60.0  # counted between two ticks at most; a suspended device did not soak
 
 
 def p95_s(times_s: Sequence[float]) -> float:
-    """The time that 19 of 20 are within; of at least one."""
+    """The time that 19 of 20 computations are within; of at least one time."""
     return nearest_rank(sorted(times_s), 0.95)
 
 
@@ -39,7 +39,7 @@ class ComputeTimes:
 
     @property
     def p95_s(self) -> float | None:
-        """None while they are too few."""
+        """The p95 of the kept times; None while they are too few."""
         return p95_s(self._times_s) if len(self._times_s) >= FEW else None
 
 
@@ -48,7 +48,7 @@ class SoakTrial:
     """Mutable: `record` each request, `tick` now and then.
 
     Args:
-        before_p95_s: of the generation before; None where it is not known, and then it asks nothing.
+        before_p95_s: p95 of the generation before; None where it is not known, and then times are not compared.
     """
 
     rules: Soak
@@ -60,7 +60,7 @@ class SoakTrial:
     _ticked_at: float | None = None
 
     def record(self, compute_s: float | None) -> None:
-        """One request was answered, after so long; or failed by the model's own fault (None)."""
+        """Record one request: its compute time, or None if it failed by the model's own fault."""
         self.requests += 1
         if compute_s is None:
             self.errors += 1
@@ -73,7 +73,7 @@ class SoakTrial:
         self._ticked_at = now
 
     def failure(self) -> str:
-        """Why it must go back, "" while it need not."""
+        """Why the generation must be rolled back, "" while it need not."""
         rules, p95 = self.rules, self.times.p95_s
         if self.requests >= FEW and self.errors > rules.err_max * self.requests:
             return f"soak_errors: {self.errors} of {self.requests} requests failed, at most {rules.err_max:g} may"
@@ -87,7 +87,7 @@ class SoakTrial:
 
     @property
     def passed(self) -> bool:
-        """Whether it may be committed, once `failure` has nothing to say."""
+        """Whether the generation may be committed, provided that `failure` is empty."""
         enough = self.requests - self.errors >= self.rules.min_requests
         # Also below FEW, errors must not outweigh: one that failed its only request is not committed.
         return enough and self.soaked_s >= self.rules.duration_s and self.errors * 2 <= self.requests

@@ -1,7 +1,8 @@
-"""What an agent serves when it starts, with no network and whatever the last power cut left.
+"""The boot candidates of a model are the generations that an agent may serve at its start, best first.
 
 Per model, the first of these that can be read, verified and loaded: the committed generation, the ones before it that
-are kept, the model of the static repository. So a file that rotted on the disk costs a step back and not the device.
+are kept, the model of the static repository. This needs no network, and a file that is damaged on the disk costs one
+generation and not the device.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class BootCandidate:
 def boot_candidates(
     model: str, store: ModelStore, statics: Mapping[str, CatalogueEntry], allowed: tuple[EngineName, ...]
 ) -> Sequence[BootCandidate]:
-    """What may be served for a model, best first. Blocks on the disk."""
+    """The generations that may be served for a model, best first. Blocks on the disk."""
     found, seen = [], set[str]()
     committed = store.committed()
     if model in committed.models:

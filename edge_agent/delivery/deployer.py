@@ -1,14 +1,14 @@
-"""Drives rollouts: takes documents in, has each state's work done, and writes down what came of it before it goes on.
+"""The deployer drives rollouts: it takes documents in, performs each state's work, and journals each transition.
 
-    document → documents.py → edge_agent/core/reconcile.py: what next? → a Rollout in the journal
-    while it is not settled:  its state's work (steps.py)  →  event  →  core/rollout.after  →  journal  →  next state
+    document → documents.py → edge_agent/core/reconcile.py: next action → a Rollout in the journal
+    while it is not settled:  its state's work (steps.py)  →  event  →  apply_event  →  journal  →  next state
 
-One task does all of it, one rollout at a time. What a state's work has done is only believed once the journal has the
-next state, and each work can be done again; so a power cut anywhere costs that work and nothing else. A document that
-comes meanwhile is taken in at once: it may change the rules of what is under way, or end it.
+One task does all of it, one rollout at a time. A state's work counts only once the journal has the next state, and
+each piece of work can be done again; so a power cut anywhere costs that work and nothing else. A document that arrives
+meanwhile is taken in at once: it may change the rules of the rollout under way, or end it.
 
-It leaves transitions to `edge_agent/core/rollout_machine.py`, what is next to `edge_agent/core/reconcile.py`, the
-soak's judgement to `edge_agent/core/soak.py`.
+`edge_agent/core/rollout_machine.py` has the transitions, `edge_agent/core/reconcile.py` decides what is next, and
+`edge_agent/core/soak.py` judges the soak.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from tidegate.rollout.desired import DesiredModel
 from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
 from tidegate.runtime.process import StartError
 
-NOTE_GAP_S: Final = 60.0  # bytes and time that were spent are noted this often; a power cut forgets no more
-REST_S: Final = 5.0  # until it is tried again, when the journal could not be written
+NOTE_GAP_S: Final = 60.0  # spent bytes and time are journaled this often; a power cut loses no more
+REST_S: Final = 5.0  # until the next try, when the journal could not be written
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REASON: Final = 300
 log = structlog.get_logger(__name__)
@@ -97,17 +97,17 @@ class Deployer:
             except OSError:
                 log.warning("the rollout journal cannot be written at the end", exc_info=True)
 
-    # -- what others tell and ask ----------------------------------------------------------------------------------
+    # -- called by others -------------------------------------------------------------------------------------------
 
     def take(self, scope: str, message: bytes) -> None:
-        """A message came on a scope's topic; whether it is believed is found out later."""
+        """Take in a message on a scope's topic; it is verified later, in the task."""
         if scope in self._documents.scopes:
             self._inbox[scope] = message
             self._news.set()
 
     @property
     def rollouts(self) -> RolloutReport:
-        """What to report; the same object until something changed."""
+        """The report of all rollouts; the same object until something changed."""
         if self._told is None:
             accepted = tuple(sorted(self._documents.accepted.items()))
             models = tuple(self._report(record) for _, record in sorted(self._journal.records.items()))
@@ -116,7 +116,7 @@ class Deployer:
         return self._told
 
     def changed(self) -> None:
-        """There is something new to report."""
+        """Note that there is something new to report."""
         self._told = None
         self._on_change()
 
@@ -140,11 +140,11 @@ class Deployer:
             try:
                 await self._turn()
                 self._trouble = ""
-            except OSError as error:  # the journal could not be written: nothing has changed, and the old model serves
+            except OSError as error:  # the journal could not be written: nothing changed, and the old model serves
                 self._trouble = f"disk: {error.strerror or error}"
                 log.warning("the rollout journal cannot be written", reason=self._trouble)
                 await self._rest()
-            except Exception as error:  # a defect of ours: what serves goes on serving, and it is told
+            except Exception as error:  # a defect: the serving models go on, and the report names it
                 self._trouble = f"internal: {error!r}"
                 log.exception("the deployer has a defect")
                 await self._rest()
@@ -173,7 +173,7 @@ class Deployer:
             self.changed()
 
     async def _begin(self) -> bool:
-        """Begin what the documents ask for next; whether there was anything."""
+        """Begin the next action of the documents; whether there was one."""
         committed = self._store.committed()
         contents = {model: one.content for model, one in committed.models.items()}
         found = next_action(self._documents.wishes(), contents, self._journal.records, self._journal.blocked)
@@ -196,14 +196,22 @@ class Deployer:
     def _of(self, model: str, wish: DesiredModel) -> Rollout:
         assert wish.plan is not None
         number, previous = self._store.next_number(), self._store.committed().number
-        return Rollout(model, wish.plan, wish.scope, wish.revision, number, previous, wish.urls)
+        return Rollout(
+            model=model,
+            plan=wish.plan,
+            scope=wish.scope,
+            revision=wish.revision,
+            generation=number,
+            previous=previous,
+            urls=wish.urls,
+        )
 
     def _enter(self, rollout: Rollout) -> None:
         self._entered_at = self._noted_at = clock.now()
         self._rollout = None if rollout.state.is_settled else rollout
 
     async def _perform(self, rollout: Rollout) -> None:
-        """The work of the rollout's state, from beginning to end, and the transition that follows from it."""
+        """Do the work of the rollout's state, and make the transition that follows from it."""
         began_at = clock.now()
         work = asyncio.create_task(self._outcome(rollout), name=f"rollout {rollout.model} {rollout.state}")
         try:
@@ -211,7 +219,7 @@ class Deployer:
         finally:
             await cancel_and_wait(work)
         if event is not RolloutEvent.DONE and self._store.committed().number == rollout.generation:
-            event, reason = RolloutEvent.DONE, ""  # it was committed in the moment in which it was to be ended
+            event, reason = RolloutEvent.DONE, ""  # committed at the moment at which it was to end
         found = await self._advance(event, reason)
         if found.state.is_settled:
             self._rollout = None
@@ -224,8 +232,8 @@ class Deployer:
     ) -> tuple[RolloutEvent, str]:
         while not work.done():
             assert self._rollout is not None
-            # Asked anew each time: a document may have come between two states' works, too.
-            may_end = (self._rollout.state, RolloutEvent.SUPERSEDED) in TRANSITIONS  # a rollback is let finish
+            # Checked anew each time: a document may also have come between two states.
+            may_end = (self._rollout.state, RolloutEvent.SUPERSEDED) in TRANSITIONS  # a rollback finishes
             if may_end and not is_still_wanted(self._rollout, self._documents.wishes()):
                 return RolloutEvent.SUPERSEDED, ""
             await self._note()
@@ -242,7 +250,7 @@ class Deployer:
         return work.result()
 
     async def _note(self) -> None:
-        """Write down new rules, and now and then what was spent."""
+        """Journal new rules, and now and then what was spent."""
         async with self._writing:
             assert self._rollout is not None
             found = with_newest_rules(self._rollout, self._documents.wishes())
@@ -250,7 +258,7 @@ class Deployer:
                 await self._write(self._spent(found))
 
     async def _advance(self, event: RolloutEvent, reason: str) -> Rollout:
-        """The rollout after an event, in the journal."""
+        """Apply an event, and write the rollout to the journal."""
         async with self._writing:
             assert self._rollout is not None
             before = self._rollout
@@ -270,13 +278,13 @@ class Deployer:
     async def _write(self, rollout: Rollout) -> None:
         try:
             await blocking(self._journal.write, rollout)
-        finally:  # whatever ended the wait, what the journal has is true
+        finally:  # whatever ended the wait, the journal is right
             self._rollout = self._journal.records[rollout.model]
         self._noted_at = clock.now()
         self.changed()
 
     async def _outcome(self, rollout: Rollout) -> tuple[RolloutEvent, str]:
-        """What became of the state's work."""
+        """Do the state's work; the event that it ended with, and the reason."""
         try:
             return await self._works.do(rollout, self._advance, lambda: self._rollout or rollout), ""
         except WorkDeferred as error:

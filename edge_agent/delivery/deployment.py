@@ -1,12 +1,12 @@
-"""The models of this device put together: the static repository's and the deployed ones, how they start and change.
+"""The deployment combines the static repository's models with the deployed ones, and starts and changes them.
 
-    read()     what is there, per model: the generation to serve first, and those to fall back to    (boot.py)
-    start()    one model after another is loaded                                                     (runner_set.py)
-    inside     documents come in and are rolled out, where `rollout` is configured                   (deployer/)
+    read()     per model: the generation to serve first, and those to fall back to         (boot.py)
+    start()    one model after another is loaded                                           (runner_set.py)
+    inside     documents come in and are rolled out, where `rollout` is configured         (deployer.py)
 
-Without `rollout` this is the static repository alone, and one that cannot be served is a reason not to start. With it
-the agent starts whatever its disk or its network are like: a deployed model falls back to the generation before it,
-then to the static one, then to none, and the fleet is told.
+Without `rollout` this is the static repository alone, and a model that cannot be served is a reason not to start. With
+it the agent starts whatever the state of its disk and network: a deployed model falls back to the generation before it,
+then to the static one, then to none, and the rollout report says so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _BootChoice:
-    """What is served first of a model, and what may be served instead."""
+    """The runner to start first for a model, and the candidates to fall back to."""
 
     runner: Runner
     instead: list[BootCandidate]
@@ -59,9 +59,9 @@ class Deployment:
     """Owns every runner inside `async with`. `read`, then make the host, then enter, `start`, and `begin`.
 
     Args:
-        make: a runner of an entry and the number of its generation.
-        conditions: of the device, now.
-        gateways: what each last said, for the time where this device has no clock.
+        make: makes a runner of an entry and the number of its generation.
+        conditions: the device's conditions now.
+        gateways: the last state of each gateway, for the time where this device has no clock.
         linked: whether the fleet can be reached.
         draw: chance, uniform in [0, 1).
         tls: for servers of artefacts with https.
@@ -100,16 +100,16 @@ class Deployment:
 
     @property
     def runners(self) -> tuple[Runner, ...]:
-        """What is served first."""
+        """The runners that are started first."""
         return tuple(chosen.runner for chosen in self._chosen.values())
 
     @property
     def rollouts(self) -> RolloutReport | None:
-        """What to report; None where models are not rolled out to this device."""
+        """The report of rollouts; None where models are not rolled out to this device."""
         return self._deployer.rollouts if self._deployer is not None else None
 
     def read(self) -> None:
-        """Find out what to serve first; blocks on the disk. Raises StartError, RepositoryError."""
+        """Choose what to serve first. Blocks on the disk. Raises StartError, RepositoryError."""
         config = self._config
         repository = Repository(config.model_repository)
         entries = read_catalogue(repository, config.models, config.allowed_engines, or_none=config.rollout is not None)
@@ -158,7 +158,7 @@ class Deployment:
                     serving.route(runner)
 
     async def begin(self) -> None:
-        """Go on with rollouts, and take documents in."""
+        """Resume rollouts, and take documents in."""
         config, store, serving = self._config.rollout, self._store, self.serving
         if config is None or store is None:
             return
@@ -187,21 +187,21 @@ class Deployment:
         await self._stack.enter_async_context(self._deployer)
 
     def folder(self, manifest: Manifest) -> Path:
-        """Where the files of a model that is served are, whichever way it came here."""
+        """The folder with the files of a served model, static or deployed."""
         runner = self._serving.routed(manifest.name) if self._serving else self._chosen[manifest.name].runner
         return runner.folder if runner is not None else self._config.model_repository / manifest.name / manifest.version
 
     async def failed(self) -> None:
-        """Wait for a defect that ends the supervision of a model: raises it."""
+        """Wait for a defect that ends the supervision of a model, and raise it."""
         await self.serving.failed()
 
     def take(self, scope: str, message: bytes) -> None:
-        """A document came for a scope of this device."""
+        """Take in a document for a scope of this device."""
         if self._deployer is not None:
             self._deployer.take(scope, message)
 
     def answered(self, runner: Runner, compute_s: float | None) -> None:
-        """A runner answered a request in so long, or failed to by its own fault."""
+        """Record a runner's request: its compute time, or None if it failed by its own fault."""
         if self._works is not None:
             self._works.answered(runner, compute_s)
 
@@ -237,7 +237,7 @@ class Deployment:
         )
 
     def _utc_s(self) -> float | None:
-        """By this device's clock where it can be right, else as the gateways last said."""
+        """The time by this device's clock where that can be right, else by the gateways' last states."""
         own = clock.utc_s()
         if SANE_UTC_S[0] <= own <= SANE_UTC_S[1]:
             return own

@@ -1,12 +1,12 @@
-"""The documents that this device goes by, and the keys that it believes: on disk, so that a start needs no network.
+"""The trusted documents and keys of this device are kept on disk, so that a start needs no network.
 
 A document is accepted when a trusted key has signed it, it is for this device or one of its groups, it is newer than
 the one in force, and this agent understands it. It is on disk before it is acted upon; so its revision is remembered
 across power cuts, and an older one can never come back (`edge_agent/core/reconcile.py`).
 
-Keys are pinned by files of the operator's. A document may hand them over to others (`tidegate/rollout/signing.py`);
-that is kept beside the documents, and holds until the operator's files change: then those are believed, since whoever
-can write them owns the device.
+Keys are pinned by the operator's files. A document may hand trust over to other keys (`tidegate/rollout/signing.py`);
+the handover is kept beside the documents, and holds until the operator's files change: then those count, since write
+access to them is ownership of the device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Trust(msgspec.Struct, frozen=True):
 
 
 class TrustedDocuments:
-    """Blocks on the disk, so `take` runs in a thread; what others read meanwhile is replaced and never changed.
+    """Blocks on the disk, so `take` runs in a thread; values that others read are replaced and never changed.
 
     Args:
         scopes: of this device: "device/NAME", then "group/NAME" in the order in which they count.
@@ -55,7 +55,7 @@ class TrustedDocuments:
         self._held: dict[str, AcceptedRevision] = {}
 
     def open(self) -> None:
-        """Read what was accepted before; what is damaged is left out, and will come again."""
+        """Read the documents accepted before; a damaged one is left out, and will arrive again."""
         self._trusted = self._read_trust()
         for scope in self.scopes:
             try:
@@ -71,16 +71,16 @@ class TrustedDocuments:
         return {scope: held.revision for scope, held in self._held.items()}
 
     def wishes(self) -> Mapping[str, DesiredModel]:
-        """By model: what is wanted here."""
+        """The desired model on this device, by name."""
         own, *groups = self.scopes
         return desired_models(
             self._documents.get(own), [self._documents[one] for one in groups if one in self._documents]
         )
 
     def take(self, scope: str, message: bytes) -> bool:
-        """Take in what came on a scope's topic; whether it is a new document that is in force now. Raises OSError."""
+        """Take in a message on a scope's topic; whether it is a new document, now in force. Raises OSError."""
         if not message:
-            return False  # deleted at the broker, as anybody there may: what was signed stays in force
+            return False  # deleted at the broker, which needs no signature: the document stays in force
         try:
             desired, raw = verify_document(message, self._trusted)
         except SignatureRefused as error:

@@ -1,14 +1,14 @@
-"""How a piece of a rollout's work ends when it does not succeed. The words begin with one for machines."""
+"""These exceptions end a rollout step without success. Each message begins with a reason code for machines."""
 
 from __future__ import annotations
 
 
 class WorkFailed(Exception):
-    """It cannot succeed: `edge_agent/core/rollout_machine.py`'s FAILED."""
+    """The step cannot succeed: FAILED in `edge_agent/core/rollout_machine.py`."""
 
 
 class WorkDeferred(Exception):
-    """The device spares something just now: DEFERRED."""
+    """A precondition on the device does not hold now: DEFERRED."""
 
 
 class WorkerExited(Exception):

@@ -1,12 +1,12 @@
-"""Get the artefacts of a plan: HTTP ranges from where the last cut was, within the plan's budget.
+"""The artefact fetcher downloads a plan's artefacts by HTTP ranges, resumes after cuts, and keeps to a budget.
 
     GET BASE/artifacts/sha256/DIGEST    Range: bytes=HELD-    If-Range: "DIGEST"
 
-One connection at a time, and what a cut left is kept (`partial_file.py`). The servers of a document are tried in turn:
-the next after each failure. A server that ignores the range sends all of it again; what is already here is skipped, but
-counts as fetched. What every answer means is `edge_agent/core/fetch_retry.py`'s.
+One connection at a time, and the bytes before a cut are kept (`partial_file.py`). The servers of a document are tried
+in turn: the next after each failure. A server that ignores the range sends all of it again; what is already here is
+skipped, but counts as fetched. `edge_agent/core/fetch_retry.py` decides what every answer means.
 
-The rules of the device are asked before each connection and with every chunk, so that a link that becomes paid, or a
+The rules of the device are checked before each connection and with every chunk, so that a link that becomes paid, or a
 window that ends, stops a download within a chunk.
 """
 
@@ -38,10 +38,10 @@ class ArtefactFetcher:
     """Fetches into a store.
 
     Args:
-        session: whoever makes the connections; its TLS context decides who is believed.
-        hindrance: why not now, "" while it may; asked often.
+        session: makes the connections; its TLS context decides which servers are trusted.
+        hindrance: why fetching must wait, "" while it may go on; called often.
         draw: chance, uniform in [0, 1).
-        on_progress: called when bytes came.
+        on_progress: called when bytes have arrived.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class ArtefactFetcher:
 
         Raises:
             WorkDeferred: the device's rules stop it.
-            WorkFailed: it is over.
+            WorkFailed: the download is given up.
         """
         for artefact in plan.artefacts:
             if not self._store.has(artefact):
                 try:
                     await self._one(artefact, servers, patience)
-                except OSError as error:  # of the disk: those of the network are taken care of below
+                except OSError as error:  # of the disk: errors of the network are handled below
                     if error.errno in _FULL:
                         raise WorkDeferred(f"disk: full while fetching {artefact.path}") from error
                     raise
@@ -90,7 +90,7 @@ class ArtefactFetcher:
         await asyncio.to_thread(self._store.admit, artefact.sha256)
 
     async def _attempt(self, partial: PartialFile, server: str, patience: DownloadBudget) -> None:
-        """One connection; whatever became of it, what came is kept."""
+        """Make one connection; the bytes that arrive are kept, however it ends."""
         before = patience.cuts
         retry_after_s = 0.0
         try:
@@ -104,12 +104,12 @@ class ArtefactFetcher:
         if partial.is_whole:
             return
         self._server += 1
-        if patience.cuts <= before:  # chunks came; the next try is a first one
+        if patience.cuts <= before:  # no new cuts; the next try counts as the first
             self._backoff.reset()
         await clock.sleep(max(self._backoff.next_delay_s(), retry_after_s))
 
     async def _request(self, partial: PartialFile, server: str, patience: DownloadBudget) -> float:
-        """Take in what a server gives; how long it asks to be left alone."""
+        """Take in a server's answer; the Retry-After that it sent, in seconds."""
         digest, offset = partial.artefact.sha256, partial.held_bytes
         headers = {"Accept-Encoding": "identity"}
         if offset:
@@ -121,12 +121,12 @@ class ArtefactFetcher:
             elif response.status == 200:
                 await self._take_in(response, partial, patience, skip=offset)
             else:
-                status = 416 if response.status == 206 else response.status  # another range than was asked for
+                status = 416 if response.status == 206 else response.status  # another range than requested
                 self.last_trouble = f"{url}: HTTP {status}"
                 retry_after_s = _retry_after_s(response)
                 _raise(patience.record_status(status, asked_back=retry_after_s > 0.0))
                 return retry_after_s
-        if not partial.is_whole:  # it ended early, and politely
+        if not partial.is_whole:  # it ended early, without an error
             patience.record_cut()
         return 0.0
 
@@ -160,7 +160,7 @@ def _raise(why: str) -> None:
 
 
 def _begins_at(response: aiohttp.ClientResponse) -> int:
-    """The first byte of a partial answer; -1 when it does not say."""
+    """The first byte of a partial answer; -1 when the answer does not name it."""
     unit, _, rest = response.headers.get("Content-Range", "").partition(" ")
     first = rest.partition("-")[0]
     return int(first) if unit == "bytes" and first.isdecimal() and len(first) < 16 else -1

@@ -1,4 +1,4 @@
-"""The golden probe: a generation that nobody uses yet answers known cases, beside the one that everybody uses.
+"""The golden probe runs known cases on a new generation, and compares its times with the running generation's.
 
 Accuracy first, of every variant that runs here; then the times. The two generations take turns, case by case, so that
 whatever else the device does slows both; what is compared is the time inside the worker.
@@ -32,7 +32,7 @@ class ProbedRunner(Protocol):
 
 
 async def probe(rules: Probe, cases: Cases, new: ProbedRunner, old: ProbedRunner | None) -> None:
-    """Raises WorkFailed with what the new generation does not fulfil, WorkerExited when it does not live through it."""
+    """Raises WorkFailed with the rule that the new generation breaks, WorkerExited when its worker exits."""
     if not cases:
         return
     for variant in new.variants:
@@ -54,7 +54,7 @@ async def _compare_times(rules: Probe, cases: Cases, new: ProbedRunner, old: Pro
             if old is not None and beside:
                 try:
                     old_s.append((await old.infer(beside, inputs)).compute_s)
-                except ServeError:  # it takes other inputs, or is gone: there is nothing to compare with
+                except ServeError:  # the old one takes other inputs, or is gone: there is nothing to compare with
                     beside = ""
     found_s = p95_s(new_s)
     if rules.p95_max_s is not None and found_s > rules.p95_max_s:

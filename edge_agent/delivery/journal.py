@@ -1,11 +1,11 @@
-"""What the rollouts of this device are at: one small file, on disk before anything is done because of it.
+"""The deployment journal stores the state of this device's rollouts in one small file, before it is acted upon.
 
 One record per model, its newest rollout, and the contents that are not tried again. The file is replaced as a whole
 (`tidegate/storage/atomic_file.py`), so after a power cut it is the state before a transition or after it and never half
 of one; which of the two does not matter, since each state's work can be done again.
 
-A journal that cannot be read is put aside and begun anew: what is committed is not in it, so the device serves on; and
-the documents, which are not in it either, ask again for what was under way.
+A journal that cannot be read is put aside and begun anew: the committed generation is not in it, so the device serves
+on; and the documents, which are not in it either, request the interrupted rollout again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DeploymentJournal:
             os.replace(self.path, self.path.with_name(self.path.name + ".damaged"))
 
     def write(self, rollout: Rollout) -> None:
-        """The model's newest rollout is this."""
+        """Write a model's newest rollout."""
         blocked = dict(self._content.blocked)
         if rollout.blocked and rollout.state.is_settled:
             earlier = blocked.pop(rollout.content, {})

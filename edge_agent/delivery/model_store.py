@@ -1,14 +1,14 @@
-"""Models on this device's disk: every file once, by its digest, and one link that says what is committed.
+"""The model store keeps each file once by its digest, and one link that names the committed generation.
 
-    models/sha256/DIGEST                 whole and verified; what is here never changes
-    partial/DIGEST                       on its way in (`partial_file.py`)
+    models/sha256/DIGEST                 whole and verified; these files never change
+    partial/DIGEST                       under download (`partial_file.py`)
     versions/CONTENT/MODEL/VERSION/…     hard links into models/, in the layout of a model repository
-    generations/N.json                   what runs: a version per model
-    current → generations/N.json         what is committed
+    generations/N.json                   one generation: a version per model
+    current → generations/N.json         the committed generation
 
-A generation is the whole of what was deployed here, so `current` is one truth for all models, and swapping it is one
-rename. A file is synced before it gets its name under `models/`, and a folder of links before it gets its own; so
-whatever has a name is whole. What no kept generation and no rollout refers to is collected.
+A generation holds all deployed models, so `current` is one pointer for all of them, and swapping it is one rename. A
+file is synced before it gets its name under `models/`, and a folder of links before it gets its own; so whatever has a
+name is whole. Files that no kept generation and no rollout refers to are collected.
 
 Everything blocks on the disk and raises OSError.
 """
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from tidegate.rollout.plan import Artefact, ModelPlan
 from tidegate.storage.atomic_file import link_atomically, move_durably, sync_folder, write_atomically
 
-SPARE_BYTES: Final = 4 * 1024 * 1024  # stays free for the journal, the epoch and whoever else lives here
+SPARE_BYTES: Final = 4 * 1024 * 1024  # stays free for the journal, the epoch and other programs
 log = structlog.get_logger(__name__)
 
 
@@ -42,7 +42,7 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What was deployed on this device at one time; number 0 is nothing."""
+    """The models deployed on this device at one time; number 0 is none."""
 
     number: int = 0
     models: dict[str, Deployed] = {}
@@ -74,18 +74,18 @@ class ModelStore:
         return self.path(artefact.sha256).is_file()
 
     def path(self, digest: str) -> Path:
-        """Where a verified file is."""
+        """The path of a verified file."""
         return self._contents / digest
 
     def partial(self, digest: str) -> Path:
         return self._partials / digest
 
     def admit(self, digest: str) -> None:
-        """The partial file is whole and right: it gets its name."""
+        """Give a complete and verified partial file its name."""
         move_durably(self.partial(digest), self.path(digest))
 
     def missing_bytes(self, plan: ModelPlan) -> int:
-        """What has to be fetched yet."""
+        """Bytes that are still to be fetched."""
         sizes = (one.size_bytes - self._partial_bytes(one) for one in plan.artefacts if not self.has(one))
         return sum(max(0, size) for size in sizes)
 
@@ -93,7 +93,7 @@ class ModelStore:
         return all(map(self.has, plan.artefacts))
 
     def free_bytes(self) -> int:
-        """What may still be written here, less what stays spare."""
+        """Bytes that may still be written here, less the spare ones."""
         found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize - SPARE_BYTES
 
@@ -106,7 +106,7 @@ class ModelStore:
     # -- versions --------------------------------------------------------------------------------------------------
 
     def repository(self, content: str) -> Path:
-        """The root of a model repository with this content alone."""
+        """The root of a model repository with only this content."""
         return self._versions / content
 
     def stage(self, model: str, plan: ModelPlan) -> Path:
@@ -131,7 +131,7 @@ class ModelStore:
     # -- generations -----------------------------------------------------------------------------------------------
 
     def committed(self) -> Generation:
-        """What the agent boots with; nothing when `current` cannot be read."""
+        """The generation that the agent boots with; the empty one when `current` cannot be read."""
         return self._read(self.root / "current") or Generation()
 
     def kept(self) -> list[Generation]:
@@ -143,13 +143,13 @@ class ModelStore:
         return 1 + max([self.committed().number, *(one.number for one in self.kept())])
 
     def commit(self, generation: Generation) -> None:
-        """From now on, and after the next power cut, this is what runs."""
+        """Make a generation the committed one, also after a power cut."""
         name = f"{generation.number}.json"
         write_atomically(self._generations / name, msgspec.json.encode(generation), parents=True)
         link_atomically(self.root / "current", f"generations/{name}")
 
     def collect(self, in_use: Iterable[ModelPlan]) -> None:
-        """Remove what no kept generation and none of these plans refers to.
+        """Remove files that no kept generation and none of these plans refers to.
 
         A model's `keep` newest versions stay, each with the newest generation that has it.
         """

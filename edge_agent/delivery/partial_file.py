@@ -1,7 +1,7 @@
-"""A file that is coming in: nothing counts before its chunk is whole and has the signed digest.
+"""A partial file holds an artefact under download, in which only chunks with the signed digest count.
 
-What arrives is appended; each full chunk is compared with its digest at once, and cut off again when it differs, so
-`checked_bytes` only ever covers what is right. The tail of a chunk is kept, unchecked, over a cut of the link: a
+Received bytes are appended; each full chunk is compared with its digest at once, and cut off again when it differs, so
+`checked_bytes` covers only right chunks. The tail of a chunk is kept, unchecked, over a cut of the link: a
 download that is cut ten times then fetches each byte once all the same. After a restart the whole file is checked
 again, because a power cut may have left anything behind.
 
@@ -55,7 +55,7 @@ class PartialFile:
 
     @property
     def held_bytes(self) -> int:
-        """Where to go on."""
+        """The offset at which the download goes on."""
         return self.checked_bytes + self._tail_bytes
 
     @property
@@ -67,7 +67,7 @@ class PartialFile:
         return self._chunks == len(self.artefact.chunks)
 
     def append(self, received: bytes) -> int:
-        """Write what comes next; how many chunks became whole. Raises BadChunk, with the bad chunk cut off."""
+        """Append received bytes; how many chunks became whole. Raises BadChunk, with the bad chunk cut off."""
         file, view, whole = self._file, memoryview(received), 0
         assert file is not None
         while view and not self.is_whole:
@@ -102,14 +102,14 @@ class PartialFile:
         return 1
 
     def _cut_off(self) -> None:
-        """The file ends with the last right chunk."""
+        """Truncate the file after the last right chunk."""
         assert self._file is not None
         self._file.flush()
         self._file.seek(self.checked_bytes)
         self._file.truncate()
 
     def _check_again(self) -> None:
-        """Take in what an earlier start left, as far as it is right."""
+        """Check the bytes that an earlier start left, and keep the right ones."""
         assert self._file is not None
         file = self._file
         while not self.is_whole:

@@ -1,4 +1,4 @@
-"""Why a rollout waits: what it would spend that this device has not, or that its owner does not want spent now.
+"""The preconditions of a rollout compare what it would cost with what the device has and its plan allows now.
 
     to fetch      metered (the link is paid by the byte)   window   disk
     to load       window   thermal (it is throttled)       ram
@@ -15,12 +15,12 @@ from typing import Final
 from tidegate.fleet.conditions import DeviceConditions
 from tidegate.rollout.plan import ModelPlan, in_window
 
-HANDOVER_RATIO: Final = 1.3  # of a worker's memory: what it takes beyond the model while it loads (ONNX Runtime #21165)
+HANDOVER_RATIO: Final = 1.3  # of a worker's memory: its peak while the model loads (ONNX Runtime #21165)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceResources:
-    """What this device has now. `utc_s`: None while it does not know the time."""
+    """The device's resources now. `utc_s`: None while the device does not know the time."""
 
     conditions: DeviceConditions
     utc_s: float | None
@@ -29,7 +29,7 @@ class DeviceResources:
 
 
 def fetch_hindrance(plan: ModelPlan, missing_bytes: int, device: DeviceResources) -> str:
-    """Why not fetch now, "" when it may."""
+    """Why the artefacts cannot be fetched now, "" when they can."""
     if not missing_bytes:
         return ""
     if device.conditions.metered and plan.net.metered == "defer":
@@ -40,7 +40,7 @@ def fetch_hindrance(plan: ModelPlan, missing_bytes: int, device: DeviceResources
 
 
 def load_hindrance(plan: ModelPlan, device: DeviceResources, *, beside: bool) -> str:
-    """Why not load now, "" when it may. `beside`: a generation of the model runs already."""
+    """Why the model cannot be loaded now, "" when it can. `beside`: a generation of it runs already."""
     if device.conditions.throttled:
         return "thermal: the device computes slower now, to cool down"
     if beside and plan.activate == "handover" and not fits_beside(plan, device):
@@ -50,7 +50,7 @@ def load_hindrance(plan: ModelPlan, device: DeviceResources, *, beside: bool) ->
 
 
 def fits_beside(plan: ModelPlan, device: DeviceResources) -> bool:
-    """Whether the new generation may run beside the old one. A plan that does not say what it takes may."""
+    """Whether the new generation fits beside the old one; one fits if its plan names no memory."""
     return device.free_memory_bytes >= HANDOVER_RATIO * plan.ram_bytes
 
 
@@ -63,7 +63,7 @@ def _window(plan: ModelPlan, device: DeviceResources) -> str:
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """What new processes may take without swapping, as the kernel estimates it; no limit where nobody says."""
+    """Memory for new processes without swapping, as the kernel estimates it; infinite where that is unknown."""
     try:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):

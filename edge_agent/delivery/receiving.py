@@ -1,8 +1,8 @@
-"""What a connection brings, taken off it at once, so that nothing is lost when it is cut.
+"""Reading ahead takes bytes off a connection as soon as they arrive, so that none are lost when it is cut.
 
-aiohttp gives up what it has buffered when a connection ends early: up to a hundred kilobytes that were paid for and
-would be fetched again after every cut. So a task reads whatever is there as soon as it is there, and whoever writes it
-to a slow disk takes its time. Both ends are bounded: beyond AHEAD_BYTES the connection is left alone for a while.
+aiohttp drops its buffer when a connection ends early: up to a hundred kilobytes that were paid for and would be fetched
+again after every cut. So a task reads bytes as soon as they arrive, while a slow disk writes them in its own time. The
+buffer is bounded: beyond AHEAD_BYTES the task stops reading for a while.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AHEAD_BYTES: Final = 4 * 1024 * 1024
 
 
 async def read_ahead(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """What comes, in pieces of any size; then the error that ended it, if one did. Close it when you stop early."""
+    """The stream's bytes in pieces of any size; then the error that ended it, if any. Close it to stop early."""
     pieces: list[bytes] = []
     moved, taken = asyncio.Event(), asyncio.Event()
 

@@ -1,9 +1,9 @@
-"""The work of each state of a rollout: what is really done with disk, network and workers.
+"""The rollout steps do the work of each state of a rollout, with disk, network and workers.
 
-Each piece of work returns when it succeeded and raises one of `failures.py` when not; each can be done again, from
-whatever an earlier try has left. Between LOADING and the end this object holds the new generation's runner and the
+Each step returns when it has succeeded and raises one of `failures.py` when not; each can be done again, from any state
+that an earlier try has left. Between LOADING and the end this object holds the new generation's runner and the
 old one's: the old one stays loaded while the new one soaks, unless the memory was too little for both and it was
-parked. Going back is then one switch.
+parked. A rollback is then one switch.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class RolloutSteps:
     Args:
         statics: the models of the static repository, by name; what a removed model falls back to.
         servers: of artefacts, instead of those that documents name; empty: theirs.
-        device: what it has now.
+        device: the resources of the device now.
         linked: whether the fleet can be reached.
         draw: chance, uniform in [0, 1).
         tls: makes the context for servers of artefacts with https; None: the machine's trusted CAs.
-        on_change: called when there is progress to tell.
-        recheck_s: how often what a rollout waits for is looked at.
+        on_change: called when there is progress to report.
+        recheck_s: seconds between checks of what a rollout waits for.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class RolloutSteps:
         }  # fmt: skip
 
     async def do(self, rollout: Rollout, advance: Advance, live: Live) -> RolloutEvent:
-        """Do the work of the rollout's state; what has happened then.
+        """Do the work of the rollout's state; the event that it ended with.
 
         Args:
-            advance: notes what happens meanwhile, and gives the rollout as it is then.
-            live: the rollout as it is now: a document may change its rules while this lasts.
+            advance: applies an event meanwhile, and returns the rollout after it.
+            live: the rollout as it is now: a document may change its rules during the work.
 
         Raises:
-            WorkFailed, WorkerExited, WorkDeferred: as they say.
+            WorkFailed, WorkerExited, WorkDeferred: see `failures.py`.
             StartError, RepositoryError: a generation does not load.
             OSError: the disk.
         """
@@ -116,7 +116,7 @@ class RolloutSteps:
         return RolloutEvent.DONE
 
     def answered(self, runner: Runner, compute_s: float | None) -> None:
-        """A runner answered a request in so long, or failed to by its own fault."""
+        """Record a runner's request: its compute time, or None if it failed by its own fault."""
         if self.trial is not None and runner is self._new:
             self.trial.record(compute_s)
         elif compute_s is not None and runner is self._serving.routed(runner.manifest.name):
@@ -124,12 +124,12 @@ class RolloutSteps:
 
     @property
     def fetched_bytes(self) -> int:
-        """Over the network for the rollout that is under way, as far as this start of the agent knows."""
+        """Bytes fetched over the network for the rollout under way, since this start of the agent."""
         return self._patience.fetched_bytes if self._patience else 0
 
     @property
     def last_trouble(self) -> str:
-        """Why the last try of a download ended."""
+        """The reason for which the last try of a download ended."""
         return self._fetcher.last_trouble if self._fetcher else ""
 
     # -- before anything is touched --------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class RolloutSteps:
             await clock.sleep(self._recheck_s)
 
     def _hindrance(self, rollout: Rollout) -> str:
-        """What stands against the rollout, whichever part of it comes next."""
+        """Why the next part of the rollout must wait, "" when it need not."""
         if not self._store.is_complete(rollout.plan):
             return self._to_fetch(rollout)
         return preconditions.load_hindrance(rollout.plan, self._device(), beside=self._has_old(rollout))
@@ -186,7 +186,7 @@ class RolloutSteps:
     # -- with a generation beside ----------------------------------------------------------------------------------
 
     async def _load(self, rollout: Rollout) -> None:
-        if self._new is not None:  # of a try that the journal could not note
+        if self._new is not None:  # left by a try that the journal could not record
             await self._serving.stop(self._new)
             self._new = None
         self._old = self._serving.routed(rollout.model)
@@ -235,7 +235,7 @@ class RolloutSteps:
     async def _roll_back(self, rollout: Rollout) -> None:
         new, old, self.trial = self._new, self._old, None
         if new is None and not self._parked:
-            return  # the agent began anew since, with what is committed
+            return  # the agent has restarted since, with the committed generation
         if old is not None and not self._parked:
             self._serving.route(old)
         elif self._serving.routed(rollout.model) is new and new is not None:
@@ -246,7 +246,7 @@ class RolloutSteps:
             await self._bring_back(rollout.model)
 
     async def _bring_back(self, model: str) -> None:
-        """Start again what was stopped to make room."""
+        """Start the old runner again, which was stopped to make room."""
         trouble = "there is none"
         for candidate in await blocking(boot_candidates, model, self._store, self._statics, self._allowed):
             try:
@@ -260,7 +260,7 @@ class RolloutSteps:
     # -- after it --------------------------------------------------------------------------------------------------
 
     async def settle(self, rollout: Rollout) -> None:
-        """A rollout is settled: one generation of its model is left."""
+        """Clean up after a settled rollout, so that one generation of its model is left."""
         new, old, parked = self._new, self._old, self._parked
         self.trial = self._new = self._old = self._patience = self._fetcher = None
         self._parked = False
@@ -274,7 +274,7 @@ class RolloutSteps:
             await self._serving.stop(new)
 
     async def remove(self, model: str) -> None:
-        """The model is deployed no more: the static repository's answers, if it has one."""
+        """Remove a deployed model: the static repository's model answers, if there is one."""
         committed = self._store.committed()
         if model in committed.models:
             await blocking(self._store.commit, committed.without(model, self._store.next_number()))
@@ -298,7 +298,7 @@ def _not_now(why: str) -> None:
 
 
 async def blocking(function: Callable[..., T], *arguments: Any) -> T:
-    """Run what waits for the disk in a thread; a cancellation waits until it has ended, so nothing is half known."""
+    """Run blocking disk work in a thread; a cancellation waits for its end, so that its outcome is always known."""
     work = asyncio.create_task(asyncio.to_thread(function, *arguments), name="disk work of the deployer")
     try:
         return await asyncio.shield(work)

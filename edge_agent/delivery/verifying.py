@@ -1,6 +1,6 @@
-"""Whether what was fetched is the model that the plan names: the manifest first, then each artefact by its engine.
+"""Verification checks that fetched files are the planned model: the manifest first, then each artefact by engine.
 
-The bytes are right by then (every digest is signed). This asks whether they make sense together: the manifest is of
+The bytes are right by then (every digest is signed). Verification checks that they fit together: the manifest is of
 this model and version, its edge variants are among the files with the digests it names, and their engines are ones
 that may run here. ONNX files are opened in a process of their own, with little memory and time and no way to look at
 other files (`tidegate/engines/onnx_check.py`): a file that crashes the runtime must not do so inside the agent.
@@ -28,7 +28,7 @@ _MAX_WORDS: Final = 200
 
 
 async def verify(model: str, plan: ModelPlan, store: ModelStore, allowed: tuple[EngineName, ...]) -> None:
-    """Raises WorkFailed with what is wrong."""
+    """Raises WorkFailed with the problem."""
     manifest = await asyncio.to_thread(_manifest, model, plan, store, allowed)
     for variant in manifest.variants_for("edge"):
         if variant.engine == "onnx":

@@ -1,12 +1,12 @@
-"""Memory on a device: what the agent and its workers hold, told to the fleet, and a worker that leaks is replaced.
+"""The memory watch reports the memory of the agent and its workers, and replaces a worker that leaks.
 
-Native code leaks, and a device has no swap to hide it: what grows for hours ends with the kernel choosing whom to kill,
-mostly in the middle of a request. Every `LOOK_S` the resident memory of the agent and of each worker is read (in a
-thread). A worker whose memory surely grows (Mann-Kendall) and would take all that is free within `HORIZON_S` (Sen's
-slope) is ended at a moment when nothing waits, and its runner starts another: one at a time, none while another model
-is not ready, and at least five minutes apart (`tidegate/workers/recycling.py`, as in a pool).
+Native code leaks, and a device has no swap to hide it: a process that grows for hours ends with the kernel's
+out-of-memory kill, mostly in the middle of a request. Every `LOOK_S` the resident memory of the agent and of each
+worker is read (in a thread). A worker whose memory surely grows (Mann-Kendall) and would take all that is free within
+`HORIZON_S` (Sen's slope) is ended at a moment when nothing waits, and its runner starts another: one at a time, none
+while another model is not ready, and at least five minutes apart (`tidegate/workers/recycling.py`, as in a pool).
 
-What is read goes out with every heartbeat, rounded to MiB, so that a gateway sees a leak that no restart cures.
+The readings go out with every heartbeat, rounded to MiB, so that a gateway sees a leak that no restart cures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 class Recyclable(Protocol):
-    """What is asked of a `Runner`."""
+    """The part of a `Runner` that is needed here."""
 
     @property
     def name(self) -> str: ...
@@ -51,8 +51,8 @@ class MemoryWatch:
 
     Args:
         runners: the models' runners, as they are now.
-        busy: whether requests wait: nobody is ended then.
-        process, free: read what a process holds, and (what may still be taken, what there is).
+        busy: whether requests wait: no worker is ended then.
+        process, free: read a process's memory, and the device's (available, total) bytes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MemoryWatch:
         await self._task.aclose()
 
     def told(self, conditions: DeviceConditions) -> DeviceConditions:
-        """The device's conditions, with its memory as it was seen last."""
+        """The device's conditions, with the last readings of its memory."""
         held, free = self._held_bytes, self._free_bytes
         if held is None or free == inf:
             return conditions
@@ -94,7 +94,7 @@ class MemoryWatch:
         return replace(conditions, memory_bytes=mib * _MIB, memory_limit_bytes=limit_mib * _MIB)
 
     def survey(self, now: float) -> dict[int, str | None]:
-        """Read what everybody holds, and return what is to be complained of, by worker's process. Blocks."""
+        """Read the memory of all processes, and return the complaint of each worker by its process id. Blocks."""
         elapsed_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         pids = [pid for one in self._runners() if (pid := one.pid) is not None]
@@ -110,7 +110,7 @@ class MemoryWatch:
         return self._complaints
 
     def replace_one(self, complaints: Mapping[int, str | None], now: float) -> None:
-        """End at most one worker that is complained of, if this is a moment for it."""
+        """End at most one worker with a complaint, if no request waits."""
         if self._ending is not None and self._ending not in complaints:
             self._ending = None
             self._recycling.ended(now)
@@ -135,7 +135,7 @@ class MemoryWatch:
             try:
                 self.replace_one(await asyncio.to_thread(self.survey, clock.now()), clock.now())
             except Exception:
-                log.exception("memory cannot be read")  # a defect of ours must not end the look for good
+                log.exception("memory cannot be read")  # a defect must not end the watch for good
             await clock.sleep(LOOK_S)
 
     def __repr__(self) -> str:

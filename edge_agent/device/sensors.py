@@ -1,9 +1,9 @@
-"""Reads what the device knows of its battery and heat, every few seconds, in a thread.
+"""The sensors read the device's battery and heat from sysfs every few seconds, in a thread.
 
 A driver may take its time over a read (a battery behind a slow bus takes tens of milliseconds), so the loop that
 serves requests never reads a file itself: it looks at `now`, which is as old as `POLL_S`. What cannot be read is left
-out; a device without sensors has none, and that is no error. The texts are understood in
-`edge_agent/core/device_conditions.py`.
+out; a device without sensors has no readings, and that is no error. `edge_agent/core/device_conditions.py` parses the
+texts.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = structlog.get_logger(__name__)
 
 
 class Sensors:
-    """Looks once at the start and then regularly, inside `async with`. `now` is what was seen last.
+    """Looks once at the start and then regularly, inside `async with`. `now` is the last reading.
 
     Args:
         root: the folder that holds `power_supply` and `thermal`, as `/sys/class` does; None: look at nothing.
-        metered: whether the device's link is paid by the byte, which no file says.
-        on_change: called on the loop when what was seen has changed.
+        metered: whether the device's link is paid by the byte, which no file tells.
+        on_change: called on the loop when the readings have changed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Sensors:
             try:
                 seen = await asyncio.to_thread(read_conditions, self._root, metered=self._metered)
             except Exception:
-                log.exception("sensors cannot be read")  # a defect of ours must not freeze the last state for good
+                log.exception("sensors cannot be read")  # a defect must not freeze the last state for good
                 seen = DeviceConditions(metered=self._metered)
             if seen != self.now:
                 self.now = seen
@@ -77,7 +77,7 @@ class Sensors:
 
 
 def read_conditions(root: Path | None, *, metered: bool) -> DeviceConditions:
-    """Blocking: what the files under `root` say now."""
+    """Read the conditions from the files under `root`. Blocks."""
     if root is None:
         return DeviceConditions(metered=metered)
     return conditions_of(

@@ -1,14 +1,14 @@
-"""How workers stand beside the device's own programs: at a lower priority, and in a control group where there is one.
+"""Worker priority lowers the workers beneath the device's own programs, by nice value and by control group.
 
 A device often exists for something else (a till, a camera), and answering requests comes second. The agent itself keeps
 its priority: it costs next to nothing, and a heartbeat that is late makes a device look dead. Its workers, which
 compute, are lowered before they load anything, so that every thread of their runtime inherits it.
 
-    nice     the scheduler's share against other programs on the same core: 0 is equal, 19 is what nobody else wants
-    cgroup   a folder of cgroup v2 that somebody (systemd, a container) has made and may write to: its cpu.max and
+    nice     the scheduler's share against other programs on the same core: 0 is equal, 19 is only idle time
+    cgroup   a folder of cgroup v2 that systemd or a container runtime has made and delegated: its cpu.max and
              memory.max hold for all workers together, also where the agent itself is outside
 
-Neither changes what is measured at warm-up into a lie: it is measured under both.
+Costs measured at warm-up stay valid, since they are measured under both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.workers.process import WorkerProcess
 
 
 def worker_starter(*, nice: int, cgroup: Path | None) -> Callable[[str], AbstractAsyncContextManager[WorkerProcess]]:
-    """What starts a worker of a name, settled.
+    """A function that starts a worker of a name under this nice value and control group.
 
     Raises:
         StartError: no process can be put into `cgroup`.
@@ -45,7 +45,7 @@ def worker_starter(*, nice: int, cgroup: Path | None) -> Callable[[str], Abstrac
 
 
 def _settle(pid: int, nice: int, cgroup: Path | None) -> None:
-    """Raises OSError, as a start that fails does: a worker that is not where it was told to be must not compute."""
+    """Set nice value and control group. Raises OSError, as a failed start does: such a worker must not compute."""
     if cgroup is not None:
         (cgroup / "cgroup.procs").write_text(f"{pid}\n", encoding="ascii")
     if nice:

@@ -1,16 +1,16 @@
-"""Dials the gateways that cannot dial this device, and answers them on the streams that result.
+"""The gateway dialler dials the gateways that cannot dial this device, and answers on the streams that result.
 
-    Dialling   looks about a second at a time at who is there and who is not (`core/dial_policy.py` decides), keeps …
-    _Road      … one task for each gateway that is to be dialled: dial, answer until the stream ends, dial again
+    GatewayDialler    compares known gateways and open streams once a second (`core/dial_policy.py` decides), keeps …
+    _DialledGateway   … one task for each gateway to dial: dial, answer until the stream ends, dial again
 
 A stream that was lost is dialled again once the gateway takes connections (`reachability.py`), so that a device is back
-within a second of its link. A gateway that takes connections and ends streams is dialled at a full-jitter distance of
-at most `REDIAL_CAP_S`. A dial that hangs is ended by the stream's own heartbeat, as it has no hello to show. Every dial
-is a new connection.
+within a second of its link. A gateway that takes connections and ends streams is dialled again after a full-jitter
+wait of at most `REDIAL_CAP_S`. A dial that hangs is ended by the stream's own heartbeat, as no hello arrives. Every
+dial is a new connection.
 
-Which gateways there are is configured (`gateways`), or heard over MQTT, where each says of itself where it may be
-dialled. Over TLS the other side must show the certificate of the gateway that it is said to be; where only an address
-is configured, one for that host. Without TLS the address is believed, as everything else is.
+The gateways are configured (`gateways`), or learned over MQTT, where each publishes the address at which it may be
+dialled. Over TLS the other side must show the certificate of the named gateway; where only an address is configured,
+one for that host. Without TLS the address is trusted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOK_S: Final = 1.0
 REDIAL_BASE_S: Final = 0.1
 REDIAL_CAP_S: Final = 2.0
 STEADY_S: Final = 1.0
-_TOLD_MOST: Final = 200  # characters of a reason that is told to the log
+_TOLD_MOST: Final = 200  # characters of a reason in the log
 
 log = structlog.get_logger(__name__)
 
@@ -51,14 +51,14 @@ class GatewayDialler:
     Args:
         link: what answers on the streams.
         configured: address → "gateway/NAME", "" where only the address is configured.
-        heard: what gateways have said of themselves over MQTT, by name; read at each look.
-        key: shown to gateways that ask for one, an API key.
+        heard: the states that gateways published over MQTT, by name; read at each look.
+        key: API key for gateways that require one.
     """
 
     def __init__(
         self,
         link: LinkService,
-        roads: DialPlan,
+        plan: DialPlan,
         configured: Mapping[str, str],
         heard: Callable[[], Mapping[str, GatewayState]],
         *,
@@ -67,15 +67,15 @@ class GatewayDialler:
         key: str = "",
     ) -> None:
         self._link = link
-        self._roads = roads
+        self._plan = plan
         self._configured = configured
         self._heard = heard
         self._tls = tls
         self._draw = draw
         self._key = key
         self._open: dict[str, _DialledGateway] = {}
-        self._names: dict[str, str] = {}  # what addresses have answered as
-        self._links: dict[str, tuple[str, ...]] = {}  # where gateways were last, by name
+        self._names: dict[str, str] = {}  # address → the name that it answered as
+        self._links: dict[str, tuple[str, ...]] = {}  # name → last known addresses
         self._task = OwnedTask(self._keep_looking, name="dial out")
 
     async def __aenter__(self) -> Self:
@@ -97,14 +97,14 @@ class GatewayDialler:
             try:
                 self._look()
             except Exception:
-                log.exception("cannot look for gateways to dial")  # a defect of ours must not end it for good
+                log.exception("cannot look for gateways to dial")  # a defect must not end the task for good
             await clock.sleep(LOOK_S)
 
     def _look(self) -> None:
         if self._link.draining:
             return
         gateways = self._gateways()
-        wanted = self._roads.addresses_to_dial(gateways, self._link.callers, clock.now())
+        wanted = self._plan.addresses_to_dial(gateways, self._link.callers, clock.now())
         for address in wanted - self._open.keys():
             dialler = self._dialler(address, gateways[address])
             if dialler is not None:
@@ -115,13 +115,13 @@ class GatewayDialler:
             del self._open[address]
 
     def _gateways(self) -> dict[str, str]:
-        """Address → name, of those that are there by their own word, or that a stream stands to."""
+        """Address → name of the gateways that report themselves online, or to which a stream stands."""
         for address, dialled in self._open.items():
             if dialled.peer:
                 self._names[address] = dialled.peer
         found = {address: name or self._names.get(address, "") for address, name in self._configured.items()}
         for name, state in self._heard().items():
-            if state.online:  # its will does not say where it was
+            if state.online:  # a will carries no address
                 self._links[name] = state.links
             for address in filter(is_gateway_address, self._links.get(name, ())):
                 if state.online or (address in self._open and self._open[address].peer):
@@ -139,11 +139,11 @@ class GatewayDialler:
             return None
 
     def __repr__(self) -> str:
-        return f"<GatewayDialler {self._roads!r} {list(self._open.values())}>"
+        return f"<GatewayDialler {self._plan!r} {list(self._open.values())}>"
 
 
 class _DialledGateway:
-    """One gateway that is dialled, from the first dial until `leave` has been heeded or `close`."""
+    """One gateway that is dialled, from the first dial until `leave` has taken effect or `close`."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _DialledGateway:
 
     @property
     def peer(self) -> str:
-        """Who answers on the stream now; "" where there is none."""
+        """The gateway that answers on the stream now; "" where there is none."""
         return self._server.peer if self._server else ""
 
     @property
@@ -176,7 +176,7 @@ class _DialledGateway:
         return self._task.done()
 
     def leave(self, reason: str) -> None:
-        """Take nothing new, answer what is under way, end, and dial no more."""
+        """Take no new requests, answer those under way, end, and dial no more."""
         if not self._leaving:
             self._leaving = reason
             if self._server is not None and self._server.peer:
@@ -201,14 +201,14 @@ class _DialledGateway:
                 await clock.sleep_until(dialled_at + self._backoff.next_delay_s())
 
     async def _exchange(self) -> tuple[str, str]:
-        """Dial once and answer until the stream ends; who it was, if anybody answered, and why it ended."""
+        """Dial once and answer until the stream ends; the gateway's name, if it answered, and why the stream ended."""
         # With its scheme: gRPC would take "unix:80" for a file.
         channel = self._dialler.open(f"dns:///{self._address}", DIAL_OPTIONS)
         stream = DialledStream(channel, self._metadata)
         self._server = server = self._link.server_for(stream, dialled=True)
         try:
             reason = explain_dial_error(await self._link.run(server))
-        except Exception as error:  # a defect of ours must not cost the gateway for good
+        except Exception as error:  # a defect must not lose the gateway for good
             log.exception("a link that was dialled failed", address=self._address)
             reason = f"internal error: {type(error).__name__}"
         finally:
@@ -220,7 +220,7 @@ class _DialledGateway:
         return server.peer, reason
 
     def _tell(self, peer: str, reason: str) -> None:
-        """Once for each reason, until a stream stood: a gateway that is away is dialled once a second."""
+        """Log each reason once until a stream has stood: an absent gateway is dialled once a second."""
         reason = reason[:_TOLD_MOST]
         if peer or reason != self._told:
             log.info("a gateway was dialled", address=self._address, gateway=peer or "no answer", ended=reason)
@@ -238,7 +238,7 @@ def gateway_dialler_of(
     tls: Tls | None,
     draw: Callable[[], float],
 ) -> GatewayDialler:
-    """As a configuration says. Raises StartError."""
+    """The dialler of a configuration. Raises StartError."""
     return GatewayDialler(
         link,
         DialPlan(config.dial_out),

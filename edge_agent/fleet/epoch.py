@@ -1,14 +1,14 @@
-"""The session number that orders an agent's lives: on disk before it is used, and only ever growing.
+"""The epoch store keeps the session number of an agent, which only grows and is on disk before it is used.
 
 Every MQTT CONNECT gets a new epoch, because the broker binds the last will to the CONNECT: a will that comes late then
 carries an older epoch than the birth that followed, and changes nothing. A number that was used and forgotten (power
 cut, full disk) would make the next session look like a past one, so `bump` returns only once the number is safe:
 written beside, synced, renamed, and the folder synced.
 
-    epoch = max(stored + 1, asked for by a gateway, UTC seconds if the clock is sane)
+    epoch = max(stored + 1, hint of a gateway, UTC seconds if the clock is sane)
 
 The clock is there for a wiped disk: the next epoch is still greater than all before. Without clock and disk the agent
-starts at 1 and a gateway that remembers more says so (`epoch_hint`).
+starts at 1, and a gateway that remembers a greater epoch sends it (`epoch_hint`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EpochStore:
             OSError: it could not be made safe; the session must not begin.
         """
         from_clock = int(now_utc_s) if SANE_UTC_S[0] <= now_utc_s <= SANE_UTC_S[1] else 1
-        # Read again: after a takeover the file may hold what a zombie of this device has used meanwhile.
+        # Read again: after a takeover the file may hold an epoch that an old process of this device has used meanwhile.
         epoch = min(MAX_EPOCH, max(self.current + 1, self._read() + 1, at_least, from_clock))
         self._write(epoch)
         self._current = epoch

@@ -1,11 +1,12 @@
-"""Knock until somebody opens: when a road that was lost is there again.
+"""The reachability probe tries TCP connections until a lost gateway accepts one again.
 
-A dial that began while the road swallowed packets is of little use when it is back: TCP sends its SYN again after 1, 3
-and 7 s, and whoever waits for that dial waits as long. So plain connections are tried instead, one begun every
-`EVERY_S` with the last few still open, and the first that is taken ends the wait; what is dialled then finds an open
-road. A slow road loses nothing by it: every try has `TRY_S` to succeed, however many began after it.
+A dial that began while the path dropped packets is of little use when the path is back: TCP sends its SYN again after
+1, 3 and 7 s, and that dial takes as long. So plain connections are tried instead, one begun every `EVERY_S` with the
+last few still open, and the first accepted one ends the wait; the dial that follows then finds an open path. A slow
+path loses nothing by it: every try has `TRY_S` to succeed, however many began after it.
 
-At most `MOST` are open, and chance spreads them, so a fleet that lost its gateway does not knock in step.
+At most `MOST` tries are open, and random jitter spreads them, so that a fleet that lost its gateway does not connect in
+step.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ async def wait_until_open(address: str, draw: Callable[[], float]) -> None:
     try:
         while True:
             if len(tries) < MOST:
-                knock = _try_connect(host.strip("[]"), int(port))
-                tries.add(asyncio.create_task(knock, name=f"knock at {address}"))
+                attempt = _try_connect(host.strip("[]"), int(port))
+                tries.add(asyncio.create_task(attempt, name=f"reachability of {address}"))
             next_at = clock.now() + EVERY_S * (0.5 + draw())
             while tries and (left_s := next_at - clock.now()) > 0:
                 done, tries = await asyncio.wait(tries, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,14 +1,14 @@
-"""The agent's side of MQTT: a new epoch, a birth, an inventory, then a heartbeat a second, and a goodbye at the end.
+"""The edge sync publishes the agent's state over MQTT: birth, inventory, a heartbeat a second, and a goodbye.
 
     epoch on disk → CONNECT with the will of that epoch → subscriptions granted → birth → inventory → heartbeats …
 
 The order matters. The epoch is safe before the broker learns of it, so no later session can be mistaken for a past one.
-The subscriptions stand before the birth, so a gateway that answers the birth is heard. The goodbye is acknowledged
-before the DISCONNECT, so a gateway need not wait for a will.
+The subscriptions are granted before the birth, so a gateway's reply to the birth is received. The goodbye is
+acknowledged before the DISCONNECT, so a gateway need not wait for a will.
 
-What to say and when is decided in `edge_agent/core/reporting.py`; this file sends it, and does what a gateway may ask:
-say everything again (`resync`), or begin a session with a greater epoch (`epoch_hint`). Serving requests never waits
-for any of this: without a broker the agent serves whoever reaches it.
+`edge_agent/core/reporting.py` decides what to publish and when; this file sends it, and performs a gateway's commands:
+publish everything again (`resync`), or begin a session with a greater epoch (`epoch_hint`). Serving requests never
+waits for any of this: without a broker the agent serves every caller that reaches it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ log = structlog.get_logger(__name__)
 
 
 class Ear(Protocol):
-    """Who wants to know of sessions and gateways. Called on the loop; must not block."""
+    """A listener for sessions, gateways and receipts. Called on the loop; must not block."""
 
     def session(self, *, up: bool) -> None: ...
 
     def heard(self, state: GatewayState, *, retained: bool) -> None:
-        """A gateway said that it is there, or the broker that it was."""
+        """A gateway published its state, or the broker its retained one."""
         ...
 
     def receipt(self, receipt: Receipt) -> None: ...
@@ -56,16 +56,16 @@ class EdgeSync:
         url: of the broker, "mqtt://host:1883".
         fleet: the namespace that agents and gateways share.
         device: this agent's name in it; one live agent per name.
-        state: what to tell, read whenever something is about to be said; must be cheap.
+        state: the state to report, read before each publication; must be cheap.
         epochs: where this device's session number is kept.
         draw: chance, uniform in [0, 1).
-        agent_version: for people, told in the birth.
+        agent_version: for people, published in the birth.
         interval_s: between heartbeats.
         backoff_cap_s: the longest wait between attempts at a broker that is there; a gateway allows 30 s for it.
         tls: for an address with `mqtts://`, see `MqttLink`.
-        ear: told of sessions, gateways and receipts.
-        groups: whose documents of what to run are listened to, beside the device's own.
-        on_desired: told each document, by its scope; None: they are not listened to.
+        ear: called with sessions, gateways and receipts.
+        groups: the groups whose desired documents are subscribed to, beside the device's own.
+        on_desired: called with each document, by its scope; None: documents are not subscribed to.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EdgeSync:
     ) -> None:
         self._ear = ear
         self._on_desired = on_desired
-        self.gateways: dict[str, GatewayState] = {}  # the last word of each
+        self.gateways: dict[str, GatewayState] = {}  # the last state of each
         self._topics = Topics(fleet)
         self._device = checked_name(device, "the device's name")
         self._acl = AclCheck(self._topics, device)
@@ -138,11 +138,11 @@ class EdgeSync:
 
     @property
     def epoch(self) -> int:
-        """Of the newest session, for load reports on other roads; 0 before the first."""
+        """The epoch of the newest session, for load reports on other paths; 0 before the first."""
         return self._epochs.current
 
     def notify(self) -> None:
-        """The state changed; whether that is worth a message now is decided by `edge_agent/core/reporting.py`."""
+        """Note a change of state; `edge_agent/core/reporting.py` decides whether it is published now."""
         self._loop.wake()
 
     def send_stored(self, kind: StoredTopic, gateway: str, payload: bytes) -> bool:
@@ -150,11 +150,11 @@ class EdgeSync:
         return self._link.publish(self._topics.stored(self._device, kind, gateway), payload, qos=1)
 
     def leave_with(self, reason: Farewell) -> None:
-        """What the goodbye shall say instead of `shutdown`."""
+        """Set the reason of the goodbye, instead of `shutdown`."""
         self._farewell = reason
 
     def cut(self) -> None:
-        """Lose the connection as a power cut does; for those who simulate one, and end this agent in the same turn."""
+        """Cut the connection as a power cut does; for simulations that end this agent in the same turn."""
         self._link.cut()
 
     async def _begin_epoch(self) -> Will:
@@ -224,19 +224,19 @@ class EdgeSync:
             self._link.restart("a gateway knows a greater epoch")
 
     def _is_meant(self, command: Command) -> bool:
-        """Whether the hint is about the session that is on, and not a past one's late message."""
+        """Whether the hint is about the current session, and not a late message about a past one."""
         return command.seen == self._reporting.epoch and command.boot in ("", self._boot)
 
     def _note_gateway(self, name: str, state: GatewayState, *, retained: bool) -> None:
         if state.gateway != name:
-            return  # the topic is what the broker's ACL holds a gateway to
+            return  # the broker's ACL vouches only for the name in the topic
         if name in self.gateways or len(self.gateways) < MAX_GATEWAYS:
             self.gateways[name] = state
             if self._ear is not None:
                 self._ear.heard(state, retained=retained)
 
     def _publish(self, publications: list[Publication]) -> bool:
-        """Send in order; whether there was anything and all of it was taken."""
+        """Send in order; whether there was anything to send and the session took all of it."""
         taken = [
             self._link.publish(self._topics.up(self._device, one.kind), one.payload, qos=one.qos, retain=one.retain)
             for one in publications

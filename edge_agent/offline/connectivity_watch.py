@@ -1,8 +1,8 @@
-"""Looks about once a second at whom this device can reach, and says so once when that changes.
+"""The connectivity watch evaluates about once a second what the device can reach, and reports each change of mode.
 
-What the looks mean is `edge_agent/core/connectivity.py`'s. A change is one line in the log, news for the fleet (the
-heartbeat carries the mode), and an event in the store, so that a gateway that was away can be told later. Requests do
-not pass here and nothing that runs is touched.
+`edge_agent/core/connectivity.py` interprets the evidence. A change is one line in the log, news for the fleet (the
+heartbeat carries the mode), and an event in the store, so that an absent gateway learns of it later. Requests do not
+pass here, and nothing that runs is changed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ConnectivityWatch:
     """Looks inside `async with`.
 
     Args:
-        has_broker: whether one is configured.
-        session: whether there is one with it now.
-        links: how many link streams of gateways stand now.
+        has_broker: whether a broker is configured.
+        session: whether there is a session with it now.
+        links: how many link streams of gateways are open now.
         on_change: called on the loop with each change of mode.
     """
 
@@ -60,19 +60,19 @@ class ConnectivityWatch:
 
     @property
     def since_s(self) -> float:
-        """For how long it has been so."""
+        """Seconds since the mode was entered."""
         return clock.now() - self._connectivity.since
 
     def heard(self, gateway: str = "") -> None:
-        """A gateway asked, or beat."""
+        """Record a request or a heartbeat of a gateway."""
         self._connectivity.heard(clock.now(), gateway)
 
     def left(self, gateway: str) -> None:
-        """A gateway is gone by its own word."""
+        """Record a gateway's goodbye."""
         self._connectivity.left(gateway)
 
     def look(self) -> None:
-        """Weigh what is known now: also at once when a session ends."""
+        """Evaluate the evidence now; also called at once when a session ends."""
         change = self._connectivity.look(session=self._session(), links=self._links(), now=clock.now())
         if change is None:
             return
@@ -85,7 +85,7 @@ class ConnectivityWatch:
             try:
                 self.look()
             except Exception:
-                log.exception("cannot tell whom this device reaches")  # the next look may
+                log.exception("cannot evaluate what this device reaches")  # the next look may
             await clock.sleep(LOOK_S)
 
     def __repr__(self) -> str:

@@ -1,15 +1,15 @@
-"""Takes what the store keeps to a gateway, at the pace of `core/drain.py`, and deletes what a gateway has taken.
+"""The forwarder sends the store's entries to a gateway at the pace of `core/drain.py`, and deletes accepted ones.
 
-    session + a gateway that takes things → train → receipts → deleted here → pause → train …
+    session + a gateway that takes entries → train → receipts → deleted here → pause → train …
 
-One gateway at a time: the one that things went to last, while it is there, since only it can tell what it has had;
-else the first by name. "There" means that the broker says so in this session or that it was heard since.
+One gateway at a time: the last one used, while it is present, since only it knows what it has received; else the first
+by name. "Present" means that the broker reports it in this session or that it was heard since.
 
-A receipt is worked off in order and on the disk before the drain learns of it. Answers to deferred requests come in
-receipts too. What was taken and is not answered is asked for, at once when a session begins and then every ASK_S:
-an answer that was sent while this device was away is not sent again by itself.
+Receipts are processed in order, and are on the disk before the drain pacer learns of them. Answers to deferred requests
+come in receipts too. Accepted requests without an answer are queried, at once when a session begins and then every
+ASK_S: an answer that was sent while this device was away is not sent again by itself.
 
-Whatever goes wrong here is logged and tried again; the store keeps what it has.
+Every failure here is logged and tried again; the store keeps its entries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tidegate.storage.database import DatabaseUnavailable
 ASK_S: Final = 20.0
 SWEEP_S: Final = 60.0
 THERE_S: Final = 20.0  # four of a gateway's heartbeats
-NO_ROOM_S: Final = 0.5  # the session takes nothing just now
+NO_ROOM_S: Final = 0.5  # while the session has no room
 RETRY_S: Final = 5.0  # after a defect or a disk that fails
 MAX_RECEIPTS: Final = 256
 
@@ -48,10 +48,10 @@ class Uplink(Protocol):
 
 
 class Forwarder:
-    """Told by `OfflineService` of what the sync hears; one task inside `async with`.
+    """Called by `OfflineService` with what the sync receives; one task inside `async with`.
 
     Args:
-        live: whether requests are being answered just now.
+        live: whether requests are being answered now.
         uplink: what sends to a gateway; None while there is nothing.
     """
 
@@ -65,14 +65,14 @@ class Forwarder:
         drain: DrainPacer | None = None,
     ) -> None:
         self.drain = drain or DrainPacer()
-        self.gateway = ""  # that things go to; "" while there is none
+        self.gateway = ""  # the gateway that entries go to; "" while there is none
         self._store = store
         self._device = device
         self._live = live
         self._uplink = uplink
         self._session = False
-        self._begun = False  # whether the drain knows of this session
-        self._there: dict[str, float] = {}  # gateways that take things, by when they were heard in this session
+        self._begun = False  # whether the drain pacer has begun this session
+        self._there: dict[str, float] = {}  # gateways that take entries → when each was heard in this session
         self._receipts: deque[Receipt] = deque(maxlen=MAX_RECEIPTS)
         self._news = asyncio.Event()
         self._ask_at = 0.0
@@ -86,7 +86,7 @@ class Forwarder:
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
 
-    # what the sync tells
+    # called from the sync
 
     def session(self, *, up: bool) -> None:
         self._session = up
@@ -110,7 +110,7 @@ class Forwarder:
         self._news.set()
 
     def stored(self) -> None:
-        """There is something new to send."""
+        """Note that there is a new entry to send."""
         self._news.set()
 
     # the task
@@ -153,7 +153,7 @@ class Forwarder:
         there = {name for name, at in self._there.items() if now - at <= THERE_S} if self._session else set()
         if self._begun and self.gateway in there:
             return
-        self.drain.end()  # what was under way in a session that ended is sent again
+        self.drain.end()  # entries under way in a session that ended are sent again
         if self.gateway not in there:
             self.gateway = min(there, default="")
         self._begun = bool(self.gateway)
@@ -202,7 +202,7 @@ class Forwarder:
 
 
 def forwarded_message(device: str, entry: OutgoingEntry) -> Forwarded:
-    """An entry as it crosses."""
+    """The message in which an entry is sent."""
     item: StoredItem = entry.item
     return Forwarded(
         device=device,

@@ -1,21 +1,21 @@
-"""This device as its local callers see it: the models of `host.py`, and what becomes of an answer that is not sure.
+"""The local host serves this device's local callers: it decides about unsure answers, and defers requests.
 
-Behind a gateway an unsure answer goes to a better variant. A local caller asked this device because it has nobody
-else, so the manifest says what it gets (`confidence.unsure`):
+Behind a gateway an unsure answer escalates to a better variant. A local caller has no gateway, so the manifest decides
+what it gets (`confidence.unsure`):
 
     accept   the answer, declared: `provisional=1` in `tidegate-route`
     reject   503 with a time to come back
-    defer    202 with a ticket: a gateway computes it when there is a way to one, and the answer comes back to here
+    defer    202 with a ticket: a gateway computes it once one is reachable, and the answer comes back to this device
 
-A caller who sends `tidegate-defer: 1` takes a ticket instead of any refusal for want of room, time or a worker, and
-instead of an unsure answer. A pinned request stays where it is: nothing of it is deferred, its unsure answer is only
-declared. So it is for a demanded variant, of which there is no better.
+A caller that sends `tidegate-defer: 1` accepts a ticket instead of any refusal for lack of room, time or a worker, and
+instead of an unsure answer. A pinned request stays where it is: it is never deferred, its unsure answer is only
+declared. The same holds for a demanded variant, of which there is no better.
 
-A ticket is given when the request is on the disk, never before. Where that cannot be, the refusal says why and what
-it costs: nothing. Calls that a gateway passes on are none of this file's business: it judges for itself.
+A ticket is given when the request is on the disk, never before. Where that is impossible, the refusal names the reason.
+Calls that a gateway passes on are left alone: the gateway judges their answers itself.
 
-What this process calls unreachable (its worker is gone) is, to a local caller, that nobody is alive: the same code as
-at a gateway, so that whoever fails over from one to the other by an address keeps its rules.
+An unreachable model (its worker is gone) is reported to a local caller as NothingAlive: the same code as at a gateway,
+so that a caller that fails over between device and gateway keeps its rules.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ LOOK_AGAIN_S: Final = 5.0  # for a ticket
 UNSURE_AGAIN_S: Final = 30.0
 RESULT_PRIORITY: Final = 2
 _PRIORITIES: Final = {1: 9, 2: 7, 3: 5, 4: 3}  # OIP's, 1 the highest, as the store's, 9 the highest
-_NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms")  # a caller's own hurry is over when it is told
+# A caller's own deadline ends when it has its ticket.
+_NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms")
 
 
 class OfflinePolicy(Protocol):
-    """What decides whether and how things are kept."""
+    """Decides whether and how entries are kept."""
 
     store: OfflineStore | None
     forwards: str  # which results: none, unsure, all
@@ -79,7 +80,7 @@ class LocalHost:
     """A `ModelHost` for local callers.
 
     Args:
-        keeper: of what is deferred and forwarded.
+        keeper: the policy for deferred and forwarded entries.
         on_gateway: called when a gateway's call comes this way.
     """
 
@@ -109,12 +110,12 @@ class LocalHost:
         return self._host.statistics(name, version)
 
     async def infer(self, call: Call) -> Reply:
-        """The answer, or what the model's policy says instead of one that is not sure.
+        """The answer, or the outcome that the model's policy sets for an unsure one.
 
         Raises:
-            Deferred: it is kept; carries the ticket.
-            NothingAlive: nobody here is sure enough, or the model has no worker.
-            ServeError: as `EdgeHost.infer`; or why it could not be kept.
+            Deferred: the request is kept; carries the ticket.
+            NothingAlive: no model here is sure enough, or the model has no worker.
+            ServeError: as `EdgeHost.infer`; or why the request could not be kept.
         """
         if call.headers.get(HOP_KEY) == GATEWAY_HOP:
             self._on_gateway()
@@ -137,7 +138,7 @@ class LocalHost:
         return reply
 
     def _doubt(self, call: Call, reply: Reply) -> str:
-        """Why the answer is not sure; "" where it is, or where nobody can say."""
+        """Why the answer is unsure; "" where it is sure, or where that is unknown."""
         manifest = self._host.manifest(call.request.model_name, call.request.model_version)
         key = manifest.name, manifest.version
         if key not in self._judges:
@@ -154,7 +155,7 @@ class LocalHost:
     async def _unsure(self, call: Call, reply: Reply, doubt: str) -> Reply:
         policy = self._policy(call)
         if policy == "reject":
-            raise NothingAlive(f"{doubt}, and nobody better is here", retry_after_s=UNSURE_AGAIN_S)
+            raise NothingAlive(f"{doubt}, and no better variant is here", retry_after_s=UNSURE_AGAIN_S)
         if policy == "defer":
             raise await self._defer(call, reply.variant, doubt)
         assert reply.route is not None
@@ -171,7 +172,7 @@ class LocalHost:
         return stricter(call.pin, manifest.pin) == "any"
 
     async def _defer(self, call: Call, variant: str, why: str) -> ServeError:
-        """What to raise: the ticket, or why there is none."""
+        """Store the request; the error to raise, with the ticket or with the reason why there is none."""
         store, manifest = self._keeper.store, self._host.manifest(call.request.model_name, call.request.model_version)
         if store is None or self._keeper.why_not():
             return NotSupported(f"{why}; it cannot be deferred: {self._keeper.why_not()}")
@@ -180,15 +181,15 @@ class LocalHost:
             return TooLarge(f"{why}; it cannot be deferred: {len(body)} bytes, at most {MAX_BODY_BYTES} can be kept")
         step = sequence_of(call.request.parameters)
         item = StoredItem(
-            store.new_id(),
-            "request",
-            body,
-            _PRIORITIES.get(call.priority, 5),
-            self._keeper.ttl_s("request"),
-            "" if step is None else f"{manifest.name}/{step.id}"[:128],
-            manifest.name,
-            manifest.version,
-            variant,
+            id=store.new_id(),
+            kind="request",
+            body=body,
+            priority=_PRIORITIES.get(call.priority, 5),
+            ttl_s=self._keeper.ttl_s("request"),
+            key="" if step is None else f"{manifest.name}/{step.id}"[:128],
+            model=manifest.name,
+            version=manifest.version,
+            variant=variant,
             promised=True,
         )
         try:
@@ -200,7 +201,7 @@ class LocalHost:
         return Deferred(f"{why}; ask later for the ticket {item.id}", retry_after_s=LOOK_AGAIN_S, ticket=item.id)
 
     async def _forward(self, reply: Reply) -> None:
-        """Keep the answer for a gateway. What cannot be kept is counted by the store, and the caller has its answer."""
+        """Keep the answer for a gateway. If it cannot be kept the store counts it, and the caller has its answer."""
         store, response = self._keeper.store, reply.response
         if store is None:
             return
@@ -209,15 +210,15 @@ class LocalHost:
             store.refused["too_large"] += 1
             return
         item = StoredItem(
-            store.new_id(),
-            "result",
-            body,
-            RESULT_PRIORITY,
-            self._keeper.ttl_s("result"),
-            f"results/{response.model_name}"[:128],
-            response.model_name,
-            response.model_version,
-            reply.variant,
+            id=store.new_id(),
+            kind="result",
+            body=body,
+            priority=RESULT_PRIORITY,
+            ttl_s=self._keeper.ttl_s("result"),
+            key=f"results/{response.model_name}"[:128],
+            model=response.model_name,
+            version=response.model_version,
+            variant=reply.variant,
         )
         try:
             await store.put(item)

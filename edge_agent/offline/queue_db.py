@@ -1,21 +1,21 @@
-"""The book of what is kept, as SQL: what comes in, what goes out, what gives way, and what is told of a ticket.
+"""The offline ledger stores entries to be sent and the callers' tickets in SQL, within bounds of bytes and rows.
 
 Two tables. `entries` are to be sent: a deferred request, a result, an event. `tickets` are what callers hold: made with
-the deferred request in one transaction, and told its state until long after.
+the deferred request in one transaction, and kept with their state until long after.
 
     entry    waiting ──taken by a gateway──▶ gone      └─ refused five times, or for good ──▶ dead ──retry──▶ waiting
-    ticket   waiting ──────▶ taken ──answer──▶ done    └─ dead, expired, or nobody knows of it ──▶ failed
+    ticket   waiting ──────▶ taken ──answer──▶ done    └─ dead, expired, or unknown to the gateway ──▶ failed
 
-Room is bounded in bytes and rows. What nobody was promised (results, events, dead letters) gives way, the lowest
-priority first and the oldest of it first, but never for something less important. What somebody holds a ticket for
-gives way to nothing: it leaves when a gateway has taken it, when its time is over, or by an operator's command. So a
-full store refuses a new ticket instead of breaking an old one.
+Room is bounded in bytes and rows. Entries without a ticket (results, events, dead letters) are evicted, the lowest
+priority first and the oldest of it first, but never for a less important entry. An entry with a ticket is never
+evicted: it leaves when a gateway has taken it, when its time is over, or by an operator's command. So a full store
+refuses a new ticket instead of breaking an old one.
 
-Time is powered time: seconds that this device was on, counted on from life to life (`meta`). A device that was off in
-a drawer for a week has not aged, and one that believes to be in 1970 ages right. Where the wall clock is known to be
-right, both when something was stored and now, the greater of both ages counts.
+Time is powered time: seconds that this device was on, summed over its starts (`meta`). Entries do not age while the
+device is off for a week, and age right on a device whose clock starts in 1970. Where the wall clock is known to be
+right, both when an entry was stored and now, the greater of both ages counts.
 
-Every function is given the connection and the moment; transactions are the caller's (`tidegate/storage/database.py`).
+Every function takes the connection and the time; transactions are the caller's (`tidegate/storage/database.py`).
 Source: docs/design/edge-state.md, "Store and forward"; Greengrass #852 (a message that is always refused blocks the
 rest).
 """
@@ -34,7 +34,7 @@ from tidegate.storage.database import DatabaseFull
 MOST_REFUSALS: Final = 5
 ROW_BYTES: Final = 256  # what a row takes beside its body, indices included
 ANSWERS_KEPT_S: Final = 86_400.0  # done and failed tickets, in powered time
-_SWEEP: Final = 256  # rows that one sweep ends: no caller waits for more
+_SWEEP: Final = 256  # rows that one sweep ends at most, so that no caller waits for more
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
@@ -79,18 +79,18 @@ SCHEMA: Final = (
 
 
 class StoreFull(DatabaseFull):
-    """The store is full of what was promised, or of what is more important."""
+    """The store is full of promised or more important entries."""
 
 
 class BothClocks(NamedTuple):
     """Now, by both clocks."""
 
     powered_s: float
-    utc_s: float | None = None  # None: nobody knows whether the wall clock is right
+    utc_s: float | None = None  # None: the wall clock is not known to be right
 
 
 class StoredItem(NamedTuple):
-    """Something to be kept and sent. `promised`: a caller holds its id as a ticket."""
+    """An item to be kept and sent. `promised`: a caller holds its id as a ticket."""
 
     id: str
     kind: Kind
@@ -131,7 +131,7 @@ class Ticket(NamedTuple):
 
 
 class StoreUsage(msgspec.Struct, frozen=True):
-    """What the store holds, for people and metrics."""
+    """The contents of the store in numbers, for people and metrics."""
 
     rows: int
     bytes: int
@@ -151,7 +151,7 @@ class OfflineLedger:
     # in
 
     def put(self, db: sqlite3.Connection, item: StoredItem, now: BothClocks) -> None:
-        """Keep it; a second time under the same id changes nothing. Raises NoRoom."""
+        """Store an item; a second time under the same id changes nothing. Raises StoreFull."""
         if db.execute("SELECT 1 FROM entries WHERE id = ?", (item.id,)).fetchone():
             return
         self.sweep(db, now)
@@ -171,6 +171,7 @@ class OfflineLedger:
 
     def _make_room(self, db: sqlite3.Connection, size: int, rows: int, priority: int) -> None:
         used_rows, used_bytes = db.execute("SELECT rows, bytes FROM usage").fetchone()
+        # Evict the least important unpromised entry until there is room; a promised item needs a ticket's row as well.
         # No cursor across the deletions: each is by its own key, and most often there is none.
         while used_bytes + size > self.max_bytes or used_rows + rows > self.max_rows:
             least = db.execute(
@@ -190,8 +191,12 @@ class OfflineLedger:
     def waiting(
         self, db: sqlite3.Connection, now: BothClocks, limit: int, without: Collection[str] = ()
     ) -> list[OutgoingEntry]:
-        """What may be sent next, the most important first; of one key in order, and behind one that is `without`
-        nothing. A key is as important as the oldest entry under it."""
+        """The entries that may be sent next, the most important first.
+
+        Entries of one key stay in order, and none is sent behind one of `without`. A key is as important as the oldest
+        entry under it.
+        """
+        # Candidates: entries without a key, and the oldest entry of each key. `limit + len(without)` of each suffice.
         alone = db.execute(
             "SELECT * FROM entries WHERE state = 'waiting' AND key = '' ORDER BY priority DESC, seq LIMIT ?",
             (limit + len(without),),
@@ -219,7 +224,7 @@ class OfflineLedger:
         return found[:limit]
 
     def took(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: BothClocks) -> int:
-        """A gateway has these on its disk: they are deleted here. How many were still here."""
+        """Delete entries that a gateway has on its disk. How many were still here."""
         gone = 0
         for id in ids:
             gone += db.execute("DELETE FROM entries WHERE id = ?", (id,)).rowcount
@@ -230,7 +235,7 @@ class OfflineLedger:
         return gone
 
     def refused(self, db: sqlite3.Connection, refusals: Sequence[ItemRefusal], now: BothClocks) -> list[str]:
-        """A gateway did not take these; the ids of those that are dead letters now."""
+        """Record that a gateway refused entries; the ids of those that became dead letters."""
         dead = []
         for one in refusals:
             db.execute("UPDATE entries SET attempts = attempts + 1, why = ? WHERE id = ?", (one.why, one.id))
@@ -246,7 +251,7 @@ class OfflineLedger:
     # tickets
 
     def answered(self, db: sqlite3.Connection, answers: Sequence[DeferredAnswer], now: BothClocks) -> int:
-        """Note answers that came; how many were news. One for which there is no room is left to be asked for again."""
+        """Store answers; how many were new. One for which there is no room is left out, and queried again later."""
         news = 0
         for one in answers:
             row = db.execute("SELECT state FROM tickets WHERE id = ?", (one.id,)).fetchone()
@@ -268,7 +273,7 @@ class OfflineLedger:
         return news
 
     def unknown(self, db: sqlite3.Connection, ids: Sequence[str], gateway: str, now: BothClocks) -> None:
-        """The gateway that took these knows nothing of them any more."""
+        """Fail tickets of which the gateway that took them knows nothing any more."""
         for id in ids:
             row = db.execute("SELECT state, gateway FROM tickets WHERE id = ?", (id,)).fetchone()
             if row is not None and (row["state"], row["gateway"]) == ("taken", gateway):
@@ -281,12 +286,12 @@ class OfflineLedger:
         return Ticket(row["id"], row["model"], row["state"], row["code"], row["why"], row["answer"] or b"")
 
     def forget(self, db: sqlite3.Connection, id: str) -> bool:
-        """The caller wants nothing of it any more; also what still waits to be sent for it goes."""
+        """Delete a ticket on its caller's request, and its entry if that still waits."""
         db.execute("DELETE FROM entries WHERE id = ?", (id,))
         return db.execute("DELETE FROM tickets WHERE id = ?", (id,)).rowcount > 0
 
     def unanswered(self, db: sqlite3.Connection, gateway: str, limit: int) -> list[str]:
-        """Tickets that this gateway took and has not answered, the longest first."""
+        """Tickets that this gateway took and has not answered, the oldest first."""
         rows = db.execute(
             "SELECT id FROM tickets WHERE state = 'taken' AND gateway = ? ORDER BY since_s LIMIT ?", (gateway, limit)
         )
@@ -295,12 +300,12 @@ class OfflineLedger:
     # time
 
     def powered_s(self, db: sqlite3.Connection) -> float:
-        """How long this device was on in its former lives, as far as was noted."""
+        """How long this device was on before this start, as far as was noted."""
         row = db.execute("SELECT value FROM meta WHERE name = 'powered_s'").fetchone()
         return 0.0 if row is None else float(row["value"])
 
     def sweep(self, db: sqlite3.Connection, now: BothClocks) -> int:
-        """End what has outlived its time, and note how long the device was on. How many entries ended."""
+        """End expired entries and tickets, and note the powered time. How many entries ended."""
         db.execute("INSERT OR REPLACE INTO meta VALUES ('powered_s', ?)", (now.powered_s,))
         over = db.execute(
             "SELECT id FROM entries WHERE ? - born_s > ttl_s OR (? IS NOT NULL AND ? - born_utc_s > ttl_s) LIMIT ?",
@@ -327,7 +332,7 @@ class OfflineLedger:
         return db.execute("SELECT * FROM entries WHERE state = 'dead' ORDER BY seq LIMIT ?", (limit,)).fetchall()
 
     def retry(self, db: sqlite3.Connection, ids: Collection[str] | None = None) -> int:
-        """Dead letters that are to be sent again; None: all."""
+        """Queue dead letters to be sent again; None: all."""
         return self._each_dead(
             db, ids, "UPDATE entries SET state = 'waiting', attempts = 0, why = '', promised = "
             "EXISTS (SELECT 1 FROM tickets WHERE tickets.id = entries.id) WHERE id = ?",
@@ -335,7 +340,7 @@ class OfflineLedger:
         )  # fmt: skip
 
     def drop(self, db: sqlite3.Connection, ids: Collection[str] | None = None) -> int:
-        """Dead letters that nobody wants any more; None: all."""
+        """Delete dead letters; None: all."""
         return self._each_dead(db, ids, "DELETE FROM entries WHERE id = ?")
 
     def _each_dead(self, db: sqlite3.Connection, ids: Collection[str] | None, *statements: str) -> int:
@@ -347,7 +352,7 @@ class OfflineLedger:
         return len(chosen)
 
     def backlog(self, db: sqlite3.Connection) -> int:
-        """How many things wait to be sent. O(1), however many."""
+        """How many entries wait to be sent, in O(1)."""
         (waiting,) = db.execute("SELECT waiting FROM backlog").fetchone()
         return int(waiting)
 
@@ -375,9 +380,17 @@ def _count(db: sqlite3.Connection, reason: str) -> None:
 
 def _item(row: sqlite3.Row) -> StoredItem:
     return StoredItem(
-        row["id"], row["kind"], row["body"], row["priority"], row["ttl_s"], row["key"], row["model"], row["version"],
-        row["variant"], bool(row["promised"]),
-    )  # fmt: skip
+        id=row["id"],
+        kind=row["kind"],
+        body=row["body"],
+        priority=row["priority"],
+        ttl_s=row["ttl_s"],
+        key=row["key"],
+        model=row["model"],
+        version=row["version"],
+        variant=row["variant"],
+        promised=bool(row["promised"]),
+    )
 
 
 def _age_s(row: sqlite3.Row, now: BothClocks) -> float:

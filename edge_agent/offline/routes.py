@@ -1,10 +1,10 @@
-"""What a device answers over HTTP beside inference: what became of a ticket, and how the device is.
+"""The device routes answer HTTP requests beside inference: the state of a ticket, and the state of the device.
 
     GET     /v2/tickets/TICKET   202 while it is open, the answer as JSON when there is one, else why there is none
-    DELETE  /v2/tickets/TICKET   the caller wants nothing of it any more
+    DELETE  /v2/tickets/TICKET   the caller gives the ticket up
     GET     /v1/state            mode, models and store, for people and scripts
 
-A ticket is 128 random bits and is all that is asked for: who holds it made the request, or was given it by who did.
+A ticket is 128 random bits and is the only credential: its holder made the request, or got it from the caller that did.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What makes this device live on its own, put together: whom it reaches, what it keeps, and how that gets to a gateway.
+"""The offline service combines connectivity watch, store and forwarder, so that a device works without a gateway.
 
-    Reach    which of the four modes, by evidence                      (`connectivity_watch.py`, `core/connectivity.py`)
-    Store      deferred requests, their answers, results, events         (`store/`)
-    Forwarder  takes them to a gateway when there is one                 (`forwarder.py`, `edge_agent/core/drain.py`)
+    ConnectivityWatch  which of the four modes, by evidence              (`connectivity_watch.py`,
+                                                                         `core/connectivity.py`)
+    OfflineStore       deferred requests, their answers, results, events (`store.py`, `queue_db.py`)
+    Forwarder          sends them to a gateway when there is one         (`forwarder.py`, `core/drain.py`)
 
-Entered before the doors open and left after they are closed, so that a request that is under way at the end can still
-be kept. Nothing here is needed for an answer: without a broker, a network or a disk the models answer all the same.
+It is entered before the servers listen and left after they are closed, so that a request that is under way at the end
+can still be kept. No answer depends on it: without a broker, a network or a disk the models answer all the same.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from tidegate.fleet.stored import Kind, Receipt
 from tidegate.storage.database import DatabaseUnavailable
 
 EVENT_PRIORITY: Final = 4
-MAX_EVENTS: Final = 64  # that wait for the disk
+MAX_EVENTS: Final = 64  # events that wait for the disk at most
 
 log = structlog.get_logger(__name__)
 
 
 class OfflineService:
-    """A `OfflinePolicy`, and the sync's `Ear`, inside `async with`.
+    """An `OfflinePolicy`, and the sync's `Ear`, inside `async with`.
 
     Args:
-        session: whether there is one with the broker.
-        links: how many link streams of gateways stand.
+        session: whether there is a session with the broker.
+        links: how many link streams of gateways are open.
         live: whether requests are being answered.
         uplink: what sends to a gateway; None while there is nothing.
         on_mode: called when the mode changed.
@@ -116,13 +117,13 @@ class OfflineService:
 
     @property
     def backlog(self) -> int:
-        """Things that wait to be sent to a gateway."""
+        """Entries that wait to be sent to a gateway."""
         return 0 if self.store is None else self.store.backlog
 
     def why_not(self) -> str:
         """Why nothing can be deferred on this device; "" where it can."""
         if self._config.mqtt is None:
-            return "this device has no broker (key 'mqtt'), so nobody would ever compute it"
+            return "this device has no broker (key 'mqtt'), so no gateway would ever compute it"
         return "" if self.store is not None else "this device keeps nothing (key 'store' is null)"
 
     def stored(self) -> None:
@@ -134,7 +135,7 @@ class OfflineService:
         return self._config.store.request_ttl_s if kind == "request" else self._config.store.result_ttl_s
 
     def note(self, event: str, **fields: Any) -> None:
-        """Keep an event for a gateway. Never waits and never fails: what cannot be kept is counted."""
+        """Keep an event for a gateway. Never waits and never fails: an event that cannot be kept is counted."""
         if self.store is None or len(self._events) >= MAX_EVENTS:
             return
         body = msgspec.json.encode({"event": event, **fields})
@@ -144,7 +145,7 @@ class OfflineService:
         task.add_done_callback(self._events.discard)
 
     async def state(self) -> dict[str, Any]:
-        """What `GET /v1/state` tells of it."""
+        """The part of `GET /v1/state` about the offline service."""
         told: dict[str, Any] = {"mode": self.mode, "mode_for_s": round(self.reach.since_s, 1), "store": None}
         if self.store is None or self.forwarder is None:
             return told

@@ -1,11 +1,11 @@
-"""The ledger with its file, its thread and its clocks: what the rest of the agent calls.
+"""The offline store runs the ledger on its file, in its own thread, with both clocks.
 
-Every call returns when the disk has it. What cannot be stored raises `DatabaseUnavailable` (or `DatabaseFull`, one of
-those) with the reason in words, is counted, and costs nothing else: the agent answers its callers with a broken disk as
-with none.
+Every call returns when the data is on the disk. What cannot be stored raises `DatabaseUnavailable` (or its subclass
+`DatabaseFull`) with the reason in words, is counted, and costs nothing else: the agent answers its callers with a
+broken disk as with none.
 
-How long the device was on is noted with every change and once a minute, so a power cut forgets at most a minute of a
-lifetime of hours. Whether the wall clock counts is said from outside (`edge_agent/core/wall_clock.py`).
+The powered time is noted with every change and once a minute, so a power cut forgets at most a minute of a lifetime of
+hours. Whether the wall clock counts is decided by `edge_agent/core/wall_clock.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class OfflineStore:
     """Open inside `async with`.
 
     Args:
-        folder: where `store.db` lies.
-        max_bytes, max_rows: bounds of what is kept.
-        on_lost: told, in the store's thread, that a corrupt file was moved aside, and where to.
+        folder: the folder of `store.db`.
+        max_bytes, max_rows: bounds of the store.
+        on_lost: called, in the store's thread, with the path to which a corrupt file was moved aside.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class OfflineStore:
     ) -> None:
         self.wall = WallClock()
         self.ledger = OfflineLedger(max_bytes=max_bytes, max_rows=max_rows)
-        self.refused: Counter[str] = Counter()  # what could not be stored since the start, by reason
-        self.backlog = 0  # things that waited to be sent when the store was last used
+        self.refused: Counter[str] = Counter()  # items that could not be stored since the start, by reason
+        self.backlog = 0  # entries that waited to be sent when the store was last used
         self._on_lost = on_lost
-        self._former_s: float | None = None  # powered in former lives; None: not read yet
+        self._former_s: float | None = None  # powered seconds before this start; None: not read yet
         self._started_at = clock.now()
         max_pages = max(64, _OVERHEAD * max_bytes // _PAGE_BYTES)
         self._database = Database(folder / FILE_NAME, SCHEMA, max_pages=max_pages, on_moved_aside=self._lost)
@@ -65,11 +65,11 @@ class OfflineStore:
 
     @staticmethod
     def new_id() -> str:
-        """An id that nobody guesses and no other life of this device has given out."""
+        """An id that cannot be guessed, and that no other start of this device has given out."""
         return secrets.token_hex(16)
 
     async def put(self, item: StoredItem) -> None:
-        """Keep it; on the disk when this returns. Raises Unavailable."""
+        """Store an item; on the disk when this returns. Raises DatabaseUnavailable."""
         try:
             await self._run(lambda db, now: self.ledger.put(db, item, now))
         except DatabaseFull:
@@ -83,7 +83,7 @@ class OfflineStore:
         return await self._run(lambda db, now: self.ledger.waiting(db, now, limit, without))
 
     async def settle(self, receipt: Receipt) -> list[str]:
-        """Note what a gateway says; the ids that became dead letters by it."""
+        """Apply a gateway's receipt; the ids that became dead letters by it."""
 
         def work(db: sqlite3.Connection, now: BothClocks) -> list[str]:
             self.ledger.took(db, receipt.taken, receipt.gateway, now)
@@ -117,7 +117,7 @@ class OfflineStore:
         return await self._database.run(noted)
 
     def _moment(self, db: sqlite3.Connection) -> BothClocks:
-        # In the thread, and at the time of the work: an open file's own word for how long its device was on.
+        # Read in the thread and at the time of the work, since the file itself says how long the device was on before.
         if self._former_s is None:
             self._former_s = self.ledger.powered_s(db)
         powered_s = self._former_s + clock.now() - self._started_at
@@ -128,7 +128,7 @@ class OfflineStore:
         self._on_lost(aside)
 
     def state(self) -> dict[str, Any]:
-        """What can be said without the disk."""
+        """The state as far as it is known without the disk."""
         return {"unavailable": self.unavailable, "refused": dict(self.refused), "wall_clock_is_right": self.wall.right}
 
     def __repr__(self) -> str:

@@ -1,23 +1,24 @@
-"""The batcher: requests wait here in the order of their deadlines and leave as batches worth running.
+"""The batcher queues requests in the order of their deadlines and releases them as batches.
 
-A batch is formed when the worker is free and not before: as long as it computes, waiting costs nothing and a better
-batch may yet form; once it is idle, waiting for company costs its time (docs/design/numbers.md, "Batching servers",
-points 5 to 7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of its oldest
-member; it is 0 by default.
+A batch is formed when the worker is free and not before: as long as the worker computes, waiting costs nothing and a
+better batch may yet form; once it is idle, waiting for batch-mates costs its time (docs/design/numbers.md, "Batching
+servers", points 5 to 7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of
+its oldest member; it is 0 by default.
 
-Who forms it is a policy's to say (`policies.py`), by name in the model's manifest; the batcher keeps the line, and what
-is true under every policy. The line is in the order of deadlines with priority (`tidegate/priority.py`); its first
-says of which kind the next batch is.
+Which requests form a batch is decided by a policy (`policies.py`), by name in the model's manifest; the batcher keeps
+the queue and the invariants that hold under every policy. The queue is in the order of deadlines with priority
+(`tidegate/priority.py`); the kind of its first request is the kind of the next batch.
 
-What is too late is dropped early and provably: a request that would miss its deadline even if it began now and took
-DOOM_RATIO of its predicted time. It is refused when it comes, and removed by a timer (`next_wake`, `expire`) while it
-waits, so that it never costs compute. Plain expiry would let hopeless ones take a worker's time from those with hope;
-dropping on the full prediction would refuse what a warm cache still makes.
+An infeasible request is dropped early and provably: one that would miss its deadline even if it began now and took
+EARLY_DROP_RATIO of its predicted time. It is refused on arrival, and removed by a timer (`next_wake`, `expire`) while
+it waits, so that it never costs compute. Plain expiry would let infeasible requests take a worker's time from feasible
+ones; dropping on the full prediction would refuse requests that a warm cache still makes.
 
 Invariants: an item leaves exactly once, by `release`, `expire` or `remove`; nothing leaves by `release` at or after
 its deadline; a batch holds items of one `kind` within the limits, or a single item over them; at most
-`max_queue_size` items wait, but that an empty queue takes one request of any size; whoever has waited FAR_S and the
-worth of its level is passed by nobody who comes then, and is in the next batch that is formed (`policies.py`).
+`max_queue_size` items wait, except that an empty queue takes one request of any size; a request that has waited FAR_S
+plus the head start of its priority level is not overtaken by any later arrival, and is in the next batch that is formed
+(`policies.py`).
 
 It can be wrong where the cost table is: then groups are too large or too small, never incorrect.
 
@@ -47,20 +48,20 @@ from tidegate.priority import LEVEL_S
 EARLY_DROP_RATIO = 0.6
 RETRY_AFTER_RANGE_S = (0.05, 30.0)
 _SHARING_WEIGHT = 0.2
-_SCANNED = 4 * WINDOW  # company is looked for among so many after the head, however long the queue
+_SCANNED = 4 * WINDOW  # entries after the head among which batch-mates are looked for, however long the queue
 
 
 class Batcher:
     """Mutable queue of one model variant on one device.
 
     Args:
-        cost: what calls take.
+        cost: predicts the seconds of a call.
         max_rows, max_work: limits of one batch; work counts padding.
         max_queue_size: how many items may wait.
-        max_queue_delay_s: how long a partial batch may be held back; 0 never waits for company.
-        policy: who forms a batch, and when.
+        max_queue_delay_s: how long a partial batch may be held back; 0 never waits for batch-mates.
+        policy: which requests form a batch, and when.
         preferred_batch_size: rows of batches that the policy `window` does not hold back.
-        queue_policies: of those who wait, by their level of priority.
+        queue_policies: limits of waiting requests, by their level of priority.
     """
 
     def __init__(
@@ -89,21 +90,23 @@ class Batcher:
         self._preferred = frozenset(preferred_batch_size)
         self._max_queue_size = max_queue_size
         self._queue_policies = queue_policies or QueuePolicies()
-        self._line = DeadlineQueue()
-        self._delays: list[tuple[float, int]] = []  # a heap of when who loses its place; may hold some that have left
-        self.closed_by = ""  # why the batch that left last held no more: full, preferred, delay, deadline, shape, idle
+        self._queue = DeadlineQueue()
+        self._delays: list[
+            tuple[float, int]
+        ] = []  # a heap of (instant of losing its place, id); may hold items that left
+        self.closed_by = ""  # why the last batch held no more: full, preferred, delay, deadline, shape, idle
         self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
 
     def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> None:
         """Queue all parts of one request, or none.
 
         Args:
-            readmit: they were here before and go back (their batch failed), so the queue's size does not count, and
-                they are no new demand.
+            readmit: the items were here before and go back (their batch failed), so the queue's size does not count,
+                and they are not counted as arrivals again.
 
         Raises:
             Overloaded: the queue is full; `retry_after_s` is when it should have drained.
-            DeadlineExceeded: it is provably too late.
+            DeadlineExceeded: the request is provably too late.
         """
         entries = [self._entry(item, timed=not readmit) for item in items]
         if not readmit:
@@ -115,33 +118,33 @@ class Batcher:
                 f"{max(left_s, 0.0) * 1e3:.0f} ms are left, but this takes at least {least_s * 1e3:.0f} ms"
             )
         for entry in entries:
-            self._line.add(entry)
-            if not readmit:  # else it has been counted as demand, and timed, when it came
+            self._queue.add(entry)
+            if not readmit:  # a readmitted item was counted as an arrival, and timed, before
                 self._policy.came(entry, now)
                 self._time(entry.item)
 
     def limit_work(self, units: float) -> None:
-        """A batch holds at most so much work from now on, and never more than `max_work`: memory may be short."""
+        """Limit a batch to this much work from now on, and never more than `max_work`: memory may be short."""
         self._policy.limits = BatchLimits(self._policy.limits.max_rows, min(units, self._max_work))
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Take out those of `ids` that still wait: their caller has left."""
+        """Take out the items of `ids` that still wait: their caller has left."""
         for id in ids:
-            self._line.take(id)
+            self._queue.take(id)
 
     def expire(self, now: float) -> list[QueueItem]:
-        """Take out and return what is provably too late."""
-        return [entry.item for entry in self._line.take_infeasible(now)]
+        """Take out and return the items that are provably too late."""
+        return [entry.item for entry in self._queue.take_infeasible(now)]
 
     def release(self, now: float, *, early: bool = False) -> list[QueueItem]:
         """The batch to run now, in order; empty when there is none yet. Call it when a worker is free.
 
         Args:
-            early: it is to be ready for a worker that is about to be free, so there is a batch only if others are left
-                waiting: else whoever comes in that moment could still be in it.
+            early: the batch is prepared for a worker that is about to be free, so there is one only if other requests
+                stay in the queue: otherwise a request that arrives in that moment could still join it.
         """
         chosen = self._choose(now)
-        if not chosen or self._policy.held_until(chosen) > now or (early and len(chosen) == len(self._line)):
+        if not chosen or self._policy.held_until(chosen) > now or (early and len(chosen) == len(self._queue)):
             return []
         batch_s = batch_seconds(self._cost, [entry.item.shape for entry in chosen])
         self.closed_by = self._closed_by(chosen)
@@ -151,16 +154,16 @@ class Batcher:
         return [entry.item for entry in chosen]
 
     def took(self, batch_s: float) -> None:
-        """A batch out of here has been computed, in so many seconds."""
+        """Record that a batch of this batcher has been computed, in `batch_s` seconds."""
         self._policy.took(batch_s)
 
     def next_wake(self, now: float, *, worker_free: bool = True) -> float | None:
-        """When to call `expire`, or with a free worker `release`, again; None while nothing waits.
+        """When to call `expire`, or with a free worker `release`, again; None while the queue is empty.
 
-        A batch that is due already waits for something else than time (memory, a worker that rests): an instant in the
-        past would only have the caller look again and again.
+        A batch that is due already waits for something else than time (memory, a worker that rests): for an instant in
+        the past the caller would only call again and again.
         """
-        infeasible_at = self._line.next_infeasible_at
+        infeasible_at = self._queue.next_infeasible_at
         if infeasible_at is None:
             return None
         chosen = self._choose(now) if worker_free and self._policy.holds_back else []
@@ -168,42 +171,47 @@ class Batcher:
         return min(infeasible_at, held_until) if held_until > now else infeasible_at
 
     def shared_by(self, workers: int) -> None:
-        """So many workers feed from this line: what waits is done in that many parts at once."""
+        """Set how many workers feed from this queue: what waits is done in that many parts at once."""
         self._policy.workers = workers
 
     def cap_rows(self, ratio: float) -> None:
-        """Batches hold at most this part of `max_rows` from now on, and at least one row."""
+        """Limit batches to this part of `max_rows` from now on, and to at least one row."""
         limits = self._policy.limits
         self._policy.limits = BatchLimits(max(1, int(self._max_rows * ratio)), limits.max_work, limits.max_s)
 
     @property
+    def timed_size(self) -> int:
+        """Instants at which an item loses its place, including those of items that left; bounded like the queue."""
+        return len(self._delays)
+
+    @property
     def head_key(self) -> float:
-        """The key of the first in order; infinity when nothing waits."""
-        first = self._line.first
+        """The key of the first item in order; infinity when the queue is empty."""
+        first = self._queue.first
         return first.key if first is not None else inf
 
     def ahead(self, key: float) -> tuple[int, float]:
-        """How many wait before an order key, and the seconds they should take."""
-        count, seconds = self._line.before(key)
+        """How many items wait before an order key, and the seconds that they should take."""
+        count, seconds = self._queue.before(key)
         return count, self._sharing_ratio * seconds
 
     def drain_s(self) -> float:
-        """Predicted seconds until all that waits has been computed."""
-        return self._sharing_ratio * self._line.total_s
+        """Predicted seconds until every waiting item has been computed."""
+        return self._sharing_ratio * self._queue.total_s
 
     def waiting(self) -> list[QueueItem]:
-        """Everything that waits, in order."""
-        return [entry.item for entry in self._line]
+        """All waiting items, in order."""
+        return [entry.item for entry in self._queue]
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def __repr__(self) -> str:
         return f"<Batcher {len(self)}/{self._max_queue_size} waiting, drained in {self.drain_s() * 1e3:.0f} ms>"
 
     def _check_room(self, items: Sequence[QueueItem]) -> None:
-        """An empty queue, or level, takes one request of any size."""
-        waiting, at_level = len(self._line), self._line.at_level(items[0].priority)
+        """Raise Overloaded for a full queue or level; an empty one takes one request of any size."""
+        waiting, at_level = len(self._queue), self._queue.at_level(items[0].priority)
         room = self._queue_policies.room(items[0].priority)
         if waiting and waiting + len(items) > self._max_queue_size:
             full = f"the queue is full: {waiting} of {self._max_queue_size} wait"
@@ -225,41 +233,44 @@ class Batcher:
         )
 
     def _time(self, item: QueueItem) -> None:
-        """Note when it loses its place; those that have left are dropped once they are the majority."""
+        """Note when the item loses its place; entries of items that left are dropped once they are the majority."""
         if (delayed_at := self._queue_policies.delayed_at(item)) < inf:
             heappush(self._delays, (delayed_at, item.id))
-        if len(self._delays) > 2 * len(self._line) + SLACK:
-            self._delays = [(at, id) for at, id in self._delays if id in self._line]
+        if len(self._delays) > 2 * len(self._queue) + SLACK:
+            self._delays = [(at, id) for at, id in self._delays if id in self._queue]
             heapify(self._delays)
 
     def _delay(self, now: float) -> None:
-        """Who has waited too long to keep its place goes behind everybody who waits now."""
+        """Move each item that has waited too long to keep its place behind every item that waits now."""
         while self._delays and self._delays[0][0] <= now:
-            entry = self._line.take(heappop(self._delays)[1])
+            entry = self._queue.take(heappop(self._delays)[1])
             if entry is not None:
-                key = max(entry.key + LEVEL_S, nextafter(self._line.last_key, inf))
-                self._line.add(replace(entry, key=key, delayed=True))
+                key = max(entry.key + LEVEL_S, nextafter(self._queue.last_key, inf))
+                self._queue.add(replace(entry, key=key, delayed=True))
 
     def _choose(self, now: float) -> list[QueueEntry]:
-        """The next batch, held back or not; those that are doomed are in none."""
+        """The next batch, held back or not; infeasible items are in none."""
         self._delay(now)
-        alive = (entry for entry in self._line if entry.infeasible_at > now)
+        alive = (entry for entry in self._queue if entry.infeasible_at > now)
         head = next(alive, None)
         if head is None:
             return []
-        company = (entry for entry in islice(alive, _SCANNED) if _may_share(entry, head))
-        return self._policy.choose([head, *islice(company, WINDOW - 1)], now)
+        mates = (entry for entry in islice(alive, _SCANNED) if _may_share(entry, head))
+        return self._policy.choose([head, *islice(mates, WINDOW - 1)], now)
 
     def _closed_by(self, chosen: Sequence[QueueEntry]) -> str:
-        """`full`: nothing more fits. `preferred`: a size that does not wait. `shape`: others wait that are better off
-        in another batch. `delay`, `deadline`: it was held back for company, until its time was over. `idle`: a worker
-        was free, and nobody else waited."""
+        """Why the batch holds no more items.
+
+        `full`: nothing more fits. `preferred`: a size that does not wait. `shape`: the waiting items are better off in
+        another batch. `delay`, `deadline`: it was held back for batch-mates, until its time was over. `idle`: a worker
+        was free, and nothing else waited.
+        """
         rows = sum(entry.item.shape.rows for entry in chosen)
         if rows >= self._policy.limits.max_rows:
             return "full"
         if rows in self._preferred:
             return "preferred"
-        if len(chosen) < len(self._line):
+        if len(chosen) < len(self._queue):
             return "shape"
         held_until = self._policy.held_until(chosen)
         if held_until == -inf:
@@ -268,11 +279,12 @@ class Batcher:
         return "delay" if held_until >= oldest_at + self._max_queue_delay_s else "deadline"
 
     def _learn_sharing(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
+        # An exponential average of what a batch costs, as a share of its members' costs alone; never over 1.
         ratio = batch_s / sum(entry.alone_s for entry in chosen)
         self._sharing_ratio += _SHARING_WEIGHT * (min(ratio, 1.0) - self._sharing_ratio)
 
 
 def _may_share(entry: QueueEntry, head: QueueEntry) -> bool:
-    """Who has lost its place comes along with others like it, not with those who have theirs."""
+    """Whether an entry may share the head's batch; one that lost its place joins only a head that lost its own."""
     alike = entry.item.kind == head.item.kind and entry.item.cohort == head.item.cohort
     return alike and (head.delayed or not entry.delayed)

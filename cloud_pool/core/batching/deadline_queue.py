@@ -1,18 +1,18 @@
-"""The waiting line: who waits, in order, with what everybody before an instant will cost.
+"""The deadline queue holds waiting items in order, and sums the predicted cost of all items before a key.
 
-A batcher asks the same few things for every request: put this in its place, take that out, who is first, what is
-lost by now, how much waits before this key. With a plain sorted list each removal, each look for the lost and each
-sum walks through all that wait, so the busiest moment is also the slowest. Here no answer looks at more than a bounded
-number of entries and a few sums.
+A batcher does the same few things for every request: insert it in its place, take one out, find the first, find the
+infeasible ones, sum what waits before a key. With a plain sorted list each removal, each search and each sum walks
+through all entries, so the busiest moment is also the slowest. Here no operation looks at more than a bounded number of
+entries and a few sums.
 
 Method: a sorted list cut into chunks of at most CHUNK entries, each with its last key and the sum of its seconds. A
 place is found by two bisections; inserting moves at most one chunk's pointers; a sum takes whole chunks and part of
-one. The lost are found by a heap of when each will be, out of which those that left earlier are dropped as they come
-up, or all together once they are the majority.
+one. Infeasible entries are found by a heap of the instants at which each becomes infeasible; instants of entries that
+left earlier are dropped from it as they come up, or all together once they are the majority.
 
 Invariants: iteration is by key, then arrival, then number; sums and counts are those of the entries inside; the heap
-holds at most SLACK more than twice as many as wait. Cost per operation: O(log n) comparisons, with n / CHUNK numbers
-to be summed, which at a hundred thousand is less time than a Python call.
+holds at most SLACK more than twice the number of entries. Cost per operation: O(log n) comparisons, with n / CHUNK
+numbers to be summed, which at a hundred thousand is less time than a Python call.
 
 Source: chunked sorted lists as in Jenks, "Sorted Containers" (SciPy 2016); lazy deletion as in the standard library's
 heapq documentation.
@@ -38,7 +38,7 @@ _Place = tuple[float, float, int]  # key, arrival, number
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """Who waits, and what the batcher needs to know of it: its place, what it would cost alone, when it is lost."""
+    """A waiting item with its place, its cost alone, and the instant at which it becomes infeasible."""
 
     item: QueueItem
     key: float
@@ -52,7 +52,7 @@ class QueueEntry:
 
 
 class DeadlineQueue:
-    """Mutable: `add`, `take` by number, `take_doomed`."""
+    """Mutable: `add`, `take` by number, `take_infeasible`."""
 
     def __init__(self) -> None:
         self._entries: dict[int, QueueEntry] = {}
@@ -60,14 +60,14 @@ class DeadlineQueue:
         self._lasts: list[_Place] = []  # the place of the last entry of each chunk
         self._seconds: list[float] = []  # of each chunk
         self._levels = Counter[int]()
-        self._dooms: list[tuple[float, int]] = []  # a heap; may hold some that have left, or whose time is another now
+        self._infeasible: list[tuple[float, int]] = []  # a heap; may hold entries that left or have another instant now
 
     def add(self, entry: QueueEntry) -> None:
-        """Put an entry into its place. Its number must not be inside."""
+        """Insert an entry in its place. Its number must not be in the queue."""
         place = entry.place
         self._entries[entry.item.id] = entry
         self._levels[level_of(entry.item.priority)] += 1
-        heappush(self._dooms, (entry.infeasible_at, entry.item.id))
+        heappush(self._infeasible, (entry.infeasible_at, entry.item.id))
         if not self._chunks:
             self._chunks, self._lasts, self._seconds = [[(place, entry)]], [place], [entry.alone_s]
             return
@@ -80,7 +80,7 @@ class DeadlineQueue:
             self._split(at)
 
     def take(self, id: int) -> QueueEntry | None:
-        """Take out the entry of this number; None if it is not inside."""
+        """Take out the entry of this number; None if it is not in the queue."""
         entry = self._entries.pop(id, None)
         if entry is None:
             return None
@@ -94,26 +94,31 @@ class DeadlineQueue:
             self._seconds[at] -= entry.alone_s
         else:
             del self._chunks[at], self._lasts[at], self._seconds[at]
-        if len(self._dooms) > 2 * len(self._entries) + SLACK:
-            self._dooms = [(inside.infeasible_at, id) for id, inside in self._entries.items()]
-            heapify(self._dooms)
+        if len(self._infeasible) > 2 * len(self._entries) + SLACK:
+            self._infeasible = [(inside.infeasible_at, id) for id, inside in self._entries.items()]
+            heapify(self._infeasible)
         return entry
 
     def take_infeasible(self, now: float) -> list[QueueEntry]:
-        """Take out all that are lost by `now`, in the order in which they were lost."""
-        lost = []
-        while self._dooms and self._dooms[0][0] <= now:
-            doom = heappop(self._dooms)
-            if self._is_true(doom) and (entry := self.take(doom[1])) is not None:
-                lost.append(entry)
-        return lost
+        """Take out all entries that are infeasible at `now`, in the order in which they became so."""
+        infeasible = []
+        while self._infeasible and self._infeasible[0][0] <= now:
+            instant = heappop(self._infeasible)
+            if self._is_current(instant) and (entry := self.take(instant[1])) is not None:
+                infeasible.append(entry)
+        return infeasible
 
     @property
     def next_infeasible_at(self) -> float | None:
-        """When the next of those inside will be lost."""
-        while self._dooms and not self._is_true(self._dooms[0]):
-            heappop(self._dooms)
-        return self._dooms[0][0] if self._dooms else None
+        """When the next entry becomes infeasible; None when the queue is empty."""
+        while self._infeasible and not self._is_current(self._infeasible[0]):
+            heappop(self._infeasible)
+        return self._infeasible[0][0] if self._infeasible else None
+
+    @property
+    def heap_size(self) -> int:
+        """Instants in the heap, including those of entries that left; bounded by the invariant above."""
+        return len(self._infeasible)
 
     @property
     def first(self) -> QueueEntry | None:
@@ -121,20 +126,20 @@ class DeadlineQueue:
 
     @property
     def last_key(self) -> float:
-        """The key of the last in order; minus infinity when nobody is inside."""
+        """The key of the last entry in order; minus infinity when the queue is empty."""
         return self._lasts[-1][0] if self._lasts else -inf
 
     def at_level(self, priority: int) -> int:
-        """How many of this level of priority are inside."""
+        """How many entries of this level of priority wait."""
         return self._levels[level_of(priority)]
 
     @property
     def total_s(self) -> float:
-        """What all would cost, each alone."""
+        """Predicted seconds of all entries, each computed alone."""
         return sum(self._seconds, 0.0)
 
     def before(self, key: float) -> tuple[int, float]:
-        """How many are before this key, and what they would cost, each alone."""
+        """How many entries are before this key, and their predicted seconds, each computed alone."""
         at = bisect_left(self._lasts, (key,))
         if at == len(self._chunks):
             return len(self), self.total_s
@@ -157,10 +162,10 @@ class DeadlineQueue:
     def __repr__(self) -> str:
         return f"<DeadlineQueue {len(self)} in {len(self._chunks)} chunks, {self.total_s * 1e3:.0f} ms>"
 
-    def _is_true(self, doom: tuple[float, int]) -> bool:
-        """Whether that one is inside and lost then: who goes back into the line may have more time than before."""
-        entry = self._entries.get(doom[1])
-        return entry is not None and entry.infeasible_at == doom[0]
+    def _is_current(self, instant: tuple[float, int]) -> bool:
+        """Whether the entry waits and becomes infeasible then: a readmitted one may have more time than before."""
+        entry = self._entries.get(instant[1])
+        return entry is not None and entry.infeasible_at == instant[0]
 
     def _split(self, at: int) -> None:
         chunk = self._chunks[at]

@@ -1,11 +1,11 @@
-"""Twins: requests with the same input. When may one wait for another's answer, and how urgent are all of them together?
+"""Deduplication decides when a request may wait for the answer of another request with the same input.
 
-The same bytes under the same names, types and shapes give the same answer from a model without chance or memory;
-whether a model is such a one is its manifest's to say (`batching.coalesce`). Only whole inputs are compared, by a
-digest that nobody can find a second input to.
+The same bytes under the same names, types and shapes give the same answer from a model without randomness or state;
+the manifest declares whether a model is of this kind (`batching.coalesce`). Only whole inputs are compared, by a
+collision-resistant digest.
 
-Whoever is no more urgent than the one that waits may rely on it: no later deadline helps it, and no lower level. All of
-them together are as urgent as the most urgent of them.
+A request that is no more urgent than the one that waits may share its answer: the waiting one is due no later, at no
+lower level of priority. All requests that share an answer are as urgent as the most urgent of them.
 
 Source: request collapsing as in Varnish and nginx (`proxy_cache_lock`), without the cache; BLAKE2, RFC 7693.
 """
@@ -22,24 +22,24 @@ from tidegate.priority import level_of
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What decides about a request's place."""
+    """The deadline and the priority that decide a request's place."""
 
     deadline: float
     priority: int = 0
 
     def covers(self, other: Urgency) -> bool:
-        """Whether who is this urgent is served as soon as the other would have to be."""
+        """Whether a request of this urgency is served as soon as the other would have to be."""
         return self.deadline <= other.deadline and level_of(self.priority) <= level_of(other.priority)
 
 
 def joint_urgency(all_of: Iterable[Urgency]) -> Urgency:
-    """Of at least one: the earliest deadline and the highest level."""
+    """The earliest deadline and the highest level of at least one urgency."""
     urgencies = list(all_of)
     return Urgency(min(one.deadline for one in urgencies), min(level_of(one.priority) for one in urgencies))
 
 
 def input_fingerprint(arrays: Arrays) -> bytes:
-    """Equal for equal inputs, in whatever order they are named, and for no others."""
+    """A digest that is equal for equal inputs, in any order of names, and for no others."""
     digest = blake2b(digest_size=32)
     for name, array in sorted(arrays.items()):
         content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()

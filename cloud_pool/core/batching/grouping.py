@@ -1,20 +1,20 @@
-"""Length-aware groups: who should share a padded batch with whom, so that all together cost least.
+"""Length-aware grouping partitions requests into padded batches so that all of them together cost least.
 
 Padding makes every row as long as the longest, and a padded token costs what a real one does. On a device where cost
-grows with tokens, joining whoever waits therefore collapses: the longer the queue, the bigger the batch, the longer its
-longest row, 27 answers a second where one at a time gives 114 (docs/design/numbers.md, "Batching servers"). What a
-batch saves is the fixed part of each call. So a row joins exactly when the padding that it brings costs less than the
-calls that it saves, by the device's own measured table: a CPU gets small groups of like lengths, a GPU with a flat
-table large mixed ones, from the same rule.
+grows with tokens, joining all waiting requests therefore collapses: the longer the queue, the bigger the batch, the
+longer its longest row, 27 answers a second where one at a time gives 114 (docs/design/numbers.md, "Batching servers").
+What a batch saves is the fixed part of each call. So a row joins exactly when the padding that it brings costs less
+than the calls that it saves, by the device's own measured table: a CPU gets small groups of like lengths, a GPU with a
+flat table large mixed ones, from the same rule.
 
 Method: rows sorted by length; with the cost of a group depending only on its cells and its longest row, an optimal
 partition is made of contiguous runs, found by dynamic programming over run ends, best[j] = min over i of best[i] +
 cost(run i..j). Growing a run stops early once a row adds more than it costs alone, since still shorter rows only do
 worse. Which group runs is decided elsewhere (`cloud_pool/core/sharing/batch_choice.py`); the rest is planned again next
-time, with whoever has come.
+time, together with new arrivals.
 
-Invariants: each request is in one group; rows, padded work and seconds stay within the limits, but for a single
-request that is over them on its own; whoever calls it with at most WINDOW requests waits a millisecond at most.
+Invariants: each request is in one group; rows, padded work and seconds stay within the limits, except for a single
+request that is over them on its own; a call with at most WINDOW requests takes a millisecond at most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkShape:
-    """What grouping sees of a request: rows, their common length, and the work of all of them unpadded."""
+    """A request as grouping sees it: rows, their common length, and the work of all rows unpadded."""
 
     rows: int
     length: int
@@ -47,7 +47,7 @@ class WorkShape:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Of one group: rows, padded work, and seconds."""
+    """Limits of one group: rows, padded work, and seconds."""
 
     max_rows: int
     max_work: float = inf
@@ -61,7 +61,7 @@ def padded_shape(shapes: Sequence[WorkShape]) -> WorkShape:
 
 
 def batch_seconds(cost: BatchCost, shapes: Sequence[WorkShape]) -> float:
-    """Seconds that these take in one batch."""
+    """Predicted seconds of these requests in one batch."""
     batch = padded_shape(shapes)
     return cost.predict_s(batch.units, batch.length)
 
@@ -72,16 +72,16 @@ def cheapest_groups(
     limits: BatchLimits,
     rooms_s: Sequence[float] | None = None,
 ) -> list[list[int]]:
-    """Who should share a batch with whom, so that all together cost least: indices of `shapes`, each in one group.
+    """Partition requests into batches so that all together cost least: indices of `shapes`, each in one group.
 
     Args:
-        shapes: in the order of their turns; it decides who is left over from a full batch. At most WINDOW are cheap.
+        shapes: in the order of their turns; it decides which is left over from a full batch. At most WINDOW are cheap.
         rooms_s: for each, the most seconds of a batch that it may share; alone it may take longer.
     """
     if len(shapes) == 1:
         return [[0]]
     # Among equal lengths those whose turn is first come last: runs are filled up from the end, so what does not fit
-    # into a full batch is left over from those who can wait.
+    # into a full batch is left over from the requests that can wait.
     order = sorted(range(len(shapes)), key=lambda index: (shapes[index].length, -index))
     rooms_s = [limits.max_s] * len(shapes) if rooms_s is None else [min(room_s, limits.max_s) for room_s in rooms_s]
     starts = _cheapest_runs([shapes[index] for index in order], cost, limits, [rooms_s[index] for index in order])
@@ -99,6 +99,7 @@ def _cheapest_runs(
     run_s, longest = _runs(ordered, cost, limits, np.array(rooms_s))
     best_s, starts = [0.0], list[int]()
     for end, (seconds, most) in enumerate(zip(run_s.tolist(), longest.tolist(), strict=True)):
+        # best_s[i] is the cost of the cheapest partition of the first i rows; a last run from i to `end` adds its own.
         first = end + 1 - most
         totals_s = list(map(add, best_s[first:], reversed(seconds[:most])))
         least_s = min(totals_s)
@@ -112,6 +113,7 @@ def _runs(
 ) -> tuple[Numbers, Numbers]:
     """Seconds of each run, [end, how many before it]; and for each end, how many in a run are worth looking at."""
     most = min(len(ordered), limits.max_rows)
+    # Row `end`, column k: the run of k + 1 requests that ends at `end`; its length is that of the request at `end`.
     starts = np.arange(len(ordered))[:, None] - np.arange(most)
     at = np.maximum(starts, 0)
     lengths = np.array([[float(shape.length)] for shape in ordered])
@@ -120,8 +122,9 @@ def _runs(
     run_s = cost.predict_many_s(units, lengths)
     room_s = np.minimum.accumulate(rooms_s[at], axis=1)
     barred = (starts < 0) | (rows > limits.max_rows) | (units > limits.max_work) | (run_s > room_s)
+    # A run stops growing once the next request adds more than it costs alone.
     barred[:, 1:] |= np.diff(run_s, axis=1) > run_s[:, 0][at[:, 1:]]
-    barred[:, 0] = False  # alone everybody may be, whatever the limits
+    barred[:, 0] = False  # alone each request may run, whatever the limits
     return run_s, np.where(barred.any(axis=1), barred.argmax(axis=1), most)
 
 

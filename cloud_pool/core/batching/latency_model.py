@@ -1,7 +1,7 @@
-"""The batch latency model: what one call will take here, by its padded work and the length of its rows, learned online.
+"""The latency model predicts the seconds of one call from its padded work and row length, and learns online.
 
 The cost table measured at warm-up has the shape of the cost over work right before the first batch, small end and
-caches included, but it knows one row length for each amount of work, and nothing of today: a throttled device, a
+caches included, but it knows one row length for each amount of work, and nothing of the present: a throttled device, a
 neighbour on the core, attention that makes long rows dearer than short ones of the same work. So the table's own parts
 are the basis, and three coefficients are learned from every batch:
 
@@ -50,7 +50,7 @@ from cloud_pool.core.batching.batch_cost import Numbers
 from tidegate.estimate.cost_table import CostTable
 
 LENGTH: Final = 256.0  # the unit of length, so that the third coefficient is of the order of the others
-MEMORY: Final = 0.92  # of what is known, so much is kept a batch
+MEMORY: Final = 0.92  # share of the information that is kept with each batch
 WINSOR: Final = 3.0
 FLOOR_SIGMA: Final = 0.05
 COLD_SIGMA: Final = 0.25  # of a device that has computed nothing yet
@@ -98,21 +98,24 @@ class LatencyModel:
         return found
 
     def quantile(self, share: float) -> float:
-        """What a prediction is to be multiplied with, so that this share of batches takes less."""
+        """The factor by which a prediction is multiplied so that this share of batches takes less."""
         place = share * (len(self._sorted) - 1)
         low = min(int(place), len(self._sorted) - 2)
         return exp(self._sorted[low] + (place - low) * (self._sorted[low + 1] - self._sorted[low]))
 
     def record(self, units: float, length: float, observed_s: float) -> None:
-        """Learn from a batch."""
+        """Learn from a computed batch."""
         predicted_s = self.predict_s(units, length)
         observed_s = max(observed_s, _INSTANT_S)
         residual = log(observed_s / predicted_s)
         self._residuals.append(residual)
         self._sorted = sorted(self._residuals)
+        # Huber: the relative error is clipped at WINSOR sigmas; the variance follows the clipped error, so that
+        # repeated large errors open the clip.
         limit = WINSOR * self.sigma
         error = min(limit, max(-limit, observed_s / predicted_s - 1.0))
         self._variance += _SIGMA_WEIGHT * (error * error - self._variance)
+        # Recursive least squares in information form: forget towards the prior, add this batch, solve.
         rest_s = self._rest(units)
         seen = np.array([self._fixed_s, rest_s, rest_s * length / LENGTH]) / predicted_s
         self._information = self._blend(self._information, _PRIOR_INFORMATION) + _OBSERVED * np.outer(seen, seen)
@@ -124,6 +127,7 @@ class LatencyModel:
     def relax(self, now: float) -> None:
         """Forget a little for the time since the last `relax`, if nothing was recorded since."""
         if self._idle_since is not None:
+            # What was learned decays towards the prior, exponentially with the idle time.
             kept = exp(-max(0.0, now - self._idle_since) / FORGET_S)
             learned = np.array([self._a, self._b, self._c])
             self._become(_PRIOR + kept * (learned - _PRIOR))
@@ -132,7 +136,7 @@ class LatencyModel:
 
     @property
     def sigma(self) -> float:
-        """About by which share a batch takes longer or shorter than predicted."""
+        """The standard deviation of the log residual: about the share by which a batch differs from its prediction."""
         return max(FLOOR_SIGMA, sqrt(self._variance))
 
     @property
@@ -173,6 +177,7 @@ def _monotone(table: CostTable) -> tuple[list[float], list[float], list[float]]:
 
 def _bounded(information: Numbers, total: Numbers) -> Numbers:
     """The least squares' solution with no coefficient below its LEAST."""
+    # Active set: solve for the free coefficients, fix the one that is furthest below its bound, and solve again.
     free, found = [0, 1, 2], LEAST.copy()
     while free:
         held = [one for one in range(3) if one not in free]

@@ -1,10 +1,10 @@
-"""A lane: everything that the pool keeps for one model variant on its device.
+"""A model instance holds what the pool keeps for one model variant on its device (metric label `lane`).
 
-How its tensors are laid out, what its work costs here (measured at warm-up, corrected by every batch), who waits for
-it, and its statistics. Lanes share the device but never a batch.
+It holds the layout of the tensors, the cost of the work here (measured at warm-up, corrected by every batch), the queue
+and the statistics. Model instances share the device but never a batch.
 
 A request larger than a batch may be is cut into parts of whole rows, each of which waits and runs as an item of its
-own; rows are independent of each other, so the caller cannot tell.
+own; rows are independent of each other, so the caller sees no difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidegate.oip.host import ModelStatistics, TimedCount
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """One part of a request: its arrays, its extent in a batch, and what grouping sees of it."""
+    """One part of a request: its arrays, its extent in a batch, and its shape for grouping."""
 
     arrays: Arrays
     extent: Extent
@@ -40,7 +40,7 @@ class ModelInstance:
     """Mutable through its parts: `batcher`, `service`, `memory` and `statistics`.
 
     Args:
-        key: under which the worker has the engine.
+        key: name under which the worker has the engine.
         cost: measured (work units, seconds) points of this device.
     """
 
@@ -61,7 +61,7 @@ class ModelInstance:
         self.batcher = self.new_batcher()
 
     def new_batcher(self) -> Batcher:
-        """An empty queue under this lane's policy and limits; `batcher` is the one that all workers feed from."""
+        """An empty queue under this instance's policy and limits; all workers feed from `batcher`."""
         batching = self.manifest.batching
         return Batcher(
             self.service,
@@ -75,7 +75,7 @@ class ModelInstance:
         )
 
     def pieces(self, arrays: Arrays, units: float, most_units: float = inf) -> list[RequestSlice]:
-        """A checked request, in parts that each fit into a batch, and into `most_units`, if a single row does."""
+        """A checked request in parts, each of which fits into a batch and into `most_units`, if a single row does."""
         rows, most = self.layout.extent(arrays).rows, min(self._max_work, most_units)
         per_row = units / max(rows, 1)
         fitting = int(most / per_row) if per_row > 0.0 and most < inf else self._max_rows
@@ -87,7 +87,7 @@ class ModelInstance:
         return self.service.predict_s(shape.units, shape.length)
 
     def count(self, rows: int, compute_s: float, *, utc_s: float) -> None:
-        """One more batch in the statistics."""
+        """Count one more batch in the statistics."""
         self.statistics.execution_count += 1
         self.statistics.inference_count += rows
         self.statistics.last_inference_ms = int(utc_s * 1e3)
@@ -101,7 +101,7 @@ class ModelInstance:
 
     def _shape(self, extent: Extent, units_per_row: float) -> WorkShape:
         if extent.row_lengths and self._stretches:
-            # Nothing is padded: the row weighs what is real of it, whoever it shares with.
+            # Nothing is padded: a row weighs its real length, whatever its batch-mates are.
             return WorkShape(extent.rows, 1, units_per_row * sum(extent.row_lengths) / max(1, extent.length))
         length = max(1, extent.length) if self._stretches else 1
         return WorkShape(extent.rows, length, units_per_row * extent.rows)

@@ -1,8 +1,8 @@
-"""Packing a batch: rows of all members one after another, without padding, and each member's own outputs back.
+"""A packed layout joins the rows of all members without padding, and splits the outputs by member.
 
-The same questions as padding answers (`padding.py`), for variants that take packed rows (`tidegate/models/packing.py`
-says how). Nothing is padded, so whoever has the same datatypes and fixed axes may share whatever the lengths, and a
-batch costs what its real tokens cost: groups of like lengths gain nothing.
+It has the interface of the padded layout (`padding.py`), for variants that take packed rows (the format is in
+`tidegate/models/packing.py`). Nothing is padded, so requests with the same datatypes and fixed axes may share a batch
+whatever their lengths, and a batch costs what its real tokens cost: groups of like lengths gain nothing.
 
 A member's rows are packed behind those of the member before it. The number of rows, and for outputs that are packed the
 number of tokens, is checked before anything is handed out.
@@ -29,7 +29,7 @@ class PackedLayout(BatchLayout):
         self._packing = packing
 
     def extent(self, arrays: Arrays) -> Extent:
-        """With the real length of each row."""
+        """The extent of a request, with the real length of each row."""
         lengths = row_lengths(self._packing, arrays)
         width = next(arrays[name].shape[1] for name in self._packing.inputs if name in arrays)
         return Extent(len(lengths), width, tuple(lengths.tolist()))

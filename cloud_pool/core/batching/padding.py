@@ -1,10 +1,10 @@
-"""Padding: requests of unequal length become the arrays of one batch, and one batch's outputs each caller's own.
+"""A batch layout pads requests of unequal length into the arrays of one batch, and splits its outputs by caller.
 
 Rows of all members are stacked along the first axis; along the manifest's `pad_axis` each is filled up with zeros to
 the longest, ids and mask alike, so that a model with a mask does not see the filling. An output that has the pad axis
 is cut back to its member's own length. Nothing else is touched: one member's content cannot reach another's rows.
 
-Which requests may share is a question of shapes alone: their `kind` holds every name, datatype and axis length that
+Shapes alone decide which requests may share a batch: their `kind` holds every name, datatype and axis length that
 must agree. A model joins rows only if the first axis of every input and output is one and the same named axis;
 otherwise each request runs by itself. A model without `pad_axis` joins only equal shapes.
 
@@ -35,7 +35,7 @@ class WrongResults(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a member takes of its batch: rows, and how long its arrays are; what of each is real, if that is known."""
+    """The part of a batch that is a member's: its rows, the length of its arrays, and real row lengths if known."""
 
     rows: int
     length: int
@@ -43,7 +43,7 @@ class Extent:
 
 
 class BatchLayout:
-    """Where rows and padding lie in a model's tensors, read from its manifest."""
+    """The place of rows and padding in a model's tensors, read from its manifest."""
 
     def __init__(self, manifest: Manifest) -> None:
         pad_axis = manifest.batching.pad_axis
@@ -60,11 +60,11 @@ class BatchLayout:
         return Extent(rows, next(lengths, 1))
 
     def kind(self, arrays: Arrays) -> Hashable:
-        """Equal for requests that may share a batch. Ask `joins_rows` first."""
+        """A value that is equal for requests that may share a batch; meaningful only where `joins_rows`."""
         return tuple(sorted((name, array.dtype.str, self._fixed(name, array)) for name, array in arrays.items()))
 
     def stack(self, members: Sequence[Arrays]) -> Arrays:
-        """The arrays of one batch. A single member's are given back as they are."""
+        """The arrays of one batch. Those of a single member are returned unchanged."""
         if len(members) == 1:
             return members[0]
         extents = [self.extent(member) for member in members]
@@ -90,7 +90,7 @@ class BatchLayout:
         return self._cut(outputs, extents)
 
     def split_rows(self, arrays: Arrays, max_rows: int) -> list[Arrays]:
-        """A request in parts of at most `max_rows`, as views; in one where rows cannot be told apart."""
+        """A request in parts of at most `max_rows`, as views; in one part where rows cannot be separated."""
         rows = self.extent(arrays).rows
         if not self.joins_rows or rows <= max_rows:
             return [arrays]
@@ -110,7 +110,7 @@ class BatchLayout:
         return tuple(-1 if dim in free else length for dim, length in enumerate(array.shape))
 
     def _free_dims(self, name: str) -> set[int]:
-        """The dimensions whose length may differ between those who share."""
+        """The dimensions whose length may differ between batch-mates."""
         return {0, *self._pad_dims.get(name, ())}
 
     def _stack_one(
@@ -130,7 +130,7 @@ class BatchLayout:
         return stacked
 
     def _entries(self, name: str, extent: Extent) -> int:
-        """How much of the first axis of an output is a member's."""
+        """The number of entries on the first axis of an output that are a member's."""
         return extent.rows
 
     def _cut(self, outputs: Arrays, extents: Sequence[Extent]) -> list[dict[str, NDArray[Any]]]:
@@ -144,7 +144,7 @@ class BatchLayout:
         return cut
 
     def _trimmed(self, name: str, array: NDArray[Any], extent: Extent) -> NDArray[Any]:
-        """A member's output as long as its inputs were."""
+        """A member's output, cut to the length of its inputs."""
         index = [slice(None)] * array.ndim
         for dim in self._output_pad_dims.get(name, ()):
             index[dim] = slice(extent.length)

@@ -1,22 +1,22 @@
-"""Policies: of those who wait, who forms the next batch, and for how long it may be held back.
+"""A batching policy chooses which waiting requests form the next batch, and how long that may be held back.
 
-    deadline   groups of like lengths, whose turn it is by deadlines, worth and what is still to come (`grouping.py`,
+    deadline   groups of like lengths, chosen by deadlines, value and expected arrivals (`grouping.py`,
                `cloud_pool/core/sharing/batch_choice.py`, `arrival_rate.py`); starts at once, unless `max_queue_delay_s`
-               allows to wait and company is expected within that time
-    eager      the first in order with whoever is next, whatever their lengths, as soon as the device is free
-    window     the same, but a partial batch waits for company up to `max_queue_delay_s` after its oldest member came;
-               one of a `preferred_batch_size` does not (Triton's dynamic batcher)
-    adaptive   a window that is learned: it starts at 50 ms, is looked at again after every 10 batches, and goes a step
+               allows to wait and batch-mates are expected within that time
+    eager      the first in order with the ones after it, whatever their lengths, as soon as the device is free
+    window     the same, but a partial batch waits for batch-mates up to `max_queue_delay_s` after its oldest member
+               came; one of a `preferred_batch_size` does not (Triton's dynamic batcher)
+    adaptive   a window that is learned: it starts at 50 ms, is adjusted after every 10 batches, and goes a step
                towards what those really took, within 10 and 100 ms: waiting as long as one computes halves calls
                under load, and waiting longer only makes the wait the larger part
     none       one request a call
 
-All but the first are here so that one may compare: padding to the longest makes eager batches of mixed lengths
+All but the first exist for comparison: padding to the longest makes eager batches of mixed lengths
 collapse on a CPU, and a window that waits beside an idle device only adds to the answer.
 
-Invariants, for every policy: rows and work within the limits, but for a single request that is over them alone; kinds
-and cohorts are not mixed; who is doomed is in no batch; the deadline of a member never passes while a batch is held
-back, by prediction.
+Invariants, for every policy: rows and work within the limits, except for a single request that is over them alone;
+kinds and cohorts are not mixed; an infeasible request is in no batch; the deadline of a member never passes while a
+batch is held back, by prediction.
 
 Source: Triton's dynamic batcher (docs/design/batching.md, "Policies to compare with"); docs/design/numbers.md,
 "Batching servers".
@@ -37,45 +37,48 @@ from cloud_pool.core.sharing.batch_choice import BatchCandidate, next_candidate
 from tidegate.models.manifest import BatchingPolicy
 from tidegate.priority import WEIGHTS, level_of
 
-ROOM_RATIO: Final = 0.5  # of its slack, so much may a member's batch take; what is left is for errors and the way back
-GUARD_RATIO: Final = 0.3  # of its whole budget, so much slack is left to whom another goes before
+ROOM_RATIO: Final = 0.5  # share of a member's slack that its batch may take; the rest is for errors and the way back
+GUARD_RATIO: Final = 0.3  # share of its whole budget that a request keeps as slack when another goes before it
 GUARD_S: Final = 0.010
-# A batch lets its like pass until it has waited so many times what it computes, however late it is due: with 64 callers
-# who have time and send the next when they are answered, long ones otherwise waited for ever, and alone at last held
-# 0.84 of the limit and not 0.94. Replayed with 1, 3 and 7: 1 has short ones wait for long ones, 7 is no better.
+# A batch lets others of equal worth pass until it has waited so many times what it computes, however late it is due:
+# with 64 patient callers that send the next request when they are answered, long batches otherwise waited for ever, and
+# alone at last held 0.84 of the limit and not 0.94. Replayed with 1, 3 and 7: with 1 short ones wait for long ones, 7
+# is no better.
 PASSED_CALLS: Final = 3.0
 LEAST_BATCH_MATES: Final = 0.5  # where fewer are expected within the delay, waiting for them costs more than it gains
-BLOCKING_RATIO: Final = 0.5  # of the slack of the tight ones, so long may a batch be that they may have to wait for
+BLOCKING_RATIO: Final = 0.5  # share of the slack of tight requests (`tight_s`) that a batch before them may take
 _SMOOTHING: Final = 0.2
-_SURE: Final = 0.95  # a batch is held back only while so many of its like would still be in time
+_SURE: Final = 0.95  # a batch is held back only while this share of such batches would still be in time
 _STEP_RATIO: Final = 0.3
-_FEWEST_CALLS: Final = 4.0  # but it takes as long as so many of the cheapest calls, or it would be split for nothing
+_FEWEST_CALLS: Final = (
+    4.0  # a batch may always take as long as this many of the cheapest calls, or it would be split for nothing
+)
 
 
 class BatchPolicy(Protocol):
-    """What a batcher asks. `limits` are those of a batch, and `workers` share the line; both may change at any time."""
+    """The policy interface of a batcher. `limits` of a batch and `workers` of the queue may change at any time."""
 
     limits: BatchLimits
     workers: int
 
     @property
     def holds_back(self) -> bool:
-        """Whether it ever does."""
+        """Whether the policy ever holds a batch back."""
 
     def came(self, entry: QueueEntry, now: float) -> None:
-        """Somebody has joined the line."""
+        """Record that a request has joined the queue."""
 
     def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
         """The batch to run next, out of entries of one kind in order, at least one."""
 
     def held_until(self, chosen: Sequence[QueueEntry]) -> float:
-        """Until when it may wait for company; in the past when it should not."""
+        """Until when the batch may wait for batch-mates; in the past when it should not wait."""
 
     def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
-        """A batch has left that should compute for so long."""
+        """Record that a batch has left, with its predicted seconds."""
 
     def took(self, batch_s: float) -> None:
-        """A batch has computed for so long."""
+        """Record the seconds that a batch took."""
 
 
 class DeadlinePolicy:
@@ -98,12 +101,13 @@ class DeadlinePolicy:
         self._demand.record(self._sharing_ratio * entry.alone_s, slack_s, now)
 
     def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
+        # A batch cannot be interrupted: it takes at most a share of the slack that a tight arrival would have.
         blocking_s = max(BLOCKING_RATIO * self._demand.tight_s, _FEWEST_CALLS * self._cost.predict_s(0.0, 1.0))
         limits = BatchLimits(self.limits.max_rows, self.limits.max_work, blocking_s)
         shapes = [entry.item.shape for entry in candidates]
         rooms_s = [_room_s(entry, now) for entry in candidates]
         groups = [self._group(candidates, run) for run in cheapest_groups(shapes, self._cost, limits, rooms_s)]
-        if now - candidates[0].item.arrived_at > FAR_S:  # and it is the first in order: it has waited long enough
+        if now - candidates[0].item.arrived_at > FAR_S:  # the first in order has waited long enough
             turn = next(group for group in groups if 0 in group.members)
         else:
             turn = next_candidate(groups, now, self._demand.stretch(now, self.workers))
@@ -119,18 +123,18 @@ class DeadlinePolicy:
         self._sharing_ratio += _SMOOTHING * (ratio - self._sharing_ratio)
 
     def took(self, batch_s: float) -> None:
-        """The model of what batches cost is told, and that is asked."""
+        """Ignored: the cost model learns this already, and the policy reads the cost model."""
 
     def _group(self, candidates: Sequence[QueueEntry], run: Sequence[int]) -> BatchCandidate:
         members = [candidates[index].item for index in run]
         batch_s = batch_seconds(self._cost, [item.shape for item in members])
         return BatchCandidate(
-            tuple(run),
-            batch_s,
-            min(item.deadline for item in members),
-            sum(WEIGHTS[level_of(item.priority)] for item in members),
-            GUARD_S + GUARD_RATIO * min(item.deadline - item.arrived_at for item in members),
-            min(item.arrived_at for item in members) + PASSED_CALLS * batch_s,
+            members=tuple(run),
+            cost_s=batch_s,
+            due_at=min(item.deadline for item in members),
+            weight=sum(WEIGHTS[level_of(item.priority)] for item in members),
+            guard_s=GUARD_S + GUARD_RATIO * min(item.deadline - item.arrived_at for item in members),
+            patient_until=min(item.arrived_at for item in members) + PASSED_CALLS * batch_s,
         )
 
     def __repr__(self) -> str:
@@ -138,10 +142,10 @@ class DeadlinePolicy:
 
 
 class WindowPolicy:
-    """First come, first batched: `eager` with no delay, `window` with one.
+    """The first requests in order form the batch: `eager` with no delay, `window` with one.
 
     Args:
-        preferred: rows of batches that need not wait for more; empty: only full ones need not.
+        preferred: rows of batches that need not wait for more; empty: only full batches need not wait.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class WindowPolicy:
         return self._delay_s > 0.0
 
     def came(self, entry: QueueEntry, now: float) -> None:
-        """It only looks at who waits."""
+        """Ignored: only the waiting requests count."""
 
     def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
         """As many as fit; before the delay is over, only up to the largest preferred size if there is one."""
@@ -173,10 +177,15 @@ class WindowPolicy:
         return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
 
     def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
-        """It knows nothing of costs."""
+        """Ignored: costs play no part."""
 
     def took(self, batch_s: float) -> None:
-        """Its window is fixed."""
+        """Ignored: the window is fixed."""
+
+    @property
+    def delay_s(self) -> float:
+        """The window now, in seconds."""
+        return self._delay_s
 
     def __repr__(self) -> str:
         return f"<WindowPolicy {self._delay_s * 1e3:.0f} ms>"
@@ -230,13 +239,13 @@ def policy_of(
 
 
 def _room_s(entry: QueueEntry, now: float) -> float:
-    """The longest batch in which it may be; who is late by prediction has nothing to lose by company."""
+    """The longest batch that an entry may join; one that is late by prediction loses nothing by batch-mates."""
     slack_s = entry.item.deadline - now
     return ROOM_RATIO * slack_s if entry.alone_s <= slack_s else inf
 
 
 def _fitting(candidates: Sequence[QueueEntry], limits: BatchLimits) -> list[QueueEntry]:
-    """The first, and those after it until one does not fit."""
+    """The first candidate, and the ones after it until one does not fit."""
     rows, cells, longest = 0, 0.0, 0
     for count, entry in enumerate(candidates):
         shape = entry.item.shape
@@ -255,7 +264,7 @@ def _rows_by_count(entries: Sequence[QueueEntry]) -> list[tuple[int, int]]:
 
 
 def _held_until(chosen: Sequence[QueueEntry], delay_s: float, max_rows: int, cost: BatchCost) -> float:
-    """A full batch, and one whose time is short, does not wait; the age of a batch is its oldest member's."""
+    """The end of the delay since the oldest member came, or earlier; a full or an urgent batch does not wait."""
     if delay_s <= 0.0 or sum(entry.item.shape.rows for entry in chosen) >= max_rows:
         return -inf
     oldest_at = min(entry.item.arrived_at for entry in chosen)

@@ -1,6 +1,6 @@
-"""What the pool's queue sees of a request: when it came, by when it is due, what it weighs, and with whom it may share.
+"""A queue item describes one request to the pool's queue: arrival, deadline, work, and which batch-mates it may have.
 
-A file of its own because the batcher and everything that it is made of speak of it.
+It has a file of its own because the batcher and all parts of the batcher use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from cloud_pool.core.batching.grouping import WorkShape
 from tidegate.priority import order_key
 
-FAR_S: Final = 30.0  # deadlines that are farther than this are as good as this: nobody stands behind everybody for ever
+FAR_S: Final = 30.0  # a farther deadline counts as this one, so that no request is overtaken for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class QueueItem:
     shape: WorkShape
     kind: Hashable = ()  # only equal kinds may share a batch: datatypes and axes that cannot be padded
     priority: int = 0
-    cohort: int | None = None  # shares with those of the same number only: they were in a batch that failed
+    cohort: int | None = None  # shares only with items of the same number, which were in a batch that failed
 
     @property
     def key(self) -> float:
-        """Its place in the order; smaller goes first."""
+        """The item's place in the order; a smaller key goes first."""
         return order_key(min(self.deadline, self.arrived_at + FAR_S), self.priority)

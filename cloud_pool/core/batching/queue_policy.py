@@ -1,4 +1,4 @@
-"""Queue policies: how many may wait at each level of priority, for how long, and what becomes of who has waited longer.
+"""Queue policies limit how many requests wait at each level of priority, and for how long.
 
 The words are Triton's, so that a `config.pbtxt` carries over: `max_queue_size`, `default_timeout_microseconds` and
 `timeout_action` (REJECT or DELAY), for all levels (`default_queue_policy`) or for one (`priority_queue_policy`). What
@@ -6,12 +6,13 @@ is different is what has hurt its users:
 
     time        a timeout is an instant at which something happens, whether a device is free or not; Triton looks when
                 it next forms a batch (server#7512)
-    the caller  its own timeout is its deadline and counts always, beside the level's: the least of those that are set.
-                Triton ignores it where the level has none, without a word
-    DELAY       who has waited too long goes behind everybody who waits in that moment, and no further: who comes later
-                than that by more than levels are worth goes behind it. Triton's delayed ones may wait for ever
+    the caller  its own timeout is its deadline and counts always, beside the level's: the smaller one counts.
+                Triton silently ignores it where the level has none
+    DELAY       a request that has waited too long goes behind every request that waits in that moment, and no further:
+                a request that arrives later by more than the levels' head start goes behind it. In Triton a delayed
+                request may wait for ever
 
-Whoever goes back into the queue because its batch failed has had its turn in time, and has no timeout any more.
+A request that goes back into the queue because its batch failed was in time once, and has no timeout any more.
 
 Source: Triton's `ModelQueuePolicy` (docs/design/batching.md, "Queue policies").
 """
@@ -29,7 +30,7 @@ from tidegate.priority import level_of
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicies:
-    """Of one queue: a policy for all levels, and others for some."""
+    """The policies of one queue: one for all levels, and others for some."""
 
     default: QueuePolicy = field(default_factory=QueuePolicy)
     by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
@@ -38,15 +39,15 @@ class QueuePolicies:
         return self.by_level.get(level_of(priority), self.default)
 
     def room(self, priority: int) -> float:
-        """How many may wait at this level; infinity for any number."""
+        """How many requests may wait at this level; infinity for any number."""
         return self.of(priority).max_queue_size or inf
 
     def rejected_at(self, item: QueueItem) -> float:
-        """When it has waited too long to be computed at all; infinity for never."""
+        """When an item has waited too long to be computed at all; infinity for never."""
         return self._timeout_at(item, "REJECT")
 
     def delayed_at(self, item: QueueItem) -> float:
-        """When it has waited too long to keep its place; infinity for never."""
+        """When an item has waited too long to keep its place; infinity for never."""
         return self._timeout_at(item, "DELAY")
 
     def _timeout_at(self, item: QueueItem, action: str) -> float:

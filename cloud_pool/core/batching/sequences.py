@@ -1,21 +1,21 @@
-"""Sequences: requests that belong together, one after another, with what the model remembers between them.
+"""Sequences keep the model state between the ordered steps of one conversation or stream.
 
     unknown ──start──▶ live ⟲ step ──end──▶ unknown          live ──idle for ttl_s──▶ unknown
 
 A step takes the state that the step before left, and leaves its own; the outputs that the manifest names as next states
 are the inputs of the next step. The state is held here, beside the workers and not in one: a worker that dies, hangs or
 is recycled takes no sequence with it, and any worker may compute the next step. The price is that the state travels
-with each step; a state too large for that (a cache of attention) belongs into an engine of its own.
+with each step; a state too large for that (an attention cache) belongs in an engine of its own.
 
 Steps of one sequence are computed in the order in which they came, never side by side. A step counts when its outputs
 are there: one that fails, is refused or is cancelled leaves the sequence as it was before, so it may be sent again.
 
     without start, and unknown     refused: it ended, was idle for too long, or began elsewhere
-    start of a live one            refused: two callers with one number would share a memory
+    start of a live one            refused: two callers with one number would share a state
     start over `max_sequences`     refused as overload, until when one should be free
 
-Nothing leaks when a caller vanishes: a start that comes to nothing is forgotten at once, everything else after `ttl_s`
-of idleness, by a sweep whose instant is known (`next_sweep_at`).
+Nothing leaks when a caller vanishes: a start that fails is forgotten at once, every other sequence after `ttl_s` of
+idleness, by a sweep whose instant is known (`next_sweep_at`).
 
 Invariants: at most `max_sequences` are live; one that has a step waiting or running is never swept; each `begin` is
 followed by one `over`.
@@ -42,7 +42,7 @@ SequenceId = int | str
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """One that is live. `state` is what the last step left; None before the first."""
+    """One live sequence. `state` is what the last step left; None before the first step."""
 
     id: SequenceId
     touched_at: float
@@ -52,12 +52,12 @@ class Sequence:
 
 
 class Sequences:
-    """Mutable: all of one model. `begin` a step, then `over` it; `sweep` when it is time.
+    """Mutable: all sequences of one model. `begin` a step, then `over` it; `sweep` when it is time.
 
     Args:
-        model: for words.
-        ttl_s: how long a sequence is kept while nothing of it comes.
-        max_sequences: live at a time.
+        model: its name, for error messages.
+        ttl_s: how long an idle sequence is kept.
+        max_sequences: how many may be live at a time.
     """
 
     def __init__(self, model: str, *, ttl_s: float, max_sequences: int) -> None:
@@ -67,11 +67,11 @@ class Sequences:
         self._live: dict[SequenceId, Sequence] = {}
 
     def begin(self, id: SequenceId, *, start: bool, now: float) -> Sequence:
-        """A step has come. Its state is read when its turn has come.
+        """Register a step. The sequence's state is read when the step's turn has come.
 
         Raises:
-            InvalidRequest: it is not known and does not start, or it starts and is live.
-            Overloaded: there are too many sequences, or steps of this one.
+            InvalidRequest: the sequence is unknown and the step does not start it, or it starts a live one.
+            Overloaded: there are too many sequences, or too many steps of this one.
         """
         self.sweep(now)
         sequence = self._live.get(id)
@@ -87,7 +87,7 @@ class Sequences:
         return sequence
 
     def over(self, sequence: Sequence, now: float, *, state: State | None, end: bool) -> None:
-        """A step is over: with the state that it left, or with None when it came to nothing."""
+        """End a step: with the state that it left, or with None when it failed."""
         sequence.pending -= 1
         sequence.touched_at = now
         if state is not None:
@@ -97,11 +97,11 @@ class Sequences:
             del self._live[sequence.id]
 
     def still(self, sequence: Sequence) -> bool:
-        """Whether it is live: a step that waited may find that the one before it was the last."""
+        """Whether the sequence is live: a step that waited may find that the step before it was the last."""
         return self._live.get(sequence.id) is sequence
 
     def sweep(self, now: float) -> int:
-        """Forget those that were idle for too long; how many."""
+        """Forget sequences that were idle for too long; how many."""
         idle = [one.id for one in self._live.values() if one.pending == 0 and one.touched_at + self._ttl_s <= now]
         for id in idle:
             del self._live[id]
@@ -109,7 +109,7 @@ class Sequences:
 
     @property
     def next_sweep_at(self) -> float | None:
-        """When the next one that is idle now will have been for too long."""
+        """When the next idle sequence will have been idle for too long."""
         idle = [one.touched_at for one in self._live.values() if one.pending == 0]
         return min(idle) + self._ttl_s if idle else None
 

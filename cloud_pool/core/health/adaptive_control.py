@@ -1,7 +1,7 @@
-"""Adaptive control: what the pool changes about itself when its devices, its memory or its answers say so.
+"""Adaptive control adjusts batch size, concurrency and precision of the pool to latency, load and memory.
 
-Three knobs, each with a reason to turn it, a reason to turn it back, and a gap between the two, so that neither answer
-makes the other right:
+It turns three knobs, each with a reason to turn it, a reason to turn it back, and a gap between the two, so that no
+turn becomes the reason for its opposite:
 
     knob          turned when                                       back when
     batch cap     p99 over its target, and batches alone take over  a device idles (busy under `idle_ratio`), or p99
@@ -12,11 +12,11 @@ makes the other right:
                   left to turn: the lesser variant, where allowed   and the full variant would fit: busy · its cost
 
 A smaller batch helps only where it is the batch that makes an answer late; where it is the queue, smaller batches make
-it longer, so there the cap goes up. Lesser precision is the last resort, is never used where nobody allowed it, and
-each answer of it says so.
+it longer, so there the cap goes up. Lesser precision is the last resort, is used only where the configuration allows
+it, and each of its answers is declared as degraded.
 
 Hysteresis: each knob rests for `dwell_s` after a turn. Each turn is returned with its reason, for the log and the
-metrics, and is at most one step: what one step does is seen before the next.
+metrics, and is at most one step: the effect of one step is seen before the next.
 
 Invariants: the cap is in {1, 1/2, 1/4, 1/8}; concurrency is at least 1 and at most the workers; precision is full
 unless allowed. Without a target latency turns nothing. Pure.
@@ -33,17 +33,17 @@ from typing import Final, Literal
 Knob = Literal["batch_cap", "concurrency", "precision"]
 
 LEAST_CAP: Final = 1 / 8
-_BATCH_SHARE: Final = 0.5  # of the target: batches that take longer are what makes answers late
+_BATCH_SHARE: Final = 0.5  # of the target: batches that take longer are the reason for late answers
 _FITS: Final = 0.8  # of the device's time, by prediction, after the full variant is back
 
 
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
     """Args:
-    latency_target_s: that 99 of 100 answers should keep, from arrival to answer in the pool; infinity: none.
-    memory_ratio, memory_gap: of what may be used; the gap is how far it must fall.
-    idle_ratio: of the devices' time.
-    calm_ratio: of the target.
+    latency_target_s: seconds that 99 of 100 answers should keep, from arrival to answer in the pool; infinity: none.
+    memory_ratio, memory_gap: shares of the memory that may be used; the gap is how far its use must fall.
+    idle_ratio: share of the devices' time.
+    calm_ratio: share of the target.
     """
 
     latency_target_s: float = inf
@@ -58,7 +58,7 @@ class ControlLimits:
 
 @dataclass(frozen=True, slots=True)
 class ControlReadings:
-    """Since the last look. `p99_s` is None where too few answers were given, `batch_s` is the p99 of the batches.
+    """Readings since the last look. `p99_s` is None where answers were too few; `batch_s` is the p99 of the batches.
 
     `full_cost_ratio`: how much longer the full variant computes than the lesser one.
     """
@@ -73,7 +73,7 @@ class ControlReadings:
 
 @dataclass(frozen=True, slots=True)
 class ControlAction:
-    """One knob has been turned. `value` is what it is now; precision is 1 for full and 0 for the lesser."""
+    """One turned knob. `value` is its new setting; precision is 1 for full and 0 for the lesser."""
 
     knob: Knob
     value: float
@@ -93,11 +93,11 @@ class AdaptiveControl:
         self._calm_since = inf
 
     def concurrency(self, workers: int) -> int:
-        """How many of so many workers may compute at once."""
+        """How many of these workers may compute at once."""
         return max(1, workers - self.held_back)
 
     def decide(self, seen: ControlReadings, now: float) -> list[ControlAction]:
-        """What is turned now: each knob by a step at most."""
+        """The knobs that are turned now, each by a step at most."""
         late, calm = self._is_late(seen), self._is_calm(seen)
         self._late_since = min(self._late_since, now) if late else inf
         self._calm_since = min(self._calm_since, now) if calm else inf
@@ -122,7 +122,7 @@ class AdaptiveControl:
             if self.concurrency(seen.workers) > 1:
                 return self._hold_back(self.held_back + 1, seen, now, f"{words}, over {high:.0%}")
             if not self._may_turn("concurrency", now):
-                return None  # what that does to the memory is still to be seen
+                return None  # the effect of the last turn on the memory is still to be seen
             return self._cap(self.batch_cap_ratio / 2, now, f"{words}, over {high:.0%}")
         if self.held_back and seen.memory_ratio < low:
             return self._hold_back(self.held_back - 1, seen, now, f"{words}, under {low:.0%}")
@@ -135,7 +135,7 @@ class AdaptiveControl:
             return self._cap(self.batch_cap_ratio / 2, now, f"p99 {_ms(seen.p99_s)}, batches {_ms(seen.batch_s)}")
         if self.batch_cap_ratio == 1.0 or seen.memory_ratio > self._limits.memory_ratio - self._limits.memory_gap:
             return None
-        if self._is_late(seen):  # by waiting: larger batches get more done
+        if self._is_late(seen):  # late because of waiting: larger batches get more done
             return self._cap(self.batch_cap_ratio * 2, now, f"p99 {_ms(seen.p99_s)} by waiting")
         if seen.busy_ratio < self._limits.idle_ratio:
             return self._cap(self.batch_cap_ratio * 2, now, f"busy {seen.busy_ratio:.0%}")

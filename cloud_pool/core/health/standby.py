@@ -1,10 +1,11 @@
-"""Standby: when does a worker that is kept warm in reserve take a share, and when does it go back?
+"""The standby policy decides when a warm reserve worker takes a share of the work, and when it rests again.
 
-Spare capacity that always serves is no spare: it is used up by what it makes possible, and when a worker dies there is
-none. A standby worker is loaded, warm and idle. It is called in at once when a worker is out or when the predicted wait
-is over `wait_s`: late help is no help. It goes back only after `calm_s` without either, because a wait that is short
-*with* its help says nothing about the wait without it: what counts then is whether the others could do its share, so
-the wait must be under half of `wait_s`, and the workers that would be left must not be busy more than `busy_ratio`.
+Spare capacity that always serves is no spare: it is used up by the load that it makes possible, and when a worker dies
+there is none. A standby worker is loaded, warm and idle. It is called in at once when a worker is out or when the
+predicted wait is over `wait_s`: late help is no help. It goes back only after `calm_s` without either, because a wait
+that is short *with* its help says nothing about the wait without it: what counts then is whether the others could do
+its share, so the wait must be under half of `wait_s`, and the workers that would be left must not be busy more than
+`busy_ratio`.
 
 Invariants: it changes at most once in `calm_s` from in to out; from out to in it never waits. Pure.
 """
@@ -22,9 +23,9 @@ class Standby:
     """Mutable: `decide` with each look. `reason` says why it is in; empty while it rests.
 
     Args:
-        wait_s: predicted seconds in the queue from which on it helps.
-        calm_s: without need until it rests again.
-        busy_ratio: of those who would be left; above it they could not do without.
+        wait_s: predicted seconds in the queue from which on the reserve helps.
+        calm_s: seconds without need until the reserve rests again.
+        busy_ratio: share of the other workers' time above which they could not do without the reserve.
     """
 
     wait_s: float
@@ -34,12 +35,12 @@ class Standby:
     _needed_at: float = 0.0
 
     def decide(self, now: float, *, wait_s: float, missing: int, busy_without: float) -> bool:
-        """Whether it takes a share now.
+        """Whether the reserve takes a share now.
 
         Args:
-            wait_s: predicted for who comes now.
-            missing: workers that should be there and are not.
-            busy_without: of the others' time, what would be taken if they had to do all.
+            wait_s: predicted wait of a request that arrives now.
+            missing: workers that should serve and do not.
+            busy_without: share of the other workers' time that would be taken if they did all the work.
         """
         need = self._need(wait_s, missing)
         if need:

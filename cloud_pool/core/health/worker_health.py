@@ -1,15 +1,15 @@
-"""Health of one worker: is it still as good as it was when it was warm?
+"""Worker health compares one worker with itself when it was warm, and complains when it has degraded.
 
 A process that serves for weeks decays in ways that no error shows: a driver throttles it, an allocator fragments, a
-library leaks, a thread spins. What has decayed is cured by a fresh process, if it is noticed; and it has to be noticed
-by comparison, since every device, model and hour has its own normal.
+library leaks, a thread spins. A fresh process cures such decay, if it is noticed; and it has to be noticed by
+comparison, since every device, model and hour has its own normal.
 
 Once a check (`CHECK_S`) each of these signs is looked at, and one becomes a complaint when it showed in `failures` of
 the last `window` checks:
 
-    drift   batches take longer than their cost table says, by more than they did in this life's first hour, and by more
-            than its peers' now do: what makes all slow at once is no worker's fault. CUSUM over the median log-residual
-            of each check, clipped at 3 sigma.
+    drift   batches take longer than their cost table predicts, by more than in the worker's first hour, and by more
+            than those of its peers do now: what makes all slow at once is no worker's fault. CUSUM over the median
+            log-residual of each check, clipped at 3 sigma.
     p99     of the last batches is over a limit in seconds, where one is given
     memory  more than `rss_ratio` times what it was when warm
     leak    memory grows (Mann-Kendall, p < 0.01) at a rate (Sen's slope) that reaches the limit within `horizon_s`
@@ -18,7 +18,7 @@ the last `window` checks:
 How far drift may go: the textbook's k = 0.5 with h = 10 is one false alarm in two worker-weeks of checks, if they are
 independent. Those of a busy machine are not: simulated with a correlation of 0.5 from check to check, tails of one in
 twenty at thrice the spread and 15 % of noise, that was 100 a week; with k = 1 and a floor of 20 % under sigma it is
-less than one, and what becomes 1.5 times slower is told within 20 checks
+less than one, and a worker that becomes 1.5 times slower is reported within 20 checks
 (`tests/cloud_pool/core/health/test_worker_health.py`).
 
 Invariants: no complaint before `BASELINE` checks with batches for drift, TREND_LEAST minutes for the leak; no clock, no
@@ -41,26 +41,26 @@ from tidegate.estimate.trend import Leak
 
 CHECK_S: Final = 10.0
 BASELINE: Final = 30  # checks until drift is judged
-BASELINE_MOST: Final = 360  # checks, an hour: then the baseline stands, or a slow decay would become the normal
+BASELINE_MOST: Final = 360  # checks, an hour: then the baseline is fixed, or a slow decay would become the normal
 FLOOR_SIGMA: Final = 0.2  # of a check's median
 SLACK: Final = 1.0  # k: a drift of 20 % or less is never an alarm
 CLIP: Final = 3.0
-_RECENT: Final = 512  # batches of which the p99 is
+_RECENT: Final = 512  # newest batches from which p99 is computed
 _FEWEST_FOR_P99: Final = 100
 _IDLE_RATIO: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """What is too much. Ratios are of 1; infinity or 0 switches a sign off where it says so.
+    """The limits of each sign. Ratios are of 1; infinity or 0 switches a sign off where it says so.
 
     Args:
         drift_level: h of the CUSUM; 9 to 12.
-        p99_s: of a batch; infinity: no limit.
-        rss_ratio: of the resident memory to that of the warm worker.
-        horizon_s: a leak is one that reaches the limit of memory sooner than this.
-        cpu_ratio: of its threads, busy while batches run in less than half of the time.
-        window, failures: checks that are looked at, and how many of them must show the sign.
+        p99_s: most seconds of a batch at p99; infinity: no limit.
+        rss_ratio: most resident memory, relative to that of the warm worker.
+        horizon_s: growth counts as a leak if it reaches the limit of memory sooner than this.
+        cpu_ratio: share of its threads that is busy, while batches run in less than half of the time.
+        window, failures: the number of checks considered, and how many of them must show the sign.
     """
 
     drift_level: float = 10.0
@@ -74,7 +74,7 @@ class HealthLimits:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What was seen of a worker since the check before. `memory_limit_bytes` is for it alone: what it may grow to."""
+    """Readings of one worker since the last check. `memory_limit_bytes` is how much this worker may grow to."""
 
     elapsed_s: float
     busy_s: float
@@ -91,7 +91,7 @@ class DriftDetector:
 
     level: float
     sum: float = 0.0
-    excess: float | None = None  # of the last sample over the baseline, in log
+    excess: float | None = None  # excess of the last sample over the baseline, in log
     _count: int = 0
     _mean: float = 0.0
     _squares: float = 0.0
@@ -105,15 +105,17 @@ class DriftDetector:
         return max(FLOOR_SIGMA, sqrt(self._squares / (self._count - 1))) if self._count > 1 else inf
 
     def record(self, sample: float, common: float) -> None:
-        """Learn from one check: its median log-residual, and how much all peers are off their own normal now."""
+        """Learn from one check: its median log-residual, and the peers' common excess over their own normal."""
         value = sample - common
         self.excess = sample - self._mean if self._count >= BASELINE else None
         if self._count >= BASELINE:
             deviation = (value - self._mean) / self.sigma
+            # CUSUM: sum the deviations beyond SLACK sigmas, each clipped, and never below zero.
             self.sum = max(0.0, self.sum + max(-CLIP, min(CLIP, deviation)) - SLACK)
             if abs(deviation) > CLIP:
-                return  # no part of what is normal
+                return  # an outlier is no part of the baseline
         if self._count < BASELINE_MOST and not self.alarms:
+            # Welford's running mean and sum of squares.
             self._count += 1
             before = self._mean
             self._mean += (value - before) / self._count
@@ -136,7 +138,7 @@ class StrikeCounter:
 
 
 class WorkerHealth:
-    """Mutable: `check` once every `CHECK_S`, for one life of a worker. `complaint` is the last check's."""
+    """Mutable: `check` once every `CHECK_S`, for one incarnation of a worker. `complaint` is the last check's."""
 
     def __init__(self, limits: HealthLimits, *, warm_rss_bytes: float) -> None:
         self.complaint: str | None = None
@@ -149,24 +151,24 @@ class WorkerHealth:
 
     @property
     def p99_s(self) -> float:
-        """Of the last batches; 0 while they are too few to tell."""
+        """p99 of the last batches' seconds; 0 while they are too few."""
         if len(self._took_s) < _FEWEST_FOR_P99:
             return 0.0
         return sorted(self._took_s)[int(0.99 * len(self._took_s))]
 
     def check(self, vitals: Vitals, *, common: float = 0.0) -> str | None:
-        """What is wrong with it, in words that begin with the sign's name; None while nothing is.
+        """The complaint, which begins with the name of its sign; None while the worker is well.
 
         Args:
-            common: median excess of its peers' drift, 0 without any (`common_excess`).
+            common: median excess of the peers' drift, 0 without peers (`common_excess`).
         """
         if vitals.batches:
             self.drift.record(median(log(took_s / table_s) for table_s, took_s in vitals.batches), common)
             self._took_s.extend(took_s for _, took_s in vitals.batches)
         self._leak.record(vitals.elapsed_s, vitals.rss_bytes)
         found = self._signs(vitals)
-        told = [f"{sign}: {found[sign]}" for sign in _SIGNS if self._strikes[sign].record(bool(found.get(sign)))]
-        self.complaint = next((words for words in told if not words.endswith(": None")), None)
+        shown = [f"{sign}: {found[sign]}" for sign in _SIGNS if self._strikes[sign].record(bool(found.get(sign)))]
+        self.complaint = next((words for words in shown if not words.endswith(": None")), None)
         return self.complaint
 
     def _signs(self, vitals: Vitals) -> dict[str, str | None]:
@@ -188,10 +190,10 @@ class WorkerHealth:
         return f"<WorkerHealth {self.complaint or 'well'}, drift {self.drift.sum:.1f} of {self._limits.drift_level:g}>"
 
 
-_SIGNS: Final = ("memory", "leak", "drift", "p99", "cpu")  # the most dangerous is told first
+_SIGNS: Final = ("memory", "leak", "drift", "p99", "cpu")  # the most dangerous sign first
 
 
 def common_excess(peers: Sequence[WorkerHealth]) -> float:
-    """How much these workers are off their normal together; 0 while none knows."""
+    """The median excess of these workers over their normal; 0 while none is known."""
     known = [peer.drift.excess for peer in peers if peer.drift.excess is not None]
     return median(known) if known else 0.0

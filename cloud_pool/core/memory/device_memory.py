@@ -1,4 +1,4 @@
-"""Memory admitted, not hoped for: what a device holds, what a batch may take of the rest, and what to do when it fails.
+"""Device memory accounts for what a device holds, and reserves memory for each batch before it runs.
 
     limit ≥ what the workers hold (runtime and weights) + what the running batches may take
 
@@ -31,7 +31,7 @@ from typing import Final
 
 from cloud_pool.core.memory.footprint import Footprint
 
-DEFAULT_SHARE: Final = 0.9  # of what there is, for the machine also does something else
+DEFAULT_SHARE: Final = 0.9  # of the memory there is, because the machine also runs other programs
 RUNTIME_BYTES: Final = {"onnx": 80 << 20, "torch-export": 300 << 20, "paced": 40 << 20}  # resident once imported
 _ANY_RUNTIME_BYTES: Final = 300 << 20
 STEPS: Final = 32
@@ -46,12 +46,12 @@ class WorkCap:
         self._failed_at = inf
 
     def failed(self, units: float) -> None:
-        """A batch of so many units had no memory."""
+        """Record that a batch of this size had no memory."""
         self._failed_at = min(units, self.units)
         self.units = max(_LEAST_UNITS, self._failed_at / 2)
 
     def passed(self, units: float) -> None:
-        """A batch of so many units went well; it says something only if it was near the cap."""
+        """Record that a batch of this size succeeded; the cap grows only if the batch was near it."""
         if self.units == inf or units < self.units / 2:
             return
         self.units += self._failed_at / STEPS
@@ -63,10 +63,10 @@ class WorkCap:
 
 
 class DeviceMemory:
-    """One device's memory: who holds how much of it, and who has reserved how much for a batch.
+    """One device's memory: how much each worker holds, and how much it has reserved for a batch.
 
     Args:
-        limit_bytes: what may be used; infinite where nobody knows what there is.
+        limit_bytes: what may be used; infinite where it is unknown.
     """
 
     def __init__(self, limit_bytes: float = inf) -> None:
@@ -80,28 +80,28 @@ class DeviceMemory:
 
     @property
     def room_bytes(self) -> float:
-        """For all batches together when none is running."""
+        """Bytes for all batches together when none is running."""
         return max(0.0, self.limit_bytes - self.held_bytes)
 
     @property
     def used_ratio(self) -> float:
-        """Held and reserved, of the limit."""
+        """Held and reserved memory as a share of the limit."""
         return (self.held_bytes + self.reserved_bytes()) / self.limit_bytes
 
     def reserved_bytes(self, *, but: str | None = None) -> float:
-        """Of all workers, or all but one: each runs one batch at a time, so its largest counts."""
+        """Bytes reserved by all workers, or all but one: each runs one batch at a time, so its largest counts."""
         return sum(max(batches.values(), default=0.0) for worker, batches in self._reserved.items() if worker != but)
 
     def free_bytes(self, worker: str) -> float:
-        """For the next batch of a worker, beside what the others have reserved."""
+        """Bytes for the next batch of a worker, beside what the others have reserved."""
         return max(0.0, self.room_bytes - self.reserved_bytes(but=worker))
 
     def hold(self, worker: str, held_bytes: float) -> None:
-        """A worker holds so much while it is idle, all in all."""
+        """Set how much a worker holds in all while it is idle."""
         self._held[worker] = held_bytes
 
     def leave(self, worker: str) -> None:
-        """A worker is gone, with all that it held and had reserved."""
+        """Remove a worker, with all that it held and had reserved."""
         self._held.pop(worker, None)
         self._reserved.pop(worker, None)
 
@@ -113,7 +113,7 @@ class DeviceMemory:
         return True
 
     def release(self, worker: str, batch: int) -> None:
-        """A worker's batch has ended."""
+        """Give back the reservation of a worker's batch that has ended."""
         self._reserved.get(worker, {}).pop(batch, None)
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class DeviceMemory:
 
 
 class LaneMemory:
-    """What one model's batches take on a device, and how large they may be."""
+    """The memory that one model's batches take on a device, and how large they may be."""
 
     def __init__(self, footprint: Footprint) -> None:
         self.footprint = footprint
@@ -133,11 +133,11 @@ class LaneMemory:
         return min(self.cap.units, self.footprint.most_units(device.room_bytes))
 
     def fitting_units(self, device: DeviceMemory, worker: str) -> float:
-        """The largest that may be formed for a worker just now."""
+        """The largest batch that may be formed for a worker now."""
         return min(self.cap.units, self.footprint.most_units(device.free_bytes(worker)))
 
     def passed(self, units: float, peak_bytes: float | None) -> None:
-        """A batch went well, and took so much at its peak, if that was measured."""
+        """Record that a batch succeeded, with its peak memory if that was measured."""
         self.cap.passed(units)
         if peak_bytes is not None:
             self.footprint.record(units, peak_bytes)
@@ -148,7 +148,7 @@ class LaneMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What one model will need on a device, once for each worker."""
+    """The memory that one model needs on a device, once for each worker."""
 
     model: str
     engine: str
@@ -157,7 +157,7 @@ class MemoryNeed:
 
 
 def needed_bytes(needs: Sequence[MemoryNeed], workers: int) -> float:
-    """What the workers hold, and each the largest of the least batches at once."""
+    """Bytes that all workers hold, with the largest of the models' smallest batches in each at once."""
     return workers * (
         sum(need.weights_bytes for need in needs)
         + _runtimes_bytes(needs)
@@ -166,7 +166,7 @@ def needed_bytes(needs: Sequence[MemoryNeed], workers: int) -> float:
 
 
 def shortfall(needs: Sequence[MemoryNeed], *, workers: int, limit_bytes: float, device: str) -> str | None:
-    """Why these models cannot be served here, as a sum with names; None when they can."""
+    """Why these models cannot be served here, as a sum with their names; None when they can."""
     needed = needed_bytes(needs, workers)
     if needed <= limit_bytes:
         return None

@@ -1,31 +1,31 @@
-"""Whose turn is it? Of several batches that could run now, the one that leaves most of what is worth something in time.
+"""The batch choice selects, among batches that could run now, the one that keeps the most value in time.
 
 Earliest deadline first is optimal on one machine for as long as every deadline can be met, and bad from then on: it
-works on whoever is about to be late and makes the next one late too. Strict priority is the opposite: what is below
-waits even where there is room for all. A batching device adds a third thing: a call has a fixed cost, so running two
-short requests at once, as they come, in calls of their own wastes time that the long ones behind them then lack,
+works on the batch that is about to be late and makes the next one late too. Strict priority is the opposite: lower
+levels wait even where there is room for all. A batching device adds a third thing: a call has a fixed cost, so running
+two short requests at once, as they come, in calls of their own wastes time that the long ones behind them then lack,
 although the short ones had slack to wait for each other.
 
 Method:
 
     1  in the order of deadlines, groups are laid one after another; where one would end late, the one that is worth
        least for its time is given up until those kept fit (Moore and Hodgson, with weights as a heuristic);
-    2  what is still to come is counted in: behind each group time passes `stretch` times faster, 1 / (1 - load), so
-       that under load what is worth little does not take the room that what is worth more will need in a moment;
-    3  where all could be kept, the order is free, and the group goes first that is worth most for its time, of those
-       that make nobody before them late nor eat into their guards: short ones pass long ones that can wait, so that no
-       caller waits for a batch that his could have gone before. But patience ends: who has waited for long, by what he
-       takes, is passed only by those who are worth more. Else the first of those kept goes; and if none could
-       be, the one that is worth most for its time.
+    2  expected arrivals are counted in: behind each group time passes `stretch` times faster, 1 / (1 - load), so that
+       under load a group of little worth does not take the room that a more valuable one will need in a moment;
+    3  where all groups could be kept, the order is free, and the group goes first that is worth most for its time, of
+       the groups that make none before them late nor reduce its guard: short groups pass long ones that can wait, so
+       that no caller waits for a batch that its own could have preceded. But patience ends: a group that has waited
+       long, relative to its cost, is passed only by groups that are worth more. If not all could be kept, the first of
+       the kept ones goes; and if none could be, the one that is worth most for its time.
 
-That the longest goes first, so that short ones gain company by waiting, was tried: replayed on MiniLM's lengths it held
-2 to 3 % more within 250 ms and nothing within 100 ms, but of short texts among long ones one in six was passed by a
-long one that could have waited, and their median was a third higher.
+Running the longest first, so that short requests gain batch-mates by waiting, was tried: replayed on MiniLM's lengths
+it held 2 to 3 % more within 250 ms and nothing within 100 ms, but of short texts among long ones one in six was passed
+by a long one that could have waited, and their median was a third higher.
 
 Invariants: one of the groups is chosen; if laid by deadline all would be in time, they still are after the choice.
 
-It can be wrong where weights are: those of priority levels are a taste. Groups given up are not refused here, they may
-yet find a quiet moment, until it is provably too late for them.
+It can be wrong where weights are: those of priority levels are a matter of taste. Groups given up are not refused
+here; they may still run in a quiet moment, until it is provably too late for them.
 
 Source: Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management Science
 1968; weights by level as in docs/design/routing.md, "Priorities".
@@ -39,14 +39,14 @@ from typing import NamedTuple
 
 
 class BatchCandidate(NamedTuple):
-    """Requests that could run as one batch, by their places in a list of the caller's."""
+    """Requests that could run as one batch, as indices into a list of the caller."""
 
     members: tuple[int, ...]
     cost_s: float
     due_at: float  # the earliest deadline among them
-    weight: float  # what they are worth together, if in time
-    guard_s: float = 0.0  # slack that nobody may take from them on purpose
-    patient_until: float = inf  # until when they let others go before them who are worth no more
+    weight: float  # the value of all members together, if in time
+    guard_s: float = 0.0  # slack that no other batch may take from the members on purpose
+    patient_until: float = inf  # until when the members let others of no more worth go first
 
     @property
     def density(self) -> float:
@@ -54,7 +54,7 @@ class BatchCandidate(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """Of one of them."""
+        """The value of one member."""
         return self.weight / len(self.members)
 
 
@@ -63,8 +63,8 @@ def next_candidate(groups: Sequence[BatchCandidate], now: float, stretch: float 
 
     Args:
         groups: at least one.
-        stretch: how many times longer the work of those groups will take, with what will come meanwhile, and with as
-            many workers as there are: at least 1 for one of them.
+        stretch: how many times longer the work of the groups will take, with the arrivals meanwhile, and with as many
+            workers as there are: at least 1 for one worker.
     """
     kept = _feasible(groups, now, stretch)
     if not kept:
@@ -73,11 +73,12 @@ def next_candidate(groups: Sequence[BatchCandidate], now: float, stretch: float 
 
 
 def _feasible(groups: Sequence[BatchCandidate], now: float, stretch: float) -> list[BatchCandidate]:
-    """Those who can be in time together, in the order of their deadlines."""
+    """The groups that can all be in time together, in the order of their deadlines."""
     kept: list[BatchCandidate] = []
     before_s = 0.0
     for group in sorted(groups, key=lambda one: one.due_at):
         kept.append(group)
+        # Moore and Hodgson: while this group would end late, give up the one that is worth least for its time.
         while now + before_s + group.cost_s > group.due_at:
             worst = min(kept, key=lambda one: one.density)
             kept.remove(worst)
@@ -91,8 +92,10 @@ def _feasible(groups: Sequence[BatchCandidate], now: float, stretch: float) -> l
 
 def _worthiest_with_room(kept: Sequence[BatchCandidate], now: float, stretch: float) -> BatchCandidate:
     best, room_s, starts_at = kept[0], inf, now
-    patience_s: dict[float, float] = {}  # of those before, by their worth
+    patience_s: dict[float, float] = {}  # of the groups before, by their worth
     for group in kept:
+        # Going first, this group delays every group before it by its cost: that must fit into the least of their slack
+        # (`room_s`), and into the patience of those that are worth no more.
         may_take_s = min([room_s, *[least_s for worth, least_s in patience_s.items() if worth >= group.worth]])
         if group.cost_s <= may_take_s and group.density > best.density:
             best = group

@@ -1,27 +1,27 @@
-"""Shares: several models on one device, deadline first, and none starves while it has work.
+"""Fair share orders the models on one device by deadline, and lets none with work starve.
 
-Whoever's first request is due first goes first: that is the pool's order, and with room for all it is the best one. But
-a heavy model with short deadlines is always due first, and a light one beside it would get what is left, which may be
-nothing. So each group (a model, or all models of a modality) has a weight, and is owed that share of the device's
-seconds:
+The model whose first request is due first goes first: that is the pool's order, and with room for all it is the best
+one. But a heavy model with short deadlines is always due first, and a light one beside it would get what is left, which
+may be nothing. So each group (a model, or all models of a modality) has a weight, and is owed that share of the
+device's seconds:
 
-    owed += s · weight / Σ weights of those with work        for every s seconds that the device gives to anyone
-    owed −= s                                                for the one that gets them
+    owed += s · weight / Σ weights of groups with work       for every s seconds that the device gives to any group
+    owed −= s                                                for the group that gets them
 
-    1. who is owed `window_s` or more goes first, the most owed before the others;
-    2. then by deadline, those who are not `window_s` ahead of their share;
-    3. then the others, the least ahead first: an idle device helps nobody.
+    1. groups that are owed `window_s` or more go first, the most owed before the others;
+    2. then by deadline, groups that are not `window_s` ahead of their share;
+    3. then the others, the least ahead first, because an idle device is of no use.
 
 So a request that would be late may go first for as long as its group is not too far ahead, and a group that always has
 work has had, after any time, its weighted share but for `window_s` and a few batches. This is deficit round robin with
 the deadline in place of the round, on device seconds and not on requests: ten batches of 1 ms are one of 10 ms.
 
-Who has no work is owed nothing more, and keeps at most `window_s` of what it was owed: a caller who sends one request
-at a time is not made to wait for its share to build up anew each time, and nobody saves up for an hour. Debts of the
-idle are paid off by what would have been their share.
+A group without work is owed nothing more, and keeps at most `window_s` of what it was owed: a caller that sends one
+request at a time does not wait for its share to build up anew each time, and no group saves up for an hour. Debts of
+idle groups are paid off by what would have been their share.
 
-Invariants: what all are owed adds up to nothing; among n groups none with work is ever owed more than `window_s` and
-n of the longest batches.
+Invariants: what all groups are owed adds up to zero; among n groups none with work is ever owed more than `window_s`
+and n of the longest batches.
 
 It can be wrong where predictions are: batches are charged when they begin, as predicted, and corrected when they end.
 
@@ -41,10 +41,10 @@ WINDOW_S: Final = 0.25
 
 
 class FairShare:
-    """Mutable: `order` says who may go, `charge` what it took.
+    """Mutable: `order` gives the turns, `charge` records device time.
 
     Args:
-        weights: by group; the others have 1.
+        weights: by group; other groups have 1.
         window_s: how far from its share a group may be before that comes before deadlines.
     """
 
@@ -70,20 +70,21 @@ class FairShare:
         return sorted(busy, key=lambda group: self._turn(group, heads[group]))
 
     def is_owed(self, group: str) -> bool:
-        """Whether it must go before all others: they may not take what it waits for."""
+        """Whether the group must go before all others, which may not take what it waits for."""
         return self._owed_s.get(group, 0.0) >= self._window_s
 
     def charge(self, group: str, seconds: float) -> None:
-        """A group gets so many seconds of a device; negative ones give back what was predicted and not needed."""
+        """Charge seconds of a device to a group; negative seconds return what was predicted and not needed."""
         if not isfinite(seconds):
             return
+        # The seconds are owed to the groups with work, to this one, and to groups in debt; only this one gets them.
         self._owed_s.setdefault(group, 0.0)
         self._spread(seconds, {*self._busy, group, *(one for one, owed_s in self._owed_s.items() if owed_s < 0.0)})
         self._owed_s[group] -= seconds
         self._pay_off()
 
     def owed_s(self, group: str) -> float:
-        """Seconds that it should have had and has not."""
+        """Seconds that the group should have had and has not."""
         return self._owed_s.get(group, 0.0)
 
     def _turn(self, group: str, head: float) -> tuple[int, float, float]:
@@ -95,7 +96,7 @@ class FairShare:
         return 2, -owed_s / self._weight(group), head
 
     def _look(self, busy: Iterable[str]) -> None:
-        """Who has work now; who has none any more keeps no more than the window of what it is owed."""
+        """Note the groups with work; one that has none any more keeps at most `window_s` of what it is owed."""
         now_busy = frozenset(busy)
         for group in now_busy - self._owed_s.keys():
             self._owed_s[group] = 0.0
@@ -104,7 +105,7 @@ class FairShare:
         self._busy = now_busy
 
     def _pay_off(self) -> None:
-        """The idle have their debts paid by what others get, and no more than that."""
+        """Limit idle groups to `window_s` again: their debts are paid by others' charges, and no more than that."""
         for group in self._owed_s.keys() - self._busy:
             self._give_up(group, self._window_s, self._busy)
 

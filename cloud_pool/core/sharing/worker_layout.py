@@ -1,11 +1,11 @@
-"""Places: where the pool's workers compute, and how the cores are divided among those that share a CPU.
+"""The worker layout places the pool's workers on devices, and divides the cores among workers that share a CPU.
 
 One worker per accelerator, because a device's memory belongs to one process and models on one device compete for it
 anyway. On a CPU several workers of few threads often serve more than one of many: a small model's kernels are too short
 to be worth dividing, and what each call does alone (launching, copying) then runs side by side.
 
-Invariants: every place has a name of its own; pinned places share no core while there are as many cores as places;
-threads times places is no more than the cores, where threads were left to us, but that each has one.
+Invariants: every place has a unique name; pinned places share no core while there are as many cores as places;
+threads times places is no more than the cores, where threads are not configured, except that each has one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where one worker computes. `threads` 0 takes all cores; `cores` empty means all that this process may use."""
+    """The place of one worker. `threads` 0 takes all cores; empty `cores` means all that this process may use."""
 
     name: str
     device: str = "auto"
@@ -28,14 +28,14 @@ class WorkerPlace:
 def worker_places(
     devices: Sequence[str], *, workers: int, threads: int, cores: Sequence[int], pinned: bool = False, standby: int = 0
 ) -> list[WorkerPlace]:
-    """One place for each worker, those in reserve last.
+    """One place for each worker, the reserve last.
 
     Args:
         devices: at least one; each gets `workers`.
-        threads: of one computation; 0 divides the cores among the workers, or leaves them all to a single one.
-        cores: that this process may use.
-        pinned: each worker gets cores of its own.
-        standby: workers in reserve, shared out among the devices; they use the threads of those that they stand for.
+        threads: threads of one computation; 0 divides the cores among the workers, or leaves them all to a single one.
+        cores: the cores that this process may use.
+        pinned: whether each worker gets cores of its own.
+        standby: workers in reserve, spread over the devices; they use the threads of the workers that they replace.
     """
     count = len(devices) * workers
     own = _divided(cores, count) if pinned else [frozenset[int]()] * count

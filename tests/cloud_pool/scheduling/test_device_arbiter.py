@@ -86,7 +86,7 @@ def lane_of(name: str, policy: BatchingPolicy) -> ModelInstance:
 
 
 async def flood(subject: Pool, lane: str, length: int, *, rate: float, budget_s: float, for_s: float) -> list[float]:
-    """Open-loop load; how long those waited that were answered."""
+    """Open-loop load; the waits of the answered requests."""
     waited: list[float] = []
 
     async def one() -> None:
@@ -180,7 +180,7 @@ async def test_what_will_never_fit_is_refused_at_once_with_the_sum() -> None:
 
 
 @on_virtual_time
-async def test_a_batch_without_memory_is_halved_and_everybody_is_answered() -> None:
+async def test_a_batch_without_memory_is_halved_and_every_caller_is_answered() -> None:
     async with pool(policy="eager") as subject:
         first = subject.ask("minilm", text(MINILM))
         await settle()

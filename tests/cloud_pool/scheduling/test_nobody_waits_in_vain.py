@@ -1,4 +1,4 @@
-"""Chance against the scheduler: whoever comes is answered once, and no work waits beside a worker that could take it.
+"""Random runs of the scheduler: each request is answered once, and no work waits beside a worker that could take it.
 
 Each run draws lanes, policies, workers and memory, and then throws at them what a day throws at a pool: bursts, callers
 who leave one by one and all at once (also in the very instant in which a batch is formed), workers that die, hang, are
@@ -72,10 +72,10 @@ class World:
         assert not [entry for entry in logs if "exc_info" in entry], "a defect was caught"
 
     def check_that_nothing_was_left(self) -> None:
-        """To look once more must begin nothing.
+        """Another dispatch must begin nothing.
 
-        Some of it time alone may change, without a timer, and harm nobody, for others compute: what is held back for
-        company, a reserve that is called in by a prediction, and which group fits into what others leave of memory.
+        Three things may change by time alone, without a timer and without harm, since other workers compute: a batch
+        held back for batch-mates, a reserve called in by a prediction, and a group that fits into the memory left.
         """
         seats = self.scheduler.seats
         if seats.standby is not None or self.limit_bytes < inf:
@@ -190,7 +190,7 @@ class World:
             self.keepers.append(asyncio.create_task(recycle(name, self.lives[name]), name="recycle"))
 
     async def _end(self) -> None:
-        """Everybody is answered, and nothing is kept of anybody."""
+        """Every caller is answered, and no state of any request is left."""
         scheduler, tasks = self.scheduler, [caller for caller, _ in self.callers]
         self.scheduler.seats.most_at_once = inf
         self.scheduler.look()
@@ -203,9 +203,9 @@ class World:
                 assert isinstance(caller.exception(), ServeError), repr(caller.exception())
         await clock.sleep(60.0)  # what was given up by all is computed nevertheless, if it had begun
         assert (scheduler.queued, scheduler.in_flight) == (0, 0), scheduler
-        assert not scheduler._jobs and not scheduler._runs and not scheduler.allotment._given
+        assert scheduler.unsettled == 0 and scheduler.allotment.under_way == 0
         assert all(len(queue.batcher) == 0 for queue in scheduler.queues)
-        assert [memory.reserved_bytes() for memory in scheduler.allotment._devices.values()] == [0.0]
+        assert [memory.reserved_bytes() for memory in scheduler.allotment.devices.values()] == [0.0]
         self.over = True
         for task in self.keepers:
             task.cancel()

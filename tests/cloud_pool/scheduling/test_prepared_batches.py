@@ -40,7 +40,7 @@ async def test_it_is_sent_shortly_before_the_end_if_more_wait_than_it_holds() ->
 
 
 @on_virtual_time
-async def test_it_is_not_while_whoever_comes_could_still_be_in_it() -> None:
+async def test_it_is_not_while_a_new_arrival_could_still_join_it() -> None:
     async with pool() as subject:
         callers = [subject.ask(text(10))]
         await settle()

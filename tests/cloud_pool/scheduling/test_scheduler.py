@@ -1,4 +1,4 @@
-"""What callers of a busy pool hear, and when: on virtual time, with a fake worker that takes what the model says.
+"""Callers of a busy pool get their answers and refusals in time: virtual time, with a fake worker.
 
 Several of these are other servers' production bugs (docs/design/batching.md, "Scheduler invariants"); their names say
 which.
@@ -242,7 +242,7 @@ async def test_statistics_count_rows_and_batches() -> None:
 
 
 @on_virtual_time
-async def test_a_partial_batch_is_held_back_for_company_if_the_manifest_says_so() -> None:
+async def test_a_partial_batch_is_held_back_for_batch_mates_if_the_manifest_says_so() -> None:
     batching = Batching(max_batch_size=4, max_queue_delay_s=0.5, pad_axis="sequence", policy="window")
     held = manifest_of(batching=batching)
     async with pool(held) as subject:

@@ -1,4 +1,4 @@
-"""Requests that fail their batch: found by halving, tried alone once, and nobody else made to pay."""
+"""Requests that fail their batch are found by halving and tried alone once, and harm no batch-mate."""
 
 from __future__ import annotations
 

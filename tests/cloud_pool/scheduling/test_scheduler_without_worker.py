@@ -1,4 +1,4 @@
-"""What callers of a pool hear while it has no worker: refused, kept or told when to come back."""
+"""Callers of a pool without a worker are refused, kept, or given a time to come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One queue, several workers: who gets what, and what the end of one means to the others. On virtual time."""
+"""Several workers share one queue, and the end of one does not harm the others. On virtual time."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_worker_that_dies_touches_only_its_own_batch_and_the_others_take
 
 
 @on_virtual_time
-async def test_while_one_is_left_nobody_is_refused_for_the_death_of_another() -> None:
+async def test_while_one_is_left_no_request_is_refused_for_the_death_of_another() -> None:
     async with pool() as subject:
         long = [subject.ask(text(90, fill=n)) for n in (1,)]
         await settle()

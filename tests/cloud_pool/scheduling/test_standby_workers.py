@@ -1,4 +1,4 @@
-"""Who may begin a batch although it is there: a reserve, a worker that has just come, and few at once. Virtual time."""
+"""Not every attached worker may begin a batch: reserve, slow start, limited concurrency. Virtual time."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_who_is_let_in_again_begins_at_once() -> None:
 
 
 @on_virtual_time
-async def test_a_batch_that_is_due_while_nobody_may_begin_it_is_not_asked_for_all_the_time() -> None:
+async def test_a_batch_that_is_due_while_no_worker_may_begin_it_causes_no_busy_loop() -> None:
     delayed = msgspec.structs.replace(TEXT.batching, max_queue_delay_s=0.05, policy="window")
     async with pool("ab", manifest_of(batching=delayed)) as subject:
         subject.scheduler.seats.most_at_once = 1

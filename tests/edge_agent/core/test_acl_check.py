@@ -1,4 +1,4 @@
-"""What an agent finds out about its broker, and how often it says so."""
+"""The ACL check tests the broker, and reports each finding once."""
 
 from __future__ import annotations
 

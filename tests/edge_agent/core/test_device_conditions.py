@@ -1,4 +1,4 @@
-"""What the kernel's files say of a battery and of heat, and when a device spares itself."""
+"""Device conditions are parsed from the kernel's files, and decide when a device takes no new work."""
 
 from __future__ import annotations
 

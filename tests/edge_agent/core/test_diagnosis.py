@@ -1,4 +1,4 @@
-"""What a device's circumstances mean: each odd machine is a row."""
+"""The diagnosis judges the readings of a device: each odd machine is a row."""
 
 from __future__ import annotations
 

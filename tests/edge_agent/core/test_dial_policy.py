@@ -1,4 +1,4 @@
-"""Whom a device dials: those gateways that do not come by themselves."""
+"""The dial policy dials the gateways that do not reach the device by themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_gateway_that_had_to_be_dialled_is_dialled_at_once_when_it_is_back() -
     assert roads.addresses_to_dial({A: "gateway/a"}, [], 200.0) == {A}
 
 
-def test_the_direct_road_is_preferred_once_it_has_stood_for_a_while() -> None:
+def test_the_direct_path_is_preferred_once_it_has_stood_for_a_while() -> None:
     roads = DialPlan("auto", patience_s=3.0, steady_s=2.0)
     roads.addresses_to_dial({A: "gateway/a"}, [], 0.0)
     roads.addresses_to_dial({A: "gateway/a"}, [], 3.0)

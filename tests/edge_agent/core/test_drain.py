@@ -1,4 +1,4 @@
-"""The pace of a drain: trains and pauses, on any link, in order within a key."""
+"""The drain pacer sends trains with pauses, on any link, in order within a key."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_window_grows_to_its_bound_on_a_quick_link() -> None:
     assert sizes[-1] == MAX_WINDOW
 
 
-def test_behind_one_that_was_refused_its_key_waits_and_nobody_else() -> None:
+def test_behind_a_refused_entry_only_its_key_waits() -> None:
     drain = DrainPacer()
     drain.begin(0.0)
     waiting = [*entries(3, key="a"), Entry("b1", "b"), Entry("free")]
@@ -130,7 +130,7 @@ def test_without_a_receipt_it_is_sent_again_and_with_care() -> None:
     assert send_train(drain, entries(8), wake) == first
 
 
-def test_what_was_refused_waits_longer_each_time_and_holds_nobody_else_up() -> None:
+def test_a_refused_entry_waits_longer_each_time_and_holds_no_other_key_up() -> None:
     drain = DrainPacer()
     drain.begin(0.0)
     bad, good = Entry("bad", attempts=3), Entry("good")

@@ -1,4 +1,4 @@
-"""Whom the edge lets in, in which order it computes, and when it gives up on somebody."""
+"""The edge queue admits, orders, expires and refuses requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drained(queue: EdgeQueue, now: float = 0.0) -> list[int]:
 # --- order ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_earliest_deadline_goes_first_whoever_came_first() -> None:
+def test_the_earliest_deadline_goes_first_whatever_the_arrival_order() -> None:
     late, early, middle = ticket(deadline=3.0), ticket(deadline=1.0), ticket(deadline=2.0)
 
     assert drained(queue_with(late, early, middle)) == [early.id, middle.id, late.id]

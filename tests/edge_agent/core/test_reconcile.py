@@ -1,4 +1,4 @@
-"""What is next, what a soak is worth, what an answer of a server means, and what stands against it now."""
+"""Reconciliation, the soak trial, the fetch retry rules and the preconditions of a rollout."""
 
 from __future__ import annotations
 

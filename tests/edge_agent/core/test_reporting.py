@@ -1,4 +1,4 @@
-"""What an agent says of itself, and when."""
+"""Reporting decides what an agent publishes about itself, and when."""
 
 from __future__ import annotations
 

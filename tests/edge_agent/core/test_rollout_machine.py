@@ -1,4 +1,4 @@
-"""The way of a rollout as a table, and what holds for every sequence of events: old or new, and a reason."""
+"""The rollout machine ends every sequence of events in the old or the new generation, with a reason."""
 
 from __future__ import annotations
 

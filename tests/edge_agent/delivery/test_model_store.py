@@ -1,4 +1,4 @@
-"""What a rollout leaves on a disk: partial files, versions, generations and the journal, also when cut short."""
+"""The model store and the journal are intact after a rollout, also when it was cut short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new generation among real requests and little room: soak, crashes, memory, disk, removal, and other wishes."""
+"""A new generation soaks under real requests: crashes, memory, disk, removal, and superseding documents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @asynccontextmanager
 async def traffic(app: EdgeApp, seen: set[tuple[str, float]]) -> AsyncIterator[None]:
-    """Somebody asks all the while; what is answered is `seen`, and a refusal fails the test."""
+    """Send requests all the while; answers are added to `seen`, and a refusal fails the test."""
 
     async def ask_on() -> None:
         while True:

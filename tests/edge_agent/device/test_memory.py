@@ -1,4 +1,4 @@
-"""A device's memory: told with heartbeats; a worker that leaks is replaced, one at a time and while nothing waits."""
+"""The memory watch reports a device's memory, and replaces leaking workers one at a time while no request waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Kept:
 
 
 class Device:
-    """Two models on a device with 1 GiB, of which as much is free as nobody holds."""
+    """Two models on a device with 1 GiB, of which the memory that no process holds is free."""
 
     def __init__(self) -> None:
         self.runners = [Kept("a:1", 11), Kept("b:1", 12)]

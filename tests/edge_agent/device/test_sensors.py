@@ -1,4 +1,4 @@
-"""Sensors: files as the kernel has them, read off the loop, and told when they change."""
+"""The sensors read the kernel's files off the loop, and report changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session number on disk."""
+"""The epoch store keeps the session number on disk."""
 
 from __future__ import annotations
 

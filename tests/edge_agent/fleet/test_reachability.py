@@ -1,4 +1,4 @@
-"""Knocking at a gateway that is away, behind a road that swallows packets, and that is back."""
+"""The reachability probe waits for an absent gateway, also behind a path that drops packets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidegate.testing.ports import free_port
 pytestmark = pytest.mark.slow
 
 
-async def test_it_returns_once_somebody_listens_who_did_not_before() -> None:
+async def test_it_returns_once_the_gateway_listens_again() -> None:
     port = free_port()
-    knocking = asyncio.create_task(wait_until_open(f"127.0.0.1:{port}", lambda: 0.0))
-    done, _ = await asyncio.wait((knocking,), timeout=0.6)
+    probe = asyncio.create_task(wait_until_open(f"127.0.0.1:{port}", lambda: 0.0))
+    done, _ = await asyncio.wait((probe,), timeout=0.6)
     assert not done
 
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", port)
     async with server, asyncio.timeout(30.0):
-        await knocking
+        await probe
 
 
 async def test_what_is_swallowed_is_tried_again_beside_and_no_more_than_a_few_at_once(
@@ -43,18 +43,18 @@ async def test_what_is_swallowed_is_tried_again_beside_and_no_more_than_a_few_at
         raise AssertionError
 
     monkeypatch.setattr("asyncio.open_connection", swallowed)
-    knocking = asyncio.create_task(wait_until_open("10.0.0.1:8004", lambda: 0.5))
+    probe = asyncio.create_task(wait_until_open("10.0.0.1:8004", lambda: 0.5))
     async with asyncio.timeout(30.0):
         await waiting.wait()
-    await asyncio.wait((knocking,), timeout=0.2)
-    assert (most, knocking.done()) == (MOST, False)
+    await asyncio.wait((probe,), timeout=0.2)
+    assert (most, probe.done()) == (MOST, False)
 
-    knocking.cancel()
-    await asyncio.gather(knocking, return_exceptions=True)
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
     assert open_now == 0
 
 
-async def test_a_road_that_is_open_costs_one_connection() -> None:
+async def test_an_open_path_costs_one_connection() -> None:
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
     async with server, LinkProxy(("127.0.0.1", server.sockets[0].getsockname()[1])) as link, asyncio.timeout(30.0):
         await wait_until_open(f"127.0.0.1:{link.port}", lambda: 0.5)

@@ -1,4 +1,4 @@
-"""An edge in its fleet: found without configuration, its lost worker told, its leaving told."""
+"""An edge is discovered by its fleet without configuration, and reports a lost worker and its own end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two ends of a drain against each other's odd behaviour: a fake uplink, a fake way back, real files."""
+"""The forwarder and a gateway's ingest survive each other's faults: a fake uplink, a fake way back, real files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device on its own and on its way back: a real broker, real ONNX workers, a gateway in this process."""
+"""A device works on its own and recovers: a real broker, real ONNX workers, a gateway in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept, what gives way, and what a ticket is told: the ledger on a real SQLite file, over virtual hours."""
+"""The offline ledger keeps, evicts and expires entries and tickets: a real SQLite file, over virtual hours."""
 
 from __future__ import annotations
 

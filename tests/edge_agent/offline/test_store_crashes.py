@@ -1,4 +1,4 @@
-"""Lives that end in the middle of a statement, disks that fail: what was told to be kept is kept, and taken once."""
+"""A store that was killed or whose disk failed has every acknowledged entry, and sends it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device as a real process with a real broker and a server of artefacts, whose lives end whenever a test says so.
+"""A device as a real process with a real broker and a server of artefacts, which a test can kill at any point.
 
 with DeviceLife(folder) as device:
     device.ask(1, made("2"))
@@ -144,7 +144,7 @@ class DeviceLife(Staged):
             time.sleep(0.01)
 
     def committed(self) -> Generation:
-        """What the disk says, whoever lives."""
+        """The committed generation on the disk, whatever process runs."""
         return ModelStore(self.folder / "state" / "rollout").committed()
 
     def answer(self, value: float = 3.0) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""A whole agent in this process that rollouts come to, and what it reports and answers."""
+"""A whole agent in this process that takes rollouts, with its reports and answers."""
 
 from __future__ import annotations
 

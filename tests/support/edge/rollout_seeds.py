@@ -1,4 +1,4 @@
-"""One rollout with one misfortune, by seed: who is killed and when, and whether the model is as good as it says."""
+"""One rollout with one fault, by seed: the process that is killed, the instant, and the quality of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rollout needs on the other side: an author who signs, versions of a tiny model, and a server that misbehaves.
+"""The other side of a rollout: an author who signs, versions of a tiny model, and a server that misbehaves.
 
 author = Author(); model = made(folder, "2", factor=2.0); server.add(model)
 message = author.message(1, model.plan(), urls=[server.url])
@@ -40,7 +40,7 @@ _IR_VERSION, _OPSET = 9, 17
 
 
 class Author:
-    """Somebody with a signing key."""
+    """An author with a signing key."""
 
     def __init__(self, seed: int = 1) -> None:
         self.key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)

@@ -57,7 +57,7 @@ async def freed_after_s(
 
 
 async def until_idle(pool_address: str, model: str) -> None:
-    """Return once nobody is ahead of a newcomer. Raises TimeoutError."""
+    """Return once no request is ahead of a new one. Raises TimeoutError."""
     async with _client(pool_address) as pool, asyncio.timeout(_WITHIN_S):
         while await _ahead(pool, model) > 0:
             await clock.sleep(0.02)
@@ -103,7 +103,7 @@ def _request(model: str) -> InferRequest:
 
 
 async def _call(port: int, model: str, rows: int, length: int) -> asyncio.StreamWriter:
-    """A caller who has sent a request that fills a batch, and waits."""
+    """A caller that has sent a request that fills a batch, and waits."""
     count = rows * length
     inputs = [
         {"name": name, "shape": [rows, length], "datatype": "INT64", "parameters": {"binary_data_size": 8 * count}}

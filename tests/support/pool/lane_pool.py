@@ -1,4 +1,4 @@
-"""A scheduler with one lane over a fake worker that takes as long as its model says."""
+"""A scheduler with one model instance over a fake worker that takes as long as its model predicts."""
 
 from __future__ import annotations
 

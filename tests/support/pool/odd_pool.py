@@ -1,4 +1,4 @@
-"""A pool that says no to everything from one SIGUSR1 to the next, as a full one does; all else is the real one."""
+"""A pool that refuses everything from one SIGUSR1 to the next, as a full one does; the rest is the real one."""
 
 from __future__ import annotations
 

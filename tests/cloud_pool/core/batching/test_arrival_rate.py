@@ -1,4 +1,4 @@
-"""Demand: what is still to come, from what came lately."""
+"""The arrival rate predicts load and tightness from recent arrivals."""
 
 from __future__ import annotations
 

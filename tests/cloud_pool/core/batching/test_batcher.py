@@ -1,4 +1,4 @@
-"""The batcher: who waits, who leaves, when."""
+"""The batcher queues, releases, expires and refuses requests."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_company_is_kept_small_enough_for_the_head_to_be_in_time() -> None:
     assert [len(subject.release(NOW)) for _ in range(2)] == [3, 2]
 
 
-def test_a_head_that_is_late_by_prediction_still_brings_company() -> None:
+def test_a_head_that_is_late_by_prediction_still_has_batch_mates() -> None:
     subject = batcher()
     subject.add([queued(1, due_in_s=0.8 * affine_s(16))], NOW)
     subject.add([queued(2)], NOW)
@@ -246,7 +246,7 @@ def test_a_cost_function_that_fails_leaves_the_queue_as_it_was() -> None:
     assert ids(subject.release(NOW)) == [1]
 
 
-def test_a_caller_who_leaves_while_others_wait_costs_and_delays_nobody() -> None:
+def test_a_caller_that_leaves_while_others_wait_costs_and_delays_no_other() -> None:
     subject = batcher()
     for id in (1, 2, 3):
         subject.add([queued(id)], NOW)

@@ -1,4 +1,4 @@
-"""The waiting line: in order, counted and summed, whatever comes and goes."""
+"""The deadline queue stays ordered, counted and summed under any sequence of operations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_callers_who_come_and_leave_leave_nothing_behind() -> None:
     for id in range(1, 1_000):
         subject.add(entry(id))
         subject.take(id)
-    assert len(subject._dooms) <= 2 * len(subject) + SLACK + 1
+    assert subject.heap_size <= 2 * len(subject) + SLACK + 1
     assert repr(subject) == "<DeadlineQueue 1 in 1 chunks, 10 ms>"
 
 

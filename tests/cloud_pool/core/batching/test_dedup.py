@@ -1,4 +1,4 @@
-"""Requests with the same input: what is the same, and who may wait for whom."""
+"""Deduplication finds equal inputs, and decides which request may wait for another."""
 
 from __future__ import annotations
 

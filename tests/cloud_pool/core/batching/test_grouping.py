@@ -1,4 +1,4 @@
-"""Length-aware groups: who should share a padded batch with whom."""
+"""Length-aware grouping partitions requests into padded batches at the least cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_long_row_does_not_pad_short_ones_on_a_cpu() -> None:
     assert group_of_head(shapes, cpu_s, BatchLimits(32)) == [0]
 
 
-def test_short_rows_travel_together_whoever_of_them_is_the_head() -> None:
+def test_short_rows_share_a_batch_whichever_of_them_is_the_head() -> None:
     shapes = [row(8), row(256), row(10), row(9)]
     assert lengths_of(group_of_head(shapes, cpu_s, BatchLimits(32)), shapes) == [8, 9, 10]
 

@@ -1,4 +1,4 @@
-"""Who is tried again with whom after a batch failed."""
+"""Isolation decides the groups in which members of a failed batch are tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch latency model: right before the first batch, and followed by what batches really take."""
+"""The latency model is right before the first batch, and follows measured batches."""
 
 from __future__ import annotations
 

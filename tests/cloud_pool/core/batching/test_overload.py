@@ -1,4 +1,4 @@
-"""A pool that gets twice what it can do: what it still answers in time, and when the others hear of it."""
+"""A pool at twice its capacity still answers some requests in time, and refuses the others early."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def goodput(told: Told) -> float:
     return told.goodput_rps
 
 
-def test_below_it_nobody_is_refused() -> None:
+def test_below_it_no_request_is_refused() -> None:
     told = serve(0.7 * KNEE_RPS)
     assert told.in_time >= 0.999 * told.arrived

@@ -1,4 +1,4 @@
-"""Packing: unequal requests become one batch without padding, and the batch's outputs each caller's own."""
+"""Packing joins unequal requests into one batch without padding, and splits its outputs by caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding: unequal requests become one batch, and the batch's outputs each caller's own."""
+"""Padding joins unequal requests into one batch, and splits its outputs by caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies: who forms the next batch, and for how long it is held back."""
+"""Batching policies choose the next batch, and how long it is held back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_none_runs_each_by_itself() -> None:
     assert [ids(subject.release(NOW)) for _ in range(3)] == [[1], [2], []]
 
 
-def test_eager_takes_whoever_is_next_whatever_the_length() -> None:
+def test_eager_takes_the_next_request_whatever_its_length() -> None:
     subject = batcher("eager", max_rows=3)
     subject.add([queued(1, length=8), queued(2, length=2_000), queued(3, length=8), queued(4, length=8)], NOW)
     assert [ids(subject.release(NOW)) for _ in range(2)] == [[1, 2, 3], [4]]
@@ -75,7 +75,7 @@ class TestWindow:
         assert ids(subject.release(NOW)) == [1, 2]
         assert subject.release(NOW) == []
 
-    def test_once_the_wait_is_over_everybody_leaves_beyond_the_preferred_size_too(self) -> None:
+    def test_once_the_wait_is_over_all_leave_beyond_the_preferred_size_too(self) -> None:
         subject = batcher("window", max_queue_delay_s=0.005, preferred_batch_size=(2,))
         for id in (1, 2, 3):
             subject.add([queued(id)], NOW)
@@ -112,7 +112,7 @@ class TestAdaptive:
         subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
         for _ in range(AdaptivePolicy.EVERY * 40):
             subject.took(batch_s)
-        assert subject._delay_s == pytest.approx(aim_s, rel=0.01)
+        assert subject.delay_s == pytest.approx(aim_s, rel=0.01)
 
     def test_it_is_looked_at_again_only_after_ten_batches(self) -> None:
         subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
@@ -148,7 +148,7 @@ class TestDeadline:
         assert len(batch) > 1
         assert affine_s(1_000 * len(batch)) <= BLOCKING_RATIO * 0.15
 
-    def test_where_nobody_is_tight_a_batch_is_as_long_as_it_pays(self) -> None:
+    def test_where_no_request_is_tight_a_batch_is_as_long_as_it_pays(self) -> None:
         subject = batcher("deadline", max_rows=64)
         subject.add([queued(number, due_in_s=3.0, length=1_000) for number in range(10)], NOW)
         assert len(subject.release(NOW)) == 10

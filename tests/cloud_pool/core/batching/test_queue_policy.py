@@ -1,4 +1,4 @@
-"""Queue policies: how many may wait at a level, for how long, and what becomes of who has waited longer."""
+"""Queue policies limit how many requests wait at a level of priority, and for how long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def timeout(seconds: float, action: Any = "REJECT") -> QueuePolicy:
 
 
 class TestRoom:
-    def test_a_full_level_refuses_its_own_and_nobody_else(self) -> None:
+    def test_a_full_level_refuses_only_its_own_requests(self) -> None:
         subject = batcher(QueuePolicies(by_level={3: QueuePolicy(max_queue_size=2)}))
         subject.add([queued(1, priority=3)], NOW)
         subject.add([queued(2, priority=3)], NOW)
@@ -108,7 +108,7 @@ class TestReject:
 
 
 class TestDelay:
-    def test_who_has_waited_too_long_goes_behind_everybody_who_waits(self) -> None:
+    def test_a_request_that_waited_too_long_goes_behind_all_that_wait(self) -> None:
         subject = batcher(QueuePolicies(timeout(0.5, "DELAY")), max_rows=8)
         subject.add([queued(1, due_in_s=5.0)], NOW)
         for id in (2, 3):
@@ -140,7 +140,7 @@ class TestDelay:
         for id in range(1_000):
             subject.add([queued(id)], NOW)
             subject.remove([id])
-        assert len(subject._delays) <= SLACK + 2
+        assert subject.timed_size <= SLACK + 2
         assert subject.next_wake(NOW) is None
 
 

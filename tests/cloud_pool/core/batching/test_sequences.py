@@ -1,4 +1,4 @@
-"""Sequences: who may go on, who may begin, and what is forgotten when."""
+"""Sequences decide which steps may begin or go on, and which state is forgotten when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pool changes about itself, and that it does not swing."""
+"""Adaptive control adjusts the pool without oscillating."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TestMemory:
 class TestPrecision:
     ALLOWED = replace(LIMITS, may_degrade=True)
 
-    def test_it_is_never_lessened_where_nobody_allowed_it(self) -> None:
+    def test_precision_is_never_lessened_where_it_is_not_allowed(self) -> None:
         assert looks(AdaptiveControl(LIMITS), LONG_QUEUE, 10_000) == []
 
     def test_it_is_lessened_when_answers_stay_late_with_nothing_else_to_turn(self) -> None:

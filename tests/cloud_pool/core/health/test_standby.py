@@ -1,4 +1,4 @@
-"""When a warm worker in reserve takes a share, and a new one how much of it."""
+"""The standby policy decides when the reserve works; slow start decides the share of a new worker."""
 
 from __future__ import annotations
 

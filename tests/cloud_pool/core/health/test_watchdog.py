@@ -1,4 +1,4 @@
-"""How long a batch may take before it counts as stuck."""
+"""The watchdog decides how long a batch may take before it counts as stuck."""
 
 from __future__ import annotations
 

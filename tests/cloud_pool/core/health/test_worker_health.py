@@ -1,4 +1,4 @@
-"""What counts as a sign that a worker has decayed, and what does not."""
+"""Worker health tells signs of decay from normal variation."""
 
 from __future__ import annotations
 

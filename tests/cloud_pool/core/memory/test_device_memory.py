@@ -1,4 +1,4 @@
-"""Memory: who holds what, how large a batch may be, and what a failure teaches."""
+"""Device memory accounts for held and reserved bytes, and learns caps from failures."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_held_over_the_limit_leaves_no_room_and_not_less() -> None:
     assert (memory.room_bytes, memory.reserve("0.1", 1, 1.0)) == (0.0, False)
 
 
-def test_where_nobody_knows_what_there_is_everything_fits() -> None:
+def test_where_the_limit_is_unknown_everything_fits() -> None:
     memory = DeviceMemory()
     assert memory.reserve("0.1", 1, 1e18)
     assert memory.used_ratio == 0.0

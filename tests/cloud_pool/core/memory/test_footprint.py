@@ -1,4 +1,4 @@
-"""What a batch will take, from what batches took."""
+"""A footprint predicts the memory of a batch from measured peaks."""
 
 from __future__ import annotations
 

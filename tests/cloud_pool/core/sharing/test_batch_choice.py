@@ -1,4 +1,4 @@
-"""Whose turn it is: as many as possible in time, by what they are worth."""
+"""The batch choice keeps the most value in time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_where_none_can_be_in_time_the_worthiest_goes() -> None:
 
 
 def test_under_load_what_is_still_to_come_is_counted_in() -> None:
-    """There is room for both now, but not for both and those who come meanwhile."""
+    """There is room for both now, but not for both and the expected arrivals."""
     bulk, document = group(0.12, 0.3, worth=0.5, guard_s=0.1), group(0.1, 0.35, worth=1.0)
     assert next_candidate([bulk, document], NOW, stretch=1.0) is bulk
     assert next_candidate([bulk, document], NOW, stretch=5.0) is document
@@ -85,7 +85,9 @@ def late(groups: list[BatchCandidate], at: float) -> int:
 
 
 @given(groups_lists, st.floats(1.0, 10.0))
-def test_a_choice_makes_nobody_late_who_would_have_been_in_time(groups: list[BatchCandidate], stretch: float) -> None:
+def test_a_choice_makes_no_batch_late_that_would_have_been_in_time(
+    groups: list[BatchCandidate], stretch: float
+) -> None:
     chosen = next_candidate(groups, NOW, stretch)
     assert chosen in groups
     if late(groups, NOW) == 0 and stretch == 1.0:

@@ -53,7 +53,7 @@ def test_who_would_be_late_goes_first_until_its_group_is_too_far_ahead() -> None
     assert turns == ["urgent"] * 5 + ["patient", "urgent", "patient"]
 
 
-def test_who_is_too_far_ahead_still_goes_when_nobody_else_has_work() -> None:
+def test_a_group_too_far_ahead_still_goes_when_no_other_has_work() -> None:
     shares = FairShare(window_s=0.1)
     shares.order({"a": SOON, "b": LATE, "c": LATE})
     for _ in range(3):

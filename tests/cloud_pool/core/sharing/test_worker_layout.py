@@ -1,4 +1,4 @@
-"""Who computes where, and on which cores."""
+"""The worker layout places workers on devices and cores."""
 
 from __future__ import annotations
 
