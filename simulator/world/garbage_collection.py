@@ -20,8 +20,9 @@ _RARELY: Final = (100_000, 50, 1000)
 def looking_rarely() -> Iterator[None]:
     """For the time of a run, whose world has been built."""
     before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    gc.collect()
-    gc.freeze()
+    if not was_frozen:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(*_RARELY)
     try:
         yield

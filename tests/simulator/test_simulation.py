@@ -181,8 +181,13 @@ def test_an_unknown_policy_is_a_key_error() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_the_garbage_collector_as_it_was() -> None:
-    before = gc.get_threshold()
-    simulate(edited(("duration_s: 6", "duration_s: 2")), "all-edge", 1)
-    assert gc.get_threshold() == before
-    assert gc.get_freeze_count() == 0
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_leaves_the_garbage_collector_as_it_was(frozen: bool) -> None:
+    (gc.freeze if frozen else gc.unfreeze)()
+    try:
+        before = gc.get_threshold()
+        simulate(edited(("duration_s: 6", "duration_s: 2")), "all-edge", 1)
+        assert gc.get_threshold() == before
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.freeze()  # as tests/conftest.py has it

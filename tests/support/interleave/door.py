@@ -79,7 +79,7 @@ class Door:
             due_s = observer._share * stages["compute"]
         else:
             due_s = 0.0 if how in ("failed", "moved") else charged_s
-        self._due_s[observer._purse.name, observer._tier] += due_s
+        self._due_s[observer._quota.name, observer._tier] += due_s
 
     def is_swamped(self) -> None:
         """Queues elsewhere ate many attempts: if requests keep coming, that is overload."""
@@ -94,7 +94,7 @@ class Door:
         for attempt, charged_s in self._charged_s.items():
             observer = attempt.candidate.observer
             assert isinstance(observer, TenantCharge)
-            spent_s[observer._purse.name, observer._tier] += charged_s
+            spent_s[observer._quota.name, observer._tier] += charged_s
         for name, quota in admission.tenants.quotas.items():
             assert quota.in_flight == self._inside[name], f"{quota} should have {self._inside[name]}"
             for tier, bucket in quota.buckets.items():
