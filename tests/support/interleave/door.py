@@ -111,7 +111,7 @@ class Door:
         return tenant if tenant in TENANTS else DEFAULT
 
     def _bucket(self, observer: TenantCharge) -> TokenBucket:
-        return observer._purse.buckets[observer._tier]
+        return observer._quota.buckets[observer._tier]
 
     def __repr__(self) -> str:
         return f"<Door {self.admission!r}>"
