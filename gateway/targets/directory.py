@@ -37,10 +37,10 @@ from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.address_policy import AddressPolicy
 from gateway.targets.attestation_verifier import AttestationVerifier
 from gateway.targets.device import DeviceTarget
-from gateway.targets.device_registry import DeviceRegistry
 from gateway.targets.dial_address import allowed_address, unchecked_address
 from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import BACKOFF_CAP_S, LinkTarget
+from gateway.targets.link_evidence import DeviceRegistry
 from gateway.targets.target import Target
 from gateway.targets.unary import UnaryTarget
 from tidegate import clock

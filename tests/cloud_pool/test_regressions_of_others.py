@@ -44,7 +44,7 @@ ELSEWHERE = (
      "tests/cloud_pool/core/batching/test_padding.py",
      "test_a_wrong_number_of_results_is_found_before_anyone_is_answered"),
     ("the window counted from the last batch", "ray#36510",
-     "tests/cloud_pool/core/batching/test_policies.py",
+     "tests/cloud_pool/core/batching/test_closing_policies.py",
      "test_the_wait_counts_from_the_oldest_member_and_not_from_the_last_batch"),
     ("requests were counted and not items", "BentoML#3859",
      "tests/cloud_pool/core/batching/test_batcher.py",

@@ -5,8 +5,8 @@ better batch may yet form; once it is idle, waiting for batch-mates costs its ti
 servers", points 5 to 7). `max_queue_delay_s` can hold a partial batch back nevertheless, counted from the arrival of
 its oldest member; it is 0 by default.
 
-Which requests form a batch is decided by a policy (`policies.py`), by name in the model's manifest; the batcher keeps
-the queue and the invariants that hold under every policy. The queue is in the order of deadlines with priority
+Which requests form a batch is decided by a policy (`closing_policies.py`), by name in the model's manifest; the batcher
+keeps the queue and the invariants that hold under every policy. The queue is in the order of deadlines with priority
 (`tidegate/priority.py`); the kind of its first request is the kind of the next batch.
 
 An infeasible request is dropped early and provably: one that would miss its deadline even if it began now and took
@@ -18,7 +18,7 @@ Invariants: an item leaves exactly once, by `release`, `expire` or `remove`; not
 its deadline; a batch holds items of one `kind` within the limits, or a single item over them; at most
 `max_queue_size` items wait, except that an empty queue takes one request of any size; a request that has waited FAR_S
 plus the head start of its priority level is not overtaken by any later arrival, and is in the next batch that is formed
-(`policies.py`).
+(`closing_policies.py`).
 
 It can be wrong where the cost table is: then groups are too large or too small, never incorrect.
 
@@ -35,9 +35,9 @@ from itertools import islice
 from math import inf, nextafter
 
 from cloud_pool.core.batching.batch_cost import BatchCost
+from cloud_pool.core.batching.closing_policies import policy_of
 from cloud_pool.core.batching.deadline_queue import SLACK, DeadlineQueue, QueueEntry
 from cloud_pool.core.batching.grouping import WINDOW, BatchLimits, batch_seconds
-from cloud_pool.core.batching.policies import policy_of
 from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.core.batching.queue_policy import QueuePolicies
 from tidegate.models.manifest import BatchingPolicy

@@ -38,7 +38,7 @@ from statistics import median
 from typing import Final
 
 from gateway.core.estimate.cusum import Cusum
-from gateway.core.estimate.shift import Shift
+from gateway.core.estimate.shift_detector import Shift
 from tidegate.estimate.quantiles import nearest_rank
 from tidegate.estimate.trend import Leak, grows, sen_slope
 from tidegate.fleet.conditions import DeviceConditions

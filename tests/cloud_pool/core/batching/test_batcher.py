@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cloud_pool.core.batching.batcher import EARLY_DROP_RATIO, Batcher
+from cloud_pool.core.batching.closing_policies import ROOM_RATIO
 from cloud_pool.core.batching.grouping import WorkShape
-from cloud_pool.core.batching.policies import ROOM_RATIO
 from cloud_pool.core.batching.queue_item import QueueItem
 from tests.support.gateway.formula import Formula
 from tidegate.models.manifest import BatchingPolicy

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cloud_pool.core.batching.batcher import Batcher
+from cloud_pool.core.batching.closing_policies import BLOCKING_RATIO, AdaptivePolicy, policy_of
 from cloud_pool.core.batching.grouping import BatchLimits, WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
-from cloud_pool.core.batching.policies import BLOCKING_RATIO, AdaptivePolicy, policy_of
 from cloud_pool.core.batching.queue_item import QueueItem
 from tests.support.gateway.formula import Formula
 

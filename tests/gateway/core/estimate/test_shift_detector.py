@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.estimate.cusum import Cusum
-from gateway.core.estimate.shift import Shift
+from gateway.core.estimate.shift_detector import Shift
 from gateway.core.health.detectors import SLOW_CLIP, SLOW_LEVEL, SLOW_SLACK
 from tidegate.estimate.trend import TREND_LEAST, Leak, grows, sen_slope
 
