@@ -25,7 +25,7 @@ TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
 # As many processes as cores; a file's tests stay together, since they share what is dear to set up.
-PARALLEL := -n $(shell nproc 2>/dev/null || echo 2) --dist loadfile
+PARALLEL := -n $(shell nproc 2>/dev/null || echo 2) --dist loadfile --no-loadscope-reorder
 BENCH_FLAGS ?=
 BENCHES ?= gateway_overhead decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
 	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out

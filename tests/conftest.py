@@ -23,6 +23,32 @@ settings.register_profile(
 settings.load_profile("tidegate")
 
 
+# Files of half a minute and more go first, so that no process is left alone with one at the end.
+_LONG = (
+    "test_what_if.py",
+    "test_overload.py",
+    "test_simulation.py",
+    "test_figures.py",
+    "test_memory_limits.py",
+    "test_fleet_over_mqtt.py",
+    "test_schemathesis.py",
+    "test_optimum.py",
+    "test_health.py",
+    "test_array_transport.py",
+    "test_rollout_soak.py",
+    "test_alerts.py",
+    "test_sbom.py",
+    "test_crowd.py",
+    "test_dispatcher_interleavings.py",
+    "test_doctor.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONG)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Set the half million objects of the collected tests aside: each full collection would walk through them."""
     gc.collect()
