@@ -30,6 +30,7 @@ from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuota
 from gateway.core.estimate.calibration import apply_curve
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.pricing import Tier
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.interval import chance_from_margin
 from gateway.core.placement.placement import Placement
@@ -123,6 +124,26 @@ class TenantCharge:
         self._share = self._charged_s / candidate.compute_s
         self._deadline = deadline
         self._strain = strain
+
+    @property
+    def quota(self) -> TenantQuota:
+        """The quota that pays."""
+        return self._quota
+
+    @property
+    def tier(self) -> Tier:
+        """The tier of the target, whose bucket pays."""
+        return self._tier
+
+    @property
+    def charged_s(self) -> float:
+        """The seconds of compute that are charged at the launch."""
+        return self._charged_s
+
+    @property
+    def share(self) -> float:
+        """The attempt's share of the compute of the call that answers it."""
+        return self._share
 
     def launched(self, now: float) -> None:
         self._quota.spend(self._tier, self._charged_s, now)

@@ -62,6 +62,11 @@ class TokenBucket:
         self._balance = burst if rate > 0.0 else 0.0  # below 0: a debt
         self._at = 0.0
 
+    @property
+    def balance(self) -> float:
+        """What was there at the last refill, less what was spent since; below 0 it is a debt."""
+        return self._balance
+
     def available(self, now: float) -> float:
         """What may be spent, never below 0."""
         self._refill(now)

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import KeysView
 from itertools import accumulate
 from math import exp, inf
 from typing import Final, NamedTuple
@@ -256,6 +257,16 @@ class LinkEstimate:
             return 1.0
         slower = self.path(now).slower_than(silence_s - SLACK_S)
         return 1.0 if slower >= _NOT_UNUSUAL else slower / (slower + BROKEN)
+
+    @property
+    def unaccepted(self) -> KeysView[int]:
+        """The attempts that have neither been acknowledged nor ended, oldest first."""
+        return self._unaccepted.keys()
+
+    @property
+    def unanswered(self) -> int:
+        """How many attempts are without an ack since the path was last heard, also those that have ended since."""
+        return self._unanswered
 
     @property
     def awaiting_ack(self) -> int:

@@ -27,7 +27,7 @@ report amortized: each attempt is looked at by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +42,9 @@ _LONGEST_S: Final = 60.0  # the most that an ack may add: it comes from the netw
 
 
 @dataclass(slots=True)
-class _Entry:
+class QueuedAttempt:
+    """One attempt of ours that is under way at the target."""
+
     work_s: float
     launched_at: float
     place: QueuePosition | None  # None: its deadline is not known here
@@ -77,8 +79,8 @@ class QueueEstimate:
         self.error = WaitError()
         self.congestion = ShadowPrice()
         self._call_s = 0.0  # the fixed part of the latest call, where there are batches
-        self._accepted: dict[int, _Entry] = {}  # attempts that the next report covers
-        self._entries: dict[int, _Entry] = {}  # by attempt, in order of launch
+        self._accepted: dict[int, QueuedAttempt] = {}  # attempts that the next report covers
+        self._entries: dict[int, QueuedAttempt] = {}  # by attempt, in order of launch
         self._own_s = 0.0  # work of all entries
         self._since_s = 0.0  # work of the attempts that no report covers yet
         self._head_s = 0.0  # work of the oldest entry, which is taken to be the one that is computed
@@ -92,6 +94,31 @@ class QueueEstimate:
     def in_flight(self) -> int:
         return len(self._entries)
 
+    @property
+    def entries(self) -> Mapping[int, QueuedAttempt]:
+        """Our own attempts under way there, by attempt, in order of launch."""
+        return self._entries
+
+    @property
+    def awaiting_report(self) -> KeysView[int]:
+        """The attempts that the target has accepted and no report covers yet."""
+        return self._accepted.keys()
+
+    @property
+    def own_work_s(self) -> float:
+        """The work of all our own attempts there, in seconds."""
+        return self._own_s
+
+    @property
+    def unreported_work_s(self) -> float:
+        """The work of our own attempts that no report covers yet, in seconds."""
+        return self._since_s
+
+    @property
+    def report_paths(self) -> KeysView[str]:
+        """The paths by which load reports have come."""
+        return self._heard.keys()
+
     def launch(
         self, attempt: int, work_s: float, now: float, place: QueuePosition | None = None, *, call_s: float = 0.0
     ) -> None:
@@ -104,7 +131,7 @@ class QueueEstimate:
         self._call_s = call_s
         if not self._entries:
             self._head_s, self._head_since = work_s, now
-        self._entries[attempt] = _Entry(work_s, now, place)
+        self._entries[attempt] = QueuedAttempt(work_s, now, place)
         self.congestion.sent(work_s, now)
         self._own_s += work_s
         self._since_s += work_s

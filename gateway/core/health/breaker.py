@@ -121,6 +121,11 @@ class Breaker:
         self._openings = 0  # without a return to CLOSED in between
         self._probing = False
 
+    @property
+    def is_probing(self) -> bool:
+        """Whether a probe is under way."""
+        return self._probing
+
     def allows(self, now: float) -> bool:
         """Whether an attempt may be launched now: any while closed, else one probe when it is due."""
         if self.state is BreakerState.CLOSED:

@@ -26,7 +26,9 @@ from math import exp
 from typing import Final
 
 from gateway.core.estimate.conformal import crowding_class
-from gateway.core.health.breaker import AttemptVerdict, Blame, blame
+from gateway.core.estimate.link_estimate import LinkEstimate
+from gateway.core.fleet.queue_estimate import QueueEstimate
+from gateway.core.health.breaker import AttemptVerdict, Blame, Breaker, blame
 from gateway.core.placement.interval import p95_s
 from gateway.core.placement.placer import Candidate, added_work_s
 from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalError, Overloaded, ServeError
@@ -90,6 +92,21 @@ class AttemptTelemetry:
         self._toll = candidate.observer
         if self._toll is not None:
             self._toll.launched(now)
+
+    @property
+    def queue_estimate(self) -> QueueEstimate:
+        """The queue estimate that counts the attempt: the target's as it was at the launch."""
+        return self._ledger
+
+    @property
+    def link(self) -> LinkEstimate:
+        """The estimate of the link that the attempt was sent over."""
+        return self._link
+
+    @property
+    def breakers(self) -> tuple[tuple[Breaker, bool], tuple[Breaker, bool]]:
+        """The breakers of the target and of its path, each with whether the attempt is its probe."""
+        return (self._breaker, self._probe), (self._path, self._path_probe)
 
     def accepted(self, now: float, word: Accepted) -> None:
         """Note that the target took it: its queue is another matter, but the link works."""

@@ -89,23 +89,23 @@ class Bookkeeping:
     def begins(self, attempt: AttemptTelemetry) -> bool:
         """Note a launch; returns whether it is a probe."""
         target = attempt.candidate.target
-        assert attempt._ledger is target.queue_estimate and attempt._link is target.link
-        self._under_way[attempt._ledger] += 1
-        self._links.add(attempt._link)
+        assert attempt.queue_estimate is target.queue_estimate and attempt.link is target.link
+        self._under_way[attempt.queue_estimate] += 1
+        self._links.add(attempt.link)
         spared = self._fleet.balance.spares(edge=target.spec.tier == "edge")
-        for breaker, probe in _probes_of(attempt):
+        for breaker, probe in attempt.breakers:
             self._probes[breaker] += probe
             assert self._probes[breaker] <= 1, "one probe at a time"
             assert not (probe and breaker.state is BreakerState.CLOSED), "nobody is probed who is trusted"
             # A path that has only been silent keeps nobody from being asked where nobody else is left.
             spared = spared or (breaker is target.path_breaker and target.ejected)
             assert probe or spared or breaker.state is BreakerState.CLOSED, "nothing but a probe while not closed"
-        return attempt._probe or attempt._path_probe
+        return any(probe for _, probe in attempt.breakers)
 
     def ends(self, attempt: AttemptTelemetry, how: str, error: ServeError | None, now: float) -> None:
         """Called before the evidence is told. `how`: "answered", "failed", "cancelled", or "moved" out of a queue."""
-        self._under_way[attempt._ledger] -= 1
-        for breaker, probe in _probes_of(attempt):
+        self._under_way[attempt.queue_estimate] -= 1
+        for breaker, probe in attempt.breakers:
             self._probes[breaker] -= probe
         if (claim := attempt.candidate.claim) is None:
             return
@@ -117,7 +117,7 @@ class Bookkeeping:
             assert queue_estimate.in_flight == under_way, f"{queue_estimate} has {under_way} under way"
             check_sums(queue_estimate)
         for breaker, probes in self._probes.items():
-            assert breaker._probing == bool(probes), f"{breaker} has {probes} probes under way"
+            assert breaker.is_probing == bool(probes), f"{breaker} has {probes} probes under way"
         for quota in self.quotas:
             quota.check()
         if self._calibration is not None:
@@ -141,21 +141,17 @@ class Bookkeeping:
         """Nothing is under way: every counter is zero, and what was learned has bounds."""
         self.check()
         for queue_estimate in self._under_way:
-            assert queue_estimate.in_flight == 0 and queue_estimate._own_s == queue_estimate._since_s == 0.0, (
-                f"{queue_estimate} is not at rest"
-            )
-            assert not queue_estimate._accepted, f"{queue_estimate} still waits for reports on what has ended"
+            assert (
+                queue_estimate.in_flight == 0 and queue_estimate.own_work_s == queue_estimate.unreported_work_s == 0.0
+            ), f"{queue_estimate} is not at rest"
+            assert not queue_estimate.awaiting_report, f"{queue_estimate} still waits for reports on what has ended"
         for link in self._links:
-            assert not link._unaccepted, f"{link} still waits for acks"
-        assert not any(breaker._probing for breaker in self._probes), "a probe never came back"
+            assert not link.unaccepted, f"{link} still waits for acks"
+        assert not any(breaker.is_probing for breaker in self._probes), "a probe never came back"
         if self._calibration is not None:
             check_calibration(self._calibration)
         for target in self._targets:
             check_target(target, now)
-
-
-def _probes_of(attempt: AttemptTelemetry) -> tuple[tuple[Breaker, bool], tuple[Breaker, bool]]:
-    return (attempt._breaker, attempt._probe), (attempt._path, attempt._path_probe)
 
 
 def check_balance(fleet: Fleet) -> None:
@@ -178,15 +174,15 @@ def _edges(targets: Iterable[TargetView]) -> int:
 
 def check_sums(queue_estimate: QueueEstimate) -> None:
     """The running sums are the sums, and who has been reported had been acknowledged before."""
-    entries = queue_estimate._entries
+    entries = queue_estimate.entries
     unreported_s = sum(entry.work_s for entry in entries.values() if not entry.reported)
-    assert isclose(queue_estimate._own_s, sum(entry.work_s for entry in entries.values()), abs_tol=1e-9)
-    assert isclose(queue_estimate._since_s, unreported_s, abs_tol=1e-9), (
+    assert isclose(queue_estimate.own_work_s, sum(entry.work_s for entry in entries.values()), abs_tol=1e-9)
+    assert isclose(queue_estimate.unreported_work_s, unreported_s, abs_tol=1e-9), (
         f"{queue_estimate} lost track of what no report speaks of"
     )
     assert all(entry.accepted for entry in entries.values() if entry.reported), "a report knows only what was acked"
     awaiting = {key for key, entry in entries.items() if entry.accepted and not entry.reported}
-    assert set(queue_estimate._accepted) == awaiting
+    assert set(queue_estimate.awaiting_report) == awaiting
 
 
 def check_calibration(calibration: Calibration) -> None:
@@ -205,17 +201,17 @@ def check_target(target: TargetView, now: float) -> None:
         and queue_estimate.error.variance(queue_estimate.wait_s(now)) > 0.0
     )
     assert 0.0 <= queue_estimate.congestion.per_second(now) <= _MOST_RENT
-    assert len(queue_estimate._heard) <= 2, "reports come by two roads"
+    assert len(queue_estimate.report_paths) <= 2, "reports come by two roads"
     assert all(LEAST <= width <= MOST for width in target.interval_width.widths)
     path = link.path(now)
     assert len(path.values_s) == len(path.weights) <= _LONGEST_PATH
     assert list(path.values_s) == sorted(path.values_s) and path.values_s[0] >= 0.0
     assert isclose(path.below[-1], 1.0, abs_tol=1e-9) and min(path.weights) > 0.0
     assert 0.0 < link.trust(now) <= 1.0 and 0.0 < target.trust(now) <= 1.0
-    assert link.silent_since is not None or not link._unaccepted, "who waits for an ack notices silence"
-    assert link._unanswered >= len(link._unaccepted)
+    assert link.silent_since is not None or not link.unaccepted, "who waits for an ack notices silence"
+    assert link.unanswered >= link.awaiting_ack
     assert target.wait_s(now) >= queue_estimate.wait_s(now)
     assert link.rtt_s >= 0.0 and link.jitter_s >= 0.0 and link.s_per_byte >= 0.0
     assert link.patience_s(now) > 0.0
-    assert set(link._unaccepted) <= set(queue_estimate._entries), "only what is under way can be acknowledged"
+    assert link.unaccepted <= queue_estimate.entries.keys(), "only what is under way can be acknowledged"
     assert target.state(now)[0] in ("ready", "suspect", "down")

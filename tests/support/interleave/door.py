@@ -62,10 +62,10 @@ class Door:
         if observer is None:  # sent in hope, though placement had refused it
             return
         assert isinstance(observer, TenantCharge)
-        self._charged_s[attempt] = charged_s = observer._charged_s
-        assert isclose(charged_s, charged_cost_s(attempt.candidate)) and 0.0 < observer._share <= 1.0
+        self._charged_s[attempt] = charged_s = observer.charged_s
+        assert isclose(charged_s, charged_cost_s(attempt.candidate)) and 0.0 < observer.share <= 1.0
         bucket = self._bucket(observer)
-        assert bucket.rate == inf or bucket._balance >= min(0.0, bucket.burst - charged_s) - 1e-9, (
+        assert bucket.rate == inf or bucket.balance >= min(0.0, bucket.burst - charged_s) - 1e-9, (
             f"{observer} was launched without the means"
         )
 
@@ -76,10 +76,10 @@ class Door:
         observer = attempt.candidate.observer
         assert isinstance(observer, TenantCharge)
         if how == "answered" and "compute" in stages:
-            due_s = observer._share * stages["compute"]
+            due_s = observer.share * stages["compute"]
         else:
             due_s = 0.0 if how in ("failed", "moved") else charged_s
-        self._due_s[observer._quota.name, observer._tier] += due_s
+        self._due_s[observer.quota.name, observer.tier] += due_s
 
     def is_swamped(self) -> None:
         """Queues elsewhere ate many attempts: if requests keep coming, that is overload."""
@@ -94,13 +94,13 @@ class Door:
         for attempt, charged_s in self._charged_s.items():
             observer = attempt.candidate.observer
             assert isinstance(observer, TenantCharge)
-            spent_s[observer._quota.name, observer._tier] += charged_s
+            spent_s[observer.quota.name, observer.tier] += charged_s
         for name, quota in admission.tenants.quotas.items():
             assert quota.in_flight == self._inside[name], f"{quota} should have {self._inside[name]}"
             for tier, bucket in quota.buckets.items():
                 there_s = spent_s[name, tier]
                 assert isclose(quota.spent_s[tier], there_s, abs_tol=1e-6), f"{quota} should have spent {there_s}"
-                assert bucket._balance <= bucket.burst, "a bucket has a brim"
+                assert bucket.balance <= bucket.burst, "a bucket has a brim"
 
     def check_at_rest(self) -> None:
         self.check()
@@ -111,7 +111,7 @@ class Door:
         return tenant if tenant in TENANTS else DEFAULT
 
     def _bucket(self, observer: TenantCharge) -> TokenBucket:
-        return observer._quota.buckets[observer._tier]
+        return observer.quota.buckets[observer.tier]
 
     def __repr__(self) -> str:
         return f"<Door {self.admission!r}>"
