@@ -206,6 +206,11 @@ class LinkProxy:
         return self._kind
 
     @property
+    def mute_connections(self) -> int:
+        """Connections that were accepted during a `silent` partition and are never answered."""
+        return len(self._mute)
+
+    @property
     def connections(self) -> int:
         """How many are live: connecting, or connected."""
         return len(self._connections)

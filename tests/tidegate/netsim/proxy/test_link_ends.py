@@ -113,7 +113,7 @@ async def test_a_client_that_leaves_while_the_link_is_silent_is_forgotten() -> N
         async with Client(link) as client:
             await client.hears_nothing_for(1.0)
         await clock.sleep(1.0)
-        assert not link._mute
+        assert link.mute_connections == 0
 
 
 @on_virtual_time
