@@ -26,18 +26,18 @@ INTERVAL_S: Final = 0.001
 
 # The first that a path contains.
 PARTS: Final = (
-    ("/gateway/protocols/", "front: OIP codecs and servers"),
+    ("/gateway/http/", "front: OIP codecs and servers"),
     ("/tidegate/oip/check", "front: check against the manifest"),
     ("/tidegate/oip/grpc", "hop: OIP messages"),
     ("/tidegate/oip/", "front: OIP codecs and servers"),
     ("/aiohttp/", "front: aiohttp"),
-    ("/gateway/metrics", "metrics"),
-    ("/gateway/conductor", "conductor"),
+    ("/gateway/observe/", "metrics, records and logs"),
+    ("/gateway/serving/", "serving: dispatcher and execution"),
     ("/gateway/core/", "core: request, placement, fleet"),
-    ("/gateway/directory", "core: request, placement, fleet"),
+    ("/gateway/targets/directory", "core: request, placement, fleet"),
     ("/tidegate/estimate/", "core: request, placement, fleet"),
     ("/tidegate/models/", "core: request, placement, fleet"),
-    ("/gateway/upstream/", "hop: targets and link"),
+    ("/gateway/targets/", "hop: targets and link"),
     ("/tidegate/link/", "hop: targets and link"),
     ("/grpc/", "hop: grpc.aio"),
     ("/gateway/layers/", "layers and host"),
