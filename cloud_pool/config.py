@@ -210,7 +210,7 @@ class PoolConfig(ProcessConfig):
         gt=0,
         le=3600,
         description="Most seconds that one call may take before its worker counts as hung and is replaced. Batches are "
-        "given up earlier, after five times what the slowest of their size take and at least 2 s.",
+        "given up earlier, after six times what the slowest of their size take and at least 2 s.",
     )
     standby_workers: int = Field(
         0,

@@ -214,7 +214,12 @@ class EdgeConfig(ProcessConfig):
         description="Seconds to measure what a model costs here; larger sizes are left out after it.",
     )
     hang_timeout_s: float = Field(
-        30.0, gt=0, le=3600, description="Seconds after which a computation counts as hung and its worker is replaced."
+        30.0,
+        gt=0,
+        le=3600,
+        description="Most seconds that one computation may take before its worker counts as hung and is replaced. One "
+        "that shows no sign of life is given up earlier, after six times what the slowest of its size take and at "
+        "least 0.5 s.",
     )
     sensors: Path | None = Field(
         Path("/sys/class"),

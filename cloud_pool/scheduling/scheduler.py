@@ -47,7 +47,7 @@ from cloud_pool.core.batching.model_instance import ModelInstance, RequestSlice
 from cloud_pool.core.batching.padding import WrongResults
 from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.core.health.standby import Standby
-from cloud_pool.core.health.watchdog import patience_s
+from cloud_pool.core.health.watchdog import batch_patience_s
 from cloud_pool.scheduling.batch_counts import BatchCounts
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch, InstanceQueue, Job, JobPart, PoolRequest, PoolResult
@@ -279,7 +279,7 @@ class PoolScheduler:
         if batch is None:
             return
         with self._waiting.assert_none_lost(batch.parts):
-            patience = patience_s(batch.lane.service, batch.shape) + slot.patience_left_s(now)
+            patience = batch_patience_s(batch.lane.service, batch.shape) + slot.patience_left_s(now)
             batch.stuck_at = now + patience
             slot.give(batch, now)
         batch.run = asyncio.create_task(self._run(slot, batch, patience), name=f"batch on {slot.name}")

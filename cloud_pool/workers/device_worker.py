@@ -16,14 +16,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from cloud_pool.core.batching.padding import Arrays
-from cloud_pool.core.health.watchdog import remaining_patience_s
-from tidegate import clock
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.workers.call_watchdog import CallWatchdog
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 
 
@@ -41,8 +40,6 @@ class EngineProcess(Protocol):
     async def died(self) -> str: ...
 
 
-_STANDSTILL_S: Final = 1.0  # late for its own timer by so much, a process did not run
-_LEAST_WAIT_S: Final = 0.01  # less is not worth another look
 StartProcess = Callable[
     [str, frozenset[int]], AbstractAsyncContextManager[EngineProcess]
 ]  # a name, and cores to run on
@@ -129,7 +126,7 @@ class DeviceWorker:
         within_s = min(patience_s, self._hang_timeout_s)
         try:
             async with asyncio.timeout(None) as limit:
-                patience = _BatchWatchdog(limit, within_s, lambda: self._process.starved_s)
+                patience = CallWatchdog(limit, within_s, lambda: self._process.starved_s)
                 try:
                     return await self._process.infer(key, inputs)
                 finally:
@@ -152,54 +149,3 @@ class DeviceWorker:
 
     def __repr__(self) -> str:
         return f"<DeviceWorker on {self._device} {self._process!r}>"
-
-
-class _BatchWatchdog:
-    """Ends a call after so long; where this process stood still as well, the call gets its time anew.
-
-    Seconds in which the worker was kept from running do not count (`cloud_pool/core/health/watchdog.py`). They are
-    asked for from the first half of the patience on, which hardly any call comes to: asking costs a file.
-
-    A timer and not a task around the call: every batch has one, and a task would cost it two turns of the loop.
-    """
-
-    def __init__(self, limit: asyncio.Timeout, within_s: float, starved_s: Callable[[], float]) -> None:
-        self._limit = limit
-        self._within_s = within_s
-        self._starved_s = starved_s
-        self._loop = asyncio.get_running_loop()
-        self._begin()
-
-    def end(self) -> None:
-        self._timer.cancel()
-
-    def _begin(self) -> None:
-        self._arm(0.5 * self._within_s, self._half)
-
-    def _half(self) -> None:
-        if self._stood_still():
-            self._begin()
-        else:
-            self._half_at, self._starved_before_s = clock.now(), self._starved_s()
-            self._arm(0.5 * self._within_s, self._look)
-
-    def _look(self) -> None:
-        if self._stood_still():
-            self._begin()
-            return
-        starved_s = self._starved_s() - self._starved_before_s
-        wait_s = remaining_patience_s(0.5 * self._within_s, elapsed_s=clock.now() - self._half_at, starved_s=starved_s)
-        if wait_s > _LEAST_WAIT_S:
-            self._arm(wait_s, self._look)
-        else:
-            self._limit.reschedule(self._loop.time())
-
-    def _stood_still(self) -> bool:
-        return clock.now() >= self._due_at + _STANDSTILL_S
-
-    def _arm(self, wait_s: float, then: Callable[[], None]) -> None:
-        self._due_at = clock.now() + wait_s
-        self._timer = self._loop.call_later(wait_s, then)
-
-    def __repr__(self) -> str:
-        return f"<_BatchWatchdog {self._within_s:.3g} s, next look at {self._due_at:.3f}>"

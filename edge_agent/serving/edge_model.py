@@ -21,6 +21,7 @@ from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.outcome import InternalError, NotSupported, PeerError, Unreachable
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.workers.process import ComputeResult
+from tidegate.workers.watchdog import patience_s
 
 OnAnswered = Callable[[Runner, float | None], None]
 
@@ -119,7 +120,12 @@ class EdgeModel:
 
         async def compute() -> ComputeResult:
             began_at = clock.now()
-            computed = await runner.infer(variant, computation.arrays)
+            try:
+                computed = await runner.infer(variant, computation.arrays, patience_s(time.p99_s(units)))
+            except Unreachable:
+                # If it hung, such calls take this long at least: where it was only slow, the next ones get more time.
+                time.record(units, max(clock.now() - began_at, time.predict_s(units)))
+                raise
             # Recorded here and not after the wait: a call whose caller has left has cost what it cost.
             time.record(units, clock.now() - began_at)
             return computed

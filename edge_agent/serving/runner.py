@@ -10,7 +10,8 @@ While there is no worker, calls fail with Unreachable at once: the gateway has o
 requests until it may be well again makes them all late. Calls that were inside the dead worker fail the same way,
 through it. The state says so as soon as the worker has died, not when its process is reaped.
 
-A worker that is silent for `hang_timeout_s` during one call is taken as hung and ended, which is a death like others.
+A worker that is silent during one call for longer than such calls can take (`tidegate/workers/watchdog.py`), and for
+`hang_timeout_s` at most, is taken as hung and ended, which is a death like others.
 
 Source: docs/design/edge-state.md, "One worker process per generation" (memory, #26831) and "Rollouts and crash loops".
 """
@@ -21,6 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -34,6 +36,7 @@ from tidegate.models.packing import packing_of
 from tidegate.outcome import Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.workers.call_watchdog import CallWatchdog
 from tidegate.workers.incarnation import Incarnation
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 from tidegate.workers.supervised import SupervisedWorker
@@ -52,6 +55,8 @@ class EngineWorker(Protocol):
     async def load(self, spec: EngineSpec) -> LoadResult: ...
     async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
+    @property
+    def awake_s(self) -> float: ...
     @property
     def pid(self) -> int | None: ...
 
@@ -180,8 +185,8 @@ class Runner:
             self.manifest.name, self.manifest.version, offers, state=self.state, digest=self.variants[0].sha256
         )
 
-    async def infer(self, variant: str, inputs: Arrays) -> ComputeResult:
-        """Compute with one variant.
+    async def infer(self, variant: str, inputs: Arrays, patience_s: float = inf) -> ComputeResult:
+        """Compute with one variant. A worker that is silent for `patience_s` is ended and replaced.
 
         Raises:
             Unreachable: there is no worker now, or it died or hung during this call.
@@ -190,15 +195,20 @@ class Runner:
         worker = self._worker
         if worker is None or not worker.alive:
             raise Unreachable(self.unready())
+        within_s = min(patience_s, self._hang_timeout_s)
         try:
-            async with asyncio.timeout(self._hang_timeout_s):
-                return await worker.infer(variant, inputs)
+            async with asyncio.timeout(None) as limit:
+                watchdog = CallWatchdog(limit, within_s, lambda: worker.awake_s)
+                try:
+                    return await worker.infer(variant, inputs)
+                finally:
+                    watchdog.end()
         except WorkerDied as error:
             raise Unreachable(f"model {self.name!r}: {error.message}") from error
         except TimeoutError as error:
             if self._worker is worker:
-                self.recycle(f"hung for {self._hang_timeout_s:g} s")
-            message = f"model {self.name!r}: its worker hung for {self._hang_timeout_s:g} s and is restarted"
+                self.recycle(f"hung for {within_s:.3g} s")
+            message = f"model {self.name!r}: its worker hung for {within_s:.3g} s and is restarted"
             raise Unreachable(message) from error
 
     @property

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.fault_rows import broker, callers, devices, links, lives, rumours, soak, workers
+from tests.bench.fault_rows import broker, callers, devices, links, lives, rumours, soak, stalls, workers
 from tests.bench.fault_rows.trial import Check, Trial
 from tests.bench.harness import Goal, Report, parser, table
 from tests.support.faults.matrix import Matrix
@@ -30,7 +30,7 @@ from tests.support.faults.matrix_seen import Seen
 
 TRIALS: Final = (
     *links.TRIALS, *devices.TRIALS, *workers.TRIALS, *broker.TRIALS, *rumours.TRIALS, *callers.TRIALS, *soak.TRIALS,
-    *lives.TRIALS,
+    *lives.TRIALS, *stalls.TRIALS,
 )  # fmt: skip
 MODULES: Final = {**devices.MODULES, **workers.MODULES}
 

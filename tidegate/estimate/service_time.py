@@ -20,6 +20,7 @@ from typing import Final
 from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.residual import LogResidual
 
+_P99_SIGMAS: Final = 2.326
 FORGET_S: Final = 30.0  # without a call for this long, a factor is worth 1/e of what it was
 
 
@@ -36,6 +37,10 @@ class ServiceTime:
     def predict_s(self, units: float) -> float:
         """Median seconds for one call of `units` work, alone on the device."""
         return self.table.seconds_for(units) * self.residual.factor
+
+    def p99_s(self, units: float) -> float:
+        """Seconds that 99 of 100 such calls take at most."""
+        return self.predict_s(units) * exp(_P99_SIGMAS * self.residual.sigma)
 
     def record(self, units: float, observed_s: float) -> None:
         self.residual.record(self.table.seconds_for(units), observed_s)

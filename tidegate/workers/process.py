@@ -41,7 +41,7 @@ from tidegate.workers import channel
 from tidegate.workers.array_transport import SHARE_FROM_BYTES, Handover
 from tidegate.workers.channel import Arrays, FrameError
 from tidegate.workers.exit_status import describe_exit
-from tidegate.workers.starvation import starved_s
+from tidegate.workers.starvation import awake_s, starved_s
 
 PIPELINE = 2
 _READ_AHEAD_BYTES = 1 << 20
@@ -152,6 +152,11 @@ class WorkerProcess:
     def starved_s(self) -> float:
         """Seconds in which the child was ready to run and got no core."""
         return starved_s(self.pid)
+
+    @property
+    def awake_s(self) -> float:
+        """Seconds in which the child computed, or was ready to and got no core."""
+        return awake_s(self.pid)
 
     @property
     def alive(self) -> bool:

@@ -13,7 +13,17 @@ from pathlib import Path
 
 def starved_s(pid: int | None, proc: Path = Path("/proc")) -> float:
     """Seconds since its start."""
+    return _scheduled_s(pid, proc)[1]
+
+
+def awake_s(pid: int | None, proc: Path = Path("/proc")) -> float:
+    """Seconds since its start in which it computed, or was starved: all but those in which it slept or was stopped."""
+    return sum(_scheduled_s(pid, proc))
+
+
+def _scheduled_s(pid: int | None, proc: Path) -> tuple[float, float]:
     try:
-        return int((proc / str(pid) / "schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        ran_ns, waited_ns = (proc / str(pid) / "schedstat").read_text().split()[:2]
+        return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0

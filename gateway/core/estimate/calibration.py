@@ -25,6 +25,7 @@ Source: docs/design/routing.md, "Chance and calibration" (20 bins, 0.997, prior 
 
 from __future__ import annotations
 
+from math import exp, sqrt
 from typing import Final, NamedTuple
 
 BINS: Final = 20
@@ -33,6 +34,9 @@ _PRIOR_WEIGHT: Final = 8.0
 _LENT: Final = 0.25  # of a bin's evidence, to each neighbour
 _REFRESH_EVERY: Final = 8  # records; a curve costs as much as several predictions
 _EARLY_S: Final = 0.001  # a timer may ring this early
+_KEEP_OWN: Final = 0.95  # of a target's own account, at each of its records: some 20 of them
+_OWN_MEMORY_S: Final = 10.0
+_STANDARD_ERRORS: Final = 2.0
 
 Curve = tuple[float, ...]  # the calibrated chance at each bin's centre
 CENTRES: Final[Curve] = tuple((index + 0.5) / BINS for index in range(BINS))
@@ -122,22 +126,80 @@ class Calibration:
         return f"<Calibration claimed {self.claimed!r} raw {self.raw!r}>"
 
 
+class TargetBias:
+    """Mutable: how much less often one target's claims come true than they should; 0 for a target like the others.
+
+    The shared calibration knows in which way the model of chances errs, and never that one target has become worse. So
+    each target keeps a decayed account of its own claims. Only what is beyond two standard errors of such an account
+    counts, since a shift that follows chance would change the order of equal targets; and it is forgotten with time,
+    since a target that is thought bad gets no requests with which to show that it is better.
+    """
+
+    __slots__ = ("_at", "_gap", "_spread2", "_weight", "shift")
+
+    def __init__(self) -> None:
+        self.shift = 0.0  # to be added to a calibrated chance; never above 0
+        self._gap = 0.0  # Σ(came − claimed), decayed
+        self._spread2 = 0.0  # Σ claimed · (1 − claimed): its variance, were all claims right
+        self._weight = 0.0
+        self._at = 0.0
+
+    def record(self, claimed: float, came: bool, now: float) -> None:
+        """A chance that was claimed for this target, and whether the answer came in time."""
+        keep = _KEEP_OWN * self._left(now)
+        self._gap = keep * self._gap + came - claimed
+        self._spread2 = keep * self._spread2 + claimed * (1.0 - claimed)
+        self._weight = keep * self._weight + 1.0
+        self._at = now
+        self._set()
+
+    def relax(self, now: float) -> None:
+        """Forget a little for the time that has passed."""
+        if self._gap:
+            left = self._left(now)
+            self._gap, self._spread2, self._weight = left * self._gap, left * self._spread2, left * self._weight
+            self._at = now
+            self._set()
+
+    def _left(self, now: float) -> float:
+        return exp(-max(0.0, now - self._at) / _OWN_MEMORY_S)
+
+    def _set(self) -> None:
+        beyond = self._gap + _STANDARD_ERRORS * sqrt(self._spread2)
+        self.shift = min(0.0, beyond / (self._weight + _PRIOR_WEIGHT))
+
+    def __repr__(self) -> str:
+        return f"<TargetBias {self.shift:+.3f}>"
+
+
 class Prediction(NamedTuple):
-    """A claim that an answer comes by `due_at`. Settle it once: `answered`, `failed` or `given_up`."""
+    """A claim that an answer comes by `due_at`. Settle it once: `answered`, `failed` or `given_up`.
+
+    A miss that is its target's fault (it had promised its answer for earlier, and owes it) says nothing of the model of
+    chances, which all targets share: only the target's own account has it.
+    """
 
     raw: float
     claimed: float
     due_at: float
     calibration: Calibration
+    bias: TargetBias
 
     def answered(self, now: float) -> None:
-        self.calibration.record(self.raw, self.claimed, now <= self.due_at)
+        self._settle(now <= self.due_at, now)
 
-    def failed(self) -> None:
+    def failed(self, now: float, *, is_fault: bool = False) -> None:
         """No answer will come from there, whatever the reason: that is not in time."""
-        self.calibration.record(self.raw, self.claimed, came=False)
+        if is_fault:
+            self.bias.record(self.claimed, False, now)
+        else:
+            self._settle(False, now)
 
-    def given_up(self, now: float) -> None:
+    def given_up(self, now: float, *, is_fault: bool = False) -> None:
         """The attempt was given up. At its deadline that is a miss; before it nothing is known."""
         if now >= self.due_at - _EARLY_S:
-            self.failed()
+            self.failed(now, is_fault=is_fault)
+
+    def _settle(self, came: bool, now: float) -> None:
+        self.calibration.record(self.raw, self.claimed, came)
+        self.bias.record(self.claimed, came, now)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from gateway.core.estimate.calibration import TargetBias
 from gateway.core.estimate.conformal import IntervalWidth
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.estimate.service_cost import CostModel
@@ -38,6 +39,7 @@ from gateway.core.fleet.target import TargetSpec, TargetView
 from gateway.core.fleet.variant_rank import quality_of
 from gateway.core.health.breaker import Breaker, BreakerState
 from gateway.core.health.degradation import WIDER, ConditionChange
+from gateway.core.health.progress import ProgressWatch
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Feature
@@ -148,9 +150,10 @@ class Fleet:
                 target.link.heard(now)  # it came over the path, even if its answer is not needed any more
                 target.path_breaker.heard(now)
                 if event.offers is not None:
-                    self._offer(target, event.offers)
+                    self._offer(target, event.offers, now)
             case LinkRtt():  # comes with every heartbeat
                 self._costs.relax(target.id, now)
+                target.bias.relax(now)
                 target.link.record(event.rtt_s, now)
                 target.path_breaker.heard(now)
                 self._look(target, event.rtt_s, now)
@@ -191,7 +194,7 @@ class Fleet:
             target.queue_estimate.report(load, "mqtt", now)
         if accepting != target.accepting or (offers is not None and offers != target.offers):
             target.accepting = accepting
-            self._offer(target, target.offers if offers is None else offers)
+            self._offer(target, target.offers if offers is None else offers, now)
 
     def price_cloud(self, factor: float) -> None:
         """How many times its usual price a second in the cloud costs now, at least once."""
@@ -253,7 +256,7 @@ class Fleet:
         self._unattest(target)
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
         target.path_kind = event.path_kind
-        self._offer(target, event.offers)
+        self._offer(target, event.offers, now)
 
     def _is_settled(self, now: float) -> bool:
         """Whether other targets are warm: in a fleet that has just begun none is."""
@@ -281,8 +284,10 @@ class Fleet:
         target.byte_price = byte_price_of(target.conditions)
         (self._metered.add if target.byte_price else self._metered.discard)(target.id)
 
-    def _offer(self, target: TargetView, offers: tuple[ModelOffer, ...]) -> None:
+    def _offer(self, target: TargetView, offers: tuple[ModelOffer, ...], now: float) -> None:
         only = target.spec.models
+        if target.ejected and any(_is_back(one, target.offers) for one in offers):
+            target.breaker.cut_short(now)  # its worker was replaced: whether that helped is worth a probe at once
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
         self._list(target)
 
@@ -334,6 +339,7 @@ class Fleet:
         if breaker:
             target.breaker.retire()
             target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
+            target.progress, target.bias = ProgressWatch(), TargetBias()
         target.ejected = target.breaker.state is not BreakerState.CLOSED
 
     def _breaker_moved(self, target: TargetView, now: float) -> None:
@@ -399,3 +405,10 @@ class Fleet:
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())
         return f"<Fleet {up} of {len(self.targets)} targets up, {len(self._index)} models>"
+
+
+def _is_back(offer: ModelOffer, before: tuple[ModelOffer, ...]) -> bool:
+    """Whether the model serves now, and was known and did not before."""
+    if offer.state not in SERVING:
+        return False
+    return any((one.name, one.version) == (offer.name, offer.version) and one.state not in SERVING for one in before)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from gateway.core.estimate.calibration import TargetBias
 from gateway.core.estimate.conformal import IntervalWidth
-from gateway.core.estimate.link_estimate import LinkEstimate
+from gateway.core.estimate.link_estimate import BROKEN, LinkEstimate
 from gateway.core.fleet.attestation import ATTESTATION_OFF, Attestation
 from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy, slow_start_share
 from gateway.core.fleet.link_events import PathKind
@@ -22,6 +23,7 @@ from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.health.breaker import Breaker, BreakerState
 from gateway.core.health.degradation import Degradation
+from gateway.core.health.progress import ProgressWatch
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.placement_pin import Zone
@@ -33,6 +35,7 @@ _USUAL_ZONE: Final[dict[Tier, Zone]] = {"edge": "edge", "pool": "cloud"}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # after a refusal that does not say when there will be room
 _IN_A_ROW: Final = 2  # refusals, with none taken between: one may be about the one request
 _FULL_TRUST: Final = 0.05
+_STALL_CAP_S: Final = 2.0  # a worker is replaced in seconds: whether it was is asked as often
 _SCOUT_RTTS, _SCOUT_S = 2.0, 0.02  # how long to wait for the outcome of the first request after a pause
 
 
@@ -67,6 +70,8 @@ class TargetView:
     draw: Callable[[], float]
     breaker: Breaker = field(default_factory=Breaker)
     path_breaker: Breaker = field(default_factory=Breaker)
+    bias: TargetBias = field(default_factory=TargetBias)
+    progress: ProgressWatch = field(default_factory=ProgressWatch)
     interval_width: IntervalWidth = field(default_factory=IntervalWidth)  # its tier's
     up: bool = False
     tried: bool = False  # has it been up or down at least once
@@ -96,6 +101,8 @@ class TargetView:
 
     def takes(self, now: float) -> bool:
         """Whether it is to be used as a matter of course; an ejected one only where too many are."""
+        if now >= self.progress.look_at and not self.ejected and self.progress.is_stalled(now):
+            self._stalled(now)
         if self.link.silent_since is not None and not self.ejected and self.link.is_mute(now):
             self.path_breaker.trip("three requests were not acknowledged", now, self.draw())
         return not self.ejected or self.balance.spares(edge=self.spec.tier == "edge")
@@ -109,6 +116,8 @@ class TargetView:
         if self.link.silent_since is None and not self.ejected and self.refusals < _IN_A_ROW:
             return 1.0
         trust = self.link.trust(now) * (_FULL_TRUST if self.expects_refusal(now) else 1.0)
+        if now >= self.progress.look_at and self.progress.is_stalled(now):
+            trust *= BROKEN
         return trust * min(self.breaker.chance(now), self.path_breaker.chance(now)) if self.ejected else trust
 
     def expects_refusal(self, now: float) -> bool:
@@ -141,6 +150,11 @@ class TargetView:
         self.refusals = min(self.refusals + 1, 30)
         self.refused_until = now + min(pause_s, _LONGEST_PAUSE_S)
         self.plain_from = max(self.plain_from, self.refused_until)
+
+    def _stalled(self, now: float) -> None:
+        words = f"it promised answers and gave none for {self.progress.overdue_s(now):.2f} s"
+        self.degradation.stalled(words, now)
+        self.breaker.trip(words, now, self.draw(), cap_s=_STALL_CAP_S)
 
     def warm_up(self, now: float) -> None:
         """Begin a slow start."""

@@ -8,12 +8,14 @@ Every target has two, since a process that answers nonsense and a path that swal
 different proofs and different cures (`blame` says whose an error is):
 
     the target's   opens on its own hard failures: `threshold` in a row, or fewer than half good of ten or more in ten
-                   seconds. Only an answer speaks for it.
+                   seconds; and when it stalls, that is promises answers and gives none (`progress.py`). Only an answer
+                   speaks for it.
     the path's     opens on connections that fail, and when three attempts stay unacknowledged (`LinkEstimate.is_mute`).
                    Any frame that arrives speaks for it (`heard`): a pong proves as much as an answer.
 
 Nothing else counts. A caller's bad request, a full queue, a budget that was too short and our own cancellations say
-nothing about health. An Overloaded answer is load, and belongs to the queue estimate.
+nothing about health, unless the target had promised its answer for an earlier instant and owes it: `attempt.py` then
+reports a failure. An Overloaded answer is load, and belongs to the queue estimate.
 
 While half open one attempt at a time goes through as a probe. A probe that was cancelled gives its place back.
 Attempts from before it opened change nothing when they end: only probes speak for the target as it is now. They are
@@ -95,7 +97,7 @@ class Breaker:
     """Mutable. `allows` before placing, `launched` with each attempt, `record` at its end with what `launched` said."""
 
     __slots__ = (
-        "_base_s", "_cap_s", "_failures", "_on_move", "_openings", "_probing", "_recent", "_successes", "_threshold",
+        "_base_s", "_cap_s", "_cap_now_s", "_failures", "_on_move", "_openings", "_probing", "_recent", "_successes", "_threshold",
         "reason", "retry_at", "state",
     )  # fmt: skip
 
@@ -113,7 +115,7 @@ class Breaker:
         self.reason = ""  # why it is not closed, in words
         self._threshold = threshold
         self._base_s = base_s
-        self._cap_s = cap_s
+        self._cap_s = self._cap_now_s = cap_s
         self._on_move = on_move
         self._recent = SuccessWindow()
         self._failures = 0  # in a row
@@ -162,10 +164,24 @@ class Breaker:
             self._half_open(_BreakerEvent.HEARD, now)
         self._succeeded(now)
 
-    def trip(self, reason: str, now: float, draw: float) -> None:
-        """Open a closed one on other evidence than calls that ended. Nothing if it is not closed."""
+    def trip(self, reason: str, now: float, draw: float, *, cap_s: float | None = None) -> None:
+        """Open a closed one on other evidence than calls that ended. Nothing if it is not closed.
+
+        Args:
+            cap_s: the longest time without a probe until it is closed again; None: as ever.
+        """
         if self.state is BreakerState.CLOSED:
+            self._cap_now_s = self._cap_s if cap_s is None else cap_s
             self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
+
+    def answered_late(self, now: float) -> None:
+        """An answer came to an attempt from before it opened. Where it was tripped for silence, a probe is due now."""
+        if self._cap_now_s < self._cap_s:
+            self.cut_short(now)
+
+    def cut_short(self, now: float) -> None:
+        """What made it open was mended, by what is known: the next probe is due now."""
+        self.retry_at = min(self.retry_at, now)
 
     def retire(self) -> None:
         """It stands for no target any more: attempts from its time may still end on it, and `on_move` is not called."""
@@ -188,6 +204,7 @@ class Breaker:
         if self._successes < _PROBES_TO_CLOSE:
             return self._move(_BreakerEvent.SUCCESS, now)
         self._openings = 0
+        self._cap_now_s = self._cap_s
         self.reason = ""
         self._recent.clear()  # what it did before it was mended is held against it no more
         return self._move(_BreakerEvent.ENOUGH, now)
@@ -212,7 +229,7 @@ class Breaker:
         return ""
 
     def _open(self, event: _BreakerEvent, reason: str, now: float, draw: float) -> None:
-        open_s = min(self._cap_s, self._base_s * 2.0**self._openings)
+        open_s = min(self._cap_now_s, self._base_s * 2.0**self._openings)
         self.retry_at = now + open_s * (0.8 + 0.4 * draw)
         self.reason = reason
         self._openings = min(self._openings + 1, 30)  # 2^30 is past any cap; keeps the power finite

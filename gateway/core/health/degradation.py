@@ -11,6 +11,7 @@ number is still an answer. A condition is the name of such a decay, since when, 
     thermal        it throttles, or is hot              the price of heat, for as long as the condition lasts
     queue_buildup  the wait is long and grows           no hedges go there
     error_burst    failures come in numbers             no hedges go there
+    stalled        promises answers and gives none      its breaker opens (`progress.py`)
 
 Levers are mild on purpose: predictions already hold what answers have shown, so a condition changes what they cannot
 say, and its chief use is to be reported to people before a deadline is missed.
@@ -39,7 +40,9 @@ from gateway.core.health.detectors import (
 )
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
-Name = Literal["slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst"]
+Name = Literal[
+    "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled"
+]
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 Variant = tuple[str, str, str]  # model, version, variant
 
@@ -73,7 +76,9 @@ class ConditionChange(NamedTuple):
 class Degradation:
     """Mutable: told of answers, failures and looks. `active` are the conditions that hold now, by name."""
 
-    __slots__ = ("_errors", "_gone_since", "_look_at", "_memory", "_queue", "_speeds", "_way", "active", "changes")
+    __slots__ = (
+        "_errors", "_gone_since", "_look_at", "_memory", "_queue", "_speeds", "_stall", "_way", "active", "changes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.active: dict[Name, Condition] = {}
@@ -81,6 +86,7 @@ class Degradation:
         self._look_at = -inf
         self._gone_since: dict[Name, float] = {}  # of active ones: when their sign was gone
         self._speeds: dict[Variant, SpeedDetector] = {}
+        self._stall = ""  # why it is thought to stand still
         self._errors = ErrorDetector()
         self._queue = QueueDetector()
         self._way = PathDetector()
@@ -98,8 +104,15 @@ class Degradation:
 
     def ended(self, *, failed: bool, now: float) -> None:
         """An attempt ended in a way that says something of the target or of the way to it."""
+        if not failed:
+            self._stall = ""
         if self._errors.ended(failed=failed):
             self._judge("error_burst", self._errors.look(), now)
+
+    def stalled(self, words: str, now: float) -> None:
+        """The target owes answers and gives none."""
+        self._stall = words
+        self._judge("stalled", words, now)
 
     def look(self, now: float, *, rtt_s: float, wait_s: float, conditions: DeviceConditions = UNTOLD) -> None:
         """The regular look, about once a second: at the path, the queue and what the device says of itself."""
@@ -119,6 +132,7 @@ class Degradation:
         """Another process answers there now: what ailed the old one is over, and its caches are cold."""
         for name in [name for name in self.active if name not in _OF_THE_PATH]:
             self._end(name, now)
+        self._stall = ""
         self._errors, self._queue, self._memory = ErrorDetector(), QueueDetector(), MemoryDetector()
         for speed in self._speeds.values():
             speed.cool_down()
@@ -162,6 +176,7 @@ class Degradation:
 
     def _look_again(self, now: float) -> None:
         """Let conditions end whose sign is only seen with answers, where answers may have stopped coming."""
+        self._judge("stalled", self._stall, now)
         for name in _OF_A_VARIANT:
             held = self.active.get(name)
             if held is not None and held.variant is not None:

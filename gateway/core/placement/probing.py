@@ -72,7 +72,8 @@ class ProbePlacer:
         ask, now = decision.ask, decision.at
         assert decision.chosen is not None
         otherwise_s = decision.chosen.finish_s + decision.chosen.margin_s
-        due = [one for one in self._due(ask, now, exclude) if one.finish_s + otherwise_s <= ask.deadline - now]
+        left_s = ask.deadline - now - otherwise_s
+        due = [one for one in self._due(ask, now, exclude) if one.finish_s + one.margin_s <= left_s]
         return min(due, key=_finish, default=None)
 
     def _last_chance(self, decision: Decision, exclude: Collection[str]) -> Decision:

@@ -25,7 +25,8 @@ together, and all would be judged. The choice is the same as if all had been. Sc
 are, and formatted only for an explanation.
 
 One calibration serves all targets, so it never changes their order by chance: a calibration for each tier made an idle
-edge look worse than a busy pool for as long as some other edge's misfortune was remembered.
+edge look worse than a busy pool for as long as some other edge's misfortune was remembered. What one target does worse
+than its claims is its own (`TargetBias`), lowers its claims alone, and is 0 unless it is beyond chance.
 
 It can be wrong where the parts are, and the weights are a taste. Source: docs/design/routing.md, "Placement by
 utility".
@@ -149,13 +150,14 @@ class UtilityPlacer(Placer):
         if sure_value + worth * apply_curve(takes.at_most(budget_s), curve) <= at_least:
             return None
         chance = takes.by(budget_s)
-        claimed = apply_curve(chance, curve)
+        claimed = max(0.0, apply_curve(chance, curve) + candidate.offered.target.bias.shift)
         return CandidateScore(chance, claimed, harm, sure_value + worth * claimed, rent, ahead_s)
 
     def _staked(self, chosen: Candidate, verdict: CandidateScore | None, place: QueuePosition, now: float) -> Candidate:
         """The chosen candidate with its claim, and its times at its own position in the queue instead of at the end."""
         assert verdict is not None  # the best was judged: any value is more than minus infinity
-        prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration)
+        bias = chosen.offered.target.bias
+        prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration, bias)
         wait_s = chosen.target.expected_wait_s(verdict.ahead_s, now)
         return chosen._replace(
             claim=PlacementClaim(prediction, place, verdict.harm + verdict.rent),

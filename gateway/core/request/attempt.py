@@ -4,7 +4,9 @@ Both the gateway's request execution and the simulator report here, so that the 
 the queue estimate counts it while it is under way; an answer teaches the cost of its compute, the link's round
 trip, health, and whether its chance and its time were claimed rightly; an error teaches the health of the target or
 of the path, whichever failed; our own cancellation teaches nothing but that an accept-ack or an answer was
-overdue. An observer on the candidate hears of the launch and of the end as well.
+overdue. An answer that the target had promised for an instant that is past is owed (`health/progress.py`): of a probe
+its absence is a failure, and of others once the target stalls. An observer on the candidate hears of the launch and of
+the end as well.
 
 A target that fails in a millisecond must not look fast for it: it would always look idle, and draw all
 traffic into its failure. So a failure that is the target's own enters its cost as the longer of the time that it took
@@ -35,6 +37,9 @@ from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalE
 from tidegate.types import Accepted, LoadReport
 
 _P99_SIGMAS: Final = 2.326
+_DUE_MARGINS: Final = 2.0  # margins of 1.645 standard deviations after which a promised answer is due: 99.95 %
+_LONGEST_S: Final = 3600.0  # that an ack may promise: it comes from the network
+_NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
 # Ends that say nothing about how well time was predicted. A target that fails or refuses is the breaker's and the
 # wait's business: counted against the claims of its whole tier, eight refusals of one edge emptied all edges for 5 s.
 _NO_WORD_ON_TIME: Final = (CallerError, Overloaded, BadAnswer, InternalError)
@@ -53,6 +58,7 @@ class AttemptTelemetry:
         "_path_probe",
         "_plain",
         "_probe",
+        "_progress",
         "_scaling",
         "_stake",
         "_toll",
@@ -83,8 +89,10 @@ class AttemptTelemetry:
         self._stake = candidate.claim
         place = self._stake and self._stake.place
         self._ledger.launch(key, added_work_s(candidate), now, place, call_s=candidate.offered.cost.call_s())
+        self._progress = target.progress
         if not self._link.acknowledges:
             self._ledger.accepted(key)
+            self._progress.due(key, now + candidate.finish_s + _DUE_MARGINS * candidate.margin_s, now)
         self._link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
@@ -114,9 +122,11 @@ class AttemptTelemetry:
         self._path.heard(now)
         self._ledger.accepted(self._key)
         self.candidate.offered.target.refusals = 0
+        candidate = self.candidate
+        due_s = word.finish_in_s + 0.5 * candidate.link_s + _DUE_MARGINS * candidate.margin_s
+        self._progress.due(self._key, now + min(due_s, _LONGEST_S), now)
         if not self._plain:
             return
-        candidate = self.candidate
         expected_s = max(0.0, candidate.ahead_s - (now - self.launched_at - candidate.link_s))
         promised_s = max(0.0, word.finish_in_s - candidate.compute_s)
         self._ledger.apply_ack(promised_s - expected_s, now)
@@ -124,6 +134,7 @@ class AttemptTelemetry:
     def answered(self, stages: Mapping[str, float], load: LoadReport | None, now: float, body_bytes: int = 0) -> float:
         """Note an answer with its stage times and size; returns the link's share of its time, in seconds."""
         self._ledger.finish(self._key, now)
+        self._progress.answered(self._key, now)
         self._link.ended(self._key, now, heard=True)
         self.candidate.offered.target.refusals = 0
         if self._stake is not None:
@@ -156,12 +167,13 @@ class AttemptTelemetry:
     def failed(self, error: ServeError, now: float, draw: float) -> None:
         """Note an error; `draw` is uniform in [0, 1)."""
         self._ledger.finish(self._key, now)
+        is_owed = self._progress.is_owed(self._key, now)
         # Only a refusal surely came from the far side: other errors may be our own word for silence.
         self._link.ended(self._key, now, heard=isinstance(error, Overloaded))
         if not isinstance(error, _NO_WORD_ON_TIME):
             self._told(late=True)
             if self._stake is not None:
-                self._stake.prediction.failed()
+                self._stake.prediction.failed(now, is_fault=is_owed)
         target = self.candidate.offered.target
         if isinstance(error, Overloaded):
             target.refused(error.retry_after_s, now)
@@ -171,10 +183,13 @@ class AttemptTelemetry:
         if blamed.target is AttemptVerdict.FAILURE:
             cost, total_s = self.candidate.offered.cost, now - self.launched_at
             cost.record(self._units, max(total_s, cost.predict_s(self._units) * exp(_P99_SIGMAS * cost.sigma)))
+        elif is_owed and isinstance(error, DeadlineExceeded):
+            blamed = self._blame_for_debt(now)
         self._end(blamed, now, draw)
+        self._progress.ended(self._key, now)
         if self._toll is None:
             return
-        if isinstance(error, Overloaded | DeadlineExceeded):
+        if isinstance(error, Overloaded) or (isinstance(error, DeadlineExceeded) and not is_owed):
             self._toll.refused(now, full=isinstance(error, Overloaded))
         else:
             self._toll.failed(now)
@@ -190,14 +205,16 @@ class AttemptTelemetry:
         else:
             self._ledger.abandon(self._key, now)
         self._link.ended(self._key, now, heard=False)
+        is_owed = not hopeless and self._progress.is_owed(self._key, now)
         if self._stake is not None:
             if hopeless:
-                self._stake.prediction.failed()
+                self._stake.prediction.failed(now)
             else:
-                self._stake.prediction.given_up(now)
+                self._stake.prediction.given_up(now, is_fault=is_owed)
         if self._is_overdue(now):
             self._told(late=True)
-        self._end(Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED), now, 0.0)
+        self._end(self._blame_for_debt(now) if is_owed else _NOBODY, now, 0.0)
+        self._progress.ended(self._key, now)
         if self._toll is not None and hopeless:
             self._toll.refused(now, full=False)
         elif self._toll is not None:
@@ -220,6 +237,11 @@ class AttemptTelemetry:
         elif now - queue_s <= self._stake.place.deadline:
             self._scaling.ended(in_time=False)
 
+    def _blame_for_debt(self, now: float) -> Blame:
+        """What an answer says that was due and did not come: that a stalled target stalls, or a probe failed."""
+        is_fault = self._probe or self._progress.is_stalled(now)
+        return _NOBODY._replace(target=AttemptVerdict.FAILURE) if is_fault else _NOBODY
+
     def _is_overdue(self, now: float) -> bool:
         return now - self.launched_at > self.within_s
 
@@ -229,6 +251,8 @@ class AttemptTelemetry:
         self.candidate.offered.target.interval_width.record(crowding, late=late)
 
     def _end(self, blamed: Blame, now: float, draw: float) -> None:
+        if blamed.target is AttemptVerdict.SUCCESS and not self._probe:
+            self._breaker.answered_late(now)
         self._breaker.record(blamed.target, now, draw, probe=self._probe)
         self._path.record(blamed.path, now, draw, probe=self._path_probe)
         if AttemptVerdict.FAILURE in blamed:

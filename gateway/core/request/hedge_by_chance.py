@@ -19,6 +19,9 @@ Tokens are worth the more the fewer are left, from MIN_GAIN to MOST_GAIN in equa
 knapsack. With one threshold a stormy minute spends its tokens on hedges that hardly gain, and the next attempt that is
 surely lost finds none (simulated, four-fold jitter at 0.6 of the knee: one point of attainment for no extra load).
 
+An attempt whose target has stalled (`health/progress.py`) is as good as refused too, and moves at every load: it is not
+computed where it is.
+
 Guards, since a hedge that is not needed is load: one budget for all requests (`TokenBudget`, shared with fallbacks);
 another failure domain than the first's; only last resorts while `overloaded` says so.
 
@@ -117,13 +120,16 @@ class ChanceHedging:
         first_takes = _completion_of_pending(watched, now)
         second_takes = candidate_completion(second, second.ahead_s, now)
         weight, externality = queue_position(ask).weight, second.claim.externality if second.claim is not None else 0.0
+        if _is_owed_for_good(watched, now):
+            fresh = self._claimed(second_takes.by(ask.deadline - now), second)
+            return Hedge(now, instead=True) if fresh >= _HOPELESS else None
         step_s = max((last - now) / _LOOKS, 1e-9)
         # MIN_GAIN with a full budget, MOST_GAIN with an empty one, in equal ratios between
         token_worth = MIN_GAIN * (MOST_GAIN / MIN_GAIN) ** self.tokens.spent
         for look in range(0 if self._overloaded() else _LOOKS + 1):
             at = now + look * step_s
             left = self._left(watched, first_takes, ask.deadline, at)
-            fresh = self._claimed(second_takes.by(ask.deadline - at))
+            fresh = self._claimed(second_takes.by(ask.deadline - at), second)
             # weight · (1 − P) · H − LAMBDA · cost − externality
             gain = weight * (1.0 - left) * fresh - self._placer.prices.cost * second.cost - externality
             if fresh <= left or gain < MIN_GAIN:
@@ -143,7 +149,7 @@ class ChanceHedging:
         if watched.promised_at is None:
             return False
         promised = takes._replace(trust=1.0).by(deadline - watched.launched_at)
-        return self._claimed(promised) < _HOPELESS
+        return self._claimed(promised, watched.candidate) < _HOPELESS
 
     def _left(self, watched: PendingAttempt, takes: CompletionTime, deadline: float, at: float) -> float:
         """The first attempt's chance, if nothing has come from it by `at`."""
@@ -152,11 +158,11 @@ class ChanceHedging:
             unheard_s = max(0.0, silence_s - SLACK_S)
             return takes._replace(trust=1.0).unacknowledged(unheard_s, deadline - watched.launched_at, BROKEN)
         by_deadline = takes.by(deadline - watched.launched_at)
-        claimed = min(_SUREST, self._claimed(by_deadline))
+        claimed = min(_SUREST, self._claimed(by_deadline, watched.candidate))
         return chance_after_silence(takes.by(silence_s), by_deadline, claimed)
 
-    def _claimed(self, chance: float) -> float:
-        return apply_curve(chance, self._placer.calibration.curve)
+    def _claimed(self, chance: float, of: Candidate) -> float:
+        return max(0.0, apply_curve(chance, self._placer.calibration.curve) + of.offered.target.bias.shift)
 
     def __repr__(self) -> str:
         return f"<ChanceHedging {self.tokens!r}>"
@@ -175,5 +181,14 @@ def _completion_of_pending(watched: PendingAttempt, now: float) -> CompletionTim
     if watched.promised_at is None:
         return takes
     # The promise is of the mean; what is uncertain of compute and wait stays as it was.
-    busy_s = watched.promised_at - watched.launched_at - candidate.link_s
-    return takes._replace(busy_s=max(0.0, busy_s))
+    busy_s = max(0.0, watched.promised_at - watched.launched_at - candidate.link_s)
+    # A probe that was taken has its chance: a hedge that answers first would leave the target in doubt for ever.
+    return takes._replace(busy_s=busy_s, trust=1.0) if watched.is_probe else takes._replace(busy_s=busy_s)
+
+
+def _is_owed_for_good(watched: PendingAttempt, now: float) -> bool:
+    """Whether the attempt's target has stalled; of a probe, whether it has not answered when it should have."""
+    target, promised_at = watched.candidate.offered.target, watched.promised_at
+    if now < target.progress.look_at or not target.progress.is_stalled(now):
+        return False
+    return not watched.is_probe or (promised_at is not None and now > promised_at + 2.0 * watched.candidate.margin_s)

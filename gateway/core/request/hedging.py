@@ -22,15 +22,20 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Decision
 
 EARLY_S: Final = 0.001  # event loops round: a timer that is this early counts as due
+OVERDUE_AGAIN_S: Final = 0.1
 AGAIN_S: Final = 0.05  # what is not looked at again sooner than this would be too late for any request
 
 
 class PendingAttempt(NamedTuple):
-    """An attempt that has not answered. `promised_at`: when its target said that the answer would be here."""
+    """An attempt that has not answered. `promised_at`: when its target said that the answer would be here.
+
+    `is_probe`: it was sent to find out whether a distrusted target works, and is watched as if that were trusted.
+    """
 
     candidate: Candidate
     launched_at: float
     promised_at: float | None = None
+    is_probe: bool = False
 
 
 class Hedge(NamedTuple):
@@ -109,13 +114,16 @@ def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Ca
     return overdue if overdue + alternative.finish_s <= deadline else None
 
 
-def next_look_at(now: float, deadline: float) -> float | None:
+def next_look_at(now: float, deadline: float, *, is_overdue: bool = False) -> float | None:
     """When to look again after a look that found no help: after half of the time that is left; None near the deadline.
 
-    Too much went on, no other target was there, or no token was left: any of these may pass.
+    Too much went on, no other target was there, or no token was left: any of these may pass. Where the attempt's own
+    target is overdue it may soon be known to have stalled, so that is looked for sooner.
     """
     half_s = (deadline - now) / 2
-    return now + half_s if half_s >= AGAIN_S else None
+    if half_s < AGAIN_S:
+        return None
+    return now + (min(half_s, OVERDUE_AGAIN_S) if is_overdue else half_s)
 
 
 def is_silent(promised_at: float | None, now: float, deadline: float) -> bool:

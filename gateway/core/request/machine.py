@@ -49,6 +49,7 @@ from gateway.core.fleet.variant_rank import is_degraded_answer, is_lesser
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
+from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.hedging import EARLY_S, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from tidegate.outcome import (
@@ -113,7 +114,7 @@ class RequestMachine:
 
     __slots__ = (
         "_ask", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held", "_launched",
-        "_max_attempts", "_may_hedge", "_pending", "_placement", "_provisional", "_reasons", "_tried", "_watched",
+        "_max_attempts", "_may_look", "_pending", "_placement", "_provisional", "_reasons", "_tried", "_watched",
         "decision", "done",
     )  # fmt: skip
 
@@ -140,7 +141,7 @@ class RequestMachine:
         self._pending: set[int] = set()
         self._errors: list[tuple[str, ServeError]] = []  # (target, why), in order
         self._hedge_at: float | None = None
-        self._may_hedge = False
+        self._may_look = False
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
         self._watched: PendingAttempt | None = None  # the latest attempt, with its target's promise
         self._held = False  # no target is there, one may be at the next timer
@@ -171,7 +172,7 @@ class RequestMachine:
             return []
         promised_at = now + accepted.finish_in_s + watched.candidate.link_s / 2
         self._watched = watched = watched._replace(promised_at=promised_at)
-        if not self._may_hedge or now + EARLY_S >= self._ask.deadline:
+        if not self._may_look or now + EARLY_S >= self._ask.deadline:
             return []
         look_at = self._hedges.second_look(self._ask, watched, now)
         if look_at is None:
@@ -256,12 +257,10 @@ class RequestMachine:
         self._tried.append(chosen.target.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
-        self._watched = PendingAttempt(chosen, now)
-        # One hedge a request: more than that is load, not insurance. A provisional answer is insurance enough.
-        self._may_hedge = may_hedge = (
-            self._hedging is None and self._provisional is None and len(self._launched) < self._max_attempts
-        )
-        self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_hedge else None
+        self._watched = PendingAttempt(chosen, now, is_probe=reason == PROBE)
+        # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
+        self._may_look = may_look = self._provisional is None and len(self._launched) < self._max_attempts
+        self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
         return [Launch(attempt, chosen), self._wake()]
 
     def _hedge(self, now: float) -> list[Action]:
@@ -269,22 +268,24 @@ class RequestMachine:
         assert watched is not None  # only a launch sets the timer that leads here
         decision = self._placement.decide(self._ask, now, self._hedges.avoid(self._launched))
         hedge = self._hedges.plan(self._ask, watched, decision, now)
-        if hedge is not None and hedge.at > now + EARLY_S:
-            self._hedge_at = hedge.at
-            return [self._wake()]
         if hedge is not None and hedge.instead:
             return self._move(decision, now)
-        if hedge is None or not self._hedges.may_hedge():
-            self._hedge_at = next_look_at(now, self._ask.deadline)
+        # One hedge a request: more than that is load, not insurance.
+        if hedge is not None and hedge.at > now + EARLY_S and self._hedging is None:
+            self._hedge_at = hedge.at
+            return [self._wake()]
+        if hedge is None or self._hedging is not None or not self._hedges.may_hedge():
+            is_overdue = watched.promised_at is not None and now > watched.promised_at
+            self._hedge_at = next_look_at(now, self._ask.deadline, is_overdue=is_overdue)
             return [self._wake()]
         self._hedging = len(self._launched)
         return self._launch(decision, now, hedge.reason)
 
     def _move(self, decision: Decision, now: float) -> list[Action]:
-        """Take the attempt that promised to be late out of its queue, as if it had been refused."""
+        """Take the attempt that will not be in time out of its queue, as if it had been refused."""
         hopeless = len(self._launched) - 1
         self._pending.discard(hopeless)
-        late = Overloaded("it promised its answer for after the deadline")
+        late = Overloaded("it would not have answered in time")
         self._errors.append((self._launched[hopeless].target.id, late))
         return [Cancel(hopeless, hopeless=True), *self._launch(decision, now, "fallback")]
 

@@ -10,11 +10,11 @@ from typing import Final
 from tests.bench.fault_rows.trial import Check, Trial, milliseconds, points
 from tests.support.faults.matrix import Act, Matrix, Row
 from tests.support.faults.matrix_seen import Flight, Seen
+from tests.support.gateway.casts import EDGES
 
 FAILING: Final = "device-2"
 MODULES: Final = {
-    FAILING: "tests.support.edge.odd_edge",
-    "device-3": "tests.support.edge.odd_edge",
+    **{f"device-{number + 1}": "tests.support.edge.odd_edge" for number in range(EDGES)},
     "gateway": "tests.support.gateway.odd_gateway",
 }
 

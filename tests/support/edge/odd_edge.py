@@ -2,7 +2,7 @@
 
 SIGUSR1 makes it fail every request in no time, as a device with a broken runtime does, and the next one mends it.
 SIGURG makes every computation take three times as long, as on a device that got too hot, and the next one cools it.
-SIGUSR2 steps its wall clock (`tests/support/odd_clock.py`).
+SIGUSR2 steps its wall clock (`tests/support/odd_clock.py`), SIGWINCH slows its workers (`tests/support/slow_worker.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edge_agent.cli import edge
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
 from tests.support.odd_clock import step_on_signal
+from tests.support.slow_worker import slow_workers_on_signal
 from tidegate import clock
 from tidegate.outcome import InternalError
 from tidegate.types import Call, Reply
@@ -67,5 +68,6 @@ def slow_down_on_signal() -> None:
 if __name__ == "__main__":
     fail_on_signal()
     slow_down_on_signal()
+    slow_workers_on_signal()
     step_on_signal()
     edge(prog_name="odd edge")

@@ -64,6 +64,7 @@ class Row:
         step: how many times the load there is during the fault.
         retries: how often a caller without an answer asks again, at once.
         leaving: the share of callers that go before they have their answer.
+        budget_ms: of every request; None: as the cast has them.
         changes: how often the fault changes the state of one target; logs may have a few lines for each.
     """
 
@@ -80,6 +81,7 @@ class Row:
     retries: int = 0
     leaving: float = 0.0
     changes: int = 1
+    budget_ms: float | None = None
 
 
 _NOTHING: Final = Row("", "nothing is broken", lambda _matrix: (), during_s=0.0, after_s=0.0)
@@ -185,12 +187,13 @@ class Matrix(Staged):
             return outcomes_of("")
 
     def _scenario_of(self, row: Row) -> Path:
-        if row.step == 1.0 and not row.retries:
+        if row.step == 1.0 and not row.retries and row.budget_ms is None:
             return self.cast.scenario
         raw = yaml.safe_load(self.cast.scenario.read_text())
         raw["arrivals"]["steps"] = [{"at_s": row.before_s, "for_s": row.during_s, "times": row.step}]
         for kind in raw["classes"]:
             kind["retries"] = row.retries
+            kind["budget_ms"] = row.budget_ms or kind["budget_ms"]
         path = self._folder / f"fleet-{row.number}.yaml"
         path.write_text(yaml.safe_dump(raw))
         return path

@@ -1,4 +1,7 @@
-"""A pool that refuses everything from one SIGUSR1 to the next, as a full one does; the rest is the real one."""
+"""A pool that refuses everything from one SIGUSR1 to the next, as a full one does; the rest is the real one.
+
+SIGWINCH slows its workers (`tests/support/slow_worker.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import signal
 
 from cloud_pool.cli import pool
 from cloud_pool.serving.host import PoolHost
+from tests.support.slow_worker import slow_workers_on_signal
 from tidegate.outcome import Overloaded
 from tidegate.types import Call, Reply
 
@@ -31,4 +35,5 @@ def refuse_on_signal() -> None:
 
 if __name__ == "__main__":
     refuse_on_signal()
+    slow_workers_on_signal()
     pool(prog_name="odd pool")

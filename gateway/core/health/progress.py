@@ -1,0 +1,137 @@
+"""The progress watch finds a target that takes requests, promises answers, and gives none.
+
+A worker that has stopped computing is hard to see: its agent acknowledges, its link is quick, its heartbeats come. What
+it cannot do is keep a promise. Every attempt that a target has accepted is due at an instant, by the target's own
+accept-ack (or, where a path acknowledges nothing, by what was predicted at the launch) and with the spread that such
+predictions have. While an attempt is due and nothing is answered, the target owes an answer:
+
+    overdue = time since the last answer in which an attempt was due, was under way, and nothing came
+    stalled   overdue > patience          patience = LEAST_S + TIMES · how late its answers usually are, at most MOST_S
+
+A single late attempt is no evidence: it was overtaken by more urgent ones, or its queue was predicted wrongly, and
+taking that for a fault feeds back on itself. Therefore any answer, also a late one and to whatever request, pays the
+whole debt: a target that is slow or crowded makes progress, and its queue is another estimate's business. An attempt
+that is given up before its target was due proves nothing; the time for which one was due and under way is kept, so that
+requests with budgets shorter than the patience add up to the same evidence.
+
+A stall must be seen twice, `SEEN_TWICE_S` apart: where this process stood still itself the answers wait to be read, and
+the first look comes before them.
+
+Lateness follows its peaks within a few answers and forgets them over some thirty. What is later than the patience that
+it makes says no more than that.
+
+Invariants: overdue time never falls but by an answer or by `FORGET_S` without any attempt under way; no debt without an
+attempt that was due. O(1), but for the end of the attempt that was due first: O(attempts under way).
+Source: docs/design/faults.md, "Gray failure"; Chen, Toueg and Aguilera, "On the Quality of Service of Failure
+Detectors", 2002 (freshness points from expected arrivals); Huang et al., "Gray Failure: The Achilles' Heel of
+Cloud-Scale Systems", HotOS 2017.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+LEAST_S: Final = 0.2  # a busy machine's worth: no answer is missed for less
+TIMES: Final = 4.0
+MOST_S: Final = 1.0  # a caller with a budget of a second or two can still be answered elsewhere
+SEEN_TWICE_S: Final = 0.02
+FORGET_S: Final = 10.0  # a debt of which nothing was heard for so long, because nobody asked, is void
+_LEARN_WEIGHT, _FORGET_WEIGHT = 1 / 4, 1 / 32
+
+
+class ProgressWatch:
+    """Mutable: `due`, then once for each attempt `answered` or `ended`; `is_stalled` is the verdict."""
+
+    __slots__ = ("_carried_s", "_due", "_idle_since", "_late_s", "_owed_from", "_seen_at", "look_at")
+
+    def __init__(self) -> None:
+        self.look_at = inf  # before this instant the target is surely not stalled
+        self._due: dict[int, float] = {}  # attempt → when its answer is due, in order of acceptance
+        self._owed_from = inf  # when the earliest of them is due, or the last answer, if that came later
+        self._carried_s = 0.0  # overdue time before that, since the last answer
+        self._idle_since = 0.0  # when the last attempt ended, while none is under way
+        self._late_s = 0.0  # how late answers have been lately
+        self._seen_at: float | None = None  # the first look that found it stalled
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may owe an answer."""
+        return min(MOST_S, LEAST_S + TIMES * self._late_s)
+
+    @property
+    def under_way(self) -> int:
+        """Attempts that are to be answered."""
+        return len(self._due)
+
+    def due(self, attempt: int, at: float, now: float) -> None:
+        """The answer to this attempt is to come by `at`. A second word on the same attempt replaces the first."""
+        if not self._due and now - self._idle_since > FORGET_S:
+            self._carried_s, self._seen_at = 0.0, None
+        known = self._due.get(attempt)
+        self._due[attempt] = at
+        if known is not None and known <= self._owed_from:
+            self._next_owed(now)
+        elif at < self._owed_from:
+            self._owed_from = at
+        self._set_look()
+
+    def answered(self, attempt: int, now: float) -> None:
+        """An answer came: whatever was owed is paid. How late it was is learned."""
+        at = self._due.pop(attempt, None)
+        if at is not None:
+            late_s = min(max(0.0, now - at), self.patience_s)
+            self._late_s += (_LEARN_WEIGHT if late_s > self._late_s else _FORGET_WEIGHT) * (late_s - self._late_s)
+        self.progressed(now)
+
+    def progressed(self, now: float) -> None:
+        """The target has shown otherwise that it computes."""
+        self._carried_s, self._seen_at = 0.0, None
+        self._owed_from = max(now, next(iter(self._due.values()))) if self._due else inf
+        self._idle_since = now
+        self._set_look()
+
+    def ended(self, attempt: int, now: float) -> None:
+        """The attempt is over without an answer: given up, refused, or failed."""
+        at = self._due.pop(attempt, None)
+        if at is None:
+            return
+        if at <= self._owed_from or not self._due:
+            self._next_owed(now)
+        self._idle_since = now
+        self._set_look()
+
+    def is_owed(self, attempt: int, now: float) -> bool:
+        """Whether the answer to this attempt was due before now, and has not come."""
+        at = self._due.get(attempt)
+        return at is not None and at < now
+
+    def overdue_s(self, now: float) -> float:
+        """For how long an answer has been owed and none came."""
+        return self._carried_s + max(0.0, now - self._owed_from)
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it has owed an answer for longer than its patience, by two looks some time apart."""
+        if now < self.look_at or self.overdue_s(now) <= self.patience_s:
+            return False
+        if self._seen_at is None:
+            self._seen_at = now
+        return now - self._seen_at >= SEEN_TWICE_S
+
+    def _next_owed(self, now: float) -> None:
+        """The attempt that was due first is not any more: what was owed until now is kept, and the next one counts."""
+        if now > self._owed_from:
+            self._carried_s += now - self._owed_from
+            self._owed_from = now
+        first = min(self._due.values(), default=inf)
+        self._owed_from = max(self._owed_from, first) if now >= self._owed_from else first
+
+    def _set_look(self) -> None:
+        left_s = self.patience_s - self._carried_s
+        self.look_at = self._owed_from + left_s if left_s > 0.0 else 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProgressWatch {len(self._due)} under way, {self._carried_s * 1e3:.0f} ms carried,"
+            f" {self.patience_s * 1e3:.0f} ms patience>"
+        )

@@ -1,0 +1,114 @@
+"""Rows 28 to 30: workers stop computing, or compute twenty times too slowly, while agents, links and heartbeats are well.
+
+    28 one edge's worker    29 all edges' workers    30 the pool's worker
+
+The letters go through stopped (SIGSTOP) and slowed (`tests/support/slow_worker.py`), budgets of 300 ms, 1 s and 2 s, at
+0.3 and at 0.6 of the knee. `LOST` is what may be lost: nothing where there is a second for each request, and with
+300 ms what is under way when it happens and what comes within 100 ms.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+import psutil
+
+from tests.bench.fault_rows.links import POOL
+from tests.bench.fault_rows.trial import Check, Trial
+from tests.support.faults.matrix import Act, Matrix, Row
+from tests.support.faults.matrix_seen import Seen
+
+BUDGETS_MS: Final = (300, 1000, 2000)
+LOADS: Final = (0.3, 0.6)
+_ONLY_POOL: Final = 512  # units that no edge takes more of
+_AT_ONCE_S: Final = 0.1
+_SECOND_MS: Final = 1000
+_WHOSE: Final = {"28": "an edge's worker", "29": "all edges' workers", "30": "the pool's worker"}
+_SLOWED_BY: Final = signal.SIGWINCH  # `tests/support/slow_worker.py`
+
+
+def _names(number: str, matrix: Matrix) -> Sequence[str]:
+    return {"28": matrix.edges[:1], "29": matrix.edges, "30": ["pool"]}[number]
+
+
+def _workers(number: str, matrix: Matrix) -> list[psutil.Process]:
+    return [worker for name in _names(number, matrix) for worker in matrix.fleet.part(name).everyone()[1:]]
+
+
+def _stop(number: str) -> tuple[object, object]:
+    stopped: list[psutil.Process] = []
+
+    def acts(matrix: Matrix) -> list[tuple[float, Act]]:
+        def stop() -> None:
+            stopped[:] = _workers(number, matrix)
+            for worker in stopped:
+                worker.suspend()
+
+        return [(0.0, stop)]
+
+    def resume(_matrix: Matrix) -> None:
+        for worker in stopped:
+            if worker.is_running():  # most were killed and replaced by now
+                worker.resume()
+
+    return acts, resume
+
+
+def _slow(number: str) -> tuple[object, object]:
+    def turn(matrix: Matrix) -> None:
+        for name in _names(number, matrix):
+            matrix.fleet.part(name).signal(_SLOWED_BY)
+
+    return (lambda matrix: [(0.0, lambda: turn(matrix))]), turn
+
+
+def _targets(number: str, seen: Seen) -> set[str]:
+    known = seen.looks[0].states
+    return {"28": {"edge/device-1"}, "30": {POOL}}.get(number, {one for one in known if one.startswith("edge/")})
+
+
+def _checks(number: str, budget_ms: int) -> object:
+    def checks(seen: Seen) -> list[Check]:
+        hit = _targets(number, seen)
+        others = [one for one in seen.during.answers if number != "30" or one.units <= _ONLY_POOL]
+        lost = [one for one in others if one.status != 200 or one.latency_s > one.budget_s]
+        at = seen.broken_at
+        under_way = {one.number for one in others if one.at < at}
+        soon = {one.number for one in others if at <= one.at < at + _AT_ONCE_S}
+        may_be_lost = 0 if budget_ms >= _SECOND_MS else len(under_way | soon)
+        again = [seen.served_again_after(target) for target in hit]
+        return [
+            Check("lost", len(lost), "<=", may_be_lost),
+            Check("lost_late", sum(one.at >= at + 1.0 for one in lost), "<=", 0),
+            Check("used_again_s", None if None in again else min(one for one in again if one is not None), "<=", 3.0),
+        ]
+
+    return checks
+
+
+def _trials() -> list[Trial]:
+    trials = []
+    for number, whose in _WHOSE.items():
+        letters = iter("abcdefghijkl")
+        for how, fault in (("stop computing", _stop), ("compute 20 times too slowly", _slow)):
+            for load in LOADS:
+                for budget_ms in BUDGETS_MS:
+                    acts, end = fault(number)
+                    row = Row(
+                        f"{number}{next(letters)}",
+                        f"{whose} {how}; budgets of {budget_ms} ms at {load:g} of the knee",
+                        acts,  # type: ignore[arg-type]
+                        end,  # type: ignore[arg-type]
+                        during_s=6.0,
+                        load=load,
+                        changes=8,
+                        budget_ms=budget_ms,
+                    )
+                    is_quick = budget_ms == _SECOND_MS and load == LOADS[0]
+                    trials.append(Trial(row, _checks(number, budget_ms), quick=is_quick))  # type: ignore[arg-type]
+    return trials
+
+
+TRIALS: Final = tuple(_trials())
