@@ -34,8 +34,8 @@ class Unremembered(RequestExecution):
 
 
 def main() -> None:
-    gateway.app.Telemetry = Unwatched  # type: ignore[misc]
-    gateway.serving.dispatcher.RequestExecution = Unremembered  # type: ignore[misc]
+    gateway.app.Telemetry = Unwatched  # type: ignore[attr-defined]
+    gateway.serving.dispatcher.RequestExecution = Unremembered  # type: ignore[attr-defined]
     cli.gateway()
 
 
