@@ -149,9 +149,17 @@ async def _routes() -> dict[str, Any]:
         oip = OipRoutes(host, max_body_bytes=1)
         openai = openai_routes(host, stand_in, max_body_bytes=1)
         operators = operator_routes(
-            "main", gateway.fleet, gateway.catalog, gateway.dispatcher, gateway.directory, gateway.admission,
-            gateway.watch, "value", lambda: (), gateway.trials,
-        )  # fmt: skip
+            name="main",
+            fleet=gateway.fleet,
+            catalog=gateway.catalog,
+            dispatcher=gateway.dispatcher,
+            directory=gateway.directory,
+            admission=gateway.admission,
+            watch=gateway.watch,
+            policy="value",
+            rollouts=lambda: (),
+            trials=gateway.trials,
+        )
         admin = [
             *operators,
             *trial_routes(gateway.trials, gateway.catalog, gateway.fleet),
