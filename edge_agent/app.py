@@ -121,6 +121,11 @@ class EdgeApp:
         return self._host
 
     @property
+    def sync(self) -> EdgeSync | None:
+        """The sync with the fleet; None before the start and where no broker is configured."""
+        return self._sync
+
+    @property
     def deployment(self) -> Deployment:
         """Where the models come from."""
         assert self._deployment is not None, "enter the app first"
@@ -287,7 +292,7 @@ class EdgeApp:
                 config.mqtt,
                 fleet=config.fleet,
                 device=config.name,
-                state=self._state,
+                state=self.state,
                 epochs=self._epoch,
                 draw=self._draw,
                 agent_version=__version__,
@@ -303,7 +308,7 @@ class EdgeApp:
         """The gateways that the sync has heard of."""
         return self._sync.gateways if self._sync else {}
 
-    def _state(self) -> AgentState:
+    def state(self) -> AgentState:
         """What the fleet hears of this device."""
         host, seen = self.host, self._sensors.now if self._sensors else UNTOLD
         admission: Admission = "open"

@@ -252,10 +252,10 @@ class PoolScheduler:
     async def _serve(self) -> None:
         while True:
             self._changed.clear()
-            self._dispatch()
+            self.dispatch()
             await self._changed.wait()
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
         """Give every free worker what is due now, and prepare the next batches where possible. Never raises."""
         try:
             self._give_out(clock.now())
@@ -318,7 +318,7 @@ class PoolScheduler:
 
     def _wake(self, now: float) -> None:
         self._changed.set()
-        if not self.seats.any_free():  # else `_dispatch` is about to arm the timer
+        if not self.seats.any_free():  # else `dispatch` is about to arm the timer
             self._arm(now, worker_free=False)
 
     def _arm(self, now: float, *, worker_free: bool) -> None:
@@ -349,7 +349,7 @@ class PoolScheduler:
         try:
             computed = await slot.compute(batch.lane.key, batch.arrays(), patience)
             self._record(slot, batch, computed)
-            self._dispatch()  # the worker first, then the callers: it idles meanwhile
+            self.dispatch()  # the worker first, then the callers: it idles meanwhile
             self._settle(slot, batch, computed)
         except ServeError as error:
             self._failed(slot, batch, error)

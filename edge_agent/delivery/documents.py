@@ -32,7 +32,7 @@ _MAX_WORDS: Final = 300
 log = structlog.get_logger(__name__)
 
 
-class _Trust(msgspec.Struct, frozen=True):
+class TrustRecord(msgspec.Struct, frozen=True):
     pinned: str  # digest of the operator's keys under which the handover happened
     keys: dict[str, bytes]
 
@@ -117,14 +117,14 @@ class TrustedDocuments:
         keys = keys_after(desired, self._trusted)
         if keys != self._trusted:
             # Before the document: a cut in between lets the document come again, signed by the new keys as well.
-            content = msgspec.json.encode(_Trust(_stamp(self._pinned), dict(keys)))
+            content = msgspec.json.encode(TrustRecord(_stamp(self._pinned), dict(keys)))
             write_atomically(self.folder / "trust.json", content, parents=True)
             self._trusted = keys
             log.warning("the keys that are trusted for documents have changed", keys=sorted(keys))
 
     def _read_trust(self) -> Keys:
         try:
-            trust = msgspec.json.decode((self.folder / "trust.json").read_bytes(), type=_Trust)
+            trust = msgspec.json.decode((self.folder / "trust.json").read_bytes(), type=TrustRecord)
         except FileNotFoundError:
             return self._pinned
         except (msgspec.MsgspecError, UnicodeError) as error:

@@ -26,7 +26,7 @@ MAX_BLOCKED: Final = 64
 log = structlog.get_logger(__name__)
 
 
-class _JournalContent(msgspec.Struct, frozen=True):
+class JournalContent(msgspec.Struct, frozen=True):
     records: dict[str, Rollout] = {}
     blocked: dict[str, dict[str, int]] = {}
     v: Literal[1] = 1
@@ -37,7 +37,7 @@ class DeploymentJournal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._content = _JournalContent()
+        self._content = JournalContent()
 
     @property
     def records(self) -> Mapping[str, Rollout]:
@@ -49,7 +49,7 @@ class DeploymentJournal:
 
     def open(self) -> None:
         try:
-            self._content = msgspec.json.decode(self.path.read_bytes(), type=_JournalContent)
+            self._content = msgspec.json.decode(self.path.read_bytes(), type=JournalContent)
         except FileNotFoundError:
             pass
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -63,13 +63,13 @@ class DeploymentJournal:
             earlier = blocked.pop(rollout.content, {})
             blocked[rollout.content] = {**earlier, rollout.scope: rollout.revision}
             blocked = dict(list(blocked.items())[-MAX_BLOCKED:])
-        self._replace(_JournalContent({**self._content.records, rollout.model: rollout}, blocked))
+        self._replace(JournalContent({**self._content.records, rollout.model: rollout}, blocked))
 
     def forget(self, model: str) -> None:
         records = {name: record for name, record in self._content.records.items() if name != model}
         self._replace(replace(self._content, records=records))
 
-    def _replace(self, content: _JournalContent) -> None:
+    def _replace(self, content: JournalContent) -> None:
         write_atomically(self.path, msgspec.json.encode(content), parents=True)
         self._content = content
 

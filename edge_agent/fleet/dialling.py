@@ -103,7 +103,7 @@ class GatewayDialler:
     def _look(self) -> None:
         if self._link.draining:
             return
-        gateways = self._gateways()
+        gateways = self.gateways()
         wanted = self._plan.addresses_to_dial(gateways, self._link.callers, clock.now())
         for address in wanted - self._open.keys():
             dialler = self._dialler(address, gateways[address])
@@ -114,7 +114,7 @@ class GatewayDialler:
         for address in [address for address, dialled in self._open.items() if dialled.done]:
             del self._open[address]
 
-    def _gateways(self) -> dict[str, str]:
+    def gateways(self) -> dict[str, str]:
         """Address → name of the gateways that report themselves online, or to which a stream stands."""
         for address, dialled in self._open.items():
             if dialled.peer:

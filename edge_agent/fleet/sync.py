@@ -133,6 +133,11 @@ class EdgeSync:
         await self._loop.__aexit__()
 
     @property
+    def link(self) -> MqttLink:
+        """The link to the broker."""
+        return self._link
+
+    @property
     def connected(self) -> bool:
         return self._link.connected
 

@@ -57,6 +57,11 @@ class PendingChanges:
         """Whether the clock is known to change this device's view some time."""
         return name in self._due_at
 
+    @property
+    def instants(self) -> int:
+        """How many instants are held, those that a device has since moved or forgotten among them."""
+        return len(self._heap)
+
     def forget(self, name: str) -> None:
         """There is no such device any more, which is a change as well."""
         self._due_at.pop(name, None)

@@ -293,6 +293,10 @@ class FleetRegister:
         device = self._devices.get(name)
         return None if device is None else device.view(now, self._outage, self._will_grace_s)
 
+    def device(self, name: str) -> DeviceRegister | None:
+        """What was folded of one device; None where no message of it was taken in."""
+        return self._devices.get(name)
+
     def devices(self, now: float) -> tuple[DeviceView, ...]:
         """Every device that was ever born, by name; with thousands of them this takes its time."""
         views = (device.view(now, self._outage, self._will_grace_s) for device in self._devices.values())

@@ -117,6 +117,11 @@ class FleetSync:
         await self._loop.__aexit__()
 
     @property
+    def link(self) -> MqttLink:
+        """The link to the broker."""
+        return self._link
+
+    @property
     def connected(self) -> bool:
         return self._link.connected
 

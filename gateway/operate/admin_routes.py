@@ -36,6 +36,7 @@ from tidegate.servers.address import is_loopback
 
 
 def operator_routes(
+    *,
     name: str,
     fleet: Fleet,
     catalog: Catalog,

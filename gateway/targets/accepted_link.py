@@ -63,6 +63,11 @@ class AcceptedLink:
         return self.greeting.name if self.greeting else ""
 
     @property
+    def client(self) -> LinkClient:
+        """The requests under way on the stream."""
+        return self._client
+
+    @property
     def open(self) -> bool:
         """Whether it takes requests."""
         return self._client.open and not self.refused

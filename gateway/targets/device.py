@@ -68,6 +68,11 @@ class DeviceTarget:
     def direct(self) -> LinkTarget | UnaryTarget | None:
         return self._direct
 
+    @property
+    def accepted(self) -> AcceptedLink | None:
+        """The stream that the device has dialled; None while there is none."""
+        return self._accepted
+
     async def __aenter__(self) -> Self:
         if self._direct is not None:
             await self._stack.enter_async_context(self._direct)

@@ -75,6 +75,16 @@ class DialInServer:
         self._quiet_until, self._unsaid = -inf, 0
         self._closed = ""
 
+    @property
+    def ungreeted(self) -> int:
+        """How many streams stand whose hello has not come yet."""
+        return self._ungreeted
+
+    @property
+    def unsaid(self) -> int:
+        """How many refusals have not been logged since the last that was; the next log line reports them."""
+        return self._unsaid
+
     def add_to(self, server: grpc.aio.Server, identify: Identify | None = None) -> None:
         """Serve the link stream on a gRPC server that has not started yet.
 

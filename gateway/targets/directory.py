@@ -187,7 +187,7 @@ class Directory:
             log.info("target is not there yet", target=target.id, reason=event.reason)
 
     def _known_offers(self, spec: TargetSpec) -> tuple[ModelOffer, ...]:
-        view = self.register.view(TargetId.parse(spec.id).name, clock.now()) if self.register else None
+        view = self.register.view(TargetId.parse(spec.id).name, clock.now()) if self.register is not None else None
         if view is not None and spec.tier == "edge":
             return view.offers
         return tuple(_offer_of(manifest, spec.tier) for manifest in self._catalog.manifests)
@@ -207,11 +207,11 @@ class Directory:
         for target_id in sorted(self._undescribed):
             await self._describe(target_id)
         left, self._left = self._left, {}
-        news = dict(self.register.changed(clock.now(), AT_ONCE)) if self.register else {}
+        news = dict(self.register.changed(clock.now(), AT_ONCE)) if self.register is not None else {}
         more = len(news) == AT_ONCE
         for name in left:
             if name not in news:
-                news[name] = self.register.view(name, clock.now()) if self.register else None
+                news[name] = self.register.view(name, clock.now()) if self.register is not None else None
         for name, view in news.items():
             try:
                 await self._settle(name, view)
@@ -263,7 +263,7 @@ class Directory:
 
     def devices(self) -> tuple[DeviceView, ...]:
         """All that is known over MQTT, by name."""
-        return self.register.devices(clock.now()) if self.register else ()
+        return self.register.devices(clock.now()) if self.register is not None else ()
 
     def _look_at(self, target_id: str) -> None:
         """Soon, whatever its device has said."""

@@ -102,6 +102,11 @@ class LinkTarget:
         return self._address
 
     @property
+    def client(self) -> LinkClient | None:
+        """The requests under way on the stream; None while there is no stream."""
+        return self._client
+
+    @property
     def connected(self) -> bool:
         """Whether the target takes requests on its link now."""
         return self._client is not None and self._client.open

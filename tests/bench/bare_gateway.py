@@ -9,31 +9,33 @@ from __future__ import annotations
 from typing import Any
 
 import gateway.app
+import gateway.serving.dispatcher
 from gateway import cli
-from gateway.core.history.recorder import AnswerRecord
+from gateway.core.history.recorder import AnswerRecord, RequestEvent
 from gateway.serving.execution import RequestExecution
 from gateway.telemetry import Telemetry
 
 
 class Unwatched(Telemetry):
-    def __init__(self, config: Any, dispatcher: Any, *args: Any) -> None:
-        super().__init__(config, dispatcher, *args)
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
         self.observers.clear()
         self.trace_sampler = None
 
 
-def forget(_flight: RequestExecution, _end: AnswerRecord | str, _now: float) -> str:
-    return ""
+class Unremembered(RequestExecution):
+    __slots__ = ()
 
+    def _remember(self, end: AnswerRecord | str, now: float) -> str:
+        return ""
 
-def note_nothing(_flight: RequestExecution, *_note: Any) -> None:
-    pass
+    def _note(self, note: RequestEvent) -> None:
+        pass
 
 
 def main() -> None:
-    gateway.app.Telemetry = Unwatched  # type: ignore[misc]
-    RequestExecution._remember = forget  # type: ignore[method-assign]
-    RequestExecution._note = note_nothing  # type: ignore[method-assign]
+    gateway.app.Telemetry = Unwatched  # type: ignore[attr-defined]
+    gateway.serving.dispatcher.RequestExecution = Unremembered  # type: ignore[attr-defined]
     cli.gateway()
 
 

@@ -52,7 +52,7 @@ class Methods:
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         for handler in handlers:
-            self.found |= handler._method_handlers
+            self.found |= handler._method_handlers  # noqa: SLF001  # gRPC lists a handler's methods nowhere else
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         self.found |= {f"/{service}/{name}": handler for name, handler in handlers.items()}

@@ -188,9 +188,10 @@ async def test_after_a_killed_broker_has_lost_everything_all_converges_again(
     own_broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
 ) -> None:
     gateway = Gateway(own_broker, fleet)
-    agents = [Agent(own_broker, fleet, f"{device}-{index}", tmp_path) for index in range(3)]
+    names = [f"{device}-{index}" for index in range(3)]
+    agents = [Agent(own_broker, fleet, name, tmp_path) for name in names]
     async with gateway.sync, agents[0].sync, agents[1].sync, agents[2].sync:
-        born = [await gateway.sees(agent.sync._device, Freshness.FRESH) for agent in agents]
+        born = [await gateway.sees(name, Freshness.FRESH) for name in names]
         own_broker.kill()
         for view in born:
             await gateway.sees(view.name, Freshness.CONTROL_LOST)  # our silence is not their death
@@ -205,23 +206,23 @@ async def test_a_fleet_is_back_within_seconds_of_its_broker_however_often_and_lo
     luck = [0.0]  # of the waits between attempts: none, so that an outage of hours passes at once
     gateway = Gateway(own_broker, fleet, draw=lambda: luck[0], backoff_cap_s=30.0)
     agent = Agent(own_broker, fleet, device, tmp_path, draw=lambda: luck[0], backoff_cap_s=30.0)
-    links = (gateway.sync._link, agent.sync._link)
+    links = (gateway.sync.link, agent.sync.link)
     async with gateway.sync, agent.sync:
         view = await gateway.sees(device, Freshness.FRESH)
         for last in (False, False, False, True):
             own_broker.kill()
-            await until(lambda: all(not link.connected and link._redial.failures > 20 for link in links))
+            await until(lambda: all(not link.connected and link.failures > 20 for link in links))
             if last:  # both have just begun the longest wait that there is
                 luck[0] = 0.999
                 for link in links:
-                    await until(partial(_tried_again, link, link._redial.failures))
+                    await until(partial(_tried_again, link, link.failures))
             own_broker.start()
             async with asyncio.timeout(30.0):
                 view = await gateway.sees(device, Freshness.FRESH, epoch_over=view.epoch)
 
 
 def _tried_again(link: MqttLink, failures: int) -> bool:
-    return link._redial.failures > failures
+    return link.failures > failures
 
 
 async def test_a_birth_that_the_broker_lost_is_asked_for(
@@ -296,7 +297,7 @@ async def test_a_flood_of_five_thousand_heartbeats_costs_neither_memory_nor_neig
 
         def look() -> bool:
             nonlocal most_waiting
-            most_waiting = max(most_waiting, len(gateway.sync._link.inbox))
+            most_waiting = max(most_waiting, len(gateway.sync.link.inbox))
             view = gateway.view(flooder.name)
             return view is not None and view.load is not None and view.load.queued == 4999
 

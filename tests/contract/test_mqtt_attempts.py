@@ -28,7 +28,7 @@ async def test_a_broker_that_nobody_runs_is_tried_again_and_leaving_does_not_wai
     with capture_logs() as logs:
         async with tap.link:
             async with asyncio.timeout(30.0):
-                while tap.link._redial.failures < 3:
+                while tap.link.failures < 3:
                     await clock.sleep(0.01)
             assert "down, " in repr(tap.link)
     assert asyncio.all_tasks() == before
@@ -68,7 +68,7 @@ async def test_an_address_that_takes_no_connection_is_given_up_long_before_a_slo
         tap = Tap(f"mqtt://127.0.0.1:{full.getsockname()[1]}", connect_timeout_s=0.1, session_timeout_s=60.0)
         with capture_logs() as logs:
             async with tap.link, asyncio.timeout(30.0):
-                while tap.link._redial.failures < 3:
+                while tap.link.failures < 3:
                     await clock.sleep(0.01)
     assert logs[0]["reason"] == "127.0.0.1 takes no connection within 0.1 s"
 
@@ -138,7 +138,7 @@ async def test_a_broker_that_restarts_behind_a_proxy_is_spoken_to_in_the_same_ve
             async with tapped(f"mqtt://{proxy.address}") as tap:
                 broker.kill()
                 async with asyncio.timeout(30.0):
-                    while tap.link._redial.failures < 5:
+                    while tap.link.failures < 5:
                         await clock.sleep(0.01)
                 broker.start()
                 await tap.until_connected(session=2)
@@ -181,7 +181,7 @@ async def test_what_hinders_a_connect_counts_as_a_failed_attempt() -> None:
         tap = Tap(broker.url, before_connect=disk_full)
         with capture_logs() as logs:
             async with tap.link, asyncio.timeout(30.0):
-                while tap.link._redial.failures < 2:
+                while tap.link.failures < 2:
                     await clock.sleep(0.01)
         assert broker.connects == []
         assert "No space left" in logs[0]["reason"]
@@ -193,6 +193,6 @@ async def test_asked_for_5_the_embedded_broker_refuses_in_words_of_5(tmp_path: A
         tap = Tap(f"{broker.url}?protocol=5", before_connect=some_will)
         with capture_logs() as logs:
             async with tap.link, asyncio.timeout(30.0):
-                while tap.link._redial.failures < 2:
+                while tap.link.failures < 2:
                     await clock.sleep(0.01)
         assert logs[0]["reason"] == "the broker refused the connection: Unsupported protocol version"

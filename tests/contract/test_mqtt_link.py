@@ -100,21 +100,21 @@ async def _has_spoken(link: MqttLink) -> None:
 
 def _cut(link: MqttLink) -> None:
     """Break the connection under the link, as a network does."""
-    assert link._session is not None and link._session._socket is not None
-    link._session._socket.sock.shutdown(socket.SHUT_RDWR)
+    assert link.session is not None and link.session.socket is not None
+    link.session.socket.sock.shutdown(socket.SHUT_RDWR)
 
 
 async def test_no_more_than_ten_wait_for_an_acknowledgement_and_the_rest_is_bounded(broker: BrokerProcess) -> None:
     """(6, 8): paho would have sent all of them at once, and queued without end."""
     here = topic()
     async with tapped(broker.url, here, max_outbox=64) as tap:
-        session = tap.link._session
+        session = tap.link.session
         assert session is not None
         taken = [tap.link.publish(here, b"%d" % index, qos=1) for index in range(200)]
         assert taken == [True] * (MAX_OUTSTANDING + 64) + [False] * (200 - MAX_OUTSTANDING - 64)
         most = 0
         while not await tap.link.flush(0.0):
-            most = max(most, len(session._outstanding))
+            most = max(most, session.unacknowledged)
             await clock.sleep(0)
         assert most <= MAX_OUTSTANDING
         assert len(await tap.messages(sum(taken))) == sum(taken)
@@ -141,14 +141,14 @@ async def test_a_killed_broker_is_noticed_and_the_link_comes_back_with_its_subsc
 ) -> None:
     here = topic()
     async with tapped(own_broker.url, here) as tap:
-        first_client = tap.link._session
+        first_client = tap.link.session
         with capture_logs() as logs:
             own_broker.kill()
             await tap.activity.until(lambda: tap.of(MqttDisconnected))
             own_broker.start()
             await tap.until_connected(session=2)
         assert [type(event) for event in tap.events] == [MqttConnected, MqttDisconnected, MqttConnected]
-        assert tap.link._session is not first_client  # (6, 7): a client of its own for each session
+        assert tap.link.session is not first_client  # (6, 7): a client of its own for each session
         assert [one["log_level"] for one in logs] == ["warning", "info"]  # once per change of state
         tap.link.publish(here, b"again", qos=1)
         assert len(await tap.messages(1)) == 1
@@ -184,8 +184,8 @@ async def test_restart_begins_another_session_without_the_will(broker: BrokerPro
 async def test_the_socket_does_not_wait_for_company(broker: BrokerProcess) -> None:
     """(12): without TCP_NODELAY a QoS 1 round trip takes 40 to 90 ms on loopback."""
     async with tapped(broker.url) as tap:
-        assert tap.link._session is not None and tap.link._session._socket is not None
-        assert tap.link._session._socket.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert tap.link.session is not None and tap.link.session.socket is not None
+        assert tap.link.session.socket.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_slow_reader_of_a_flood_keeps_the_newest_of_each_topic(broker: BrokerProcess) -> None:
@@ -198,9 +198,8 @@ async def test_a_slow_reader_of_a_flood_keeps_the_newest_of_each_topic(broker: B
                 await clock.sleep(0)
             assert len(reader.link.inbox) <= 100
         speaker.link.publish(f"{here}/last", b"end", qos=1)
-        waiting = reader.link.inbox._items.values()
         await reader.activity.until(
-            lambda: any(isinstance(one, MqttMessage) and one.payload == b"end" for one, _ in waiting)
+            lambda: any(isinstance(one, MqttMessage) and one.payload == b"end" for one in reader.link.inbox)
         )
         newest = {message.topic: message.payload for message in reader.of(MqttMessage)}
         del newest[f"{here}/last"]

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.slow
 
 def client_of(target: Target) -> LinkClient | None:
     if isinstance(target, DeviceTarget):
-        assert target._accepted is not None
-        return target._accepted._client
+        assert target.accepted is not None
+        return target.accepted.client
     assert isinstance(target, LinkTarget)
-    return target._client
+    return target.client
 
 
 async def test_small_requests_pass_a_large_one_on_the_link(link: Bench) -> None:

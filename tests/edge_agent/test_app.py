@@ -140,8 +140,8 @@ async def test_a_gateway_learns_offers_with_measured_costs_and_the_load_with_eve
 
 async def test_the_fleet_is_told_what_the_agent_and_its_workers_hold(models: Path) -> None:
     async with edge(models, models=["double"]) as app:
-        await eventually(lambda: app._state().conditions.memory_bytes is not None)
-        told = app._state().conditions
+        await eventually(lambda: app.state().conditions.memory_bytes is not None)
+        told = app.state().conditions
         assert told.memory_bytes is not None
         assert told.memory_limit_bytes is not None
         assert 5 * 2**20 < told.memory_bytes < told.memory_limit_bytes

@@ -77,6 +77,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual_s
 
+    @property
+    def timers(self) -> list[asyncio.TimerHandle]:
+        """The timers that are set and not cancelled."""
+        return [timer for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+
     def _advance(self, delay_s: float) -> None:
         self._virtual_s += delay_s
 

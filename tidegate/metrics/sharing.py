@@ -69,7 +69,7 @@ class _Family(msgspec.Struct, array_like=True):
     samples: list[_Sample]
 
 
-class _Snapshot(msgspec.Struct):
+class MetricsSnapshot(msgspec.Struct):
     families: list[_Family]
     folded: list[str] = []  # of `departed.json`: the processes whose last snapshot is in it
 
@@ -133,13 +133,13 @@ class SharedMetrics:
             await clock.sleep(EVERY_S)
 
     def _write(self, own: list[Metric]) -> None:
-        _put(self._folder / f"{self._name}.json", _Snapshot(_families(own)))
+        _put(self._folder / f"{self._name}.json", MetricsSnapshot(_families(own)))
 
     def _others(self) -> list[tuple[str, list[_Family]]]:
         """(process, its families) of all others; those that have ended together, under no name."""
         lock = _locked(self._folder / _LOCK)
         try:
-            departed = _read(self._folder / _DEPARTED) or _Snapshot([])
+            departed = _read(self._folder / _DEPARTED) or MetricsSnapshot([])
             living, ended = [], []
             for path in sorted(self._folder.glob("*.json")):
                 name = path.stem
@@ -157,7 +157,7 @@ class SharedMetrics:
         found = [(name, snapshot.families) for name, snapshot in living if snapshot is not None]
         return [("", departed.families), *found]
 
-    def _fold(self, departed: _Snapshot, ended: list[str]) -> _Snapshot:
+    def _fold(self, departed: MetricsSnapshot, ended: list[str]) -> MetricsSnapshot:
         if not ended:
             return departed
         sums = _Sums()
@@ -165,7 +165,7 @@ class SharedMetrics:
         for name in ended:
             last = _read(self._folder / f"{name}.json")
             sums.add([one for one in last.families if one.kind != _GAUGE] if last else [], name)
-        departed = _Snapshot(sums.families(), ended)
+        departed = MetricsSnapshot(sums.families(), ended)
         _put(self._folder / _DEPARTED, departed)
         for name in ended:
             for left in (f"{name}.json", f"{name}.life"):
@@ -269,11 +269,11 @@ def _locked(path: Path) -> int:
     return held
 
 
-def _read(path: Path) -> _Snapshot | None:
+def _read(path: Path) -> MetricsSnapshot | None:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"over {MOST_BYTES} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=_Snapshot)
+        return msgspec.json.decode(path.read_bytes(), type=MetricsSnapshot)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, ValueError) as why:
@@ -281,5 +281,5 @@ def _read(path: Path) -> _Snapshot | None:
         return None
 
 
-def _put(path: Path, snapshot: _Snapshot) -> None:
+def _put(path: Path, snapshot: MetricsSnapshot) -> None:
     write_atomically(path, msgspec.json.encode(snapshot), durable=False)  # every second, and for living processes only

@@ -8,6 +8,7 @@ or a resync.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -55,6 +56,10 @@ class Inbox(Generic[ItemT]):
         item, size_bytes = self._items.pop(key)
         self._bytes -= size_bytes
         return item
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """The items that wait, oldest first; they stay."""
+        return (item for item, _ in self._items.values())
 
     def __len__(self) -> int:
         return len(self._items)

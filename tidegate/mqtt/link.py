@@ -137,6 +137,16 @@ class MqttLink:
     def connected(self) -> bool:
         return self._session is not None
 
+    @property
+    def session(self) -> MqttSession | None:
+        """The session that stands; None while there is none."""
+        return self._session
+
+    @property
+    def failures(self) -> int:
+        """Attempts in vain, in a row and of one kind; a session that ended soon counts as one."""
+        return self._redial.failures
+
     def take(self, limit: int = 256) -> list[LinkEvent]:
         """What has happened since, oldest first, at most `limit` of it."""
         return self.inbox.take(limit)

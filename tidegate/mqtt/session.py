@@ -133,6 +133,16 @@ class MqttSession:
         self._read_at = -inf  # or, while reading rests, when it goes on
         self._rest: asyncio.TimerHandle | None = None
 
+    @property
+    def socket(self) -> ReadAhead | None:
+        """The connection to the broker; None before it is reached and after the end."""
+        return self._socket
+
+    @property
+    def unacknowledged(self) -> int:
+        """QoS 1 messages that were sent and have no PUBACK yet."""
+        return len(self._outstanding)
+
     # -- beginning -------------------------------------------------------------------------------------------------
 
     async def reach(self, url: BrokerUrl, context: ssl.SSLContext | None, connect_timeout_s: float) -> None:

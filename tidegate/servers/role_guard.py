@@ -76,19 +76,20 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         if inspect.isasyncgenfunction(behaviour):
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-                await self._admit(context, roles)
+                await self.admit(context, roles)
                 async for answer in behaviour(request, context):
                     yield answer
 
             return stream
 
         async def answer(request: Any, context: Context) -> Any:
-            await self._admit(context, roles)
+            await self.admit(context, roles)
             return await behaviour(request, context)
 
         return answer
 
-    async def _admit(self, context: Context, roles: frozenset[Role] | None = None) -> None:
+    async def admit(self, context: Context, roles: frozenset[Role] | None = None) -> None:
+        """Abort the call unless its peer has one of `roles` (None: of the guard's own) over a TLS version allowed."""
         seen = context.auth_context()
         version = next(iter(seen.get("ssl_tls_version", ())), self._min_version)  # gRPC before 1.75 does not tell
         if version < self._min_version:

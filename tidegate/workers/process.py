@@ -390,4 +390,4 @@ class WorkerProcess:
             return f"<WorkerProcess {self.name} not started>"
         if self._reason.done():
             return f"<WorkerProcess {self.name} {self._reason.result()}>"
-        return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending>"
+        return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending {self._handover!r}>"

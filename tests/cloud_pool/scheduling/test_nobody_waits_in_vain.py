@@ -81,7 +81,7 @@ class World:
         if seats.standby is not None or self.limit_bytes < inf:
             return
         before = {id(seat.running) for seat in seats}
-        self.scheduler._dispatch()
+        self.scheduler.dispatch()
         begun = [seat.running for seat in seats if seat.running is not None and id(seat.running) not in before]
         assert not [batch for batch in begun if not _holds_back(batch.lane.manifest.batching)], self.scheduler
 

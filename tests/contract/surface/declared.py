@@ -178,7 +178,7 @@ def pytest_plugin() -> dict[str, Any]:
         plugin.pytest_addoption(options)
         for one in vars(plugin).values():
             if isinstance(one, pytest.FixtureDef | _fixture()) and not one.name.startswith("_"):
-                fixtures[f"fixture {one.name}"] = {"scope": one._fixture_function_marker.scope}
+                fixtures[f"fixture {one.name}"] = {"scope": one._fixture_function_marker.scope}  # noqa: SLF001  # pytest says a fixture's scope nowhere else
     return {**options.found, **fixtures}
 
 

@@ -149,9 +149,17 @@ async def _routes() -> dict[str, Any]:
         oip = OipRoutes(host, max_body_bytes=1)
         openai = openai_routes(host, stand_in, max_body_bytes=1)
         operators = operator_routes(
-            "main", gateway.fleet, gateway.catalog, gateway.dispatcher, gateway.directory, gateway.admission,
-            gateway.watch, "value", lambda: (), gateway.trials,
-        )  # fmt: skip
+            name="main",
+            fleet=gateway.fleet,
+            catalog=gateway.catalog,
+            dispatcher=gateway.dispatcher,
+            directory=gateway.directory,
+            admission=gateway.admission,
+            watch=gateway.watch,
+            policy="value",
+            rollouts=lambda: (),
+            trials=gateway.trials,
+        )
         admin = [
             *operators,
             *trial_routes(gateway.trials, gateway.catalog, gateway.fleet),
@@ -189,7 +197,7 @@ class _Methods:
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         for handler in handlers:
-            self._note(handler._method_handlers)
+            self._note(handler._method_handlers)  # noqa: SLF001  # gRPC lists the methods of a generic handler nowhere else
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         self._note({f"/{service}/{name}": handler for name, handler in handlers.items()})
@@ -296,7 +304,7 @@ class _Ingest:
 async def _keys_of(app: web.Application, path: str) -> Any:
     request = make_mocked_request("GET", path, app=app)
     found = await app.router.resolve(request)
-    request._match_info = found  # as the application does before it calls the handler
+    request._match_info = found  # as the application does before it calls the handler  # noqa: SLF001  # aiohttp sets it before it calls a handler
     response = cast(web.Response, await found.handler(request))
     return _keys(json.loads(cast(bytes, response.body)))
 

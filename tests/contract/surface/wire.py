@@ -96,10 +96,10 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "rollout state": gateway.core.versions.canary.CanaryState,
     "rollout golden cases": tidegate.rollout.golden.Golden,
     "rollout device that is listed": tidegate.tools.delivery.order.ListedDevice,
-    "device rollout journal": edge_agent.delivery.journal._JournalContent,
+    "device rollout journal": edge_agent.delivery.journal.JournalContent,
     "device rollout": edge_agent.core.rollout_machine.Rollout,
     "device generation": edge_agent.delivery.model_store.Generation,
-    "device trust": edge_agent.delivery.documents._Trust,
+    "device trust": edge_agent.delivery.documents.TrustRecord,
     "device store usage": edge_agent.offline.queue_db.StoreUsage,
     "recording": gateway.core.history.trace_format.RecordedHeader
     | gateway.core.history.trace_format.RecordedTarget
@@ -114,8 +114,8 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "paced artefact": tidegate.engines.paced.PacedModel,
     "packed artefact": tidegate.engines.torch_packed.PackedMetadata,
     "bert architecture": tidegate.engines.bert.Architecture,
-    "metrics file of one gateway": tidegate.metrics.sharing._Snapshot,
-    "OIP request": tidegate.oip.http.codec._RequestJson,
+    "metrics file of one gateway": tidegate.metrics.sharing.MetricsSnapshot,
+    "OIP request": tidegate.oip.http.codec.RequestJson,
     "OIP request's input": tidegate.oip.http.json_data.InputJson,
     "OpenAI embeddings": tidegate.openai.embeddings.EmbeddingsBody,
     "worker channel": tidegate.workers.channel.LoadEngine

@@ -65,8 +65,8 @@ async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
     keys["mqtt"] = broker.url
     async with Gateway(config) as gateway, EdgeApp(load(EdgeConfig, **keys)) as app:
         await until(lambda: bool(gateway.fleet.targets) and gateway.fleet.targets["edge/kiosk-1"].up, 30.0)
-        assert app._sync is not None
-        epoch = app._sync.epoch
+        assert app.sync is not None
+        epoch = app.sync.epoch
 
         told = await found(keys)
 
@@ -74,7 +74,7 @@ async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
         assert "running agent" in told["grpc_port"].words
         assert told["broker"].verdict == "ok"
         assert "double:1" in told["models"].words
-        assert (app._sync.connected, app._sync.epoch) == (True, epoch)
+        assert (app.sync.connected, app.sync.epoch) == (True, epoch)
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])

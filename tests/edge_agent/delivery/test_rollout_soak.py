@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from edge_agent.app import EdgeApp
 from edge_agent.delivery import preconditions
+from edge_agent.delivery.deployment import Deployment
 from edge_agent.delivery.model_store import ModelStore
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
@@ -31,14 +32,11 @@ pytestmark = pytest.mark.slow
 def linked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the fleet can be reached: `linked[0]`."""
     state = [True]
-    whole = EdgeApp._models
 
-    def models(self: EdgeApp) -> Any:
-        deployment = whole(self)
-        monkeypatch.setattr(deployment, "_linked", lambda: state[0])
-        return deployment
+    def deployment(*args: Any, **collaborators: Any) -> Deployment:
+        return Deployment(*args, **{**collaborators, "linked": lambda: state[0]})
 
-    monkeypatch.setattr(EdgeApp, "_models", models)
+    monkeypatch.setattr("edge_agent.app.Deployment", deployment)
     return state
 
 

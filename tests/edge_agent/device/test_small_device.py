@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
+from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
 from edge_agent.serving.costs import MOST, MeasuredCosts
+from tests.support.edge.rollouts import eventually
 from tests.support.models.tiny_models import tiny_repository
 from tidegate import clock
 from tidegate.config import load
@@ -121,20 +123,21 @@ def test_a_control_group_that_is_not_there_is_named_at_the_start(tmp_path: Path)
 
 
 async def test_a_device_that_is_too_hot_says_so_and_goes_on_when_it_has_cooled(
-    keys: dict[str, Any], tmp_path: Path
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edge_agent.app.Sensors", partial(Sensors, poll_s=0.01))
     zone = tmp_path / "class" / "thermal" / "thermal_zone0"
     zone.mkdir(parents=True)
     (zone / "type").write_text("cpu-thermal\n")
     (zone / "temp").write_text("81000\n")
     async with EdgeApp(load(EdgeConfig, **keys, sensors=tmp_path / "class", max_temperature_c=80.0)) as app:
-        assert app._state().admission == "closed"
+        assert app.state().admission == "closed"
         request = InferRequest("double", (Tensor("x", Datatype.FP32, (1, 1), b"\0\0\0\0"),))
         with pytest.raises(Overloaded, match="it is at 81 °C"):
             await app.host.infer(Call(request=request, protocol="test", arrived_at=clock.now(), deadline=None))
 
-        assert app._sensors is not None
-        app._sensors.now = replace(app._sensors.now, temperature_c=74.0)
+        (zone / "temp").write_text("74000\n")
+        await eventually(lambda: app.state().conditions.temperature_c == 74.0)
 
-        assert app._state().admission == "open"
+        assert app.state().admission == "open"
         await app.host.infer(Call(request=request, protocol="test", arrived_at=clock.now(), deadline=None))

@@ -79,16 +79,20 @@ async def test_a_corrupt_file_is_moved_aside_and_said_and_the_store_lives_on(tmp
     assert [line["event"] for line in logs] == ["a database was corrupt: moved aside, and begun anew"]
 
 
-async def test_a_file_that_becomes_corrupt_costs_the_work_at_hand_and_nothing_after_it(tmp_path: Path) -> None:
+async def test_a_file_that_becomes_corrupt_costs_the_work_at_hand_and_nothing_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with store(tmp_path) as one:
         for number in range(200):
             await one.put(item(number, 1000))
 
-        def scribble(db: sqlite3.Connection) -> None:
+        def finds_it_corrupt(*_: object) -> int:
             raise _corrupt()
 
-        with pytest.raises(DatabaseUnavailable, match="malformed"):
-            await one._database.run(scribble)
+        with monkeypatch.context() as patch:
+            patch.setattr(one.ledger, "sweep", finds_it_corrupt)
+            with pytest.raises(DatabaseUnavailable, match="malformed"):
+                await one.sweep()
         await one.put(item(999))
 
         assert [entry.id for entry in await one.waiting(10)] == [item(999).id]
@@ -109,7 +113,10 @@ async def test_a_full_store_refuses_in_words_and_takes_again_when_there_is_room(
         await one.put(item(7, 10_000))
 
 
-async def test_a_disk_without_room_refuses_and_works_again_after_it(tmp_path: Path) -> None:
+async def test_a_disk_without_room_refuses_and_works_again_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.storage.database.RETRY_S", 0.0)  # else it looks again every few seconds only
     # The soft limit of a file's size stands for a full disk: writes fail, with another error, and come back.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -123,7 +130,6 @@ async def test_a_disk_without_room_refuses_and_works_again_after_it(tmp_path: Pa
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, before)
-        one._database._open_again_at = 0.0  # it looks again every few seconds
         kept = {entry.id for entry in await one.waiting(200)}
         assert item(1).id in kept
         await one.put(item(500, 9000))

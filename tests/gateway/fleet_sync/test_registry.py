@@ -167,7 +167,7 @@ def test_retained_messages_cause_no_question_to_a_device() -> None:
 def test_repr_says_what_is_in_it() -> None:
     fleet, _ = alive()
     assert repr(fleet) == "<FleetRegister f1 1 devices, 2 folded>"
-    assert repr(next(iter(fleet._devices.values()))) == "<DeviceRegister kiosk-1 born 100 died 0 heartbeat 1 ahead 0>"
+    assert repr(fleet.device("kiosk-1")) == "<DeviceRegister kiosk-1 born 100 died 0 heartbeat 1 ahead 0>"
 
 
 # -- any order ---------------------------------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ def test_what_waits_for_births_that_never_come_is_bounded() -> None:
     for epoch in range(200, 400):
         device.epoch = epoch
         fleet.fold(*device.heartbeat(11.0), 11.0)
-    (one,) = fleet._devices.values()
+    assert len(fleet) == 1
+    one = fleet.device(device.name)
     assert "ahead 32" in repr(one)
     device.epoch = 399
     fleet.fold(*device.birth(11.0), 11.0)

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, until
+from tests.support.mqtt.device_messages import Device, register
 from tidegate import clock
 from tidegate.types import LoadReport
 
@@ -71,6 +72,22 @@ def attic(far: Far) -> DeviceView:
         age_s=0.1,
         reason="",
     )
+
+
+async def test_the_last_device_that_an_operator_deletes_is_a_target_no_more(tmp_path: Path) -> None:
+    """A register without devices still has news: that the last one was forgotten."""
+    async with gateway_for(configured(tmp_path)) as (gateway, _):
+        gateway.directory.register = fleet = register()
+        gone = Device("attic", urls=("127.0.0.1:9",))  # never up: a target that answers stays, whatever MQTT says
+        topic, _ = birth = gone.birth(clock.now())
+        fleet.fold(*birth, clock.now())
+        gateway.directory.devices_changed()
+        await until(lambda: "edge/attic" in gateway.fleet.targets)
+
+        fleet.fold(topic, b"", clock.now())
+        assert len(fleet) == 0
+        gateway.directory.devices_changed()
+        await until(lambda: "edge/attic" not in gateway.fleet.targets, 10.0)
 
 
 @pytest.mark.parametrize("transport", ["link", "unary"])

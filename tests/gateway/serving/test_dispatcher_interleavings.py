@@ -164,14 +164,14 @@ class Run:
 
     def _assert_at_rest(self) -> None:
         running = asyncio.get_running_loop()
+        assert isinstance(running, virtual.VirtualTimeLoop)
         assert asyncio.all_tasks() == {asyncio.current_task()}, "a task is left over"
-        timers = [timer for timer in running._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-        assert all("cancel" in repr(timer) for timer in timers), "only callers' own plans to leave are left"
+        assert all("cancel" in repr(timer) for timer in running.timers), "only callers' own plans to leave are left"
         assert not any(one.under_way for one in self.fickle)
         assert "0 attempts in tasks" in repr(self.dispatcher)
         for target in self.fleet.targets.values():
-            assert target.queue_estimate.in_flight == 0 and not target.link._unaccepted
-        assert not any(breaker._probing for breaker in self._breakers)
+            assert target.queue_estimate.in_flight == 0 and not target.link.unaccepted
+        assert not any(breaker.is_probing for breaker in self._breakers)
         assert sum(self.ends.values()) == CALLERS
 
 

@@ -34,7 +34,7 @@ ID = "edge/attic"
 
 def service(name: str = ID) -> LinkService:
     far = Far(name)
-    return LinkService(far.host, name=name, epoch=lambda: 1, offers=lambda: far.offers, load=far._load)
+    return LinkService(far.host, name=name, epoch=lambda: 1, offers=lambda: far.offers, load=far.load)
 
 
 def dialling(address: str, *, name: str = ID, named: str = "", tls: Tls | None = None, key: str = "") -> GatewayDialler:
@@ -156,7 +156,7 @@ async def test_what_a_broker_says_is_dialled_only_if_it_is_an_address() -> None:
     roads = DialPlan("always")
     out = GatewayDialler(service(), roads, {}, lambda: heard, tls=None, draw=lambda: 0.5)
 
-    assert out._gateways() == {}
+    assert out.gateways() == {}
 
 
 def test_addresses_and_keys_that_cannot_be_used_are_named(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class SmallTarget:
         self.port = 0
         self.link: LinkService | None = None
         self._epoch = epoch
-        self._load = load
+        self.load = load
         self._max_message_bytes = max_message_bytes
         self._server: grpc.aio.Server | None = None
 
@@ -48,7 +48,7 @@ class SmallTarget:
             name=self.name,
             epoch=lambda: self._epoch,
             offers=lambda: self.offers,
-            load=self._load,
+            load=self.load,
             heartbeat=KeepaliveTiming(0.1, 300),
             attest=attest,
         )

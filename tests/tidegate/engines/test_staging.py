@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from tidegate.engines.staging import LEAST_BYTES, BufferPool, Staged, bucket_bytes, filled
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import LoadEngine, RunEngine
-from tidegate.workers.child import ComputeServer
+from tidegate.workers.child import CallQueue, ComputeServer, Work
 
 
 def pool(**how: int) -> BufferPool:
@@ -69,13 +70,37 @@ class Preparing:
         return Staged(inputs, {}, None)
 
 
-def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn() -> None:
+class Ended(Exception):
+    """No more calls come."""
+
+
+class Calls(CallQueue):
+    """These calls and then the end, where a worker's own queue waits for more."""
+
+    def __init__(self, *calls: LoadEngine) -> None:
+        super().__init__()
+        self._calls = iter(calls)
+
+    def take(self) -> tuple[Work, bool]:
+        for call in self._calls:
+            return (call, {}), False
+        raise Ended
+
+
+def load_engine(key: str) -> LoadEngine:
+    return LoadEngine(4, key, "onnx", f"{key}.onnx", outputs=(), threads=0, device="cpu")
+
+
+def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {Path("gpu.onnx"): Preparing(), Path("cpu.onnx"): object()}
+    monkeypatch.setattr("tidegate.workers.child.load_engine", lambda _name, artefact, **_how: engines[artefact])
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker = ComputeServer(theirs, Handover.nothing())
-        worker._engines |= {"gpu": Preparing(), "cpu": object()}  # type: ignore[dict-item]
+        with pytest.raises(Ended):
+            worker.serve(Calls(load_engine("gpu"), load_engine("cpu")))
         arrays = {"x": np.ones(3)}
         assert isinstance(worker.prepare(RunEngine(1, "gpu"), arrays), Staged)
         assert worker.prepare(RunEngine(2, "cpu"), arrays) is arrays
         assert worker.prepare(RunEngine(3, "nobody"), arrays) is arrays
-        assert worker.prepare(LoadEngine(4, "gpu", "onnx", "", outputs=(), threads=1, device="cpu"), arrays) is arrays
+        assert worker.prepare(load_engine("gpu"), arrays) is arrays

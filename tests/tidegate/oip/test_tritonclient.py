@@ -45,10 +45,10 @@ class Client:
         self.module: Any = FLAVOURS[flavour]
         self.is_http = flavour.startswith("http")
         self._threads = ThreadPoolExecutor(1 if flavour == "http" else 32)
-        self._client = self.module.InferenceServerClient(servers.http if self.is_http else servers.grpc)
+        self.wrapped = self.module.InferenceServerClient(servers.http if self.is_http else servers.grpc)
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        method = getattr(self._client, name)
+        method = getattr(self.wrapped, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             if inspect.iscoroutinefunction(method):
@@ -328,7 +328,7 @@ async def test_the_asynchronous_stream_goes_on_after_an_error(servers: Servers) 
                 yield {"model_name": "minilm", "inputs": sent, "request_id": id_}
 
         found = []
-        async for result, error in client._client.stream_infer(requests()):
+        async for result, error in client.wrapped.stream_infer(requests()):
             found.append(error.message() if error else result.get_response().id)
             if len(found) == 3:
                 break

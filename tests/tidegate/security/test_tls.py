@@ -65,7 +65,7 @@ async def edge(
             name=far.name,
             epoch=lambda: 1,
             offers=lambda: far.offers,
-            load=far._load,
+            load=far.load,
             heartbeat=KeepaliveTiming(0.1, 300),
         ).add_to(server)
 
@@ -228,7 +228,7 @@ class Seen:
 @pytest.mark.parametrize(("version", "refused"), [(b"TLSv1.2", True), (b"TLSv1.3", False)])
 async def test_between_our_own_parts_an_agreed_tls_1_2_is_refused_by_name(version: bytes, refused: bool) -> None:
     context = Seen(version)
-    await RoleGuard(GATEWAYS, "1.3")._admit(context)  # type: ignore[arg-type]  # as far as it looks
+    await RoleGuard(GATEWAYS, "1.3").admit(context)  # type: ignore[arg-type]  # as far as it looks
     assert context.refusal == (
         (grpc.StatusCode.PERMISSION_DENIED, "this needs TLSv1.3, not TLSv1.2") if refused else None
     )

@@ -94,7 +94,7 @@ async def test_a_cancelled_call_leaves_its_segment_to_the_next(tmp_path: Path) -
             behind.cancel()
             await asyncio.gather(busy, behind, return_exceptions=True)
         assert is_shared((await computed(subject, 2)).outputs["twice"])
-        assert "Outgoing 2 of 2 segments free" in repr(subject._handover)
+        assert "Outgoing 2 of 2 segments free" in repr(subject)
 
 
 async def test_a_killed_worker_leaves_no_file_no_mapping_and_no_name(tmp_path: Path) -> None:

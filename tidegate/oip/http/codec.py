@@ -81,14 +81,14 @@ class _OutputJson(msgspec.Struct):
     parameters: dict[str, bool | int | float | str] | None = None
 
 
-class _RequestJson(msgspec.Struct):
+class RequestJson(msgspec.Struct):
     inputs: list[InputJson]
     outputs: list[_OutputJson] | None = None
     id: str | None = None
     parameters: dict[str, bool | int | float | str] | None = None
 
 
-_decode_json = msgspec.json.Decoder(_RequestJson).decode
+_decode_json = msgspec.json.Decoder(RequestJson).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -188,7 +188,7 @@ def encode_response(response: InferResponse, binary: BinaryOutputs, extra: Mappi
 # Reading
 
 
-def _parse(json: memoryview) -> _RequestJson:
+def _parse(json: memoryview) -> RequestJson:
     try:
         return _decode_json(json)
     except msgspec.DecodeError as error:
@@ -197,7 +197,7 @@ def _parse(json: memoryview) -> _RequestJson:
         raise InvalidRequest("the request's JSON is nested too deeply or is no UTF-8") from error
 
 
-def _check_counts(json: _RequestJson, limits: ContentLimits) -> None:
+def _check_counts(json: RequestJson, limits: ContentLimits) -> None:
     limits.check_count(len(json.inputs), "inputs")
     limits.check_count(len(json.outputs or ()), "outputs")
     for output in json.outputs or ():
@@ -252,7 +252,7 @@ def _requested(output: _OutputJson) -> RequestedOutput:
     return RequestedOutput(output.name, _without(output.parameters, _BINARY))
 
 
-def _binary_outputs(json: _RequestJson) -> BinaryOutputs:
+def _binary_outputs(json: RequestJson) -> BinaryOutputs:
     default = _flag(json.parameters, _BINARY_ALL)
     if not json.outputs:
         return BinaryOutputs(default)

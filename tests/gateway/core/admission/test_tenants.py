@@ -16,6 +16,8 @@ from gateway.core.placement.placer import Placer
 from gateway.core.placement.utility import UtilityPlacer, queue_position
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import Hedge
+from tests.support.gateway.crossing import edge_and_pool
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.caller import Grant, Identity, UsageLimits
@@ -278,11 +280,11 @@ def test_a_queue_with_no_time_to_spare_is_all_strain() -> None:
 
 
 def test_hedges_are_off_while_the_door_says_overloaded() -> None:
-    door = admission_of()
-    crossing = ChanceHedging(UtilityPlacer(fleet_of(edge_a=variant())), overloaded=door.overloaded)
-    assert not crossing._overloaded()
+    door, scene = admission_of(), edge_and_pool()
+    scene.crossing = ChanceHedging(scene.placer, overloaded=door.overloaded)
+    assert scene.plan(after_s=0.5) == Hedge(NOW + 0.5)
     door.overload.on = True
-    assert crossing._overloaded()
+    assert scene.plan(after_s=0.5) is None
 
 
 # Requests and bytes, and purses within purses

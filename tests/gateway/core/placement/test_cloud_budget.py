@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.config.gateway import GatewayConfig
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.placement.cloud_budget import CAP, CloudBudget
-from gateway.core.placement.placer import RETRY_SPENT_S, Decision, Placer
+from gateway.core.placement.placer import RETRY_SPENT_S, Decision
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.config import ConfigError, load
@@ -93,10 +93,15 @@ def test_who_spends_more_pays_no_less(rates: list[float], times: float) -> None:
 PLAIN = UtilityWeights(cost=1.0, earliness=0.01)  # a second of the pool is worth one answer
 
 
-def dear(placer: Placer, times: float) -> None:
-    """Have the cloud cost so many times its plain price at NOW."""
-    assert placer.cloud_budget is not None
-    placer.cloud_budget._factor = times
+def dear(times: float) -> CloudBudget:
+    """A budget that was overspent until NOW, for as long as it took the cloud to cost so many times its plain price."""
+    rehearsed, ticks = CloudBudget(0.1), 0
+    while run(rehearsed, 0.2, TICK_S, since=ticks * TICK_S) < times:
+        ticks += 1
+    budget = CloudBudget(0.1)
+    run(budget, 0.2, (ticks + 1) * TICK_S, since=NOW - (ticks + 1) * TICK_S)
+    assert budget.factor(NOW) == pytest.approx(times, rel=0.03)
+    return budget
 
 
 def goes_to(decision: Decision) -> str:
@@ -106,16 +111,16 @@ def goes_to(decision: Decision) -> str:
 
 def test_while_the_cloud_is_dear_a_doubtful_edge_is_the_better_bet() -> None:
     fleet = fleet_of(edge_a=variant("int8", compute_s=0.100, quality=0.98), pool_main=variant(compute_s=0.010))
-    placer = UtilityPlacer(fleet, PLAIN, cloud_budget=CloudBudget(0.1))
-    assert goes_to(placer.decide(ask(budget_s=0.110), NOW)) == "pool/main"
-    dear(placer, 60.0)
+    cheap = UtilityPlacer(fleet, PLAIN, cloud_budget=CloudBudget(0.1))
+    assert goes_to(cheap.decide(ask(budget_s=0.110), NOW)) == "pool/main"
+    placer = UtilityPlacer(fleet, PLAIN, cloud_budget=dear(60.0))
     assert goes_to(placer.decide(ask(budget_s=0.110), NOW)) == "edge/a"
     assert goes_to(placer.decide(ask(budget_s=0.110)._replace(priority=1), NOW)) == "pool/main"
 
 
 def test_what_only_the_cloud_can_answer_is_refused_when_it_is_not_worth_it_and_high_priority_last() -> None:
-    placer = UtilityPlacer(fleet_of(pool_main=variant(compute_s=0.010)), PLAIN, cloud_budget=CloudBudget(0.1))
-    dear(placer, 150.0)  # an answer costs 1.5
+    budget = dear(150.0)  # an answer costs 1.5
+    placer = UtilityPlacer(fleet_of(pool_main=variant(compute_s=0.010)), PLAIN, cloud_budget=budget)
 
     refusal = placer.decide(ask(), NOW).refusal
     assert isinstance(refusal, Overloaded)
@@ -125,8 +130,7 @@ def test_what_only_the_cloud_can_answer_is_refused_when_it_is_not_worth_it_and_h
 
 
 def test_an_edge_is_never_refused_for_the_clouds_budget() -> None:
-    placer = UtilityPlacer(fleet_of(edge_a=variant(compute_s=0.010)), cloud_budget=CloudBudget(0.1))
-    dear(placer, 10_000.0)
+    placer = UtilityPlacer(fleet_of(edge_a=variant(compute_s=0.010)), cloud_budget=dear(10_000.0))
     assert goes_to(placer.decide(ask(), NOW)) == "edge/a"
 
 
@@ -135,8 +139,7 @@ def test_a_server_on_the_premises_is_not_paid_from_the_clouds_budget() -> None:
     site = spec("pool/site", zone="site")
     fleet.add(site, NOW)
     fleet.fold(LinkUp(site.id, site.id, 1, (offer(variant(compute_s=0.020)),)), NOW)
-    placer = UtilityPlacer(fleet, PLAIN, cloud_budget=CloudBudget(0.1))
-    dear(placer, 100.0)
+    placer = UtilityPlacer(fleet, PLAIN, cloud_budget=dear(100.0))
     assert goes_to(placer.decide(ask(), NOW)) == "pool/site"
 
 

@@ -7,6 +7,7 @@ from math import nan
 
 import pytest
 
+from gateway.core.estimate.service_cost import VariantCost
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.fallback import HEALED, FallbackPlacer, PredictionFailed
@@ -138,12 +139,16 @@ def test_a_number_that_is_none_is_told_with_its_target() -> None:
 
 
 @pytest.mark.parametrize("policy", [Placer, UtilityPlacer])
-def test_estimators_that_say_nan_stop_neither_policy(policy: type[Placer]) -> None:
+def test_estimators_that_say_nan_stop_neither_policy(policy: type[Placer], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: set[VariantCost] = set()
+    predict_s, call_s = VariantCost.predict_s, VariantCost.call_s
+    monkeypatch.setattr(VariantCost, "predict_s", lambda cost, units: nan if cost in broken else predict_s(cost, units))
+    monkeypatch.setattr(VariantCost, "call_s", lambda cost: nan if cost in broken else call_s(cost))
     fleet = fleet_of(edge_a=variant(compute_s=0.02), edge_b=variant(compute_s=0.02))
     heard: list[Exception | None] = []
     subject = FallbackPlacer(policy(fleet), fleet, on_change=heard.append)
     for offered in fleet.offered("minilm", "1"):
-        offered.cost._factor = nan
+        broken.add(offered.cost)
         subject.decide(ask(), NOW)
     assert chosen(subject.decide(ask(), NOW))[1] == "least-request"
     assert len(heard) == 1

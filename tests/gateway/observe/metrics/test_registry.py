@@ -233,7 +233,7 @@ def test_an_answer_is_held_against_what_was_predicted_of_it() -> None:
     assert value(counted, "tidegate_prediction_promises_total", tier="edge", result="broken") >= 1
 
 
-def big_fleet(agents: int) -> GatewayMetrics:
+def big_fleet(agents: int) -> tuple[GatewayMetrics, Fleet]:
     fleet = fleet_of()
     for number in range(agents):
         name = f"edge/{number:05}"
@@ -243,7 +243,7 @@ def big_fleet(agents: int) -> GatewayMetrics:
     counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", most_targets=100)
     for number in range(agents):
         counted.landed(flown_at(f"edge/{number:05}"))
-    return counted
+    return counted, fleet
 
 
 FLOWN = request_record()
@@ -255,7 +255,7 @@ def flown_at(target: str) -> RequestRecord:
 
 @pytest.mark.slow
 def test_ten_thousand_agents_cost_as_many_series_as_a_hundred() -> None:
-    counted = big_fleet(10_000)
+    counted, _ = big_fleet(10_000)
     for other in (InvalidRequest("no"), ServeError("x")):
         counted.refused("oip-http", "made-up", other)
 
@@ -269,8 +269,7 @@ def test_ten_thousand_agents_cost_as_many_series_as_a_hundred() -> None:
 
 
 def test_the_troubled_have_series_of_their_own_and_the_rest_shows_the_worst() -> None:
-    counted = big_fleet(300)
-    fleet = counted._fleet
+    counted, fleet = big_fleet(300)
     fleet.targets["edge/00000"].ejected = True  # asked longest ago of all
     for number in range(1, 6):
         fleet.targets[f"edge/{number:05}"].link.rtt_s = 3.0

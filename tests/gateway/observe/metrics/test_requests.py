@@ -15,7 +15,7 @@ from tests.support.gateway.fleets import NOW, fleet_of, variant
 from tidegate import clock
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.histogram import Histogram
-from tidegate.outcome import InvalidRequest, NothingAlive, Outcome, ServeError
+from tidegate.outcome import InvalidRequest, NothingAlive, ServeError
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 
 REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (3, 4), bytes(96)),))
@@ -94,7 +94,8 @@ def test_however_many_answers_are_still_to_be_counted_every_reader_finds_them_al
         assert asked.statistics("minilm", "1").success.count == answers
         named.refused("oip-http", "minilm", InvalidRequest("no"))
         assert named.requests.total == answers + 1
-        assert named.requests._requests["minilm", "none", "oip-http", Outcome.INVALID_REQUEST] == 1, "it is a model's"
+        refused = "model=minilm,outcome=invalid_request,protocol=oip-http,tier=none"
+        assert samples(named)["tidegate_requests_total", refused] == 1, "it is a model's"
 
 
 class Raw(bytearray):
