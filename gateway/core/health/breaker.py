@@ -97,8 +97,19 @@ class Breaker:
     """Mutable. `allows` before placing, `launched` with each attempt, `record` at its end with what `launched` said."""
 
     __slots__ = (
-        "_base_s", "_cap_s", "_cap_now_s", "_failures", "_on_move", "_openings", "_probing", "_recent", "_successes", "_threshold",
-        "reason", "retry_at", "state",
+        "_base_s",
+        "_cap_now_s",
+        "_cap_s",
+        "_failures",
+        "_on_move",
+        "_openings",
+        "_probing",
+        "_recent",
+        "_successes",
+        "_threshold",
+        "reason",
+        "retry_at",
+        "state",
     )  # fmt: skip
 
     def __init__(

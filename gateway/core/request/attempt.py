@@ -167,13 +167,13 @@ class AttemptTelemetry:
     def failed(self, error: ServeError, now: float, draw: float) -> None:
         """Note an error; `draw` is uniform in [0, 1)."""
         self._ledger.finish(self._key, now)
-        is_owed = self._progress.is_owed(self._key, now)
+        is_fault = self.is_stalled(now)
         # Only a refusal surely came from the far side: other errors may be our own word for silence.
         self._link.ended(self._key, now, heard=isinstance(error, Overloaded))
         if not isinstance(error, _NO_WORD_ON_TIME):
             self._told(late=True)
             if self._stake is not None:
-                self._stake.prediction.failed(now, is_fault=is_owed)
+                self._stake.prediction.failed(now, is_fault=is_fault)
         target = self.candidate.offered.target
         if isinstance(error, Overloaded):
             target.refused(error.retry_after_s, now)
@@ -183,13 +183,13 @@ class AttemptTelemetry:
         if blamed.target is AttemptVerdict.FAILURE:
             cost, total_s = self.candidate.offered.cost, now - self.launched_at
             cost.record(self._units, max(total_s, cost.predict_s(self._units) * exp(_P99_SIGMAS * cost.sigma)))
-        elif is_owed and isinstance(error, DeadlineExceeded):
+        elif isinstance(error, DeadlineExceeded):
             blamed = self._blame_for_debt(now)
         self._end(blamed, now, draw)
         self._progress.ended(self._key, now)
         if self._toll is None:
             return
-        if isinstance(error, Overloaded) or (isinstance(error, DeadlineExceeded) and not is_owed):
+        if isinstance(error, Overloaded) or (isinstance(error, DeadlineExceeded) and not is_fault):
             self._toll.refused(now, full=isinstance(error, Overloaded))
         else:
             self._toll.failed(now)
@@ -205,15 +205,14 @@ class AttemptTelemetry:
         else:
             self._ledger.abandon(self._key, now)
         self._link.ended(self._key, now, heard=False)
-        is_owed = not hopeless and self._progress.is_owed(self._key, now)
         if self._stake is not None:
             if hopeless:
                 self._stake.prediction.failed(now)
             else:
-                self._stake.prediction.given_up(now, is_fault=is_owed)
+                self._stake.prediction.given_up(now, is_fault=self.is_stalled(now))
         if self._is_overdue(now):
             self._told(late=True)
-        self._end(self._blame_for_debt(now) if is_owed else _NOBODY, now, 0.0)
+        self._end(_NOBODY if hopeless and not self._probe else self._blame_for_debt(now), now, 0.0)
         self._progress.ended(self._key, now)
         if self._toll is not None and hopeless:
             self._toll.refused(now, full=False)
@@ -237,9 +236,14 @@ class AttemptTelemetry:
         elif now - queue_s <= self._stake.place.deadline:
             self._scaling.ended(in_time=False)
 
+    def is_stalled(self, now: float) -> bool:
+        """Whether its answer is owed, by a target that has stalled."""
+        progress = self._progress
+        return now >= progress.look_at and progress.is_owed(self._key, now) and progress.is_stalled(now)
+
     def _blame_for_debt(self, now: float) -> Blame:
-        """What an answer says that was due and did not come: that a stalled target stalls, or a probe failed."""
-        is_fault = self._probe or self._progress.is_stalled(now)
+        """What it says that no answer came where one was due: of a probe that it failed, and else that a stall lasts."""
+        is_fault = self._progress.is_owed(self._key, now) if self._probe else self.is_stalled(now)
         return _NOBODY._replace(target=AttemptVerdict.FAILURE) if is_fault else _NOBODY
 
     def _is_overdue(self, now: float) -> bool:

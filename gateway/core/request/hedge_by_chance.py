@@ -46,7 +46,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.completion import CompletionTime, chance_after_silence
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.utility import UtilityPlacer, candidate_completion, queue_position
-from gateway.core.request.hedging import Hedge, PendingAttempt
+from gateway.core.request.hedging import HOPELESS, STALLED, Hedge, PendingAttempt
 from gateway.core.request.token_budget import TokenBudget
 
 MIN_GAIN: Final = 0.05  # with a full budget, ...
@@ -122,7 +122,7 @@ class ChanceHedging:
         weight, externality = queue_position(ask).weight, second.claim.externality if second.claim is not None else 0.0
         if _is_owed_for_good(watched, now):
             fresh = self._claimed(second_takes.by(ask.deadline - now), second)
-            return Hedge(now, instead=True) if fresh >= _HOPELESS else None
+            return Hedge(now, instead=STALLED) if fresh >= _HOPELESS else None
         step_s = max((last - now) / _LOOKS, 1e-9)
         # MIN_GAIN with a full budget, MOST_GAIN with an empty one, in equal ratios between
         token_worth = MIN_GAIN * (MOST_GAIN / MIN_GAIN) ** self.tokens.spent
@@ -135,7 +135,7 @@ class ChanceHedging:
             if fresh <= left or gain < MIN_GAIN:
                 continue
             if look == 0 and self._is_hopeless(watched, first_takes, ask.deadline):
-                return Hedge(at, instead=True)
+                return Hedge(at, instead=HOPELESS)
             if gain >= token_worth:
                 return Hedge(at)
         if second.offered.price >= watched.candidate.offered.price:

@@ -38,12 +38,16 @@ class PendingAttempt(NamedTuple):
     is_probe: bool = False
 
 
+HOPELESS: Final = "it promised its answer for after the deadline"
+STALLED: Final = "it promised an answer and gives none"
+
+
 class Hedge(NamedTuple):
     """A second attempt at `at`, which may be now; `reason` is what its answer would say."""
 
     at: float
     reason: str = "hedge"
-    instead: bool = False  # the first attempt waits in a queue in which it will not be in time: it is taken out
+    instead: str = ""  # HOPELESS or STALLED: the first attempt will not be in time, and is taken out of its queue
 
 
 class HedgePolicy(Protocol):

@@ -51,7 +51,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
-from gateway.core.request.hedging import EARLY_S, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
+from gateway.core.request.hedging import EARLY_S, STALLED, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from tidegate.outcome import (
     DeadlineExceeded,
     Disconnected,
@@ -143,7 +143,7 @@ class RequestMachine:
         self._hedge_at: float | None = None
         self._may_look = False
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
-        self._watched: PendingAttempt | None = None  # the latest attempt, with its target's promise
+        self._watched: list[PendingAttempt] = []  # by attempt, with its target's promise
         self._held = False  # no target is there, one may be at the next timer
         self._provisional: int | None = None  # the attempt whose unsure answer is in hand
         self._due_at = ask.deadline  # when that answer has to be given
@@ -167,12 +167,12 @@ class RequestMachine:
 
     def accepted(self, attempt: int, accepted: Accepted, now: float) -> list[Action]:
         """The target took it into its queue and says when it will be done."""
-        watched = self._watched
-        if watched is None or attempt not in self._pending or attempt != len(self._launched) - 1:
+        if attempt not in self._pending:
             return []
+        watched = self._watched[attempt]
         promised_at = now + accepted.finish_in_s + watched.candidate.link_s / 2
-        self._watched = watched = watched._replace(promised_at=promised_at)
-        if not self._may_look or now + EARLY_S >= self._ask.deadline:
+        self._watched[attempt] = watched = watched._replace(promised_at=promised_at)
+        if attempt != len(self._launched) - 1 or not self._may_look or now + EARLY_S >= self._ask.deadline:
             return []
         look_at = self._hedges.second_look(self._ask, watched, now)
         if look_at is None:
@@ -257,20 +257,20 @@ class RequestMachine:
         self._tried.append(chosen.target.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
-        self._watched = PendingAttempt(chosen, now, is_probe=reason == PROBE)
+        self._watched.append(PendingAttempt(chosen, now, is_probe=reason == PROBE))
         # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
         self._may_look = may_look = self._provisional is None and len(self._launched) < self._max_attempts
         self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
         return [Launch(attempt, chosen), self._wake()]
 
     def _hedge(self, now: float) -> list[Action]:
-        watched = self._watched
-        assert watched is not None  # only a launch sets the timer that leads here
+        latest = max(self._pending)  # only a launch sets the timer that leads here, and the last end sets it anew
+        watched = self._watched[latest]
         decision = self._placement.decide(self._ask, now, self._hedges.avoid(self._launched))
         hedge = self._hedges.plan(self._ask, watched, decision, now)
-        if hedge is not None and hedge.instead:
-            return self._move(decision, now)
-        # One hedge a request: more than that is load, not insurance.
+        if hedge is not None and hedge.instead and (self._hedging is None or hedge.instead == STALLED):
+            return self._move(latest, decision, hedge.instead, now)
+        # One hedge a request: more than that is load, not insurance. It may still leave a target that has stalled.
         if hedge is not None and hedge.at > now + EARLY_S and self._hedging is None:
             self._hedge_at = hedge.at
             return [self._wake()]
@@ -281,12 +281,10 @@ class RequestMachine:
         self._hedging = len(self._launched)
         return self._launch(decision, now, hedge.reason)
 
-    def _move(self, decision: Decision, now: float) -> list[Action]:
+    def _move(self, hopeless: int, decision: Decision, why: str, now: float) -> list[Action]:
         """Take the attempt that will not be in time out of its queue, as if it had been refused."""
-        hopeless = len(self._launched) - 1
         self._pending.discard(hopeless)
-        late = Overloaded("it would not have answered in time")
-        self._errors.append((self._launched[hopeless].target.id, late))
+        self._errors.append((self._launched[hopeless].target.id, Overloaded(why)))
         return [Cancel(hopeless, hopeless=True), *self._launch(decision, now, "fallback")]
 
     def _unsure(self, attempt: int, escalations: Escalations, now: float) -> list[Action]:

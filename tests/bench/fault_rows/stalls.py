@@ -1,9 +1,9 @@
-"""Rows 28 to 30: workers stop computing, or compute twenty times too slowly, while agents, links and heartbeats are well.
+"""Rows 28 to 30: workers stop, or are twenty times too slow, while agents, links and heartbeats are well.
 
     28 one edge's worker    29 all edges' workers    30 the pool's worker
 
 The letters go through stopped (SIGSTOP) and slowed (`tests/support/slow_worker.py`), budgets of 300 ms, 1 s and 2 s, at
-0.3 and at 0.6 of the knee. `LOST` is what may be lost: nothing where there is a second for each request, and with
+0.3 and at 0.6 of the knee. What may be lost: nothing where there is a second for each request, and with
 300 ms what is under way when it happens and what comes within 100 ms.
 """
 
@@ -82,7 +82,7 @@ def _checks(number: str, budget_ms: int) -> object:
         return [
             Check("lost", len(lost), "<=", may_be_lost),
             Check("lost_late", sum(one.at >= at + 1.0 for one in lost), "<=", 0),
-            Check("used_again_s", None if None in again else min(one for one in again if one is not None), "<=", 3.0),
+            Check("used_again_s", min((one for one in again if one is not None), default=None), "<=", 3.0),
         ]
 
     return checks

@@ -2,7 +2,8 @@
 
 SIGUSR1 makes it fail every request in no time, as a device with a broken runtime does, and the next one mends it.
 SIGURG makes every computation take three times as long, as on a device that got too hot, and the next one cools it.
-SIGUSR2 steps its wall clock (`tests/support/odd_clock.py`), SIGWINCH slows its workers (`tests/support/slow_worker.py`).
+SIGUSR2 steps its wall clock (`tests/support/odd_clock.py`).
+SIGWINCH slows its workers (`tests/support/slow_worker.py`).
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ class Bookkeeping:
         if (claim := attempt.candidate.claim) is None:
             return
         given_up = how == "cancelled" and now < claim.prediction.due_at - EARLY_S
-        self._settled += not (given_up or isinstance(error, _NO_WORD_ON_TIME))
+        # A stalled target's miss is its own: what all targets share does not hear of it.
+        is_fault = how in ("failed", "cancelled") and attempt.is_stalled(now)
+        self._settled += not (given_up or is_fault or isinstance(error, _NO_WORD_ON_TIME))
 
     def check(self) -> None:
         for queue_estimate, under_way in self._under_way.items():

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
+from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import is_lesser
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
@@ -45,8 +46,26 @@ class Life:
     """One request: its machine, its attempts under way, and what was seen of it so far."""
 
     __slots__ = (
-        "_due_at", "_hedges", "_max_attempts", "_promised", "_targets", "_unsure", "_used", "arrived_at", "ask",
-        "attempts", "end", "held", "launched", "left", "machine", "places", "signature", "wake_at", "words",
+        "_due_at",
+        "_hedges",
+        "_max_attempts",
+        "_moved_from",
+        "_promised",
+        "_targets",
+        "_unsure",
+        "_used",
+        "arrived_at",
+        "ask",
+        "attempts",
+        "end",
+        "held",
+        "launched",
+        "left",
+        "machine",
+        "places",
+        "signature",
+        "wake_at",
+        "words",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +87,7 @@ class Life:
         self._max_attempts = max_attempts
         self._targets: set[str] = set()
         self._hedges = 0
+        self._moved_from: TargetView | None = None
         self._promised: set[int] = set()  # attempts that were acknowledged
         self._unsure: list[int] = []  # attempts whose answers are in hand
         self._used = -1
@@ -108,7 +128,7 @@ class Life:
                 case Cancel(attempt, hopeless):
                     assert attempt in under_way, "only what is under way is cancelled, and once"
                     under_way.discard(attempt)
-                    moves = hopeless
+                    moves, self._moved_from = hopeless, self.launched[attempt].target
                 case Answer():
                     self._answers(action, event)
                 case Refuse():
@@ -149,10 +169,13 @@ class Life:
 
     def _move(self, candidate: Candidate, event: Event, under_way: set[int]) -> None:
         self.words.append("moves")
-        assert not under_way, "who has a hedge beside it is not moved"
-        assert not self._hedges and not self._unsure
-        assert self.launches - 1 in self._promised, "only a promise can be hopeless"
+        assert not self._unsure
         assert isinstance(self.places.placer, UtilityPlacer), "without chances nothing is judged by its promise"
+        assert self._moved_from is not None
+        if self._moved_from.progress.is_stalled(event.now):
+            return  # at every load, and whatever else is under way: nothing is computed there
+        assert not under_way and not self._hedges, "who has a hedge beside it is not moved"
+        assert self.launches - 1 in self._promised, "only a promise can be hopeless"
         self._helps(candidate, event)
 
     def _helps(self, candidate: Candidate, event: Event) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.calibration import CENTRES, Calibration, Prediction, ReliabilityBins, apply_curve
+from gateway.core.estimate.calibration import CENTRES, Calibration, Prediction, ReliabilityBins, TargetBias, apply_curve
 
 chances = st.floats(0.0, 1.0)
 outcomes = st.lists(st.tuples(chances, st.booleans()), max_size=200)
@@ -107,14 +107,14 @@ def test_the_reliability_diagram_shows_only_what_was_said() -> None:
     [
         (lambda one: one.answered(9.9), [(0.9, 1.0)]),
         (lambda one: one.answered(10.1), [(0.9, 0.0)]),
-        (lambda one: one.failed(), [(0.9, 0.0)]),
+        (lambda one: one.failed(9.0), [(0.9, 0.0)]),
         (lambda one: one.given_up(9.9995), [(0.9, 0.0)]),
         (lambda one: one.given_up(5.0), []),
     ],
 )
 def test_only_what_is_known_settles_a_prediction(end: object, recorded: list[tuple[float, float]]) -> None:
     calibration = Calibration()
-    end(Prediction(0.8, 0.9, 10.0, calibration))  # type: ignore[operator]
+    end(Prediction(0.8, 0.9, 10.0, calibration, TargetBias()))  # type: ignore[operator]
     assert [one[:2] for one in calibration.claimed.bins()] == recorded
 
 

@@ -12,7 +12,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import MIN_GAIN, MOST_GAIN, SOONEST_S, ChanceHedging, failure_domain
-from gateway.core.request.hedging import DeadlineHedging, Hedge, PendingAttempt
+from gateway.core.request.hedging import HOPELESS, DeadlineHedging, Hedge, PendingAttempt
 from tests.support.gateway.crossing import Scene, edge_and_pool
 from tests.support.gateway.fleets import NOW, ask, variant
 
@@ -38,7 +38,7 @@ def test_the_hedge_comes_while_it_can_still_be_in_time() -> None:
 
 def test_a_promise_beyond_the_deadline_is_no_reason_to_wait() -> None:
     scene = edge_and_pool()
-    assert scene.plan(after_s=0.050, promised_in_s=3.0) == Hedge(NOW + 0.050, instead=True)
+    assert scene.plan(after_s=0.050, promised_in_s=3.0) == Hedge(NOW + 0.050, instead=HOPELESS)
     ahead = scene.plan(after_s=0.050, promised_in_s=0.3)
     assert ahead is not None
     assert ahead.at > NOW + 0.3

@@ -164,7 +164,7 @@ def test_a_doubtful_promise_is_hedged_beside_and_paid() -> None:
     assert [type(one) for one in actions] == [Launch, WakeAt]
     assert launched(actions) == ["pool/main"]
     assert scene.crossing.tokens.tokens == 29.0
-    assert machine.accepted(1, Accepted(9, 60.0), NOW + 0.020) == [], "one hedge a request"
+    assert launched(machine.accepted(1, Accepted(9, 60.0), NOW + 0.020)) == [], "one hedge a request"
 
 
 def test_a_good_promise_sets_the_timer_to_when_it_is_broken() -> None:
