@@ -242,7 +242,7 @@ class AttemptTelemetry:
         return now >= progress.look_at and progress.is_owed(self._key, now) and progress.is_stalled(now)
 
     def _blame_for_debt(self, now: float) -> Blame:
-        """What it says that no answer came where one was due: of a probe that it failed, and else that a stall lasts."""
+        """What it says that no answer came where one was due: a probe failed, or a stall lasts."""
         is_fault = self._progress.is_owed(self._key, now) if self._probe else self.is_stalled(now)
         return _NOBODY._replace(target=AttemptVerdict.FAILURE) if is_fault else _NOBODY
 

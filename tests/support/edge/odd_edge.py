@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -56,8 +57,10 @@ def slow_down_on_signal() -> None:
     whole = Runner.infer
     hot = turned_by(signal.SIGURG)
 
-    async def infer(self: Runner, variant: str, inputs: Mapping[str, NDArray[Any]]) -> ComputeResult:
-        computed = await whole(self, variant, inputs)
+    async def infer(
+        self: Runner, variant: str, inputs: Mapping[str, NDArray[Any]], patience_s: float = inf
+    ) -> ComputeResult:
+        computed = await whole(self, variant, inputs, patience_s)
         if hot():
             await clock.sleep((TIMES_SLOWER - 1.0) * computed.compute_s)
             computed = replace(computed, compute_s=TIMES_SLOWER * computed.compute_s)

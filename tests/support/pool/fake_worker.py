@@ -45,6 +45,7 @@ class FakeWorker:
         self.begun: list[Arrays] = []
         self.fails: deque[Exception] = deque()  # raised by the next calls instead of computing
         self.kept_from_running_s: Callable[[], float] = lambda: 0.0
+        self.kept_from_sleeping_s: Callable[[], float] = lambda: 0.0
         self._computing = asyncio.Lock()
         self._places = asyncio.Semaphore(PIPELINE)
         self._reason: asyncio.Future[str] | None = None
@@ -71,6 +72,11 @@ class FakeWorker:
     def starved_s(self) -> float:
         """As a test says."""
         return self.kept_from_running_s()
+
+    @property
+    def awake_s(self) -> float:
+        """As a test says."""
+        return self.kept_from_sleeping_s()
 
     async def died(self) -> str:
         assert self._reason is not None

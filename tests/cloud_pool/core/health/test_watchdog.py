@@ -25,6 +25,8 @@ def test_a_long_one_gets_six_times_its_99th_percentile() -> None:
 
 def test_a_device_that_has_become_slower_gets_more() -> None:
     model = LatencyModel([(1.0, 1.0), (100.0, 4.0)])
+    for _ in range(100):
+        model.record(100.0, 10.0, 4.0)
     before_s = batch_patience_s(model, BATCH)
     for _ in range(100):
         model.record(100.0, 10.0, 12.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from random import Random
 
 import pytest
@@ -120,3 +121,33 @@ def test_only_what_is_known_settles_a_prediction(end: object, recorded: list[tup
 
 def test_the_curve_of_nothing_is_the_centres() -> None:
     assert ReliabilityBins().curve() == CENTRES
+
+
+def test_a_target_that_keeps_its_claims_has_no_bias_whatever_luck_it_has() -> None:
+    draws = random.Random(3)
+    bias, shifts = TargetBias(), []
+    for number in range(2000):
+        bias.record(0.9, draws.random() < 0.9, 0.1 * number)
+        shifts.append(bias.shift)
+    assert min(shifts) > -0.12
+    assert sum(shift == 0.0 for shift in shifts) > 0.85 * len(shifts)
+
+
+def test_one_that_has_stopped_is_claimed_for_less_at_once_and_forgiven_with_time() -> None:
+    bias = TargetBias()
+    for number in range(100):
+        bias.record(0.95, True, 0.1 * number)
+    for number in range(6):
+        bias.record(0.95, False, 10.0 + 0.1 * number)
+    assert bias.shift < -0.05
+    for second in range(60):
+        bias.relax(10.0 + second)
+    assert bias.shift == 0.0 or bias.shift > -0.01
+
+
+def test_what_is_a_targets_fault_is_kept_from_what_all_share() -> None:
+    calibration, bias = Calibration(), TargetBias()
+    for _ in range(50):
+        Prediction(0.95, 0.95, 10.0, calibration, bias).given_up(10.0, is_fault=True)
+    assert calibration.raw.bins() == ()
+    assert bias.shift < -0.5

@@ -216,3 +216,26 @@ def test_no_order_of_events_breaks_the_table_or_lets_two_probes_through(
         assert not (probes and breaker.allows(now) and breaker.state is not BreakerState.CLOSED)
         assert breaker.state is BreakerState.CLOSED or breaker.retry_at <= now + 1.2 * 30.0
     assert set(pairwise(moves)) <= LEGAL
+
+
+def test_one_that_was_tripped_for_silence_is_probed_as_often_as_its_cap_says() -> None:
+    breaker, now = Breaker(base_s=0.5, cap_s=30.0), NOW
+    breaker.trip("silent", now, 0.5, cap_s=2.0)
+    for _ in range(8):
+        assert breaker.retry_at - now <= 2.0
+        now = breaker.retry_at
+        probe(breaker, BAD, now)
+    breaker.answered_late(now)
+    assert breaker.allows(now), "an answer contradicts the silence"
+    probe(breaker, OK, now)
+    probe(breaker, OK, now)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_an_answer_from_before_it_opened_shortens_nothing_where_calls_failed() -> None:
+    breaker = opened()
+    before = breaker.retry_at
+    breaker.answered_late(NOW)
+    assert breaker.retry_at == before
+    breaker.cut_short(NOW)
+    assert breaker.allows(NOW)
