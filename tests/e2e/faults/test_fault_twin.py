@@ -18,7 +18,7 @@ import onnxruntime
 import psutil
 import pytest
 
-from tests.bench.fault_rows import broker, devices, links, lives, workers
+from tests.bench.fault_rows import broker, devices, links, lives, stalls, workers
 from tests.bench.open_loop import Answer, ids_of
 from tests.e2e.stack import eventually
 from tests.support.faults.matrix import Matrix
@@ -44,7 +44,7 @@ BATCH = (64, 32)  # rows and tokens of a request that fills a batch of the pool
 ONLOOKERS = 8  # rows of those who ask how long the queue is, and may be computed before they have left again
 ROWS = {
     trial.row.number: trial.row
-    for trial in (*links.TRIALS, *devices.TRIALS, *broker.TRIALS, *workers.TRIALS, *lives.TRIALS)
+    for trial in (*links.TRIALS, *devices.TRIALS, *broker.TRIALS, *workers.TRIALS, *lives.TRIALS, *stalls.TRIALS)
 }
 Right = Callable[[Seen], None]
 
@@ -85,7 +85,7 @@ def answers_are_right(matrix: Matrix, models: Path) -> Right:
 
 
 def played(matrix: Matrix, number: str, during_s: float, *, after_s: float = 1.5) -> Seen:
-    row = replace(ROWS[number], before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0)
+    row = replace(ROWS[number], budget_ms=None, before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0)
     seen = matrix.run(row)
     eventually(lambda: idle(matrix), 30.0, "nothing is under way")
     return seen
@@ -189,6 +189,25 @@ def test_a_hung_worker_of_the_pool_is_given_up_and_replaced(matrix: Matrix, answ
 def serves_long(matrix: Matrix) -> bool:
     """Whether a request that only the pool may take is answered by now."""
     return any(one.units == LONG and one.status == 200 for one in matrix.calm().answers)
+
+
+def test_workers_of_edges_that_stop_computing_cost_no_answer_and_are_replaced(
+    matrix: Matrix, answers_are_right: Right
+) -> None:
+    """Agents, links and heartbeats are well all the while: what shows is that promises are not kept."""
+    stopped = [worker.pid for name in matrix.edges for worker in matrix.fleet.part(name).everyone()[1:]]
+    seen = played(matrix, "29b", 4.0)
+    holds_whatever_breaks(seen, least=40)
+    answers_are_right(seen)
+    lost = {one.number for one in seen.during.answers if one.status != 200}
+    asked = {flight.number for flight in seen.flights if any(step.target == POOL for step in flight.steps)}
+    placed = {flight.number for flight in seen.flights if flight.steps}
+    assert not (lost & placed) - asked, "nobody waits to the end for who gives no sign"
+    assert len(lost) <= 0.4 * len(seen.during), seen.during.statuses()
+    told = [line for name in matrix.edges for line in seen.logs[name].splitlines() if "worker lost" in line]
+    assert len(told) == len(matrix.edges) and all("hung for" in line for line in told)
+    assert not any(psutil.pid_exists(pid) for pid in stopped), "what hung is gone"
+    assert "condition=stalled" in seen.logs["gateway"]
 
 
 def test_a_gateway_that_is_told_to_stop_answers_whoever_is_under_way_and_rightly(
