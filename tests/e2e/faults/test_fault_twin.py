@@ -85,7 +85,9 @@ def answers_are_right(matrix: Matrix, models: Path) -> Right:
 
 
 def played(matrix: Matrix, number: str, during_s: float, *, after_s: float = 1.5) -> Seen:
-    row = replace(ROWS[number], budget_ms=None, before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0)
+    row = replace(
+        ROWS[number], budget_ms=None, before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0
+    )
     seen = matrix.run(row)
     eventually(lambda: idle(matrix), 30.0, "nothing is under way")
     return seen

@@ -54,7 +54,9 @@ def test_a_recording_gives_capacity_and_leaves_the_delay(tmp_path: Path) -> None
     assert changed.traces["wan"][0].period_s == 0.4
     assert changed.scenario.links["wan"].delay_ms == 10
     calm, choked = simulate(edited(), "all-cloud", 1), simulate(changed, "all-cloud", 1)
-    assert choked.tally.all.attainment < 0.7 * calm.tally.all.attainment
+    assert choked.tally.all.attainment < 0.8 * calm.tally.all.attainment
+    # What does not come through in time is given up, and soon the pool is: edges answer in its place.
+    assert choked.compute_s["pool"] < 0.1 * calm.compute_s["pool"]
 
 
 @pytest.mark.parametrize(
