@@ -49,12 +49,12 @@ setup: $(READY) ## Make .venv with everything in it (only when something changed
 run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FLAGS="--edges 3"
 	@exec $(BIN)/tidegate up $(RUN_FLAGS)
 
-# Whole systems have the machine to themselves; all other tests share it. Exit code 5 of pytest: none was chosen of this
-# half, which is right where TEST_FLAGS chose of the other.
+# Two runs, because whole systems beside hundreds of small tests would be late by the small ones' work. Exit code 5 of
+# pytest: none was chosen of this half, which is right where TEST_FLAGS chose of the other.
 test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k words"
 	@shared=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m "not e2e" $(TEST_FLAGS) || shared=$$?; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
-	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) -m e2e $(TEST_FLAGS) || whole=$$?; \
+	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m e2e $(TEST_FLAGS) || whole=$$?; \
 	[ $$whole -eq 0 ] || { [ $$whole -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$whole
 
 test-fast: setup ## The tests without processes, models and clients, in seconds.

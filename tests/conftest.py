@@ -23,8 +23,16 @@ settings.register_profile(
 settings.load_profile("tidegate")
 
 
-# Files of half a minute and more go first, so that no process is left alone with one at the end.
+# Files of half a minute and more go first, the longest ahead, so that no process is left alone with one at the end.
 _LONG = (
+    "test_up_lifecycle.py",
+    "test_fault_twin.py",
+    "test_stack_failures.py",
+    "test_fault_matrix_parts.py",
+    "test_rollout_crashes.py",
+    "test_fault_matrix.py",
+    "test_stack_quality.py",
+    "test_stack_clients.py",
     "test_what_if.py",
     "test_overload.py",
     "test_simulation.py",
@@ -46,7 +54,8 @@ _LONG = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in _LONG)
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -35,8 +35,8 @@ from tidegate.security.attestation.verdict import NONCE_BYTES, AttestationPolicy
 from tidegate.security.tls import Tls
 
 ANSWERS_WITHIN_S: Final = 5.0
-POLL_S: Final = 1.0
-_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+FIRST_RETRY_S: Final = 1.0
+_LAST_RETRY_S: Final = 60.0
 _EARLIEST, _SPREAD = 0.4, 0.2  # of its age: when evidence is asked for anew
 
 log = structlog.get_logger(__name__)
@@ -129,21 +129,21 @@ class TargetAttestation:
             return
         self._say(Attestation("its evidence is being asked for"))
         asker_key = key_hash(x509.load_pem_x509_certificate(shown))
-        backoff = Backoff(self._verifier.draw, _FIRST_RETRY_S, _LAST_RETRY_S)
+        backoff = Backoff(self._verifier.draw, FIRST_RETRY_S, _LAST_RETRY_S)
         held: ReceivedEvidence | None = None
         while True:
             self._again.clear()
             asked_at = clock.now()
             fresh = await self._asked(client, asker_key, held)
             if fresh is None:
-                next_at = clock.now() + _FIRST_RETRY_S + backoff.next_delay_s()
+                next_at = clock.now() + FIRST_RETRY_S + backoff.next_delay_s()
             else:
                 held = fresh
                 backoff.reset()
                 share = _EARLIEST + _SPREAD * self._verifier.draw()
                 next_at = clock.now() + share * self._verifier.max_age_s
             await self._wait_judging(held, next_at)
-            await clock.sleep_until(asked_at + _FIRST_RETRY_S)  # a target whose offers flap costs a question a second
+            await clock.sleep_until(asked_at + FIRST_RETRY_S)  # a target whose offers flap costs a question a second
 
     async def _asked(
         self, client: LinkClient, asker_key: bytes, before: ReceivedEvidence | None

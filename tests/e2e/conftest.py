@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def models(demo_repository: Repository) -> Path:
     """The folder of the demo models, built once for all tests."""
     return demo_repository.root
+
+
+@pytest.fixture(scope="session")
+def digits(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a repository with the small one of the demo models, for tests that no text is asked in."""
+    root = tmp_path_factory.mktemp("digits")
+    shutil.copytree(models / "digits", root / "digits")
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,9 @@ def nobody_is_left(stack: Stack, everyone: list[psutil.Process], within_s: float
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_it_ends_within_five_seconds_and_leaves_no_process_and_no_port(
-    models: Path, tmp_path: Path, by: signal.Signals
+    digits: Path, tmp_path: Path, by: signal.Signals
 ) -> None:
-    with running(tmp_path, "--models", str(models), "--edges", "1") as stack:
+    with running(tmp_path, "--models", str(digits), "--edges", "1") as stack:
         everyone = stack.everyone()
         assert len(everyone) >= 6  # up, broker, pool, edge, gateway, and workers
         began_at = time.perf_counter()
@@ -65,15 +65,15 @@ def test_a_repository_of_ones_own_is_served_without_building_the_demo(tmp_path: 
         assert "building" not in stack.words
 
 
-def test_when_it_is_killed_itself_everyone_ends(models: Path, tmp_path: Path) -> None:
-    with running(tmp_path, "--models", str(models), "--edges", "1") as stack:
+def test_when_it_is_killed_itself_everyone_ends(digits: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(digits), "--edges", "1") as stack:
         everyone = stack.everyone()
         stack.stop(signal.SIGKILL)
         nobody_is_left(stack, everyone, within_s=6)
 
 
-def test_interrupted_while_it_starts_it_leaves_nothing_either(models: Path, tmp_path: Path) -> None:
-    stack = Stack(tmp_path, "--models", str(models), "--edges", "1")
+def test_interrupted_while_it_starts_it_leaves_nothing_either(digits: Path, tmp_path: Path) -> None:
+    stack = Stack(tmp_path, "--models", str(digits), "--edges", "1")
     try:
         eventually(lambda: "pool" in stack.words, 60, "the pool is being started")
         everyone = stack.everyone()
@@ -126,8 +126,8 @@ def test_a_broker_url_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
     assert f"--broker {url}" in failed.stderr
 
 
-def test_a_second_one_in_the_same_directory_is_refused(models: Path, tmp_path: Path) -> None:
-    first = Stack(tmp_path, "--models", str(models), "--edges", "1")
+def test_a_second_one_in_the_same_directory_is_refused(digits: Path, tmp_path: Path) -> None:
+    first = Stack(tmp_path, "--models", str(digits), "--edges", "1")
     try:
         eventually((tmp_path / "run" / "lock").exists, 30, "the first one works in the directory")
         second = run_up("--ports-from", str(free_ports(PORTS)), "--data-dir", str(tmp_path))
@@ -138,11 +138,11 @@ def test_a_second_one_in_the_same_directory_is_refused(models: Path, tmp_path: P
 
 
 def test_a_part_that_cannot_start_fails_the_start_with_its_reason(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_POOL_DEVICE", "abacus")
     first = free_ports(PORTS)
-    failed = run_up(*("--ports-from", str(first), "--data-dir", str(tmp_path)), *("--models", str(models), "--json"))
+    failed = run_up(*("--ports-from", str(first), "--data-dir", str(tmp_path)), *("--models", str(digits), "--json"))
     assert failed.returncode == 1
     assert failed.stdout == ""
     assert "pool did not start" in failed.stderr
@@ -150,8 +150,8 @@ def test_a_part_that_cannot_start_fails_the_start_with_its_reason(
     assert all(is_free(port) for port in range(first, first + PORTS))
 
 
-def test_the_ready_line_is_the_only_line_on_stdout_and_it_is_json(models: Path, tmp_path: Path) -> None:
-    with running(tmp_path, "--models", str(models), "--edges", "0") as stack:
+def test_the_ready_line_is_the_only_line_on_stdout_and_it_is_json(digits: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(digits), "--edges", "0") as stack:
         stack.stop()
         assert len(stack.stdout) == 1
         assert json.loads(stack.stdout[0])["event"] == "ready"

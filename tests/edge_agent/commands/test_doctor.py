@@ -79,8 +79,9 @@ async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 async def test_a_port_of_another_program_is_not_taken_for_the_running_agents(
-    keys: dict[str, Any], tmp_path: Path, secure: bool
+    keys: dict[str, Any], tmp_path: Path, secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edge_agent.commands.doctor.PATIENCE_S", 2.0)  # the other program never answers
     if secure:
         keys["tls"] = FleetPki(tmp_path / "pki").config("edge/kiosk-1").model_dump(exclude_none=True)
     async with EdgeApp(load(EdgeConfig, **keys)):
@@ -106,7 +107,10 @@ async def test_before_it_runs_it_is_told_which_gateways_it_could_dial(
         assert told["grpc_port"].words.endswith("is free")
 
 
-async def test_everything_that_is_wrong_is_told_at_once(keys: dict[str, Any], tmp_path: Path) -> None:
+async def test_everything_that_is_wrong_is_told_at_once(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.commands.doctor.PATIENCE_S", 2.0)  # nobody answers
     (tmp_path / "state").write_text("a file in the way")
     with socket.create_server(("127.0.0.1", keys["http_port"])):
         taken = asyncio.create_task(found(keys, mqtt=f"mqtt://127.0.0.1:{free_port()}", models=["nothing"]))

@@ -43,6 +43,11 @@ PARENT_ID = "b7ad6b7169203331"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 
 
+@pytest.fixture(autouse=True)
+def spans_leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.tracing.export.EVERY_S", 0.1)
+
+
 async def eventually(true: Callable[[], Any], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not true():
@@ -182,7 +187,8 @@ async def test_an_edge_tells_its_own_part_under_the_attempts_span(tmp_path: Path
         assert otlp.headers[0]["x-token"] == "abc"
 
 
-async def test_a_slow_collector_does_not_hold_up_the_end(tmp_path: Path) -> None:
+async def test_a_slow_collector_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.tracing.export.PATIENCE_S", 0.5)
     hold = asyncio.Event()
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
