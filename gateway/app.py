@@ -28,6 +28,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import FlightRecorder
+from gateway.default_versions import DefaultVersions
 from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
 from gateway.fleet_sync.registry import FleetRegister
@@ -95,6 +96,7 @@ class Gateway:
         self.tokenizers = Tokenizers(self.repository)
         scaling = ReplicaScaler(config.scaling.spec)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=scaling)
+        self.defaults = DefaultVersions(self.catalog, self.fleet)
         self.verifier = _verifier_of(config, self.tls, draw)
         self.register = FleetRegister(Topics(config.fleet), draw=draw) if config.mqtt else None
         self.dialled_in = dial_in_server_of(config, self.tls, self._knows)
@@ -121,13 +123,13 @@ class Gateway:
             config, self.dispatcher, self.admission, held, self._version_of, scaling, console=self.watch
         )
         self.metrics = self.telemetry.metrics
-        self.trials = Trials(config.trials_file, self.catalog, draw, strained, self.dispatcher.infer)
+        self.trials = Trials(config.trials_file, self.defaults, draw, strained, self.dispatcher.infer)
         self.metrics.add(lambda: trial_families(self.trials))
         behind, infer = self._line(held)
         self.ingest_service = (
-            IngestService(config.ingest, config.name, behind, self.catalog.manifest) if config.ingest else None
+            IngestService(config.ingest, config.name, behind, self.defaults.manifest) if config.ingest else None
         )
-        self.host = GatewayHost(config.name, self.catalog, self.fleet, self.metrics, infer)
+        self.host = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer)
         self.audit = Audit()
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
         self._held = BodyMemory(config.limits.max_held_bytes)
@@ -160,7 +162,7 @@ class Gateway:
         return Dispatcher(
             placer,
             self.directory.targets,
-            self.catalog.manifest,
+            self.defaults.manifest,
             draw=draw,
             memory=FlightRecorder(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=run_soon),
             hedges=hedges,
@@ -176,7 +178,7 @@ class Gateway:
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: a call that is refused here takes no place
             admit(self.admission, clock.now),  # after expire: nothing late takes a place
-            versions(self.catalog.siblings, self.fleet, clock.now, self._draw, self.trials),  # where there are two
+            versions(self.defaults, clock.now, self._draw, self.trials),  # where there are two
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
@@ -250,6 +252,7 @@ class Gateway:
             channel=channel,
             catalog=self.catalog,
             fleet=self.fleet,
+            trials=self.trials,
             guard=self.guard,
             tls=self.tls,
             limits=self.config.limits.door,
@@ -332,7 +335,7 @@ class Gateway:
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
                 *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
-                *trial_routes(self.trials, self.catalog, self.fleet),
+                *trial_routes(self.trials),
             ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
         )
@@ -394,10 +397,10 @@ class Gateway:
         return self.tls.dialler(None if spec.foreign else CertificateIdentity.parse(spec.id))
 
     def _default_budget_s(self, request: InferRequest) -> float:
-        return self.catalog.manifest(request.model_name, request.model_version).default_budget_s
+        return self.defaults.manifest(request.model_name, request.model_version).default_budget_s
 
     def _version_of(self, request: InferRequest) -> str:
-        return self.catalog.manifest(request.model_name, request.model_version).version
+        return self.defaults.manifest(request.model_name, request.model_version).version
 
     def __repr__(self) -> str:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"

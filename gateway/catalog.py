@@ -4,14 +4,16 @@ Every request reads it, so it is a few dictionaries. The repository outranks a f
 its manifest has bounds, qualities and a tokenizer that metadata lacks.
 
 A version that was shipped to devices (`gateway/delivery/rollouts`) is known by its full name, and is not what "the
-latest" means: while it is on its way most devices lack it. Where it takes and gives the same as the latest, the two are
-siblings, and a request that names no version may be answered by either (`layers/versions.py`).
+latest" means: while it is on its way most devices lack it. Which version a request gets that names none depends on what
+targets serve, which the catalog does not know (`gateway/default_versions.py`); it says which versions there are, and
+which of them take and give the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gateway.core.versions.default_version import KnownVersions
 from tidegate.models.alike import interchangeable
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.repository import version_key
@@ -27,7 +29,7 @@ class Catalog:
         self._own = {(one.name, one.version): one for one in manifests}
         self._foreign: dict[tuple[str, str], Manifest] = {}
         self._shipped: dict[tuple[str, str], Manifest] = {}
-        self._siblings: dict[str, tuple[str, ...]] = {}
+        self._several: dict[str, KnownVersions] = {}
         self._index()
 
     def ship(self, manifests: Iterable[Manifest]) -> None:
@@ -35,9 +37,9 @@ class Catalog:
         self._shipped |= {(one.name, one.version): one for one in manifests}
         self._index()
 
-    def siblings(self, name: str) -> tuple[str, ...]:
-        """Versions that may stand in for one another, the latest first; none where nothing of the model was shipped."""
-        return self._siblings.get(name, ())
+    def several(self, name: str) -> KnownVersions | None:
+        """The versions of a model that has more than one; the same object until they change."""
+        return self._several.get(name)
 
     def learn(self, manifests: Iterable[Manifest]) -> None:
         """Take in the manifests of a foreign server; a later description replaces an earlier one."""
@@ -66,11 +68,24 @@ class Catalog:
         latest = {(one.name, ""): one for one in self._sorted}  # sorted: the highest version is the last to be put in
         latest |= {(one.name, ""): one for one in self._sorted if (one.name, one.version) in standing}
         self._by_key = {**latest, **known}
-        self._siblings = {name: self._alike(latest[name, ""]) for name in {one.name for one in self._shipped.values()}}
-
-    def _alike(self, latest: Manifest) -> tuple[str, ...]:
-        others = (one for one in reversed(self._sorted) if one.name == latest.name and one.version != latest.version)
-        return (latest.version, *(one.version for one in others if interchangeable(one, latest)))
+        versions: dict[str, list[Manifest]] = {}
+        for one in reversed(self._sorted):
+            versions.setdefault(one.name, []).append(one)
+        shipped = {one.name for one in self._shipped.values()}
+        found = {
+            name: KnownVersions(
+                standing=tuple(one.version for one in every if (name, one.version) in standing),
+                shipped=tuple(one.version for one in every if (name, one.version) not in standing),
+                alike=_alike(every),
+                rolled_out=name in shipped,
+            )
+            for name, every in versions.items()
+            if len(every) > 1
+        }
+        # what has not changed stays the same object: what was derived from it stays good
+        self._several = {
+            name: one if one != self._several.get(name) else self._several[name] for name, one in found.items()
+        }
 
     def _not_found(self, name: str, version: str) -> str:
         versions = [one.version for one in self._sorted if one.name == name]
@@ -81,3 +96,16 @@ class Catalog:
 
     def __repr__(self) -> str:
         return f"<Catalog {len(self._own)} own, {len(self._foreign)} foreign, {len(self._shipped)} shipped>"
+
+
+def _alike(manifests: Iterable[Manifest]) -> dict[str, frozenset[str]]:
+    """By version of one model: those interchangeable with it, itself included."""
+    groups: list[list[Manifest]] = []
+    for one in manifests:
+        group = next((group for group in groups if interchangeable(group[0], one)), None)
+        if group is None:
+            groups.append([one])
+        else:
+            group.append(one)
+    found = [frozenset(one.version for one in group) for group in groups]
+    return {version: group for group in found for version in group}

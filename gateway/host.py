@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from gateway.catalog import Catalog
 from gateway.core.fleet.fleet import Fleet
+from gateway.default_versions import DefaultVersions
 from gateway.layers.stack import Service
 from gateway.observe.metrics import GatewayMetrics
 from tidegate import clock
@@ -18,9 +18,12 @@ from tidegate.types import Call, Reply
 class GatewayHost:
     """A `ModelHost`."""
 
-    def __init__(self, name: str, catalog: Catalog, fleet: Fleet, metrics: GatewayMetrics, infer: Service) -> None:
+    def __init__(
+        self, name: str, defaults: DefaultVersions, fleet: Fleet, metrics: GatewayMetrics, infer: Service
+    ) -> None:
         self._name = name
-        self._catalog = catalog
+        self._defaults = defaults
+        self._catalog = defaults.catalog
         self._fleet = fleet
         self._metrics = metrics
         self._infer = infer
@@ -37,17 +40,16 @@ class GatewayHost:
         return self._catalog.manifests
 
     def manifest(self, name: str, version: str = "") -> Manifest:
-        return self._catalog.manifest(name, version)
+        """One version, or what a request means that names none: its tensors are checked against it."""
+        return self._defaults.manifest(name, version)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether some usable target offers it now: without a version, any that may stand in for the latest."""
+        """Whether a request could be placed now: of this version, or one that names none."""
+        now = clock.now()
         try:
-            manifest = self._catalog.manifest(name, version)
+            return self._defaults.serves(name, version, now) if version else self._defaults.ready(name, now)
         except ModelNotFound:
             return False
-        now = clock.now()
-        versions = {manifest.version, *(() if version else self._catalog.siblings(name))}
-        return any(one.target.allows(now) for each in versions for one in self._fleet.offered(manifest.name, each))
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if not name:

@@ -20,6 +20,7 @@ from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.artifacts.upload import intake_routes
 from gateway.delivery.rollouts.coordinator import DeviceChannel, RolloutController
 from gateway.delivery.rollouts.routes import rollout_routes
+from gateway.delivery.trials import Trials
 from gateway.identity.guard import GatewayGuard
 from tidegate.models.manifest import Manifest
 from tidegate.oip.http.server import error_middleware
@@ -46,6 +47,7 @@ class DeliveryService:
         channel: DeviceChannel,
         catalog: Catalog,
         fleet: Fleet,
+        trials: Trials,
         guard: GatewayGuard | None,
         tls: Tls | None,
         limits: ServerLimits,
@@ -65,7 +67,7 @@ class DeliveryService:
             max_concurrent=section.max_concurrent,
             pace=BytePacer(section.rate),
         )
-        self.rollouts = RolloutController(self.store, channel, self._ship)
+        self.rollouts = RolloutController(self.store, channel, self._ship, trials, fleet.serving)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> DeliveryService:

@@ -1,7 +1,12 @@
 """Trials of two versions: the stored splits, the figures of each version, and the comparison of their answers.
 
-The splits are one small file, written before they take effect, so that a restarted gateway continues with them; without
-a file (`trials_file`) they last as long as the process. Figures begin anew with each split, and with the process.
+The splits and preferences are one small file, written before they take effect, so that a restarted gateway continues
+with them; without a file (`trials_file`) they last as long as the process. Figures begin anew with each split, and with
+the process.
+
+A command is refused where it would prefer a version that no target serves while another is served; the refusal names
+the versions on offer and the command that does what was wanted. Should such a version be lost later, requests get
+another one all the same (`gateway/default_versions.py`).
 
 A comparison sends the request to the candidate too, after the standing version has answered: at the lowest priority,
 at most `COMPARED_AT_ONCE` at a time and none while the gateway is crowded, in tasks that this module owns. No caller
@@ -11,7 +16,7 @@ waits for them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,9 +25,10 @@ import msgspec
 import numpy as np
 import structlog
 
-from gateway.catalog import Catalog
 from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
 from gateway.core.versions.version_figures import Agreement, VersionFigures
+from gateway.core.versions.version_shares import VersionTargets
+from gateway.default_versions import DefaultVersions
 from gateway.layers.stack import Service
 from tidegate import clock
 from tidegate.arrays import tensor_to_array
@@ -53,11 +59,22 @@ class TrialFigures:
         return self.figures.setdefault(version, VersionFigures())
 
 
+class SplitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A split as an operator asks for it: without `standing`, beside the present default version."""
+
+    candidate: str
+    standing: str = ""
+    share: float = 0.0
+    tenants: tuple[str, ...] = ()
+    compare: float = 0.0
+
+
 class Trials:
     """The splits of a gateway. `async with` reads the file; its end cancels running comparisons.
 
     Args:
         file: where the splits are stored; None: nowhere.
+        defaults: holds what is set, and says what requests get.
         draw: chance, uniform in [0, 1).
         crowded: whether there is no room for comparisons now.
         ask: the service that comparisons are sent to; None: nothing is compared.
@@ -66,23 +83,28 @@ class Trials:
     def __init__(
         self,
         file: Path | None,
-        catalog: Catalog,
+        defaults: DefaultVersions,
         draw: Callable[[], float],
         crowded: Callable[[], bool],
         ask: Service | None = None,
     ) -> None:
-        self.splits = TrafficSplits()
+        self.defaults = defaults
         self.watched: dict[str, TrialFigures] = {}
         self.ask = ask
         self._file = file
-        self._catalog = catalog
+        self._catalog = defaults.catalog
         self._draw = draw
         self._crowded = crowded
+        self._changing = asyncio.Lock()  # each change is made from the one before it, also while that is being written
         self._comparisons: set[asyncio.Task[None]] = set()
+
+    @property
+    def splits(self) -> TrafficSplits:
+        return self.defaults.splits
 
     async def __aenter__(self) -> Trials:
         if self._file is not None:
-            self.splits = await asyncio.to_thread(_read, self._file)
+            self.defaults.splits = await asyncio.to_thread(_read, self._file)
             self.watched = {model: TrialFigures(began_at_utc=clock.utc_s()) for model in self.splits.split}
         return self
 
@@ -91,8 +113,62 @@ class Trials:
 
     # operators' commands
 
-    async def begin(self, model: str, split: TrafficSplit) -> None:
-        """Begin or change a trial. Raises InvalidSplit: the two versions cannot replace each other."""
+    async def begin(self, model: str, wanted: SplitRequest) -> None:
+        """Begin or change a trial.
+
+        Raises:
+            InvalidSplit: the two versions cannot replace each other, or no target serves the standing one.
+            ModelNotFound: no such model is known.
+        """
+        async with self._changing:
+            split = self._split(model, wanted)
+            before = self.splits.split.get(model)
+            await self._store(self.splits.begun(model, split, prefer=bool(wanted.standing)))
+            if before is None or (before.standing, before.candidate) != (split.standing, split.candidate):
+                self.watched[model] = TrialFigures(began_at_utc=clock.utc_s())
+        log.info("a version is on trial", model=model, **msgspec.to_builtins(split))
+
+    async def promote(self, model: str) -> None:
+        """Make the candidate the preferred version. Raises InvalidSplit: there is none, or no target serves it."""
+        async with self._changing:
+            candidate = self.splits.of(model).candidate
+            served = self._served(model)
+            if served and candidate not in served:
+                raise InvalidSplit(
+                    f"no target serves {model} {candidate}, so it cannot be promoted; {offered(model, served)}. To "
+                    f"give it to devices: `tidegate model rollout {model} --version {candidate} --key KEY`; to end the "
+                    f"trial: `tidegate model return {model}`"
+                )
+            await self._store(self.splits.after_promotion(model))
+        log.info("the candidate is promoted", model=model, version=candidate)
+
+    async def call_back(self, model: str) -> None:
+        """End the trial; requests get what they got before it. Raises InvalidSplit: nothing is on trial."""
+        async with self._changing:
+            await self._store(self.splits.after_return(model))
+        log.info("the trial is over, and the standing version stays", model=model)
+
+    # what rollouts do to preferences
+
+    async def rolled_out(self, model: str, version: str) -> None:
+        """A rollout of the version has begun: requests follow the devices that get it."""
+        async with self._changing:
+            await self._store(self.splits.after_rollout(model, version))
+
+    async def recalled(self, model: str, version: str) -> None:
+        """Devices are called back from the version: it is preferred no longer."""
+        async with self._changing:
+            before = self.splits
+            await self._store(before.after_recall(model, version))
+        if self.splits is not before:
+            log.warning(
+                "the version is called back, so it is the preferred one no longer", model=model, version=version
+            )
+
+    def _split(self, model: str, wanted: SplitRequest) -> TrafficSplit:
+        """The wanted split, beside the present default where it names no standing version."""
+        default = wanted.standing or self._default_beside(model, wanted.candidate)
+        split = TrafficSplit(default, wanted.candidate, wanted.share, wanted.tenants, wanted.compare)
         try:
             standing, candidate = (self._catalog.manifest(model, one) for one in (split.standing, split.candidate))
         except ModelNotFound as error:
@@ -102,36 +178,63 @@ class Trials:
                 f"{model}: the manifests of versions {split.standing} and {split.candidate} differ in "
                 f"{', '.join(apart)}, so that a caller of one could not use the other"
             )
-        before = self.splits.split.get(model)
-        await self._store(self.splits.begun(model, split))
-        if before is None or (before.standing, before.candidate) != (split.standing, split.candidate):
-            self.watched[model] = TrialFigures(began_at_utc=clock.utc_s())
-        log.info("a version is on trial", model=model, **msgspec.to_builtins(split))
+        served = self._served(model)
+        if served and split.standing not in served:
+            other = next((one for one in served if one != split.candidate), "")
+            way = (
+                f"`tidegate model split {model} {split.candidate} --standing {other}`"
+                if other
+                else (
+                    f"{split.candidate} gets every request without a split; to give {split.standing} to devices first: "
+                    f"`tidegate model rollout {model} --version {split.standing} --key KEY`"
+                )
+            )
+            raise InvalidSplit(
+                f"no target serves {model} {split.standing}, so it cannot stand beside {split.candidate}; "
+                f"{offered(model, served)}. Instead: {way}"
+            )
+        return split
 
-    async def promote(self, model: str) -> None:
-        """Make the candidate the default version. Raises InvalidSplit: nothing is on trial."""
-        await self._store(self.splits.after_promotion(model))
-        log.info("the candidate is promoted", model=model, version=self.splits.promoted[model])
+    def _default_beside(self, model: str, candidate: str) -> str:
+        default = self.defaults.default(model, clock.now())
+        if candidate != default:
+            return default
+        served = self._served(model)
+        other = next((one for one in served if one != default), "OTHER")
+        raise InvalidSplit(
+            f"{model} {default} is what requests get already that name no version, so there is nothing to split; "
+            f"{offered(model, served)}. To send a part of them to another version: `tidegate model split {model} "
+            f"{other} --share 5%`; to make that one the default, and {default} its candidate: `tidegate model "
+            f"split {model} {default} --standing {other}`"
+        )
 
-    async def call_back(self, model: str) -> None:
-        """End the trial and keep the standing version. Raises InvalidSplit: nothing is on trial."""
-        await self._store(self.splits.after_return(model))
-        log.info("the trial is over, and the standing version stays", model=model)
+    def _served(self, model: str) -> dict[str, VersionTargets]:
+        """By version of the model, the highest first: the targets that serve it, where any does."""
+        versions = tuple(one.version for one in reversed(self._catalog.manifests) if one.name == model)
+        return {
+            one: targets for one, targets in self.defaults.count(model, versions, clock.now()).items() if any(targets)
+        }
 
     async def _store(self, splits: TrafficSplits) -> None:
+        if splits is self.splits:
+            return
         if self._file is not None:
             await asyncio.to_thread(_write, self._file, splits)
-        self.splits = splits
+        self.defaults.splits = splits
 
     # for the layer `gateway/layers/versions.py`
 
-    def turn(self, call: Call) -> Sequence[str]:
+    def demanded(self, call: Call) -> str:
         request = call.request
         wish = version_of(call.headers, request.parameters) if call.headers or request.parameters else ""
-        model = request.model_name
-        if not wish and model not in self.splits.split and model not in self.splits.promoted:
-            return ()
-        return self.splits.turn(model, wish, call.tenant, self._draw())
+        return self.splits.demanded(request.model_name, wish) if wish else ""
+
+    def tried(self, call: Call) -> str:
+        model = call.request.model_name
+        return self.splits.tried(model, call.tenant, self._draw()) if model in self.splits.split else ""
+
+    def watches(self, call: Call) -> bool:
+        return call.request.model_name in self.splits.split
 
     def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None:
         model = call.request.model_name
@@ -191,6 +294,20 @@ class Trials:
 
     def __repr__(self) -> str:
         return f"<Trials {', '.join(self.splits.split) or 'none'}, {len(self._comparisons)} comparisons>"
+
+
+def offered(model: str, served: Mapping[str, VersionTargets]) -> str:
+    """Return which versions of the model targets serve, in words."""
+    if not served:
+        return f"no target serves any version of {model}"
+    words = [f"{version} ({_by_whom(targets)})" for version, targets in served.items()]
+    return f"targets serve {', '.join(words)}"
+
+
+def _by_whom(targets: VersionTargets) -> str:
+    edges = targets.edges + targets.soaking
+    counted = [(edges, "edge"), (targets.pools, "pool")]
+    return " and ".join(f"{count} {name}{'s' if count != 1 else ''}" for count, name in counted if count)
 
 
 def compare_outputs(one: InferResponse, other: InferResponse) -> tuple[list[float], list[bool]]:

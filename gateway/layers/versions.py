@@ -1,16 +1,19 @@
 """Choose a version for a request that names none, and another one where no target can answer with the first.
 
-While a new version is rolled out, some devices have it and some do not (`gateway/core/versions/version_shares.py`
-computes the shares). The version is settled here, before placement, so that all attempts of one execution ask for one.
-Where an execution fails for want of a place or of a working target, the request is executed again with another version
-that is served, while its time lasts. A first execution with a version that no device has committed yet, or that is on
-trial, gets most of the time and not all of it: a device that hangs with it costs a request some of its budget and not
-its answer.
+Which versions may answer, and with which share, is `gateway/core/versions/default_version.py`. The version is settled
+here, before placement, so that all attempts of one execution ask for one. Where an execution fails for want of a place
+or of a working target, the request is executed again with another version that has a share, while its time lasts. A
+first execution with a version that no device has committed yet, or that is on trial, gets most of the time and not all
+of it: a device that hangs with it costs a request some of its budget and not its answer.
 
-Where an operator has two versions on trial, the trial chooses the version instead
-(`gateway/core/versions/traffic_split.py`), and records the outcome of each.
+Where no target was found at all, as when all devices change their version in one instant, targets are counted anew, and
+any version that they serve by now and that may stand in answers.
 
-Models of which no version was shipped and none is on trial are passed on at the cost of two look-ups.
+Where an operator has two versions on trial, the candidate is tried first for the requests that are its share
+(`gateway/core/versions/traffic_split.py`), and the trial records the outcome of each. A version that a caller demands
+is executed as it is: it answers, or the caller is told which version had no target.
+
+Models with one version are passed on at the cost of two look-ups.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from gateway.core.fleet.fleet import SERVING, Fleet
-from gateway.core.versions.version_shares import VersionTargets, sample_order, shares_by_version
+from gateway.core.versions.default_version import VersionLine, default_shares
+from gateway.core.versions.version_shares import VersionTargets, sample_order
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import CapacityError, ModelNotFound, NothingAlive, NotSupported, PeerError
 from tidegate.types import Call, Reply
@@ -30,13 +33,22 @@ FIRST_FLIGHT: Final = 0.6  # of the budget that is left, for a version that is n
 KEEP_S: Final = 0.2  # how old a count of serving targets may be
 _NOWHERE: Final = (NothingAlive, ModelNotFound)
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
+_Served = Mapping[str, VersionTargets]
 
 
 class TrialPolicy(Protocol):
     """What an operator has set (`gateway/delivery/trials.py`)."""
 
-    def turn(self, call: Call) -> Sequence[str]:
-        """The versions to ask, in this order; none: nothing is set for its model. Raises InvalidRequest."""
+    def demanded(self, call: Call) -> str:
+        """The version that the caller demands in a header; "" for none. Raises InvalidRequest."""
+        ...
+
+    def tried(self, call: Call) -> str:
+        """The version to try ahead of the default one; "" for none."""
+        ...
+
+    def watches(self, call: Call) -> bool:
+        """Whether outcomes of the call's model are recorded."""
         ...
 
     def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None: ...
@@ -44,70 +56,82 @@ class TrialPolicy(Protocol):
     def failed(self, call: Call, version: str, error: BaseException, took_s: float) -> None: ...
 
 
-def versions(
-    siblings: Callable[[str], Sequence[str]],
-    fleet: Fleet,
-    now: Callable[[], float],
-    draw: Callable[[], float],
-    trial: TrialPolicy,
-) -> Layer:
-    """Args:
-    siblings: the versions of a model that may stand in for one another, the standing one first; fewer than two: none.
-    """
-    counts = _ServingCounts(fleet, now)
+class VersionSource(Protocol):
+    """What may answer, and what is served now (`gateway/default_versions.py`)."""
+
+    def line(self, name: str) -> VersionLine | None:
+        """The versions that may answer a request that names none; None where there are not several."""
+        ...
+
+    def count(self, name: str, versions: tuple[str, ...], now: float) -> _Served:
+        """By version: the targets that serve it and may be asked."""
+        ...
+
+
+def versions(source: VersionSource, now: Callable[[], float], draw: Callable[[], float], trial: TrialPolicy) -> Layer:
+    counts = _ServingCounts(source, now)
 
     def layer(inner: Service) -> Service:
         watched = _watched(inner, trial, now)
 
         async def service(call: Call) -> Reply:
-            model = call.request.model_name
             if call.request.model_version:
                 return await inner(call)
-            if order := trial.turn(call):
-                return await _in_order(call, order, watched, now)
-            names = siblings(model)
-            if len(names) < 2:
+            execute = watched if trial.watches(call) else inner
+            if version := trial.demanded(call):
+                return await _in_order(call, [version], execute, now)
+            line = source.line(call.request.model_name)
+            if line is None:
                 return await inner(call)
-            served = counts.of(model, names)
+            served = counts.of(call.request.model_name, line)
+            order, proved = _order(line, served, draw), _proved(served)
+            if (candidate := trial.tried(call)) in served:
+                order, proved = [candidate, *(one for one in order if one != candidate)], []
             try:
-                return await by_share(call, served)
+                return await _in_order(call, order or line.names[:1], execute, now, proved)
             except _NOWHERE:  # all devices may have changed their version since they were counted
-                anew = counts.anew(model, names)
-                if anew.keys() <= served.keys():
+                anew = counts.anew(call.request.model_name, line)
+                left = [one for one in sorted(anew, key=line.names.index) if one not in order]
+                if not left:
                     raise
-            return await by_share(call, anew)
-
-        async def by_share(call: Call, served: Mapping[str, VersionTargets]) -> Reply:
-            proved = [name for name, one in served.items() if one.edges or one.pools]
-            return await _in_order(
-                call, sample_order(list(served), shares_by_version(served), draw()), inner, now, proved
-            )
+            return await _in_order(call, left, execute, now, _proved(anew))
 
         return service
 
     return layer
 
 
+def _order(line: VersionLine, served: _Served, draw: Callable[[], float]) -> list[str]:
+    """The served versions to execute: the first by share, then the others that have or may have one."""
+    shares = default_shares(line, served)
+    within = [one for one in served if one in shares or one in line.sharing]
+    return sample_order(within, shares, draw() if len(shares) > 1 else 0.0)
+
+
+def _proved(served: _Served) -> list[str]:
+    return [name for name, one in served.items() if one.edges or one.pools]
+
+
 class _ServingCounts:
-    """Counts the targets that serve each version of a model, and keeps a count for a moment."""
+    """Counts the targets that serve each version of a line, and keeps a count for a moment."""
 
-    def __init__(self, fleet: Fleet, now: Callable[[], float]) -> None:
-        self._fleet = fleet
+    def __init__(self, source: VersionSource, now: Callable[[], float]) -> None:
+        self._source = source
         self._now = now
-        self._known: dict[str, tuple[float, dict[str, VersionTargets]]] = {}  # by model, and when it was counted
+        self._known: dict[str, tuple[float, VersionLine, _Served]] = {}  # by model, and when it was counted
 
-    def of(self, model: str, names: Sequence[str]) -> dict[str, VersionTargets]:
-        """Of the versions that are served now; the standing one where none is."""
+    def of(self, model: str, line: VersionLine) -> _Served:
+        """Of the versions that are served now, in the order of the line."""
         known = self._known.get(model)
-        if known is None or self._now() - known[0] > KEEP_S:
-            return self.anew(model, names)
-        return known[1]
+        if known is None or known[1] is not line or self._now() - known[0] > KEEP_S:
+            return self.anew(model, line)
+        return known[2]
 
-    def anew(self, model: str, names: Sequence[str]) -> dict[str, VersionTargets]:
+    def anew(self, model: str, line: VersionLine) -> _Served:
         at = self._now()
-        found = {name: standing(self._fleet, model, name, at) for name in names}
-        served = {name: one for name, one in found.items() if any(one)} or {names[0]: found[names[0]]}
-        self._known[model] = at, served
+        found = self._source.count(model, line.names, at)
+        served = {name: found[name] for name in line.names if any(found[name])}
+        self._known[model] = at, line, served
         return served
 
 
@@ -141,20 +165,6 @@ def _watched(inner: Service, trial: TrialPolicy, now: Callable[[], float]) -> Se
         return reply
 
     return service
-
-
-def standing(fleet: Fleet, model: str, version: str, now: float) -> VersionTargets:
-    """How many targets serve this version and may be asked."""
-    edges = soaking = pools = 0
-    for target in fleet.targets.values():
-        if not (target.up and target.accepting and target.allows(now)):
-            continue
-        for offer in target.offers:
-            if (offer.name, offer.version) == (model, version) and offer.state in SERVING:
-                edges += target.spec.tier == "edge" and offer.state == "ready"
-                soaking += target.spec.tier == "edge" and offer.state == "soaking"
-                pools += target.spec.tier != "edge"
-    return VersionTargets(edges, soaking, pools)
 
 
 def _of(call: Call, version: str, deadline: float) -> Call:

@@ -18,12 +18,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.catalog import Catalog
-from gateway.core.fleet.fleet import Fleet
-from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit
-from gateway.core.versions.version_shares import shares_by_version
-from gateway.delivery.trials import Trials
-from gateway.layers.versions import standing
+from gateway.core.versions.traffic_split import InvalidSplit
+from gateway.delivery.trials import SplitRequest, Trials
 from gateway.operate.trial_report import trial_report
 from tidegate import clock
 from tidegate.models.manifest import Manifest
@@ -32,32 +28,18 @@ from tidegate.outcome import ModelNotFound
 _MAX_BODY_BYTES: Final = 1 << 18
 
 
-class SplitRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of `PUT /v1/versions/MODEL/trial`."""
-
-    candidate: str
-    standing: str = ""
-    share: float = 0.0
-    tenants: tuple[str, ...] = ()
-    compare: float = 0.0
-
-
-def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.RouteDef]:
+def trial_routes(trials: Trials) -> list[web.RouteDef]:
     async def every(_request: web.Request) -> web.Response:
-        names = dict.fromkeys(manifest.name for manifest in catalog.manifests)
-        return web.json_response({"models": [model_versions(trials, catalog, fleet, name) for name in names]})
+        names = dict.fromkeys(manifest.name for manifest in trials.defaults.catalog.manifests)
+        return web.json_response({"models": [model_versions(trials, name) for name in names]})
 
     async def begin(request: web.Request) -> web.Response:
         model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
         try:
-            wanted = msgspec.json.decode(raw, type=SplitRequest)
-            default = wanted.standing or _default_version(trials, catalog, model)
-            await trials.begin(
-                model, TrafficSplit(default, wanted.candidate, wanted.share, wanted.tenants, wanted.compare)
-            )
+            await trials.begin(model, msgspec.json.decode(raw, type=SplitRequest))
         except (msgspec.MsgspecError, InvalidSplit, ModelNotFound) as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from error
-        return web.json_response(model_versions(trials, catalog, fleet, model))
+        return web.json_response(model_versions(trials, model))
 
     def end(step: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def ended(request: web.Request) -> web.Response:
@@ -66,7 +48,7 @@ def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.Rou
                 await step(model)
             except InvalidSplit as error:
                 raise web.HTTPConflict(text=str(error)) from error
-            return web.json_response(model_versions(trials, catalog, fleet, model))
+            return web.json_response(model_versions(trials, model))
 
         return ended
 
@@ -78,35 +60,28 @@ def trial_routes(trials: Trials, catalog: Catalog, fleet: Fleet) -> list[web.Rou
     ]
 
 
-def model_versions(trials: Trials, catalog: Catalog, fleet: Fleet, model: str) -> dict[str, Any]:
-    now, split = clock.now(), trials.splits.split.get(model)
-    manifests = [one for one in catalog.manifests if one.name == model]
-    stand = {one.version: standing(fleet, model, one.version, now) for one in manifests}
-    siblings = () if split or model in trials.splits.promoted else catalog.siblings(model)
-    shared = shares_by_version({version: stand[version] for version in siblings})
-    found: dict[str, Any] = {
+def model_versions(trials: Trials, model: str) -> dict[str, Any]:
+    now, defaults, splits = clock.now(), trials.defaults, trials.splits
+    manifests = [one for one in defaults.catalog.manifests if one.name == model]
+    stand = defaults.count(model, tuple(one.version for one in manifests), now)
+    line = None if model in splits.split else defaults.line(model)
+    shared = defaults.shares(model, now) if line is not None and len(line.sharing) > 1 else None
+    return {
         "name": model,
-        "meant": _default_version(trials, catalog, model),
+        "meant": defaults.default(model, now) if manifests else "",
+        "preferred": splits.promoted.get(model),
+        "ready": bool(manifests) and defaults.ready(model, now),
         "versions": [
             {
                 "version": one.version,
                 **stand[one.version]._asdict(),
                 "quality": _quality(one),
-                "share": round(shared[one.version], 4) if one.version in shared else None,
+                "share": round(shared.get(one.version, 0.0), 4) if shared and one.version in line.names else None,
             }
             for one in manifests
         ],
-        "trial": trial_report(trials, model) if split is not None else None,
+        "trial": trial_report(trials, model) if model in splits.split else None,
     }
-    return found
-
-
-def _default_version(trials: Trials, catalog: Catalog, model: str) -> str:
-    """Return the version for a request that names none. Raises ModelNotFound."""
-    split = trials.splits.split.get(model)
-    if split is not None:
-        return split.standing
-    return trials.splits.promoted.get(model) or catalog.manifest(model).version
 
 
 def _quality(manifest: Manifest) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from gateway.catalog import Catalog
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown
 from gateway.core.health.breaker import AttemptVerdict
+from gateway.default_versions import DefaultVersions
 from gateway.host import GatewayHost
 from gateway.observe.metrics import GatewayMetrics
 from tests.support.gateway.doors import admission_of
@@ -24,7 +25,7 @@ async def answers(call: Call) -> Reply:
 
 def host(fleet: Fleet) -> GatewayHost:
     metrics = GatewayMetrics(fleet, admission_of(1), version_of=lambda request: "1")
-    return GatewayHost("main", Catalog([minilm(), digits()]), fleet, metrics, answers)
+    return GatewayHost("main", DefaultVersions(Catalog([minilm(), digits()]), fleet), fleet, metrics, answers)
 
 
 def test_a_model_is_ready_while_a_usable_target_offers_it() -> None:

@@ -221,6 +221,15 @@ class Fleet:
         """The same, to be walked at once: it changes when a target comes or goes."""
         return self.offers(model, version).all.items
 
+    def serving(self, model: str) -> dict[str, list[str]]:
+        """By version of the model that is served: the targets. O(their offers), so not for requests."""
+        versions = self.served_versions(model)
+        return {one: list(dict.fromkeys(offer.target.id for offer in self.offered(model, one))) for one in versions}
+
+    def served_versions(self, model: str) -> list[str]:
+        """Versions of the model that usable targets offer. O(models), so only for refusals and operators."""
+        return [version for name, version in self._index if name == model]
+
     def usable(self, now: float) -> bool:
         """Whether at least one target can be used."""
         return any(target.up and target.allows(now) for target in self.targets.values())

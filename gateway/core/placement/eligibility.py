@@ -106,7 +106,9 @@ def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
 
 def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:
     """One sentence for the caller: what was asked for, and each target's reason for not taking it."""
-    wanted = f"{ask.model} in variant {ask.variant}" if ask.variant else ask.model
+    wanted = f"{ask.model} version {ask.version}"
+    if ask.variant:
+        wanted += f" in variant {ask.variant}"
     if ask.min_quality:
         wanted += f" of quality {ask.min_quality:g}"
     if ask.pin != "any":
@@ -118,7 +120,9 @@ def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[
     reasons = [_target_reason(target, ask, now, exclude) for target in some]
     if (more := len(fleet.targets) - _MOST_REASONS) > 0:
         reasons.append(f"and {more} more")
-    return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets")
+    others = ", ".join(one for one in sorted(fleet.served_versions(ask.model)) if one != ask.version)
+    on_offer = f"; versions on offer: {others}" if others else ""
+    return f"no target offers {wanted} for {size}: " + ("; ".join(reasons) or "there are no targets") + on_offer
 
 
 def _target_reason(target: TargetView, ask: Ask, now: float, exclude: Collection[str]) -> str:

@@ -19,7 +19,7 @@ A disk that cannot be written stops publishing and is logged: a device must not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
@@ -27,16 +27,24 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from gateway.core.versions.canary import CanaryRollout
+from gateway.core.versions.canary import CanaryRollout, RolloutPhase
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.rollouts.journal import KEPT, RolloutJournal
-from gateway.delivery.rollouts.order import InvalidOrder, RolloutOrder, manifest_of, missing_artefacts, plans_of
+from gateway.delivery.rollouts.order import (
+    InvalidOrder,
+    RolloutOrder,
+    has_way_back,
+    manifest_of,
+    missing_artefacts,
+    plans_of,
+)
 from gateway.fleet_sync.freshness import DeviceView
 from tidegate import clock
 from tidegate.fleet.reported import Reported
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import RepositoryError
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.types import TargetId
 
 TICK_S: Final = 1.0
 IDLE_S: Final = 10.0
@@ -49,6 +57,14 @@ log = structlog.get_logger(__name__)
 
 class RolloutConflict(InvalidOrder):
     """The present state does not allow a rollout or a command; the message says what is in the way."""
+
+
+class PreferredVersions(Protocol):
+    """What requests get that name no version, as far as operators have a say in it (`gateway/delivery/trials.py`)."""
+
+    async def rolled_out(self, model: str, version: str) -> None: ...
+
+    async def recalled(self, model: str, version: str) -> None: ...
 
 
 class DeviceChannel(Protocol):
@@ -71,6 +87,7 @@ class _ActiveRollout:
     dirty: bool = True
     saved_at_s: float = 0.0
     begun_at: float = -inf  # the last turn may be long past when a rollout begins
+    told: RolloutPhase | None = None  # the phase of which the preferred versions know
 
 
 class RolloutController:
@@ -78,15 +95,24 @@ class RolloutController:
 
     Args:
         on_versions: called with the manifests of versions that devices may come to have; must not block.
+        preferred: told of each rollout that begins and of each that is called back.
+        serving: by version of a model that is served now: the targets.
     """
 
     def __init__(
-        self, store: ArtifactStore, channel: DeviceChannel, on_versions: Callable[[Iterable[Manifest]], None]
+        self,
+        store: ArtifactStore,
+        channel: DeviceChannel,
+        on_versions: Callable[[Iterable[Manifest]], None],
+        preferred: PreferredVersions,
+        serving: Callable[[str], Mapping[str, Sequence[str]]],
     ) -> None:
         self.store = store
         self._journal = RolloutJournal(store.root / "rollouts")
         self._channel = channel
         self._on_versions = on_versions
+        self._preferred = preferred
+        self._serving = serving
         self._held: dict[str, _ActiveRollout] = {}
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
         self._source: dict[str, str] = {}  # by device: the rollout of that document
@@ -101,8 +127,13 @@ class RolloutController:
 
     async def __aenter__(self) -> RolloutController:
         for order, waves in await asyncio.to_thread(self._journal.load):
+            phase = waves.state.phase
             held = self._held[order.spec.id] = _ActiveRollout(
-                order, waves, dirty=False, saved_at_s=waves.state.elapsed_s
+                order,
+                waves,
+                dirty=False,
+                saved_at_s=waves.state.elapsed_s,
+                told=phase if phase is not RolloutPhase.RETURNING else None,  # a kill may have come in between
             )
             self._ask(held)
             try:
@@ -154,8 +185,15 @@ class RolloutController:
             await self._forget_old()
         self._news.set()
 
-    def command(self, id: str, verb: str, why: str) -> CanaryRollout:
-        """Pause, resume or abort a rollout. Raises RolloutConflict: it is unknown, or its phase does not allow that."""
+    def command(self, id: str, verb: str, why: str, *, leave_none: bool = False) -> CanaryRollout:
+        """Pause, resume or abort a rollout.
+
+        Args:
+            leave_none: whether an abort may take the last served version of a model away.
+
+        Raises:
+            RolloutConflict: it is unknown, its phase does not allow that, or no target would serve the model.
+        """
         held = self._held.get(id)
         if held is None:
             raise RolloutConflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
@@ -167,6 +205,8 @@ class RolloutController:
                 held.waves.resume()
             case "abort":
                 self._check_newest(held)
+                if not leave_none:
+                    self._check_left(held)
                 held.waves.abort(why)
         if held.waves.state.phase is phase:
             raise RolloutConflict(f"rollout {id} is {phase}, so there is nothing to {verb}")
@@ -198,6 +238,19 @@ class RolloutController:
                     f"{device} has been given a newer document since (revision {newest}): roll the older version out "
                     f"instead, `tidegate model rollout {held.order.spec.model} --version OLDER`"
                 )
+
+    def _check_left(self, held: _ActiveRollout) -> None:
+        """Raises RolloutConflict: with the devices back where they were, no target would serve the model."""
+        model, version = held.order.spec.model, held.order.spec.version
+        serving = {target for targets in self._serving(model).values() for target in targets}
+        losing = {str(TargetId("edge", device)) for device in held.waves.asks if not has_way_back(held.order, device)}
+        if serving and serving <= losing:
+            raise RolloutConflict(
+                f"{', '.join(sorted(serving)[:5])} had no version of {model} before {version}, and no other target "
+                f"serves one: every request for {model} would be refused. Bring another version instead: `tidegate "
+                f"model rollout {model} --version OTHER --key KEY`; or take the model away: `tidegate model rollback "
+                f"{held.order.spec.id} --leave-none`"
+            )
 
     def newest_revision(self, view: DeviceView) -> int:
         """Return the greatest revision that a device has accepted, or that a rollout here requests or reserves."""
@@ -251,13 +304,30 @@ class RolloutController:
 
     async def _decide(self, held: _ActiveRollout, reports: Mapping[str, Reported | None], passed_s: float) -> None:
         phase = held.waves.state.phase
+        await self._tell(held)  # before a document asks a device to change
         held.dirty |= held.waves.hear(reports)
         held.dirty |= bool(self._session) and held.waves.advance(passed_s)
         if held.waves.state.phase is not phase:
             write = log.warning if held.waves.state.phase in ("returning", "paused") else log.info
             write(f"rollout is {held.waves.state.phase}", rollout=held.order.spec.id, reason=held.waves.state.reason)
+            await self._tell(held)
         if held.dirty or held.waves.state.elapsed_s - held.saved_at_s > SAVE_TIME_S:
             await self._save(held)
+
+    async def _tell(self, held: _ActiveRollout) -> None:
+        """Have the preferred versions know of a rollout that has begun, or is called back."""
+        phase, spec = held.waves.state.phase, held.order.spec
+        if phase is held.told:
+            return
+        try:
+            if phase is RolloutPhase.RUNNING and held.told is None:
+                await self._preferred.rolled_out(spec.model, spec.version)
+            elif phase is RolloutPhase.RETURNING:
+                await self._preferred.recalled(spec.model, spec.version)
+        except OSError as error:
+            log.error("the preferred versions cannot be remembered", rollout=spec.id, reason=str(error))
+            return
+        held.told = phase
 
     async def _save(self, held: _ActiveRollout) -> None:
         """Write the state to the journal, and only then request what it asks of devices."""

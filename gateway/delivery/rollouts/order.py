@@ -73,6 +73,13 @@ def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
     return tuple(plans.values())
 
 
+def has_way_back(order: RolloutOrder, device: str) -> bool:
+    """Return whether the device had a version of the model before, which the document for its way back asks for."""
+    documents = order.documents[device]
+    back = _read(device, order.spec.revisions[device].back, documents.message(back=True))
+    return order.spec.model in back.models
+
+
 def missing_artefacts(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mapping[str, str]:
     """Return files of the plans that the store lacks, or has in another size: path by digest. Blocks on the disk."""
     files = (artefact for plan in plans for artefact in plan.artefacts)

@@ -3,7 +3,8 @@
 GET  /v1/rollouts                  a summary of every rollout, oldest first
 GET  /v1/rollouts/ID               one rollout, with each device's step and report, and its history
 POST /v1/rollouts                  an order (`order.py`): 201, 409 the present state forbids it, 422 it is invalid
-POST /v1/rollouts/ID/{pause,resume,abort}     `{"why": "…"}`; abort returns devices also after success
+POST /v1/rollouts/ID/{pause,resume,abort}     `{"why": "…", "leave_none": false}`; abort returns devices also after
+                                   success, but only with `leave_none` if no target would serve the model then
 GET  /v1/devices                   what an order is made from: devices with revisions, documents and reports
 """
 
@@ -22,6 +23,17 @@ from tidegate import clock
 
 VERBS: Final = ("pause", "resume", "abort")
 _MAX_WHY: Final = 300
+
+
+class SteeringRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a command to a rollout."""
+
+    why: str = ""
+    leave_none: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"operator: {self.why[:_MAX_WHY]}" if self.why else "operator"
 
 
 def rollout_routes(
@@ -57,7 +69,8 @@ def rollout_routes(
         if verb not in VERBS:
             raise web.HTTPNotFound(text=f"a rollout can {', '.join(VERBS)}")
         try:
-            waves = rollouts.command(request.match_info["id"], verb, await _why(request))
+            steering = await _steering(request)
+            waves = rollouts.command(request.match_info["id"], verb, steering.words, leave_none=steering.leave_none)
         except RolloutConflict as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.json_response(rollout_detail(waves))
@@ -122,9 +135,8 @@ def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
     }
 
 
-async def _why(request: web.Request) -> str:
+async def _steering(request: web.Request) -> SteeringRequest:
     try:
-        why = msgspec.json.decode(await request.read(), type=dict[str, str]).get("why", "")
+        return msgspec.json.decode(await request.read(), type=SteeringRequest)
     except msgspec.MsgspecError as error:
         raise web.HTTPBadRequest(text=f'the body is `{{"why": "…"}}`: {error}') from error
-    return f"operator: {why[:_MAX_WHY]}" if why else "operator"

@@ -23,11 +23,13 @@ from edge_agent.offline.routes import device_routes as edge_routes
 from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
 from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from gateway.core.health.degradation import Condition
 from gateway.core.versions.canary import CanaryRollout, DocumentRevisions, RolloutSpec
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
+from gateway.default_versions import DefaultVersions
 from gateway.delivery.artifacts.server import ArtifactServer
 from gateway.delivery.artifacts.upload import intake_routes
 from gateway.delivery.rollouts.routes import rollout_routes
@@ -162,7 +164,7 @@ async def _routes() -> dict[str, Any]:
         )
         admin = [
             *operators,
-            *trial_routes(gateway.trials, gateway.catalog, gateway.fleet),
+            *trial_routes(gateway.trials),
             *intake_routes(stand_in),
             *rollout_routes(stand_in, stand_in, ()),
             *ingest_routes(stand_in),
@@ -248,7 +250,7 @@ async def _answers() -> dict[str, Any]:
             *admin_routes(gateway.fleet, gateway.catalog, gateway.dispatcher, {"kiosk": "its name"}),
             *device_routes(lambda: (_device(),)),
             *log_level_routes(),
-            *trial_routes(gateway.trials, gateway.catalog, gateway.fleet),
+            *trial_routes(gateway.trials),
             *rollout_routes(cast(Any, rollouts), cast(Any, road), ("http://main",)),
             *ingest_routes(cast(Any, _Ingest())),
             *watch.routes(),
@@ -275,7 +277,7 @@ def _furnish(gateway: Gateway) -> None:
         request_record(notes=twice, reasons=("cheapest", "fallback")),
     ):
         gateway.dispatcher.recorder.add(one)
-    gateway.trials.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.1)})
+    gateway.trials.defaults.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.1)})
     gateway.trials.watched["echo"] = TrialFigures()
     gateway.trials.watched["echo"].agreement.record([0.99, 0.5], [True, False], classes=False)
 
@@ -349,8 +351,10 @@ def _busy() -> ReplicaScaler:
 
 
 def _on_trial() -> Trials:
-    trials = Trials(None, Catalog(()), lambda: 0.5, lambda: False)
-    trials.splits = TrafficSplits({MODEL: TrafficSplit("1", "2", share=0.1)})
+    trials = Trials(
+        None, DefaultVersions(Catalog(()), Fleet(lambda model, version: "tokens")), lambda: 0.5, lambda: False
+    )
+    trials.defaults.splits = TrafficSplits({MODEL: TrafficSplit("1", "2", share=0.1)})
     trials.watched[MODEL] = TrialFigures()
     trials.watched[MODEL].agreement.record([0.99, 0.5], [True, False], classes=False)
     return trials

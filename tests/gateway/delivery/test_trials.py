@@ -11,11 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.catalog import Catalog
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkUp
 from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
-from gateway.delivery.trials import COMPARED_AT_ONCE, Trials, compare_outputs
+from gateway.default_versions import DefaultVersions
+from gateway.delivery.trials import COMPARED_AT_ONCE, SplitRequest, Trials, compare_outputs
 from gateway.layers.versions import FIRST_FLIGHT, versions
 from gateway.operate.trial_report import trial_families, trial_rows
-from tests.support.gateway.fleets import fleet_of
+from tests.support.gateway.fleets import fleet_of, offer, spec
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.tiny_models import double_manifest
 from tidegate import clock
@@ -29,8 +32,31 @@ TWO = replace(ONE, version="2")
 ODD = replace(ONE, version="3", outputs=(replace(ONE.outputs[0], name="z"),))
 
 
-def trials(file: Path | None = None, *, draw: float = 0.5, crowded: Callable[[], bool] = lambda: False) -> Trials:
-    return Trials(file, Catalog([ONE, TWO, ODD]), lambda: draw, crowded)
+def fleet_serving(*versions: str) -> Fleet:
+    """An edge for each version of `double`."""
+    fleet = fleet_of()
+    for version in versions:
+        serve(fleet, f"edge/of-{version}", version)
+    return fleet
+
+
+def serve(fleet: Fleet, target: str, *versions: str) -> None:
+    """The target serves these versions from now on, and no other."""
+    if target not in fleet.targets:
+        fleet.add(spec(target), clock.now())
+    offers = tuple(replace(offer(), name="double", version=version) for version in versions)
+    fleet.fold(LinkUp(target, target, 1, offers), clock.now())
+
+
+def trials(
+    file: Path | None = None,
+    *,
+    draw: float = 0.5,
+    crowded: Callable[[], bool] = lambda: False,
+    fleet: Fleet | None = None,
+) -> Trials:
+    served = fleet or fleet_serving("1", "2", "3")
+    return Trials(file, DefaultVersions(Catalog([ONE, TWO, ODD]), served), lambda: draw, crowded)
 
 
 def call(**changes: Any) -> Call:
@@ -60,7 +86,7 @@ class Answers:
 
 
 async def served(subject: Trials, inner: Answers, one: Call) -> Reply:
-    return await versions(lambda _: (), fleet_of(), clock.now, lambda: 0.5, subject)(inner)(one)
+    return await versions(subject.defaults, clock.now, lambda: 0.5, subject)(inner)(one)
 
 
 def series(subject: Trials) -> dict[tuple[str, ...], float]:
@@ -74,7 +100,7 @@ async def test_a_scrape_and_a_screen_set_both_versions_beside_each_other_for_as_
     subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
     async with subject:
         assert series(subject) == {} and trial_rows(subject) == []
-        await subject.begin("double", TrafficSplit("1", "2", share=0.05, tenants=("acme", "umbrella")))
+        await subject.begin("double", SplitRequest("2", "1", share=0.05, tenants=("acme", "umbrella")))
         for _ in range(3):
             await served(subject, inner, call())
 
@@ -91,7 +117,7 @@ async def test_a_scrape_and_a_screen_set_both_versions_beside_each_other_for_as_
 async def test_a_share_goes_to_the_candidate_and_what_it_fails_the_standing_version_answers() -> None:
     subject, inner = trials(draw=0.01), Answers(v2=Unreachable("it hung up"))
     async with subject:
-        await subject.begin("double", TrafficSplit("1", "2", share=0.05))
+        await subject.begin("double", SplitRequest("2", "1", share=0.05))
         answer = await served(subject, inner, call())
         assert answer.response.model_version == "1"
         first, second = inner.asked
@@ -107,7 +133,7 @@ async def test_a_share_goes_to_the_candidate_and_what_it_fails_the_standing_vers
 async def test_a_demanded_candidate_is_answered_by_itself_or_not_at_all() -> None:
     subject, inner = trials(), Answers(v2=Unreachable("it hung up"))
     async with subject:
-        await subject.begin("double", TrafficSplit("1", "2"))
+        await subject.begin("double", SplitRequest("2", "1"))
         with pytest.raises(Unreachable):
             await served(subject, inner, call(headers={"tidegate-version": "candidate"}))
         by_parameter = InferRequest("double", (), parameters={"tidegate-version": "standing"})
@@ -120,7 +146,7 @@ async def test_a_demanded_candidate_is_answered_by_itself_or_not_at_all() -> Non
 async def test_a_tenants_requests_go_to_the_candidate_and_a_named_version_goes_nowhere_else() -> None:
     subject, inner = trials(), Answers()
     async with subject:
-        await subject.begin("double", TrafficSplit("1", "2", tenants=("acme",)))
+        await subject.begin("double", SplitRequest("2", "1", tenants=("acme",)))
         assert (await served(subject, inner, call(tenant="acme"))).response.model_version == "2"
         assert (await served(subject, inner, call())).response.model_version == "1"
         named = call(tenant="acme", request=InferRequest("double", (), "1"))
@@ -133,7 +159,7 @@ async def test_a_compared_request_goes_to_both_versions_and_its_caller_does_not_
     subject, inner = trials(), Answers()
     subject.ask = inner
     async with subject:
-        await subject.begin("double", TrafficSplit("1", "2", compare=1.0))
+        await subject.begin("double", SplitRequest("2", "1", compare=1.0))
         began_at = clock.now()
         await served(subject, inner, call(tenant="acme", pin="edge"))
         assert clock.now() - began_at == pytest.approx(0.010)
@@ -151,7 +177,7 @@ async def test_comparisons_are_few_at_a_time_none_in_a_crowd_and_gone_at_the_end
     subject, inner = trials(crowded=lambda: crowded), Answers(v2=Unreachable("it hung up"))
     subject.ask = inner
     async with subject:
-        await subject.begin("double", TrafficSplit("1", "2", compare=1.0))
+        await subject.begin("double", SplitRequest("2", "1", compare=1.0))
         for _ in range(3 * COMPARED_AT_ONCE):
             subject.answered(call(), "1", reply("1"), 0.01)
         await settle()
@@ -171,9 +197,9 @@ async def test_comparisons_are_few_at_a_time_none_in_a_crowd_and_gone_at_the_end
 async def test_splits_outlive_the_gateway_and_a_promoted_version_is_the_default_one(tmp_path: Path) -> None:
     file = tmp_path / "state" / "trials.json"
     async with trials(file) as first:
-        await first.begin("double", TrafficSplit("1", "2", share=0.5))
+        await first.begin("double", SplitRequest("2", "1", share=0.5))
     async with trials(file) as second:
-        assert second.splits == TrafficSplits({"double": TrafficSplit("1", "2", share=0.5)})
+        assert second.splits == TrafficSplits({"double": TrafficSplit("1", "2", share=0.5)}, {"double": "1"})
         await second.promote("double")
         assert (await served(second, Answers(), call())).response.model_version == "2"
     async with trials(file) as third:
@@ -181,7 +207,7 @@ async def test_splits_outlive_the_gateway_and_a_promoted_version_is_the_default_
         assert (await served(third, Answers(), call())).response.model_version == "2"
         with pytest.raises(InvalidSplit):
             await third.call_back("double")
-        await third.begin("double", TrafficSplit("2", "1", share=1.0))
+        await third.begin("double", SplitRequest("1", "2", share=1.0))
         await third.call_back("double")
         assert third.splits.promoted == {"double": "2"}
 
@@ -190,9 +216,9 @@ async def test_splits_outlive_the_gateway_and_a_promoted_version_is_the_default_
 async def test_versions_that_take_or_give_something_else_are_no_trial() -> None:
     async with trials() as subject:
         with pytest.raises(InvalidSplit, match="differ in "):
-            await subject.begin("double", TrafficSplit("1", "3"))
+            await subject.begin("double", SplitRequest("3", "1"))
         with pytest.raises(InvalidSplit, match="no version '9'"):
-            await subject.begin("double", TrafficSplit("1", "9"))
+            await subject.begin("double", SplitRequest("9", "1"))
         assert subject.splits == TrafficSplits()
 
 

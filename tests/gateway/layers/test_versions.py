@@ -8,6 +8,8 @@ from msgspec.structs import replace
 from gateway.catalog import Catalog
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
+from gateway.core.versions.default_version import KnownVersions
+from gateway.default_versions import DefaultVersions
 from gateway.layers.versions import FIRST_FLIGHT, versions
 from tests.gateway.layers.test_layers import REPLY, answers, call
 from tests.support.gateway.fleets import fleet_of, offer, spec
@@ -19,14 +21,20 @@ from tidegate.models.manifest import Cost
 from tidegate.outcome import InvalidRequest, NothingAlive, ServeError, Unreachable
 from tidegate.types import Call, InferRequest, Reply
 
-SIBLINGS = {"minilm": ("1", "2")}
+ONE = double_manifest()
 
 
 class NothingSet:
     """No operator has two versions on trial."""
 
-    def turn(self, call: Call) -> tuple[str, ...]:
-        return ()
+    def demanded(self, call: Call) -> str:
+        return ""
+
+    def tried(self, call: Call) -> str:
+        return ""
+
+    def watches(self, call: Call) -> bool:
+        return False
 
     def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None:
         raise AssertionError
@@ -38,8 +46,11 @@ class NothingSet:
 NOTHING_SET = NothingSet()
 
 
-def siblings(name: str) -> tuple[str, ...]:
-    return SIBLINGS.get(name, ())
+def siblings(fleet: Fleet) -> DefaultVersions:
+    """Versions 1 and 2 of minilm take and give the same, and 2 was shipped."""
+    catalog = Catalog([replace(ONE, name="minilm")])
+    catalog.ship([replace(ONE, name="minilm", version="2")])
+    return DefaultVersions(catalog, fleet)
 
 
 def fleet_with(state: ModelState = "ready") -> Fleet:
@@ -61,7 +72,7 @@ async def test_a_request_gets_a_version_by_the_share_of_devices_and_a_named_one_
         return REPLY
 
     draws = iter([0.49, 0.51])
-    service = versions(siblings, fleet_with(), clock.now, lambda: next(draws), NOTHING_SET)(inner)
+    service = versions(siblings(fleet_with()), clock.now, lambda: next(draws), NOTHING_SET)(inner)
     await service(call(clock.now() + 1.0))
     await service(call(clock.now() + 1.0))
     await service(Call(InferRequest("minilm", (), "1"), "oip-http", clock.now(), clock.now() + 1.0))
@@ -84,7 +95,7 @@ def test_when_the_new_version_fails_the_old_one_answers(error: ServeError) -> No
                 raise error
             return REPLY
 
-        service = versions(siblings, fleet_with("soaking"), clock.now, lambda: 0.99, NOTHING_SET)(inner)
+        service = versions(siblings(fleet_with("soaking")), clock.now, lambda: 0.99, NOTHING_SET)(inner)
         assert await service(call(began_at + 1.0)) is REPLY
         assert asked == [("2", pytest.approx(FIRST_FLIGHT)), ("1", pytest.approx(1.0))]
 
@@ -103,7 +114,7 @@ async def test_a_version_that_no_target_serves_is_not_asked_and_costs_no_budget(
     at = clock.now() + 1.0
     for fleet, wanted in ((fleet_with("bad"), ("1", at)), (fleet_of(), ("1", at))):
         with pytest.raises(NothingAlive):
-            await versions(siblings, fleet, clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
+            await versions(siblings(fleet), clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
         assert asked.pop() == wanted and asked == []
 
 
@@ -123,14 +134,14 @@ async def test_devices_that_all_change_their_version_in_one_instant_are_asked_fo
 
     fleet.add(spec("edge/a"), clock.now())
     offers("2")
-    service = versions(siblings, fleet, clock.now, lambda: 0.0, NOTHING_SET)(inner)
+    service = versions(siblings(fleet), clock.now, lambda: 0.0, NOTHING_SET)(inner)
     assert await service(call(clock.now() + 1.0)) is REPLY
     assert asked == ["2", "1"]
 
     fleet.fold(LinkUp("edge/a", "edge/a", 1, ()), clock.now())
     await clock.sleep(1.0)
     with pytest.raises(NothingAlive):
-        await versions(siblings, fleet, clock.now, lambda: 0.0, NOTHING_SET)(nobody_serves)(call(clock.now() + 1.0))
+        await versions(siblings(fleet), clock.now, lambda: 0.0, NOTHING_SET)(nobody_serves)(call(clock.now() + 1.0))
 
 
 async def nobody_serves(call: Call) -> Reply:
@@ -147,7 +158,7 @@ async def test_a_version_that_is_committed_somewhere_gets_all_the_time_there_is(
         return REPLY
 
     at = clock.now() + 1.0
-    await versions(siblings, fleet_with("ready"), clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
+    await versions(siblings(fleet_with("ready")), clock.now, lambda: 0.99, NOTHING_SET)(inner)(call(at))
 
     assert asked == [("2", at)]
 
@@ -161,7 +172,7 @@ async def test_what_is_the_callers_fault_is_not_asked_twice() -> None:
         raise InvalidRequest("no such input")
 
     with pytest.raises(InvalidRequest):
-        await versions(siblings, fleet_with(), clock.now, lambda: 0.0, NOTHING_SET)(inner)(call(clock.now() + 1.0))
+        await versions(siblings(fleet_with()), clock.now, lambda: 0.0, NOTHING_SET)(inner)(call(clock.now() + 1.0))
 
     assert asked == ["1"]
 
@@ -172,20 +183,24 @@ async def test_a_model_that_was_never_shipped_costs_nothing() -> None:
         raise AssertionError("chance was asked")
 
     assert (
-        await versions(lambda _: (), fleet_with(), clock.now, nobody, NOTHING_SET)(answers)(call(clock.now() + 1.0))
+        await versions(
+            DefaultVersions(Catalog([replace(ONE, name="minilm")]), fleet_with()), clock.now, nobody, NOTHING_SET
+        )(answers)(call(clock.now() + 1.0))
         is REPLY
     )
 
 
 def test_a_shipped_version_is_known_by_name_and_is_not_the_latest() -> None:
-    one = double_manifest()
-    catalog = Catalog([one])
-    assert catalog.siblings("double") == ()
+    catalog = Catalog([ONE])
+    assert catalog.several("double") is None
 
-    catalog.ship([replace(one, version="2"), replace(one, version="3", cost=Cost("bytes", "x"))])
+    catalog.ship([replace(ONE, version="2"), replace(ONE, version="3", cost=Cost("bytes", "x"))])
 
     assert catalog.manifest("double").version == "1"
     assert catalog.manifest("double", "3").version == "3"
-    assert catalog.siblings("double") == ("1", "2")
-    catalog.ship([replace(one, name="new", version="7")])
+    known = catalog.several("double")
+    assert known == KnownVersions(("1",), ("3", "2"), {"1": {"1", "2"}, "2": {"1", "2"}, "3": {"3"}}, rolled_out=True)
+    assert DefaultVersions(catalog, fleet_of()).names("double") == ("1", "2")
+    catalog.ship([replace(ONE, name="new", version="7")])
     assert catalog.manifest("new").version == "7"
+    assert catalog.several("double") is known, "what is derived from it stays good"

@@ -36,7 +36,7 @@ from tidegate.tools.delivery.rows import device_rows
 from tidegate.tools.delivery.screen import devices_view, rollouts_table
 from tidegate.tools.delivery.shares import WaveSharesParam
 from tidegate.tools.delivery.upload import push as push_files
-from tidegate.tools.delivery.versions import versions_table
+from tidegate.tools.delivery.versions import versions_table, words_of_default
 
 _repository = click.option(
     "--repository",
@@ -190,8 +190,8 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     for wanted, keys in apart.items():
         if keys:
             click.echo(
-                f"note: requests that name no version stay with {name} {wanted}: the manifest of {manifest.version} "
-                f"differs in {', '.join(keys)}, so it is not taken for it",
+                f"note: requests that name no version stay with {name} {wanted} while any target serves it: the "
+                f"manifest of {manifest.version} differs in {', '.join(keys)}, so it is not taken for it",
                 err=True,
             )
     _push(gateway, (*files, *golden, *(one for each in olds.values() for one in each)), quiet=as_json)
@@ -203,6 +203,8 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     if there and not as_json:
         click.echo(f"{there} devices have it already")
     follow(gateway, begun, as_json=as_json, detach=given["detach"])
+    if not given["detach"]:
+        _say_default(gateway, name)
 
 
 @click.command()
@@ -266,18 +268,30 @@ def _steering(verb: str, words: str, note: str, *examples: str) -> click.Command
     @click.option("--detach", is_flag=True, help="Do not wait for what comes of it.")
     @admin_option
     @_json
-    def command(name: str, why: str, detach: bool, admin: str, as_json: bool) -> None:
+    def command(name: str, why: str, detach: bool, admin: str, as_json: bool, leave_none: bool = False) -> None:
         gateway = Admin(admin)
         id = newest(gateway, name)
         path = f"/v1/rollouts/{id}/{'abort' if verb == 'rollback' else verb}"
-        one = gateway.post(path, json.dumps({"why": why}).encode())
+        steering = {"why": why, "leave_none": True} if leave_none else {"why": why}
+        one = gateway.post(path, json.dumps(steering).encode())
         click.echo(note.format(id=id), err=True)
         if verb == "pause" or detach:
             show(one, as_json)
         else:
             follow(gateway, one, as_json=as_json, good="succeeded" if verb == "resume" else "returned")
+            _say_default(gateway, one["model"])
 
+    if verb in ("abort", "rollback"):
+        option = click.option("--leave-none", is_flag=True, help="Also where no target would serve the model then.")
+        return option(command)
     return command
+
+
+def _say_default(gateway: Admin, model: str) -> None:
+    """Say what requests get by now that name no version: a rollout changes it."""
+    for one in gateway.read("/v1/versions")["models"]:
+        if one["name"] == model:
+            click.echo(f"requests that name no version get {words_of_default(one)}", err=True)
 
 
 _NAME = "NAME: a model (its newest rollout), or a rollout's id."

@@ -40,7 +40,9 @@ class Percentage(click.ParamType):  # type: ignore[type-arg]  # generic in newer
     "--share", type=Percentage(), default="0%", show_default=True, help="Share of requests without a version."
 )
 @click.option("--tenant", "tenants", multiple=True, help="All of this tenant's requests; may be repeated.")
-@click.option("--standing", default="", help="The version beside it. Default: the one that is served now.")
+@click.option(
+    "--standing", default="", help="The version beside it, preferred from now on. Default: what requests get now."
+)
 @click.option(
     "--compare", type=Percentage(), default="0%", show_default=True,
     help="Share of the standing version's requests that the candidate answers too, to compare both.",
@@ -79,7 +81,10 @@ def split(
 @admin_option
 @_json
 def promote(model: str, admin: str, as_json: bool) -> None:
-    """End the trial: MODEL's candidate becomes the standing version.
+    """End the trial: MODEL's candidate becomes the preferred version.
+
+    Requests that name no version get it while any target serves it. A version that is rolled out later gets its share
+    beside it, and a rollback of the promoted version ends the preference.
 
     \b
     Example:
@@ -93,7 +98,7 @@ def promote(model: str, admin: str, as_json: bool) -> None:
 @admin_option
 @_json
 def call_back(model: str, admin: str, as_json: bool) -> None:
-    """End the trial: MODEL's standing version goes on alone.
+    """End the trial: requests get what they got before it.
 
     \b
     Example:
@@ -105,11 +110,25 @@ def call_back(model: str, admin: str, as_json: bool) -> None:
 COMMANDS: Final = (split, promote, call_back)
 
 
+def words_of_default(model: dict[str, Any]) -> str:
+    """What requests get that name no version, from the gateway's report of a model."""
+    if not model["ready"]:
+        return f"no answer: no target serves any version of {model['name']}"
+    shares = {one["version"]: one["share"] for one in model["versions"] if one["share"]}
+    if len(shares) > 1:
+        return f"{model['name']} " + " or ".join(f"{version} ({share:.0%})" for version, share in shares.items())
+    lost = model["preferred"] not in (None, model["meant"]) and model["trial"] is None and not shares
+    note = f"; {model['preferred']} is preferred, and no target serves it" if lost else ""
+    return f"{model['name']} {model['meant']}{note}"
+
+
 def _show(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
     else:
         console().print(versions_table([report]))
+        if report["trial"] is None:
+            click.echo(f"requests that name no version get {words_of_default(report)}")
 
 
 def versions_table(models: list[dict[str, Any]]) -> Table:
@@ -134,10 +153,10 @@ def versions_table(models: list[dict[str, Any]]) -> Table:
 
 def _gets(model: dict[str, Any], one: dict[str, Any]) -> str:
     trial, version = model["trial"], one["version"]
-    if one["share"] is not None:  # a rollout is under way, or was
+    if one["share"]:  # a rollout is under way, or was
         return f"{100.0 * one['share']:.0f} % of what names none"
     if trial is None or version not in (trial["standing"], trial["candidate"]):
-        if any(other["share"] is not None for other in model["versions"]):
+        if any(other["share"] for other in model["versions"]):
             return "what names it"
         return "what names none" if version == model["meant"] else "what names it"
     if version == trial["standing"]:

@@ -76,7 +76,7 @@ def test_where_nobody_is_attested_the_caller_is_told_so_and_why_of_each_target()
     refusal = Placer(fleet).decide(ask(attested=True), NOW).refusal
 
     assert isinstance(refusal, NothingAlive)
-    assert refusal.message.startswith("no target offers minilm attested for 1 row × 16: ")
+    assert refusal.message.startswith("no target offers minilm version 1 attested for 1 row × 16: ")
     assert "edge/a is not attested: its evidence ends 2027-01-15T08:00:00Z, before the deadline" in refusal.message
     assert "edge/b is not attested: key 77 is not allowed" in refusal.message
     assert f"pool/main is not attested: {ATTESTATION_OFF.why_not}" in refusal.message

@@ -126,7 +126,7 @@ def test_a_demanded_variant_is_honoured_by_name_or_precision() -> None:
     fleet = fleet_of(edge_a=variant("int8"), pool_main=variant("fp32"))
     assert chosen(Placer(fleet).decide(ask(variant="fp32"), NOW)) == ("pool/main", "fp32", "demanded")
     message = refused(Placer(fleet).decide(ask(variant="bf16"), NOW))
-    assert "minilm in variant bf16" in message
+    assert "minilm version 1 in variant bf16" in message
     assert "edge/a has int8; pool/main has fp32" in message
 
 
@@ -148,7 +148,7 @@ def test_the_refusal_names_each_targets_reason() -> None:
     message = refused(Placer(fleet).decide(ask(rows=40, longest_row=200, at=NOW + 3.2), NOW + 3.2, exclude=["pool/b"]))
 
     assert message == (
-        "no target offers minilm for 40 rows × 200: edge/a takes at most 4 rows; "
+        "no target offers minilm version 1 for 40 rows × 200: edge/a takes at most 4 rows; "
         "pool/main is down since 3.2 s: connection refused; pool/b was tried; edge/new has it in state warming; "
         "edge/other does not offer it"
     )

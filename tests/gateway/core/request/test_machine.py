@@ -141,7 +141,7 @@ def test_when_all_were_unreachable_there_is_nothing_alive() -> None:
     one.arrived(NOW)
     error = refusal(one.failed(0, GONE, NOW + 0.01))
     assert isinstance(error, NothingAlive)
-    assert error.message.startswith("pool/main: connection refused; no target offers minilm")
+    assert error.message.startswith("pool/main: connection refused; no target offers minilm version 1")
 
 
 def test_when_one_was_only_busy_the_caller_is_told_when_to_come_back() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.versions.default_version import NO_PREFERENCE, VersionPreference
 from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
 from gateway.core.versions.version_figures import ALIKE, Agreement, VersionFigures, wilson_interval
 
@@ -15,40 +16,86 @@ SET = TrafficSplits({"minilm": SPLIT}, {"digits": "3"})
 
 
 @pytest.mark.parametrize(
-    ("model", "wish", "tenant", "draw", "turn"),
+    ("model", "tenant", "draw", "tried"),
     [
-        ("minilm", "", "", 0.5, ("1",)),
-        ("minilm", "", "", 0.09, ("2", "1")),
-        ("minilm", "", "acme", 0.9, ("2", "1")),
-        ("minilm", "candidate", "", 0.9, ("2",)),
-        ("minilm", "standing", "acme", 0.0, ("1",)),
-        ("minilm", "7", "acme", 0.0, ("7",)),
-        ("digits", "", "", 0.0, ("3",)),
-        ("digits", "candidate", "", 0.0, ("3",)),  # a header that outlives its trial does no harm
-        ("digits", "2", "", 0.0, ("2",)),
-        ("other", "", "", 0.0, ()),
-        ("other", "standing", "", 0.0, ()),
+        ("minilm", "", 0.5, ""),
+        ("minilm", "", 0.09, "2"),
+        ("minilm", "acme", 0.9, "2"),
+        ("digits", "acme", 0.0, ""),
+        ("other", "", 0.0, ""),
     ],
 )
-def test_whose_turn_it_is(model: str, wish: str, tenant: str, draw: float, turn: tuple[str, ...]) -> None:
-    assert SET.turn(model, wish, tenant, draw) == turn
+def test_what_is_tried_ahead_of_the_default(model: str, tenant: str, draw: float, tried: str) -> None:
+    assert SET.tried(model, tenant, draw) == tried
+
+
+@pytest.mark.parametrize(
+    ("model", "wish", "demanded"),
+    [
+        ("minilm", "candidate", "2"),
+        ("minilm", "standing", "1"),
+        ("minilm", "7", "7"),
+        ("digits", "candidate", ""),  # a header that outlives its trial does no harm
+        ("digits", "2", "2"),
+        ("other", "standing", ""),
+    ],
+)
+def test_what_a_caller_demands(model: str, wish: str, demanded: str) -> None:
+    assert SET.demanded(model, wish) == demanded
+
+
+@pytest.mark.parametrize(
+    ("model", "preference"),
+    [
+        ("minilm", VersionPreference("1", alone=True)),
+        ("digits", VersionPreference("3")),
+        ("other", NO_PREFERENCE),
+    ],
+)
+def test_what_is_preferred_where_no_version_is_named(model: str, preference: VersionPreference) -> None:
+    assert SET.preference(model) == preference
 
 
 @given(share=st.floats(0.0, 1.0), draw=st.floats(0.0, 1.0, exclude_max=True))
-def test_the_candidate_gets_its_share_of_draws_and_whoever_did_not_ask_for_it_has_the_other(
-    share: float, draw: float
-) -> None:
-    turn = TrafficSplits({"m": TrafficSplit("1", "2", share=share)}).turn("m", "", "", draw)
-    assert turn == (("2", "1") if draw < share else ("1",))
+def test_the_candidate_gets_its_share_of_draws(share: float, draw: float) -> None:
+    splits = TrafficSplits({"m": TrafficSplit("1", "2", share=share)})
+    assert splits.tried("m", "", draw) == ("2" if draw < share else "")
 
 
-def test_promotion_and_return_end_the_split_and_say_what_is_meant() -> None:
+def test_promotion_prefers_the_candidate_and_the_return_changes_nothing_but_the_split() -> None:
     promoted, returned = SET.after_promotion("minilm"), SET.after_return("minilm")
     assert promoted == TrafficSplits({}, {"digits": "3", "minilm": "2"})
-    assert returned == TrafficSplits({}, {"digits": "3", "minilm": "1"})
+    assert returned == TrafficSplits({}, {"digits": "3"})
+    assert SET.begun("digits", TrafficSplit("3", "4")).after_return("digits") == SET
     for done in (promoted, returned):
         with pytest.raises(InvalidSplit, match="no candidate of 'minilm'"):
             done.after_promotion("minilm")
+
+
+def test_a_standing_version_that_was_named_stays_preferred_after_the_split() -> None:
+    begun = TrafficSplits().begun("minilm", SPLIT, prefer=True)
+    assert begun.after_return("minilm").preference("minilm") == VersionPreference("1")
+
+
+def test_a_version_rolled_out_since_a_preference_follows_its_devices_until_the_next_preference() -> None:
+    shipped = SET.after_rollout("digits", "4").after_rollout("digits", "4")
+    assert shipped.preference("digits") == VersionPreference("3", ("4",))
+    assert SET.after_rollout("digits", "3") is SET, "it is preferred already"
+    assert SET.after_rollout("other", "1") is SET, "without a preference all versions follow their devices"
+    assert shipped.begun("digits", TrafficSplit("3", "4")).after_promotion("digits").followed == {}
+
+
+def test_a_version_that_is_called_back_is_preferred_no_longer() -> None:
+    shipped = SET.after_rollout("digits", "4")
+    assert shipped.after_recall("digits", "4") is shipped, "the preferred one is another"
+    assert shipped.after_recall("digits", "3") == TrafficSplits({"minilm": SPLIT})
+    assert SET.after_recall("minilm", "2") is SET, "the candidate is the default of no request"
+    assert SET.after_recall("minilm", "1") == TrafficSplits({}, {"digits": "3"})
+
+
+def test_settings_of_an_older_file_are_read() -> None:
+    written = b'{"split":{"minilm":{"standing":"1","candidate":"2","share":0.1}},"promoted":{"digits":"3"}}'
+    assert msgspec.json.decode(written, type=TrafficSplits).preference("digits") == VersionPreference("3")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,29 @@ def store(tmp_path: Path, models: Repository) -> ArtifactStore:
     return store
 
 
-def performer(store: ArtifactStore, channel: FakeChannel, shipped: list[Manifest] | None = None) -> RolloutController:
-    return RolloutController(store, channel, (shipped if shipped is not None else []).extend)
+class NothingPreferred:
+    """What the rollouts say of preferred versions, by their own order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, str]] = []
+
+    async def rolled_out(self, model: str, version: str) -> None:
+        self.heard.append(("rolled out", model, version))
+
+    async def recalled(self, model: str, version: str) -> None:
+        self.heard.append(("recalled", model, version))
+
+
+def performer(
+    store: ArtifactStore,
+    channel: FakeChannel,
+    shipped: list[Manifest] | None = None,
+    *,
+    preferred: NothingPreferred | None = None,
+    serving: Callable[[str], Mapping[str, Sequence[str]]] | None = None,
+) -> RolloutController:
+    known = (shipped if shipped is not None else []).extend
+    return RolloutController(store, channel, known, preferred or NothingPreferred(), serving or (lambda _model: {}))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from gateway.core.history.recorder import RequestEvent, RequestRecord
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
+from gateway.default_versions import DefaultVersions
 from gateway.delivery.trials import TrialFigures, Trials
 from gateway.observe.conditions import condition_family
 from gateway.observe.metrics import GatewayMetrics
@@ -89,8 +90,10 @@ def busy_pool() -> ReplicaScaler:
 
 
 def on_trial() -> Trials:
-    trials = Trials(None, Catalog(()), lambda: 0.5, lambda: False)
-    trials.splits = TrafficSplits({"minilm": TrafficSplit("1", "2", share=0.1)})
+    trials = Trials(
+        None, DefaultVersions(Catalog(()), Fleet(lambda model, version: "tokens")), lambda: 0.5, lambda: False
+    )
+    trials.defaults.splits = TrafficSplits({"minilm": TrafficSplit("1", "2", share=0.1)})
     trials.watched["minilm"] = TrialFigures()
     trials.watched["minilm"].agreement.record([0.99, 0.5], [True, False], classes=False)
     return trials
