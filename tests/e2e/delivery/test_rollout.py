@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import threading
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -212,6 +213,74 @@ def test_a_rollout_goes_on_after_a_kill(ship: Ship, killed: str) -> None:
     assert set(ship.running().values()) == {version}
     with callers(ship) as outcomes:
         ship.wait(lambda: outcomes[version, (3.0, 9.0)] > 0, f"an answer of {version}")
+
+
+def test_a_promoted_version_that_is_rolled_back_leaves_no_request_without_an_answer(ship: Ship) -> None:
+    (old,) = set(ship.running().values())
+    version = ship.version(factor=5.0)
+    some = ("--device", "kiosk-1", "--device", "kiosk-2")
+    with callers(ship) as outcomes:
+        done = ship.rollout(version, "--waves", "100%", "--soak", "0s", *some)
+        assert done.exit_code == 0, done.output + ship.fleet.logs
+        begun = json.loads(ship.run("split", "double", version, "--standing", old, "--share", "50%").stdout)
+        assert (begun["meant"], begun["trial"]["candidate"]) == (old, version)
+        promoted = json.loads(ship.run("promote", "double").stdout)
+        assert (promoted["meant"], promoted["preferred"], promoted["ready"]) == (version, version, True)
+        seen = outcomes[version, (5.0, 15.0)]
+        ship.wait(lambda: outcomes[version, (5.0, 15.0)] > seen + 20, "answers of the promoted version")
+
+        back = ship.run("rollback", "double")
+        assert back.exit_code == 0, back.output + ship.fleet.logs
+        assert f"requests that name no version get double {old}" in back.stderr
+        ship.wait(lambda: set(ship.running().values()) == {old}, f"{old} again")
+        before = outcomes.total()
+        ship.wait(lambda: outcomes.total() > before + 77, "answers after the rollback")
+    assert errors(outcomes) == []
+
+    restarted = ship.fleet
+    restarted.gateway.kill()
+    restarted.gateway.start()
+    restarted.gateway.wait_ready()
+    restarted.wait_whole()
+    with urllib.request.urlopen(f"{ship.fleet.http}/v2/models/double/ready", timeout=10) as ready:
+        assert ready.status == 200
+    with callers(ship) as outcomes:
+        ship.wait(lambda: outcomes.total() > 20, "answers after the restart")
+    assert {one[0] for one in outcomes} == {old}, outcomes
+
+
+def test_after_a_finished_rollout_a_split_is_beside_the_new_version_or_refused(ship: Ship) -> None:
+    (old,) = set(ship.running().values())
+    version = ship.version(factor=6.0)
+    done = ship.rollout(version, "--waves", "100%", "--soak", "0s")
+    assert done.exit_code == 0, done.output + ship.fleet.logs
+
+    nothing = ship.run("split", "double", version, "--share", "5%")
+    assert nothing.exit_code == 1
+    assert f"double {version} is what requests get already" in nothing.output and "(3 edges)" in nothing.output
+    nowhere = ship.run("split", "double", version, "--standing", old, "--share", "5%")
+    assert nowhere.exit_code == 1
+    assert f"no target serves double {old}" in nowhere.output and f"rollout double --version {old}" in nowhere.output
+    begun = json.loads(ship.run("split", "double", old, "--share", "5%").stdout)
+    assert (begun["meant"], begun["trial"]["standing"], begun["trial"]["candidate"]) == (version, version, old)
+    unserved = ship.run("promote", "double")
+    assert unserved.exit_code == 1 and f"no target serves double {old}, so it cannot be promoted" in unserved.output
+    returned = json.loads(ship.run("return", "double").stdout)
+    assert (returned["meant"], returned["trial"]) == (version, None)
+    with callers(ship) as outcomes:
+        ship.wait(lambda: outcomes.total() > 20, "answers after the return")
+    assert set(outcomes) == {(version, (6.0, 18.0))}
+
+    try:
+        urllib.request.urlopen(
+            urllib.request.Request(f"{ship.fleet.http}/v2/models/double/versions/{old}/infer", BODY), timeout=30
+        )
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            words = refusal.read().decode()
+        assert refusal.code == 503 and f"double version {old}" in words and f"versions on offer: {version}" in words
+    else:
+        raise AssertionError("no target serves it")
 
 
 @pytest.mark.skipif(PROGRAM is None, reason=MISSING)

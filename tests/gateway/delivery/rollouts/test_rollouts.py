@@ -100,14 +100,18 @@ class FakeChannel:
             self._reports[name] = Reported(name, 1, self._sequence, 0, accepted=accepted, models=(model,))
 
 
-def order_of(models: Repository, *, devices: tuple[str, ...] = NAMES, at: int = 0, **spec: Any) -> bytes:
+def order_of(
+    models: Repository, *, devices: tuple[str, ...] = NAMES, at: int = 0, before: bool = True, **spec: Any
+) -> bytes:
+    """Args: before: whether the devices have version 1."""
     _, new = version_files(models, "double", "2")
     _, old = version_files(models, "double", "1")
     given = {
         "id": "double-2-a", "model": "double", "version": "2", "waves": (0.25, 1.0), "success_ratio": 1.0,
         "max_errors": 0, "deadline_s": 600.0, **spec,
     }  # fmt: skip
-    there = [ListedDevice(name, "fresh", at, offers=(ListedOffer("double", "1"),)) for name in devices]
+    offers = (ListedOffer("double", "1"),) if before else ()
+    there = [ListedDevice(name, "fresh", at, offers=offers) for name in devices]
     terms = OrderTerms("double", plan_of(new, "2"), ("http://127.0.0.1:8004",), 1)
     return make_order(given, there, terms, lambda version: plan_of(old, version), SIGNING)
 
@@ -219,6 +223,64 @@ async def test_what_fails_comes_back_by_itself_with_documents_that_the_operator_
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.RETURNED)
         assert set(channel.published) == {"edge-1", "edge-2"}
+
+
+@pytest.mark.slow
+async def test_preferred_versions_hear_of_what_begins_and_of_what_is_called_back_also_after_a_kill(
+    store: ArtifactStore, models: Repository
+) -> None:
+    channel, preferred = FakeChannel(*NAMES), NothingPreferred()
+    async with performer(store, channel, preferred=preferred) as rollouts:
+        await rollouts.begin(decode_order(order_of(models, waves=(1.0,))))
+        await until(lambda: len(channel.published) == 4)
+        assert preferred.heard == [("rolled out", "double", "2")]
+        channel.report("committed", *NAMES)
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
+        rollouts.command("double-2-a", "abort", "only a test")
+        await until(lambda: len(preferred.heard) == 2)
+    assert preferred.heard[1:] == [("recalled", "double", "2")]
+
+    again, told = FakeChannel(*NAMES), NothingPreferred()
+    async with performer(store, again, preferred=told) as rollouts:
+        await until(lambda: len(again.published) == 4)
+        assert told.heard == [("recalled", "double", "2")], "the kill may have come between the journal and this"
+        again.report("committed", *NAMES)
+        rollouts.fleet_changed()
+        await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.RETURNED)
+        assert len(told.heard) == 1
+
+
+@pytest.mark.slow
+async def test_a_rollback_that_would_leave_no_version_is_refused_with_the_way_out(
+    store: ArtifactStore, models: Repository
+) -> None:
+    channel = FakeChannel(*NAMES)
+    serving: dict[str, list[str]] = {}
+    async with performer(store, channel, serving=lambda _model: serving) as rollouts:
+        await rollouts.begin(decode_order(order_of(models, waves=(1.0,), before=False)))
+        await until(lambda: len(channel.published) == 4)
+        serving |= {"2": [f"edge/{name}" for name in NAMES]}
+        with pytest.raises(RolloutConflict, match=r"edge-1.*before 2.*OTHER.*double-2-a --leave-none"):
+            rollouts.command("double-2-a", "abort", "")
+        assert rollouts.all["double-2-a"].state.phase is RolloutPhase.RUNNING
+
+        serving |= {"1": ["pool/main"]}
+        assert rollouts.command("double-2-a", "abort", "").state.phase is RolloutPhase.RETURNING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_rollback_to_an_older_version_or_one_that_is_meant_to_leave_none_goes_on(
+    store: ArtifactStore, models: Repository, before: bool
+) -> None:
+    channel = FakeChannel(*NAMES)
+    everywhere = {"2": [f"edge/{name}" for name in NAMES]}
+    async with performer(store, channel, serving=lambda _model: everywhere) as rollouts:
+        await rollouts.begin(decode_order(order_of(models, waves=(1.0,), before=before)))
+        await until(lambda: len(channel.published) == 4)
+        aborted = rollouts.command("double-2-a", "abort", "", leave_none=not before)
+        assert aborted.state.phase is RolloutPhase.RETURNING
 
 
 @pytest.mark.slow
