@@ -65,7 +65,9 @@ def model_versions(trials: Trials, model: str) -> dict[str, Any]:
     manifests = [one for one in defaults.catalog.manifests if one.name == model]
     stand = defaults.count(model, tuple(one.version for one in manifests), now)
     line = None if model in splits.split else defaults.line(model)
-    shared = defaults.shares(model, now) if line is not None and len(line.sharing) > 1 else None
+    shares: dict[str, float] = {}
+    if line is not None and len(line.sharing) > 1:
+        shares = dict.fromkeys(line.names, 0.0) | defaults.shares(model, now)
     return {
         "name": model,
         "meant": defaults.default(model, now) if manifests else "",
@@ -76,7 +78,7 @@ def model_versions(trials: Trials, model: str) -> dict[str, Any]:
                 "version": one.version,
                 **stand[one.version]._asdict(),
                 "quality": _quality(one),
-                "share": round(shared.get(one.version, 0.0), 4) if shared and one.version in line.names else None,
+                "share": round(shares[one.version], 4) if one.version in shares else None,
             }
             for one in manifests
         ],

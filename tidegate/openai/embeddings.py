@@ -132,8 +132,14 @@ def group_limits(manifest: Manifest) -> tuple[int, int | None]:
     return max(1, min(axis.max, manifest.batching.max_batch_size)), manifest.batching.max_work
 
 
-def infer_request(manifest: Manifest, rows: Sequence[TokenRow], request_id: str = "") -> InferRequest:
-    """One call's request: the rows padded to the longest of them, with the mask that says what is padding."""
+def infer_request(
+    manifest: Manifest, rows: Sequence[TokenRow], request_id: str = "", *, pinned: bool = True
+) -> InferRequest:
+    """One call's request: the rows padded to the longest of them, with the mask that says what is padding.
+
+    Args:
+        pinned: whether only the manifest's version may answer: the vectors of one answer are all of one version.
+    """
     text = text_of(manifest)
     width = max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), width), np.int64)
@@ -143,7 +149,7 @@ def infer_request(manifest: Manifest, rows: Sequence[TokenRow], request_id: str 
         mask[at, : len(row.ids)] = 1
     return InferRequest(
         model_name=manifest.name,
-        model_version=manifest.version,
+        model_version=manifest.version if pinned else "",
         inputs=(_tensor(manifest, text.input_ids, ids), _tensor(manifest, text.attention_mask, mask)),
         outputs=(RequestedOutput(text.output),),
         id=request_id,

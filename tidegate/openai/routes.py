@@ -43,7 +43,7 @@ from tidegate.oip.reply import (
     TIMING_KEY,
     reply_parameters,
 )
-from tidegate.oip.request_constraints import DEFER_KEY, defer_of
+from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.openai import embeddings
 from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow, WrongParameter
@@ -189,9 +189,10 @@ class OpenAIRoutes:
             used.tokens = sum(len(row.ids) for row in rows)
             max_rows, max_work = embeddings.group_limits(manifest)
             parts = embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
+            pinned = len(parts) > 1 and VERSION_KEY not in headers  # one call gets whatever is the default for it
             calls = [
                 call_of(
-                    embeddings.infer_request(manifest, [rows[index] for index in part]),
+                    embeddings.infer_request(manifest, [rows[index] for index in part], pinned=pinned),
                     manifest,
                     protocol=PROTOCOL,
                     headers=headers,

@@ -92,6 +92,16 @@ async def test_many_texts_come_back_in_their_order(servers: Servers, client: ope
     assert made.usage.prompt_tokens == sum(counts) + 2 * len(counts)
 
 
+async def test_the_vectors_of_one_answer_are_of_one_version_and_a_single_call_leaves_it_to_the_gateway(
+    servers: Servers, client: openai.AsyncOpenAI
+) -> None:
+    many = ["hello", "word " * 200]
+    await client.embeddings.create(model="minilm", input="hello")
+    await client.embeddings.create(model="minilm", input=many)
+    await client.embeddings.create(model="minilm", input=many, extra_headers={"tidegate-version": "candidate"})
+    assert [call.request.model_version for call in servers.host.calls] == ["", "1", "1", "", ""]
+
+
 async def test_tokens_are_taken_as_they_are(servers: Servers, client: openai.AsyncOpenAI) -> None:
     await client.embeddings.create(model="minilm", input=[[CLS, HELLO, SEP], [9]])
     assert sent(servers.host.calls[0]) == [[9], [CLS, HELLO, SEP]]
