@@ -104,6 +104,9 @@ class DefaultVersions:
         return derived
 
     def _reference(self, name: str, derived: _Derived) -> str:
+        first = derived.order[0]
+        if self._fleet.offered(name, first):  # almost always, and each request asks several times
+            return first
         return reference_version(derived.order, lambda version: self._fleet.offered(name, version))
 
     def __repr__(self) -> str:
