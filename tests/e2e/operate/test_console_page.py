@@ -133,7 +133,7 @@ async def test_two_versions_on_trial_stand_side_by_side_and_what_a_device_keeps_
         await looked_at(page, gateway)
         assert await page.value("document.querySelector('#trials-card').hidden")
 
-        gateway.trials.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.25, tenants=("acme",))})
+        gateway.trials.defaults.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.25, tenants=("acme",))})
         watched = gateway.trials.watched["echo"] = TrialFigures()
         for _ in range(8):
             watched.of("3").record("in_time", 0.010)
@@ -150,7 +150,7 @@ async def test_two_versions_on_trial_stand_side_by_side_and_what_a_device_keeps_
         button = "[...document.querySelectorAll('#targets th button')].find(one => one.textContent === 'edge/ferry')"
         await page.value(f"{button}.click()")
         await page.until("document.querySelector('#detail-facts').textContent.includes('17 to be brought in')")
-        gateway.trials.splits = TrafficSplits()
+        gateway.trials.defaults.splits = TrafficSplits()
         await page.until("document.querySelector('#trials-card').hidden")
         assert page.errors == []
 
