@@ -14,8 +14,9 @@ whole debt: a target that is slow or crowded makes progress, and its queue is an
 that is given up before its target was due proves nothing; the time for which one was due and under way is kept, so that
 requests with budgets shorter than the patience add up to the same evidence.
 
-A stall must be seen twice, `SEEN_TWICE_S` apart: where this process stood still itself the answers wait to be read, and
-the first look comes before them.
+Where this process stood still itself, answers wait to be read, or came for attempts whose time ran out meanwhile. So
+of a stretch in which nothing happened to the target here, `GAP_S` counts at most; and a stall must be seen twice,
+`SEEN_TWICE_S` apart, since the first look may come before the answers.
 
 Lateness follows its peaks within a few answers and forgets them over some thirty. What is later than the patience that
 it makes says no more than that.
@@ -36,6 +37,8 @@ LEAST_S: Final = 0.2  # a busy machine's worth: no answer is missed for less
 TIMES: Final = 4.0
 MOST_S: Final = 1.0  # a caller with a budget of a second or two can still be answered elsewhere
 SEEN_TWICE_S: Final = 0.02
+GAP_S: Final = 0.18  # below LEAST_S: no stall is seen in one gap, ...
+_LOOK_S: Final = 0.08  # ... and overdue attempts are looked after more often
 FORGET_S: Final = 10.0  # a debt of which nothing was heard for so long, because nobody asked, is void
 _LEARN_WEIGHT, _FORGET_WEIGHT = 1 / 4, 1 / 32
 
@@ -43,13 +46,14 @@ _LEARN_WEIGHT, _FORGET_WEIGHT = 1 / 4, 1 / 32
 class ProgressWatch:
     """Mutable: `due`, then once for each attempt `answered` or `ended`; `is_stalled` is the verdict."""
 
-    __slots__ = ("_carried_s", "_due", "_idle_since", "_late_s", "_owed_from", "_seen_at", "look_at")
+    __slots__ = ("_carried_s", "_counted_to", "_due", "_idle_since", "_late_s", "_owed_from", "_seen_at", "look_at")
 
     def __init__(self) -> None:
-        self.look_at = inf  # before this instant the target is surely not stalled
+        self.look_at = inf  # before this instant it is surely not stalled, and nothing is to be counted
         self._due: dict[int, float] = {}  # attempt → when its answer is due, in order of acceptance
         self._owed_from = inf  # when the earliest of them is due, or the last answer, if that came later
-        self._carried_s = 0.0  # overdue time before that, since the last answer
+        self._carried_s = 0.0  # overdue time since the last answer, ...
+        self._counted_to = 0.0  # ... up to here
         self._idle_since = 0.0  # when the last attempt ended, while none is under way
         self._late_s = 0.0  # how late answers have been lately
         self._seen_at: float | None = None  # the first look that found it stalled
@@ -68,10 +72,11 @@ class ProgressWatch:
         """The answer to this attempt is to come by `at`. A second word on the same attempt replaces the first."""
         if not self._due and now - self._idle_since > FORGET_S:
             self._carried_s, self._seen_at = 0.0, None
+        self._count(now)
         known = self._due.get(attempt)
         self._due[attempt] = at
         if known is not None and known <= self._owed_from:
-            self._next_owed(now)
+            self._owed_from = min(self._due.values())
         elif at < self._owed_from:
             self._owed_from = at
         self._set_look()
@@ -86,7 +91,7 @@ class ProgressWatch:
 
     def progressed(self, now: float) -> None:
         """The target has shown otherwise that it computes."""
-        self._carried_s, self._seen_at = 0.0, None
+        self._carried_s, self._seen_at, self._counted_to = 0.0, None, now
         self._owed_from = max(now, next(iter(self._due.values()))) if self._due else inf
         self._idle_since = now
         self._set_look()
@@ -96,8 +101,9 @@ class ProgressWatch:
         at = self._due.pop(attempt, None)
         if at is None:
             return
+        self._count(now)
         if at <= self._owed_from or not self._due:
-            self._next_owed(now)
+            self._owed_from = min(self._due.values(), default=inf)
         self._idle_since = now
         self._set_look()
 
@@ -108,27 +114,28 @@ class ProgressWatch:
 
     def overdue_s(self, now: float) -> float:
         """For how long an answer has been owed and none came."""
-        return self._carried_s + max(0.0, now - self._owed_from)
+        return self._carried_s + min(GAP_S, max(0.0, now - max(self._owed_from, self._counted_to)))
 
     def is_stalled(self, now: float) -> bool:
         """Whether it has owed an answer for longer than its patience, by two looks some time apart."""
-        if now < self.look_at or self.overdue_s(now) <= self.patience_s:
+        if now < self.look_at:
+            return False
+        self._count(now)
+        self._set_look()
+        if self._carried_s <= self.patience_s:
             return False
         if self._seen_at is None:
             self._seen_at = now
         return now - self._seen_at >= SEEN_TWICE_S
 
-    def _next_owed(self, now: float) -> None:
-        """The attempt that was due first is not any more: what was owed until now is kept, and the next one counts."""
-        if now > self._owed_from:
-            self._carried_s += now - self._owed_from
-            self._owed_from = now
-        first = min(self._due.values(), default=inf)
-        self._owed_from = max(self._owed_from, first) if now >= self._owed_from else first
+    def _count(self, now: float) -> None:
+        """Take the time since the last event into account."""
+        self._carried_s = self.overdue_s(now)
+        self._counted_to = max(self._counted_to, now)
 
     def _set_look(self) -> None:
         left_s = self.patience_s - self._carried_s
-        self.look_at = self._owed_from + left_s if left_s > 0.0 else 0.0
+        self.look_at = max(self._owed_from, self._counted_to) + min(left_s, _LOOK_S) if left_s > 0.0 else 0.0
 
     def __repr__(self) -> str:
         return (

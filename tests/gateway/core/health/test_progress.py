@@ -5,14 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.health.progress import FORGET_S, LEAST_S, MOST_S, SEEN_TWICE_S, ProgressWatch
+from gateway.core.health.progress import FORGET_S, GAP_S, LEAST_S, MOST_S, SEEN_TWICE_S, ProgressWatch
 
 NOW = 1000.0
 LATER_S = LEAST_S + 0.01
 
 
 def stalls_at(watch: ProgressWatch, at: float) -> bool:
-    """Whether it is stalled then, by two looks."""
+    """Whether it is stalled then, looked at as often as overdue attempts are."""
+    for look in range(40, 0, -1):
+        watch.is_stalled(at - 0.09 * look)
     watch.is_stalled(at - 1.01 * SEEN_TWICE_S)
     return watch.is_stalled(at)
 
@@ -22,6 +24,17 @@ def test_an_answer_that_is_due_and_does_not_come_is_a_stall_after_the_patience()
     watch.due(1, NOW + 0.1, NOW)
     assert not stalls_at(watch, NOW + 0.1 + LEAST_S)
     assert stalls_at(watch, NOW + 0.1 + LATER_S + 2.0 * SEEN_TWICE_S)
+
+
+def test_a_gateway_that_stood_still_itself_holds_nothing_against_anybody() -> None:
+    watch = ProgressWatch()
+    for attempt in range(20):
+        watch.due(attempt, NOW + 0.05, NOW)
+    now = NOW + 30.0  # nothing happened for so long, and then all timers ring
+    for attempt in range(20):
+        watch.ended(attempt, now)
+    assert not watch.is_stalled(now)
+    assert not watch.is_stalled(now + 1.0)
 
 
 def test_one_look_is_not_enough_for_answers_may_wait_to_be_read() -> None:
@@ -92,27 +105,31 @@ def test_answers_that_are_usually_late_make_it_patient_up_to_a_second() -> None:
 def test_it_agrees_with_a_plain_account(happens: list[tuple[str, int, float]]) -> None:
     """Overdue time is the time since the last answer in which an attempt was due and under way, counted plainly."""
     watch, due, debt_s, now = ProgressWatch(), dict[int, float](), 0.0, NOW
-    idle_since = 0.0
-    for what, attempt, after_s in happens:
-        end = now + after_s
+    idle_since = counted_to = 0.0
+
+    def counted() -> float:
         first = min(due.values(), default=None)
-        if first is not None:
-            debt_s += max(0.0, end - max(now, first))
-        now = end
-        if what == "due" and attempt not in due:
+        return debt_s if first is None else debt_s + min(GAP_S, max(0.0, now - max(counted_to, first)))
+
+    for what, attempt, after_s in happens:
+        now += after_s
+        if (what == "due") == (attempt in due) and what != "look":
+            continue
+        if what != "look" or now >= watch.look_at:
+            debt_s, counted_to = counted(), now
+        if what == "due":
             if not due and now - idle_since > FORGET_S:
                 debt_s = 0.0
             due[attempt] = now + 0.2
             watch.due(attempt, now + 0.2, now)
-        elif what == "answered" and attempt in due:
+        elif what == "answered":
             del due[attempt]
             watch.answered(attempt, now)
             debt_s, idle_since = 0.0, now
-        elif what == "ended" and attempt in due:
+        elif what == "ended":
             del due[attempt]
             watch.ended(attempt, now)
             idle_since = now
-        assert abs(watch.overdue_s(now) - debt_s) < 1e-6
-        if watch.is_stalled(now):
-            assert watch.overdue_s(now) > watch.patience_s
-            assert now >= watch.look_at
+        else:
+            watch.is_stalled(now)
+        assert abs(watch.overdue_s(now) - counted()) < 1e-6
