@@ -47,6 +47,7 @@ def test_a_link_is_exchanged_for_a_named_one() -> None:
     assert changed.links["wan"] == edited().scenario.links["wan"]
 
 
+@pytest.mark.slow
 def test_a_recording_gives_capacity_and_leaves_the_delay(tmp_path: Path) -> None:
     for name in ("up", "down"):
         (tmp_path / name).write_text("1\n400\n")  # 3,000 bytes in 400 ms
