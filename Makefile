@@ -57,7 +57,7 @@ test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k wor
 	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m e2e $(TEST_FLAGS) || whole=$$?; \
 	[ $$whole -eq 0 ] || { [ $$whole -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$whole
 
-test-fast: setup ## The tests without processes, models and clients, in seconds.
+test-fast: setup ## The short tests, without processes, models and clients, within a minute.
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
 
 lint: setup ## ruff, mypy, import rules, the rules of this code base, and whether the generated code fits the .proto files.

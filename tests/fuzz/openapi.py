@@ -92,9 +92,19 @@ async def answering(folder: Path) -> AsyncIterator[tuple[Gateway, AnyModel]]:
 
 
 async def conformance(
-    folder: Path, url: str, *, most_examples: int, for_s: int | None = None, seed: int | None = None
+    folder: Path,
+    url: str,
+    *,
+    most_examples: int,
+    for_s: int | None = None,
+    seed: int | None = None,
+    paths: tuple[str, ...] = (),
 ) -> tuple[int, str]:
-    """schemathesis' status and words. Without a seed it draws its own, and says which."""
+    """schemathesis' status and words. Without a seed it draws its own, and says which.
+
+    Args:
+        paths: of the operations that are asked, as the document writes them; empty: all.
+    """
     config = folder / "schemathesis.toml"
     config.write_text(_CONFIG)
     command = [
@@ -105,6 +115,7 @@ async def conformance(
     ]  # fmt: skip
     command += ["--seed", str(seed)] if seed is not None else []
     command += ["--max-time", str(for_s)] if for_s is not None else []
+    command += [word for path in paths for word in ("--include-path", path)]
     process = await asyncio.create_subprocess_exec(
         TOOL, *command, cwd=folder, env={**os.environ, "NO_COLOR": "1"},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -103,6 +103,7 @@ def test_the_tables_show_targets_and_models() -> None:
     assert list(models_table([model]).columns[3].cells) == ["edge/a"]
 
 
+@pytest.mark.slow
 def test_status_of_a_large_fleet_is_a_screenful_with_the_ill_first_and_all_where_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,6 +41,7 @@ async def test_timers_fire_in_the_order_of_their_instants() -> None:
     assert order == ["first", "second", "third"]
 
 
+@pytest.mark.slow
 def test_a_wait_that_nothing_will_end_is_an_error_and_not_a_hang() -> None:
     async def wait_for_ever() -> None:
         await asyncio.get_running_loop().create_future()

@@ -15,6 +15,7 @@ from tidegate.types import Datatype, Tensor
 NUMERIC = [datatype for datatype in Datatype if datatype is not Datatype.BYTES]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NUMERIC), st.data())
 def test_a_numeric_array_survives_the_round_trip_bit_by_bit(datatype: Datatype, data: st.DataObject) -> None:
     dtype = np.dtype(datatype.numpy_name)
@@ -24,6 +25,7 @@ def test_a_numeric_array_survives_the_round_trip_bit_by_bit(datatype: Datatype, 
     assert tensor_to_array(tensor).tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_bytes_elements_survive_the_round_trip(items: list[bytes]) -> None:
     array = np.empty(len(items), dtype=object)

@@ -62,6 +62,7 @@ def test_every_command_of_the_parts_is_listed() -> None:
     assert all(f"  {name} " in listed for name in ("config", "edge", "gateway", "model", "pool", "status", "up"))
 
 
+@pytest.mark.slow
 def test_help_shows_what_a_command_does_without_importing_it() -> None:
     program = (
         "import sys; from click.testing import CliRunner; from tidegate.cli import cli;"
@@ -120,6 +121,7 @@ def test_an_example_says_every_key_with_its_meaning_and_changes_nothing() -> Non
     assert "TIDEGATE_KETTLE_NAME" in text
 
 
+@pytest.mark.slow
 def test_the_schema_of_each_process_is_json_that_describes_each_key() -> None:
     for role in config_cli.roles():
         schema = json.loads(run("config", "schema", role).output)

@@ -240,6 +240,7 @@ async def test_a_worker_that_dies_gives_its_memory_back() -> None:
         assert "2 MiB reserved" not in repr(subject.scheduler.allotment)
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_batch_whose_share_is_overdue_is_waited_for() -> None:
     """Else small batches of another model, which always fit beside each other, would keep it out for ever."""

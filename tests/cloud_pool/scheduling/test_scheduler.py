@@ -217,6 +217,7 @@ async def test_draining_waits_for_everyone() -> None:
         assert subject.scheduler.queued == subject.scheduler.in_flight == 0
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_predictions_follow_what_batches_really_take() -> None:
     async with pool() as subject:
@@ -255,6 +256,7 @@ async def test_a_partial_batch_is_held_back_for_batch_mates_if_the_manifest_says
         assert answers[1].queue_s == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_thousand_callers_who_come_and_leave_as_they_like_are_each_answered_once() -> None:
     random = np.random.default_rng(3)

@@ -81,6 +81,7 @@ async def test_a_wrong_number_of_results_answers_nobody_with_anothers() -> None:
         assert [type(result) for result in results] == [Poisonous] * 3
 
 
+@pytest.mark.slow
 @on_virtual_time
 @pytest.mark.parametrize("where", ["padded_shape", "batch_patience_s"])
 async def test_a_defect_in_forming_a_batch_is_told_to_those_who_had_left_the_queue(

@@ -159,6 +159,7 @@ async def test_short_memory_holds_workers_back_and_each_turn_is_logged_and_count
         assert watch.pool.scheduler.seats.most_at_once > 2
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_late_answers_turn_to_the_lesser_precision_where_it_is_allowed() -> None:
     limits = ControlLimits(latency_target_s=0.001, may_degrade=True, patience_s=30.0, dwell_s=10.0)

@@ -120,6 +120,7 @@ NAMES = ["type", "scope", "status", "online", "capacity", "energy_now", "energy_
 FOLDERS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.text(max_size=24)), max_size=4)
 
 
+@pytest.mark.slow
 @given(FOLDERS, FOLDERS, FOLDERS)
 def test_whatever_the_files_hold_the_conditions_are_in_range(
     supplies: list[Attributes], zones: list[Attributes], coolers: list[Attributes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_always_is_all_and_never_is_none() -> None:
     assert DialPlan("never").addresses_to_dial(BOTH, [], 1e9) == frozenset()
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def test_it_begins_with_the_session_and_not_with_a_timer() -> None:
     assert len(send_train(drain, entries(100), 5.0)) == MIN_WINDOW
 
 
+@pytest.mark.slow
 @given(st.floats(2e3, 1e7), st.integers(20, 300), st.integers(300, 40_000))
 def test_at_most_half_of_any_link_is_used_between_the_first_train_and_the_last(
     bytes_s: float, number: int, size: int
@@ -71,6 +73,7 @@ def test_at_most_half_of_any_link_is_used_between_the_first_train_and_the_last(
     assert busy_s <= 0.5 * ended_at + last_train_s
 
 
+@pytest.mark.slow
 def test_while_live_requests_are_answered_it_takes_a_tenth() -> None:
     ended_at, busy_s = drained(entries(2000), 50_000.0, live=True)
     assert busy_s / ended_at < 0.12
@@ -154,6 +157,7 @@ def test_a_busy_gateway_is_left_alone_and_loses_nothing() -> None:
     assert send_train(drain, entries(8), 15.3) == train
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_whatever_receipts_do_everything_is_taken_in_order_within_its_key(data: st.DataObject) -> None:
     ids = count()

@@ -339,10 +339,11 @@ class WhateverHappens(RuleBasedStateMachine):
         self.left.append(one.id)
 
 
-TestWhateverHappens = WhateverHappens.TestCase
+TestWhateverHappens = pytest.mark.slow(WhateverHappens.TestCase)
 TestWhateverHappens.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(costs, budgets, priorities), max_size=12), costs)
 def test_with_one_slot_the_predicted_finish_is_the_sum_of_what_goes_first(
     arrivals: list[tuple[float, float, int]], cost_s: float

@@ -153,6 +153,7 @@ def test_an_absurd_queue_delay_still_makes_a_message_that_gateways_accept() -> N
     assert read(publications[-1]).queue_delay_ms == 3_600_000
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(0, 50), st.booleans()), max_size=60))
 def test_whatever_happens_heartbeats_keep_their_distance_and_gateways_stay_in_step(
     steps: list[tuple[float, int, bool]],

@@ -117,6 +117,7 @@ def test_a_promise_gives_way_to_nothing(ledger: OfflineLedger, db: sqlite3.Conne
     assert len(waiting(ledger, db)) == 4
 
 
+@pytest.mark.slow
 def test_rows_are_bounded_however_small(db: sqlite3.Connection) -> None:
     ledger = OfflineLedger(max_bytes=10**9, max_rows=20)
     for number in range(100):
@@ -295,7 +296,7 @@ class Stored(RuleBasedStateMachine):
             assert of_key == [row["id"] for row in rows][: len(of_key)]
 
 
-TestStored = Stored.TestCase
+TestStored = pytest.mark.slow(Stored.TestCase)
 TestStored.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 

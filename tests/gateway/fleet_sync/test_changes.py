@@ -85,6 +85,7 @@ def say(fleet: FleetRegister, device: Device, word: str, now: float, number: int
             fleet.control_plane(up=True, now=now)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     said=st.lists(
@@ -177,6 +178,7 @@ def test_a_death_that_was_not_seen_before_an_answer_refuted_it_comes_back_when_t
     assert fleet.next_wake(40.0) == pytest.approx(45.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_fleet_that_only_beats_costs_no_look_at_the_whole() -> None:
     """However many devices there are, a heartbeat is one look; and a wake-up is one for each time of silence begun."""
     fleet, devices = register(), [Device(f"d{number}") for number in range(500)]

@@ -199,6 +199,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[float, Spoken]], Device, floa
     return said, device, now
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_order_duplication_and_loss_of_superseded_messages_ends_in_the_same_view(data: st.DataObject) -> None:
@@ -220,6 +221,7 @@ def test_any_order_duplication_and_loss_of_superseded_messages_ends_in_the_same_
     assert only(shuffled, now).offers == device.offers and only(shuffled, now).urls == device.urls
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_whatever_the_order_a_device_that_stays_silent_is_dead(data: st.DataObject) -> None:
@@ -230,6 +232,7 @@ def test_whatever_the_order_a_device_that_stays_silent_is_dead(data: st.DataObje
     assert freshness(fleet, now + 10.5) is DEAD
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_the_ghost_that_a_broker_keeps_never_looks_usable(data: st.DataObject) -> None:

@@ -28,6 +28,7 @@ def test_a_minute_lets_go_of_an_offset_that_drift_made_wrong() -> None:
     assert age.said_at == pytest.approx(599.0, abs=0.02)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(0, 50), st.floats(0, 5)), min_size=1, max_size=20),
     st.randoms(use_true_random=False),

@@ -186,6 +186,7 @@ def test_a_thousand_gaps_cost_a_trickle() -> None:
     assert len(asked) == 20  # the hundredth part, for two seconds
 
 
+@pytest.mark.slow
 def test_a_large_fleet_is_asked_faster_than_a_small_one() -> None:
     """Ten thousand gaps, closed at the rate for a hundred devices, would take half an hour."""
     fleet = register(effects_per_s=5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_kinds_past_the_bound_share_one() -> None:
     assert held.seen("d", 1.0) == 1, "there is no room, also not for the rest: written at once"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.0, 5.0)), max_size=60), st.integers(1, 3))
 def test_lines_and_what_is_held_add_up_to_what_was_seen(steps: list[tuple[str, float]], most: int) -> None:
     held, now, written = EventCoalescer(window_s=4.0, most=most), 0.0, 0

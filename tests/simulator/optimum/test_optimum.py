@@ -36,6 +36,7 @@ def test_no_policy_attains_more_than_the_bound(policy: str, rate: str) -> None:
         assert simulate(loaded, policy, 3).tally.all.attainment <= upper_bound(loaded, 3).attainment + 1e-9
 
 
+@pytest.mark.slow
 def test_a_fleet_that_cannot_do_a_third_of_the_work_is_bounded_by_a_third() -> None:
     # given one device that takes 40 ms for each of 75 requests a second, and no pool
     loaded = edited(
@@ -66,6 +67,7 @@ def test_a_world_without_requests_that_count_is_answered_whole() -> None:
     assert upper_bound(edited(("rate: 60", "rate: 0.0001")), 1).attainment == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.0, 5.0), min_size=9, max_size=9))
 def test_any_prices_prove_a_bound(prices: list[float]) -> None:
     # given one worker, four slots of 0.1 s and five requests of 0.1 s each: four can be done
@@ -90,6 +92,7 @@ def test_a_worker_that_is_down_has_no_time() -> None:
     assert Program([down], np.ones(4), 0.4, 0.1).best()[0] == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.floats(5.0, 200.0))
 def test_no_batch_is_charged_more_than_it_takes(seed: int, members: int, longest: float) -> None:

@@ -51,7 +51,9 @@ def test_a_tenant_that_storms_spends_its_own_budget_and_no_others() -> None:
 
 
 def test_retries_are_tries_of_one_request_and_baselines_have_a_plain_door() -> None:
-    swamped = edited(("rate: 60", "rate: 2000"), ("priority: 1}", "priority: 1, retries: 2}"))
+    swamped = edited(
+        ("rate: 60", "rate: 2000"), ("duration_s: 6", "duration_s: 2"), ("priority: 1}", "priority: 1, retries: 2}")
+    )
     for policy, door in (("value", Admission), ("all-cloud", FixedLimitAdmission)):
         world = World(swamped, policy, 1)
         run = world.run()  # checks that arrivals are the sum of the outcomes

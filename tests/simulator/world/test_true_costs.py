@@ -65,6 +65,7 @@ def test_a_target_that_was_sent_nothing_takes_what_its_tier_takes() -> None:
     assert times(true_tables({"idle": TABLE}, {}), "idle", 8.0) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 1e5), st.floats(0.01, 100.0)), max_size=60))
 def test_a_table_of_whatever_was_seen_lies_between_the_least_and_the_most_of_it(
     seen: list[tuple[float, float]],
@@ -91,6 +92,7 @@ def test_two_batches_that_took_the_same_to_the_microsecond_are_two() -> None:
     assert [(one.at_s, one.units) for one in calls_of(told)] == [(1.0, 20.0), (7.0, 40.0)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 10.0), st.sampled_from([0.01, 0.02]), st.integers(1, 4), st.integers(1, 3))))
 def test_no_answer_is_in_two_calls(rows: Sequence[tuple[float, float, int, int]]) -> None:
     told = [answered(at, took, batch=batch, rows=own, units=float(own)) for at, took, batch, own in rows]

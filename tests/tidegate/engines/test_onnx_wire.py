@@ -50,6 +50,7 @@ def test_graphs_in_graphs_without_end_are_refused() -> None:
         references(memoryview(raw))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(at=st.integers(0, len(WHOLE) - 1), byte=st.integers(0, 255), cut=st.integers(0, len(WHOLE)))
 def test_damage_is_refused_or_read_and_nothing_else(at: int, byte: int, cut: int) -> None:

@@ -54,6 +54,7 @@ def test_points_that_cannot_be_a_measurement_are_refused(points: list[tuple[floa
         CostTable(points)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 1000), st.floats(1e-6, 10)), min_size=1, max_size=8, unique_by=lambda point: point[0]

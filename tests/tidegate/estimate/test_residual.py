@@ -58,6 +58,7 @@ def test_an_erratic_device_is_known_by_its_spread() -> None:
     assert residual.sigma == pytest.approx(0.71, abs=0.1)  # log 2, and the floor
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6))))
 def test_whatever_is_recorded_the_correction_stays_bounded(calls: list[tuple[float, float]]) -> None:
     residual = LogResidual()

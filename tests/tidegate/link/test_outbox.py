@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,6 +128,7 @@ def test_frames_that_do_not_wait_for_room_are_noticed_when_they_pile_up() -> Non
     assert outbox.swamped
 
 
+@pytest.mark.slow
 @given(
     bodies=st.lists(st.integers(0, 50), max_size=20),
     chunk_bytes=st.integers(1, 16),

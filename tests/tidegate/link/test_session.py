@@ -65,6 +65,7 @@ def test_a_side_that_does_not_begin_as_agreed_is_hung_up_on(envelope: bytes, wor
 # heartbeats
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_an_idle_link_stays_up_and_its_round_trip_is_measured() -> None:
     async with running() as pair:

@@ -116,6 +116,7 @@ async def test_a_wait_for_room_fails_when_the_stream_ends() -> None:
                 await task
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_side_that_asks_and_never_reads_is_hung_up_on() -> None:
     ours, theirs = stream_pair()

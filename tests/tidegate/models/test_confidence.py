@@ -103,6 +103,7 @@ def test_half_floats_that_nearly_add_up_are_probabilities() -> None:
     assert ConfidenceMeasure(manifest(), MARGIN).of(tensor) == pytest.approx(0.84, abs=0.01)
 
 
+@pytest.mark.slow
 @given(
     arrays.arrays(np.float64, arrays.array_shapes(max_dims=3, max_side=5), elements=st.floats(width=64)),
     st.sampled_from(["margin", "entropy", "top1"]),

@@ -73,6 +73,7 @@ class _Evil:
         return os.mkdir, (os.environ["EVIL"],)
 
 
+@pytest.mark.slow
 def test_example_inputs_that_are_a_pickle_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from tidegate.engines.engine import load_engine

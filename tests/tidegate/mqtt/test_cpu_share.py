@@ -29,6 +29,7 @@ def test_no_pause_is_an_outage() -> None:
     assert subject.spend(1.0, 60.0) <= LONGEST_PAUSE_S
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-5, 0.02), min_size=200, max_size=300), st.sampled_from([0.1, 0.25]))
 def test_in_the_long_run_work_takes_its_share_and_no_more(pieces: list[float], share: float) -> None:
     subject, now = DutyCycle(share, burst_s=0.05), 0.0

@@ -153,6 +153,7 @@ def test_byte_strings_are_counted() -> None:
     assert "runs past the end" in refusal(InferRequest("one", (Tensor("x", Datatype.BYTES, (2,), raw[:-1]),)), manifest)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([Datatype.INT8, Datatype.INT32, Datatype.INT64, Datatype.UINT8, Datatype.UINT64]).flatmap(
         lambda datatype: st.tuples(

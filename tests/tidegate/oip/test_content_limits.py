@@ -139,6 +139,7 @@ def depth_of(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_the_depth_that_is_counted_is_that_of_the_value(value: Any) -> None:
     text, depth = json.dumps(value).encode(), depth_of(value)

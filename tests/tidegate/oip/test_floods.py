@@ -41,6 +41,7 @@ async def test_a_burst_of_calls_is_answered_and_not_cancelled_at_random(servers:
     assert codes == {"OK": 4000}
 
 
+@pytest.mark.slow
 async def test_a_refused_call_leaves_nothing_of_its_request_behind(servers: Servers) -> None:
     message = message_from_request(BAD).SerializeToString()
     gc.collect()

@@ -58,6 +58,7 @@ async def test_a_refusal_says_when_and_whether_to_try_again(
     assert trailers.items() <= dict(refused.value.trailing_metadata() or ()).items()
 
 
+@pytest.mark.slow
 async def test_a_defect_is_logged_in_full_and_told_in_two_words(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -288,6 +288,7 @@ async def test_a_body_of_rubbish_is_a_400(
 # The tokenizers themselves
 
 
+@pytest.mark.slow
 async def test_a_text_far_too_long_gets_the_same_tokens_as_if_all_of_it_were_read(folder: Path) -> None:
     reference: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
     reference.no_padding()

@@ -19,6 +19,7 @@ NAMES = st.from_regex(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}", fullmatch=Tru
 IDENTITIES = st.builds(CertificateIdentity, st.sampled_from(ROLES), NAMES)
 
 
+@pytest.mark.slow
 @given(IDENTITIES)
 def test_an_identity_survives_its_spelling(identity: CertificateIdentity) -> None:
     assert (
@@ -30,6 +31,7 @@ def test_an_identity_survives_its_spelling(identity: CertificateIdentity) -> Non
     assert len(identity.common_name) <= 64
 
 
+@pytest.mark.slow
 @given(IDENTITIES, IDENTITIES)
 def test_no_two_identities_share_a_host_name_or_a_user_name(
     one: CertificateIdentity, other: CertificateIdentity

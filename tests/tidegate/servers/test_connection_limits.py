@@ -73,6 +73,7 @@ def test_a_connection_that_has_left_is_forgotten() -> None:
     assert len(door) == 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=60))
 def test_there_are_never_more_than_the_limits_and_never_is_a_busy_one_evicted(
     arrivals: list[tuple[str, bool, bool]],

@@ -41,6 +41,7 @@ def travel(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 dtypes = st.sampled_from(["?", "u1", "i2", "i4", "<i8", "f2", "f4", ">f8", "u2"])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=9), arrays_of.arrays(dtypes, arrays_of.array_shapes(min_side=0)), max_size=4))
 def test_any_arrays_arrive_as_they_left(arrays: dict[str, NDArray[Any]]) -> None:
     arrived = travel(arrays)

@@ -130,6 +130,7 @@ def test_a_device_with_memory_of_its_own_is_asked_itself(tmp_path: Path) -> None
     assert repr(meter) == "<Meter of 1 engines>"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' /proc")
 def test_this_very_process_is_measured() -> None:
     class Filling:

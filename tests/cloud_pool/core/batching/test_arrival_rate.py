@@ -49,6 +49,7 @@ def test_a_rare_tight_one_is_not() -> None:
     assert subject.tight_s > 0.8
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(-1.0, 5.0), st.floats(-1.0, 1.0)), max_size=50))
 def test_whatever_comes_the_stretch_is_bounded(arrivals: list[tuple[float, float, float]]) -> None:
     subject, now = ArrivalRate(), 10.0

@@ -364,9 +364,10 @@ class AnyTraffic(RuleBasedStateMachine):
 
 
 AnyTraffic.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestAnyTraffic = AnyTraffic.TestCase
+TestAnyTraffic = pytest.mark.slow(AnyTraffic.TestCase)
 
 
+@pytest.mark.slow
 @given(st.permutations(range(8)))
 def test_the_order_of_arrival_does_not_change_who_goes_first(order: list[int]) -> None:
     subject = batcher(max_rows=1)

@@ -99,6 +99,7 @@ def test_who_has_little_room_is_in_short_batches_only() -> None:
 shapes_lists = st.lists(st.builds(row, st.integers(1, 256), st.integers(1, 6)), min_size=1, max_size=80)
 
 
+@pytest.mark.slow
 @given(shapes_lists, st.integers(1, 16), st.sampled_from([inf, 512.0, 4096.0]), st.sampled_from([cpu_s, gpu_s]))
 def test_a_group_holds_the_head_and_stays_within_its_limits(shapes, max_rows, max_work, service_s) -> None:  # type: ignore[no-untyped-def]
     group = group_of_head(shapes, service_s, BatchLimits(max_rows, max_work))
@@ -110,12 +111,14 @@ def test_a_group_holds_the_head_and_stays_within_its_limits(shapes, max_rows, ma
     )
 
 
+@pytest.mark.slow
 @given(shapes_lists, st.integers(1, 16))
 def test_everybody_is_in_one_group(shapes: list[WorkShape], max_rows: int) -> None:
     groups = cheapest_groups(shapes, Formula(cpu_s), BatchLimits(max_rows))
     assert sorted(index for group in groups for index in group) == list(range(len(shapes)))
 
 
+@pytest.mark.slow
 @given(shapes_lists)
 def test_a_group_never_costs_more_than_its_members_alone(shapes: list[WorkShape]) -> None:
     members = [shapes[index] for index in group_of_head(shapes, cpu_s, BatchLimits(16))]
@@ -169,6 +172,7 @@ def cheapest_by_looking_at_one_run_after_another(
     return best_s[-1]
 
 
+@pytest.mark.slow
 @given(
     shapes_lists,
     st.integers(1, 16),

@@ -108,6 +108,7 @@ def test_a_slowdown_seen_in_short_batches_alone_is_believed_of_long_ones() -> No
     assert model.predict_s(2048.0, 64.0) / model.table.seconds_for(2048.0) > 1.5
 
 
+@pytest.mark.slow
 def test_hours_of_one_shape_do_not_make_it_jumpy() -> None:
     """Plain forgetting loses what is not excited, and the next batch of another shape throws it anywhere (windup)."""
     model = LatencyModel(POINTS)
@@ -166,6 +167,7 @@ class TestForgetting:
 batches = st.tuples(st.floats(0.0, 1e5), st.integers(1, 512), st.floats(0.0, 1e4))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(batches, max_size=30),

@@ -99,6 +99,7 @@ def test_each_member_gets_its_own_rows_and_zeros_where_it_had_padded() -> None:
     assert second["states"].tolist() == [[[7.0, 7.0]]]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(1, 9)).flatmap(

@@ -75,6 +75,7 @@ def test_each_caller_gets_its_own_rows_cut_to_its_own_length() -> None:
     assert second["states"].shape == (2, 3, 2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 5), st.integers(1, 999)), min_size=1, max_size=8))
 def test_results_are_never_crossed_between_callers(wanted: list[tuple[int, int, int]]) -> None:
     layout = BatchLayout(TEXT)

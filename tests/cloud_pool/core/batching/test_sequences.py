@@ -122,6 +122,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(events)
 def test_never_more_than_the_cap_and_nothing_stays_for_ever(steps: list[tuple[int, bool, bool, bool, float]]) -> None:
     subject, now = sequences(), 0.0

@@ -127,6 +127,7 @@ class TestPrecision:
         assert back.reason == "p99 of too few answers, busy 0%"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -101,6 +101,7 @@ class TestDrift:
         assert well.complaint is None
         assert "drift" in repr(slow) and "well" in repr(well)
 
+    @pytest.mark.slow
     def test_a_slow_decay_over_hours_does_not_become_the_normal(self) -> None:
         subject = health()
         checks(subject, WELL, 400)
@@ -137,12 +138,14 @@ class TestMemory:
         assert subject.complaint.startswith("leak: memory is full in 3.")
         assert minutes <= TREND_LEAST + 1
 
+    @pytest.mark.slow
     def test_the_same_leak_with_days_to_go_is_not(self) -> None:
         subject = health()
         for minute in range(200):
             checks(subject, replace(WELL, rss_bytes=(200 + 0.3 * minute) * MB, memory_limit_bytes=5e9), 6)
         assert subject.complaint is None
 
+    @pytest.mark.slow
     def test_memory_that_goes_up_and_down_or_stands_still_does_not_leak(self) -> None:
         for wave in (0.0, 40.0):
             subject, random = health(), Random(5)

@@ -71,6 +71,7 @@ def test_there_is_always_room_for_one_unit() -> None:
     assert cap.units == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.floats(min_value=1.0, max_value=1e6)), max_size=200))
 def test_what_failed_is_not_allowed_again_at_once(events: list[tuple[bool, float]]) -> None:
     cap = WorkCap()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ def late(groups: list[BatchCandidate], at: float) -> int:
     return count
 
 
+@pytest.mark.slow
 @given(groups_lists, st.floats(1.0, 10.0))
 def test_a_choice_makes_no_batch_late_that_would_have_been_in_time(
     groups: list[BatchCandidate], stretch: float
@@ -96,6 +98,7 @@ def test_a_choice_makes_no_batch_late_that_would_have_been_in_time(
         assert late(others, NOW + chosen.cost_s) == 0
 
 
+@pytest.mark.slow
 @given(groups_lists)
 def test_without_load_a_feasible_order_stays_feasible_to_the_end(groups: list[BatchCandidate]) -> None:
     if late(groups, NOW):

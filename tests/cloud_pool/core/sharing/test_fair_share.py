@@ -147,6 +147,7 @@ loads = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(loads, st.dictionaries(st.sampled_from("abcde"), st.floats(min_value=0.1, max_value=10.0)))
 def test_nobody_with_work_is_ever_owed_much_more_than_a_window(
     events: list[tuple[str, float, str]], weights: dict[str, float]
@@ -163,6 +164,7 @@ def test_nobody_with_work_is_ever_owed_much_more_than_a_window(
         assert sum(shares.owed_s(group) for group in "abcde") == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(loads, st.floats(min_value=0.2, max_value=5.0))
 def test_who_always_has_work_gets_its_weighted_share_in_any_stretch_of_time(
     events: list[tuple[str, float, str]], weight: float

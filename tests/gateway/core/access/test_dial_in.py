@@ -62,6 +62,7 @@ def test_when_it_is_full_newcomers_are_refused_and_those_who_are_in_may_dial_aga
     assert why_not(reception, "edge/a", 2) == ""
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.booleans()), max_size=60))
 def test_there_is_one_stream_a_name_at_most_and_never_an_older_session(steps: list[tuple[str, int, bool]]) -> None:
     reception, inside = DialInAdmission(3), dict[str, int]()

@@ -44,11 +44,13 @@ def test_what_belongs_to_no_sequence_is_passed_on_as_it_is() -> None:
         assert scope_sequence(same) is same
 
 
+@pytest.mark.slow
 @given(TENANTS, IDS, TENANTS, IDS)
 def test_two_owners_or_two_ids_never_share_a_name(a: str, x: int | str, b: str, y: int | str) -> None:
     assert (scoped_sequence_id(a, x) == scoped_sequence_id(b, y)) == ((a, x) == (b, y))
 
 
+@pytest.mark.slow
 @given(TENANTS, IDS)
 def test_a_name_is_an_id_that_targets_take(tenant: str, id: int | str) -> None:
     name = scoped_sequence_id(tenant, id)

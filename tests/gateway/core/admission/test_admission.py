@@ -148,6 +148,7 @@ def test_the_longer_requests_stay_the_later_refused_callers_are_sent_back() -> N
     assert told == [pytest.approx(0.2 * 1.15, abs=0.002), pytest.approx(2.0 * 1.15, abs=0.002)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(["enter", "leave"]), st.sampled_from(["", "acme", "who?"])), max_size=80))
 def test_no_counter_leaks_whoever_comes_and_goes(steps: list[tuple[str, str]]) -> None:
     door, inside = admission_of(20, acme=TenantSpec(max_in_flight=3)), []

@@ -153,6 +153,7 @@ def test_the_cut_follows_those_who_come_now() -> None:
     assert not cut.refuses(100)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.text(max_size=8), st.integers(0, 2**32), st.floats(0.0, 1e6), st.floats(0.01, 100.0))
 def test_a_level_lies_in_its_prioritys_band_and_does_not_change_within_the_hour(
     priority_level: int, tenant: str, asked: int, now: float, weight: float

@@ -61,6 +61,7 @@ def test_several_pools_that_work_for_others_are_believed_together() -> None:
     assert [held.blamed("acme", target, 1.0) for target in ("pool/a", "pool/b", "pool/c")] == [False, False, True]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), max_size=60))
 def test_memory_is_bounded_whoever_is_blamed_by_whom(said: list[tuple[int, int]]) -> None:
     held = Quarantine()
@@ -80,6 +81,7 @@ def test_beyond_the_bound_the_longest_unblamed_are_forgotten() -> None:
     assert "first" not in held.suspects and 2 * MOST - 1 in held.suspects
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.0, 100.0))))
 def test_nobody_is_refused_for_fewer_than_three(said: list[tuple[str, float]]) -> None:
     held = Quarantine()

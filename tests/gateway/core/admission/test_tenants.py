@@ -32,6 +32,7 @@ def busy(fleet: Fleet, target_id: str, count: int, *, due_in_s: float) -> None:
 # buckets
 
 
+@pytest.mark.slow
 @given(
     st.floats(0.01, 5.0),
     st.floats(0.1, 5.0),
@@ -73,6 +74,7 @@ def test_a_rate_of_nothing_is_never_paid_and_an_endless_one_always() -> None:
     assert repr(TokenBucket(0.5, 2.0)) == "<TokenBucket 2.000 of 2, 0.5 a second>"
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=20), max_size=50))
 def test_names_that_nobody_configured_share_one_purse(names: list[str]) -> None:
     tenants = TenantQuotas({"acme": TenantSpec(weight=3.0)})
@@ -146,6 +148,7 @@ def test_a_fixed_limit_stays_at_its_cap_and_one_for_nobody_is_an_error() -> None
         AdaptiveLimit(0)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 400),
     st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 0.1), st.integers(0, 400), st.integers(0, 5)), max_size=40),

@@ -17,6 +17,7 @@ from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
 from tidegate.outcome import BadAnswer, DeadlineExceeded, InvalidRequest, Overloaded, Unreachable
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=300))
 def test_a_width_stays_in_its_bounds_and_a_late_answer_never_narrows_it(ends: list[tuple[int, bool]]) -> None:
     interval_width = IntervalWidth()

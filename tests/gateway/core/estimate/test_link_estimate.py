@@ -21,6 +21,7 @@ seconds = st.floats(0.0, 5.0, allow_nan=False)
 # the windowed minimum
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), seconds), min_size=1), st.floats(0.1, 5.0))
 def test_the_minimum_is_the_least_of_the_window(steps: list[tuple[float, float]], window_s: float) -> None:
     least, now, seen = WindowedMin(window_s, 99.0), 0.0, []
@@ -123,6 +124,7 @@ def test_a_lasting_change_is_the_new_calm_once_the_old_one_is_forgotten() -> Non
     assert not link.is_degraded
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(seconds, st.floats(0.0, 3.0), st.integers(0, 10**7)), max_size=60), st.floats(0.0, 10.0))
 def test_a_path_is_always_a_distribution(steps: list[tuple[float, float, int]], later_s: float) -> None:
     link, now = LinkEstimate(), NOW

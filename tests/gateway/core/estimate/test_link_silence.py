@@ -88,6 +88,7 @@ def test_anything_that_arrives_restores_the_trust() -> None:
     assert link.trust(NOW + 9.0) == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.0, 1.0), max_size=40), st.lists(st.floats(0.0, 5.0), min_size=2, max_size=8))
 def test_trust_never_rises_while_it_is_silent(rtts_s: list[float], silences_s: list[float]) -> None:
     link = link_of(*rtts_s)
@@ -221,6 +222,7 @@ def test_a_path_that_never_acknowledges_is_always_trusted() -> None:
     assert link.trust(NOW + 60.0) == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), max_size=80))
 def test_trust_stays_in_its_bounds_and_nothing_is_kept_of_ended_attempts(events: list[tuple[str, int]]) -> None:
     link, now = acknowledging(), NOW

@@ -63,6 +63,7 @@ def test_only_so_many_are_looked_at() -> None:
 places = st.builds(due, st.floats(0.0, 3.0), st.sampled_from([0.25, 0.5, 1.0, 2.0]))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 0.5), st.none() | places), max_size=12), places, st.floats(0.0, 1.0))
 def test_waits_and_harm_stay_in_their_bounds(
     queue: list[tuple[float, QueuePosition | None]], place: QueuePosition, work_s: float

@@ -68,6 +68,7 @@ def test_a_steady_load_reads_as_its_rate_wherever_in_a_slot_one_looks() -> None:
         assert recent_after.read("minilm", NOW + look).in_time_per_s == pytest.approx(50.0, rel=0.02)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-4, 500.0), min_size=1, max_size=200))
 def test_a_quantile_is_within_five_percent_of_a_value_that_was_recorded_in_its_rank(durations: list[float]) -> None:
     seen: SlidingStats[str] = SlidingStats()

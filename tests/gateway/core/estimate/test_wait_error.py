@@ -66,6 +66,7 @@ def test_the_floor_comes_down_again_but_never_below_a_timers_worth() -> None:
     assert error.variance(0.0) == pytest.approx(0.001**2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(waits, waits | st.just(float("inf"))), max_size=60), waits)
 def test_whatever_was_told_the_factor_has_bounds_and_variances_are_above_zero(
     pairs: list[tuple[float, float]], predicted_s: float

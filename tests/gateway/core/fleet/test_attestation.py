@@ -123,6 +123,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cheapest", "value"])
 @given(budget_s=st.sampled_from([0.01, 0.3, 0.5, 2.0]), events=EVENTS)
 def test_under_any_events_nothing_is_launched_where_evidence_does_not_reach_the_deadline(

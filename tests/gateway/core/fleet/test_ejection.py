@@ -243,6 +243,7 @@ MEMBERS = st.sampled_from(["edge/0", "edge/1", "edge/2", "pool/0"])
 EVENTS = st.sampled_from(["fail", "heal", "mute", "down", "up", "restart", "remove", "add", "drain", "accept"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(MEMBERS, EVENTS), max_size=60))
 def test_whatever_happens_somebody_stays_and_the_counts_are_right(steps: list[tuple[str, str]]) -> None:
     fleet, now = edges(3, pools=1), NOW
@@ -284,6 +285,7 @@ def test_whatever_happens_somebody_stays_and_the_counts_are_right(steps: list[tu
         )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_a_roster_is_a_dictionary_that_can_be_indexed(steps: list[tuple[int, bool]]) -> None:
     roster: IndexedSet[int, int] = IndexedSet()

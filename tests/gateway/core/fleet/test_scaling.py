@@ -46,6 +46,7 @@ class Traffic:
             self.replicas = self.scaling.decide(self.now, replicas=self.replicas, backlog_s=backlog_s).replicas
 
 
+@pytest.mark.slow
 def test_the_need_is_the_load_and_a_square_root_of_it_and_not_a_share_of_it() -> None:
     small = Traffic().flow(300.0, lambda _: 50.0)
     large = Traffic().flow(300.0, lambda _: 800.0)
@@ -57,6 +58,7 @@ def test_the_need_is_the_load_and_a_square_root_of_it_and_not_a_share_of_it() ->
     assert spare_large < 0.75 * spare_small
 
 
+@pytest.mark.slow
 def test_bursts_need_more_than_the_same_load_without_them() -> None:
     smooth = Traffic().flow(400.0, lambda _: 200.0)
     bursty = Traffic().flow(400.0, lambda at: 500.0 if at % 50.0 < 10.0 else 125.0)
@@ -144,6 +146,7 @@ def test_those_turned_away_count_as_load() -> None:
     assert "ReplicaScaler" in repr(plain.scaling)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

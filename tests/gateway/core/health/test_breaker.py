@@ -190,6 +190,7 @@ LEGAL = {
 ENDS = st.sampled_from([OK, BAD, NIL, "heard", "trip"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(ENDS, st.booleans(), st.floats(0.0, 3.0), st.floats(0.0, 1.0)), max_size=80))
 def test_no_order_of_events_breaks_the_table_or_lets_two_probes_through(
     steps: list[tuple[AttemptVerdict | str, bool, float, float]],

@@ -237,6 +237,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps)
 def test_conditions_begin_and_end_in_turn_and_last_for_the_hold_unless_the_process_ended(
     told: list[tuple[float, str, float]],

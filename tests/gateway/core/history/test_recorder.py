@@ -96,6 +96,7 @@ def test_memory_keeps_the_last_ones_and_counts_all() -> None:
     assert (len(memory), repr(memory).startswith("<FlightRecorder of 2 requests in 0.0 MiB>")) == (2, True)
 
 
+@pytest.mark.slow
 @for_all(st.lists(st.integers(0, 300), max_size=60), st.integers(0, 40_000))
 def test_memory_never_holds_more_bytes_than_it_may(id_lengths: list[int], most_bytes: int) -> None:
     memory = FlightRecorder(20, most_bytes)

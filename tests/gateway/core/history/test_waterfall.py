@@ -96,6 +96,7 @@ def flight(told: list[tuple[float, float, str]], more_s: float, queue_s: float) 
     return request_record(notes=notes, end=end_of_it, elapsed_s=ends_at + more_s)
 
 
+@pytest.mark.slow
 @for_all(attempts, st.floats(0.0, 0.1), st.floats(0.0, 0.1))
 def test_stages_and_what_is_not_accounted_for_always_make_up_the_latency(
     told: list[tuple[float, float, str]], more_s: float, queue_s: float

@@ -65,6 +65,7 @@ def test_one_large_batch_is_no_alarm() -> None:
     assert budget.factor(20.2001) < 1.1
 
 
+@pytest.mark.slow
 @given(
     st.floats(1e-3, 100.0),
     st.lists(st.tuples(st.floats(0.0, 1e3), st.floats(0.0, 1e4)), max_size=40),

@@ -43,6 +43,7 @@ def test_it_is_the_weighted_sum_of_normal_tails(
     assert 0.0 <= one.by(budget_s) <= trust
 
 
+@pytest.mark.slow
 @given(paths, durations, spreads, st.sampled_from([1.0, 0.25, 1 / 64]), durations)
 def test_the_shortest_round_trip_bounds_it(
     path: RttDistribution, busy_s: float, spread_s: float, trust: float, budget_s: float
@@ -119,6 +120,7 @@ def test_silence_leaves_a_chance_that_is_never_above_the_claim(
     assert 0.0 <= chance_after_silence(by_now, by_deadline, claimed) <= claimed + 1e-12
 
 
+@pytest.mark.slow
 @given(paths, spreads, st.floats(0.2, 2.0), st.floats(0.5, 0.99))
 def test_the_longer_the_silence_lasts_after_the_usual_time_the_less_is_left(
     path: RttDistribution, spread_s: float, budget_s: float, claimed: float
@@ -136,6 +138,7 @@ def test_the_longer_the_silence_lasts_after_the_usual_time_the_less_is_left(
 BROKEN = 0.02
 
 
+@pytest.mark.slow
 @given(paths, durations, spreads, durations, durations, st.floats(0.001, 0.5))
 def test_no_ack_yet_leaves_a_chance_that_is_none_too_high(
     path: RttDistribution, busy_s: float, spread_s: float, silence_s: float, budget_s: float, broken: float
@@ -144,6 +147,7 @@ def test_no_ack_yet_leaves_a_chance_that_is_none_too_high(
     assert 0.0 <= left <= 1.0
 
 
+@pytest.mark.slow
 @given(paths, durations, spreads, durations, durations, durations)
 def test_it_falls_with_silence_and_rises_with_the_budget(
     path: RttDistribution, busy_s: float, spread_s: float, silence_s: float, budget_s: float, more_s: float

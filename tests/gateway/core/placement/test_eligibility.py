@@ -130,6 +130,7 @@ def keys(decision: Decision) -> set[Key]:
     return {(one.target.id, one.variant.name) for one in decision.candidates}
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_the_predicate_says_what_the_rules_say(seed: int) -> None:
@@ -143,6 +144,7 @@ def test_the_predicate_says_what_the_rules_say(seed: int) -> None:
             assert unusable is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Placer, UtilityPlacer])
 @given(seed=seeds)
 @settings(max_examples=200)
@@ -157,6 +159,7 @@ def test_candidates_are_the_eligible_offers(policy: type[Placer], seed: int) -> 
     assert isinstance(decision.refusal, NothingAlive) is not expected
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_candidates_exclude_targets_that_were_tried(seed: int) -> None:
@@ -167,6 +170,7 @@ def test_candidates_exclude_targets_that_were_tried(seed: int) -> None:
     assert keys(Placer(fleet).decide(asked, NOW, tried)) == eligible(fleet, asked, usable).keys()
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_the_fallback_placer_chooses_among_the_eligible_by_the_breakers(seed: int) -> None:
@@ -187,6 +191,7 @@ class _Refusing:
         return Decision(now, ask, (), None, "", NothingAlive("for the test"))
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_a_probe_of_last_resort_goes_to_an_eligible_target_on_trial(seed: int) -> None:
@@ -201,6 +206,7 @@ def test_a_probe_of_last_resort_goes_to_an_eligible_target_on_trial(seed: int) -
         assert (decision.chosen.target.id, decision.chosen.variant.name) in expected
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_no_probe_breaks_a_promise_or_takes_work_that_does_not_fit(seed: int) -> None:
@@ -214,6 +220,7 @@ def test_no_probe_breaks_a_promise_or_takes_work_that_does_not_fit(seed: int) ->
         assert ineligible(chosen.target, chosen.variant, asked, NOW, usable=always, deferred=True) is None
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_a_refusal_tells_each_target_the_rule_that_leaves_it_out(seed: int) -> None:
@@ -244,6 +251,7 @@ def _is_ready(target: TargetView) -> bool:
     return target.state(NOW)[0] != "down" and all(one.state == "ready" for one in target.offers)
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_a_decision_record_names_the_rule_that_left_an_offer_out(seed: int) -> None:
@@ -260,6 +268,7 @@ def test_a_decision_record_names_the_rule_that_left_an_offer_out(seed: int) -> N
         assert reason is not None or one.target.ejected
 
 
+@pytest.mark.slow
 @given(seeds)
 def test_plain_placement_knows_the_same_candidates(seed: int) -> None:
     draw = Random(seed)

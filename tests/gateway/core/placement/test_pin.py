@@ -103,6 +103,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cheapest", "value"])
 @given(
     pin=st.sampled_from(PINS),

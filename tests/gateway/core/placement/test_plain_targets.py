@@ -93,6 +93,7 @@ def plain(placer: UtilityPlacer, asked: Ask) -> list[Plain]:
     return plain_candidates(offers, asked, placer.prices, placer.calibration.curve, NOW)
 
 
+@pytest.mark.slow
 @given(seeds)
 def test_every_prediction_is_the_plain_one(seed: int) -> None:
     draw = Random(seed)
@@ -104,6 +105,7 @@ def test_every_prediction_is_the_plain_one(seed: int) -> None:
             assert getattr(quick, name) == pytest.approx(getattr(one, name), rel=1e-9, abs=1e-12), name
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=200)
 def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> None:
@@ -124,6 +126,7 @@ def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> Non
             assert verdict.value == pytest.approx(values[candidate.target.id], abs=CHANCES_CUT)
 
 
+@pytest.mark.slow
 @given(seeds, st.floats(0.0, 1.0, exclude_max=True))
 def test_where_gateways_take_turns_it_is_one_of_the_two_best(seed: int, luck: float) -> None:
     draw = Random(seed)
@@ -143,6 +146,7 @@ def test_where_gateways_take_turns_it_is_one_of_the_two_best(seed: int, luck: fl
 events = st.lists(st.tuples(st.sampled_from(["launch", "finish", "report", "accepted"]), seeds), max_size=40)
 
 
+@pytest.mark.slow
 @given(events)
 def test_a_ledgers_wait_is_the_plain_one_whatever_happened_to_it(happened: list[tuple[str, int]]) -> None:
     quick, slow, now = QueueEstimate(), PlainLedger(), NOW

@@ -137,6 +137,7 @@ def test_a_rotation_visits_everybody_once_a_round_whatever_the_size(steps: list[
     assert repr(rotation).startswith("<Rotation at")
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["up", "down", "busy", "idle", "look"])), max_size=120))
 def test_it_lists_only_offers_that_stand_and_each_once(steps: list[tuple[int, str]]) -> None:

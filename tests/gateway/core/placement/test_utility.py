@@ -173,6 +173,7 @@ targets = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(targets, st.floats(0.01, 1.0), st.integers(0, 4), st.integers(0, 2**16))
 def test_pruning_never_changes_the_choice(drawn: list[Any], budget_s: float, priority: int, seed: int) -> None:
     offers: dict[str, Any] = {

@@ -128,6 +128,7 @@ def test_no_last_resort_while_the_pool_is_a_good_bet() -> None:
     assert scene.plan(after_s=0.02) is None
 
 
+@pytest.mark.slow
 @given(
     st.floats(0.005, 0.4), st.floats(0.005, 0.4), st.floats(0.05, 2.0), st.floats(0.0, 1.0), st.none() | st.floats(0, 3)
 )

@@ -31,6 +31,7 @@ def test_hedges_stop_first_and_fallbacks_may_overdraw() -> None:
     assert not quota.spend()
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["earn", "spend", "overdraw"]), max_size=300))
 def test_second_attempts_stay_a_share_of_the_requests(steps: list[str]) -> None:
     quota, spent = TokenBudget(share=0.05, cap=5.0), 0

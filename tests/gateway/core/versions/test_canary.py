@@ -206,6 +206,7 @@ happening = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(happening, max_size=40))
 def test_whatever_happens_no_rule_is_broken(events: list[tuple[Any, ...]]) -> None:

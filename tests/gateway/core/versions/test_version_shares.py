@@ -37,6 +37,7 @@ def test_a_lone_canary_of_a_large_fleet_still_gets_what_its_soak_waits_for() -> 
     assert shares_by_version({"1": VersionTargets(1000), "2": VersionTargets(soaking=1)})["2"] >= LEAST * 0.9
 
 
+@pytest.mark.slow
 @given(standings)
 def test_shares_add_up_and_nobody_is_sent_where_nobody_serves(standing: dict[str, VersionTargets]) -> None:
     found = shares_by_version(standing)
@@ -46,6 +47,7 @@ def test_shares_add_up_and_nobody_is_sent_where_nobody_serves(standing: dict[str
     assert bool(found) == any(any(one) for one in standing.values())
 
 
+@pytest.mark.slow
 @given(standings, st.floats(0, 1, exclude_max=True))
 def test_every_version_has_its_turn_once_and_the_first_is_one_that_is_served(
     standing: dict[str, VersionTargets], draw: float

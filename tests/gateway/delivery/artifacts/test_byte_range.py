@@ -44,6 +44,7 @@ def test_a_range_outside_of_the_file_is_refused(header: str, size: int) -> None:
         byte_range(header, size)
 
 
+@pytest.mark.slow
 @given(header=st.text(max_size=60) | st.from_regex(r"bytes=\d{0,20}-\d{0,20}"), size=st.integers(0, 2**40))
 def test_no_header_reaches_outside_of_the_file(header: str, size: int) -> None:
     try:

@@ -83,6 +83,7 @@ def test_answers_are_counted_by_where_and_how_they_ended() -> None:
     assert "Metrics 4 requests" in repr(counted)
 
 
+@pytest.mark.slow
 def test_however_many_answers_are_still_to_be_counted_every_reader_finds_them_all() -> None:
     for answers in (1, MOST_NOTED - 1, MOST_NOTED, 3 * MOST_NOTED + 1):
         scraped, asked, named = metrics(), metrics(), metrics()

@@ -63,6 +63,7 @@ async def seen(console_view: ConsoleView) -> dict[str, Any]:
     return console_view.snapshot(NOW + 1.0, NOW, await console_view.states(lambda: asyncio.sleep(0.0)))  # noqa: TID251
 
 
+@pytest.mark.slow
 async def test_a_screen_of_a_thousand_edges_is_not_larger_than_one_of_fifty() -> None:
     few, many = (sight_of(fleet_of_many(count)) for count in (50, 1000))
     for one in (few, many):
@@ -107,6 +108,7 @@ def test_callers_own_mistakes_and_cancelled_requests_are_not_counted() -> None:
     assert [name for name, _ in watch.targets.items(NOW + 1.0)] == ["edge/a"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0), st.sampled_from([-1.0, 1.0]))), st.booleans())
 def test_ends_that_are_counted_together_read_as_if_each_had_been_counted(
     ends: list[tuple[float, float, float]], looked: bool
@@ -171,6 +173,7 @@ async def test_a_model_without_an_offer_is_trouble_once_it_is_requested() -> Non
     assert (await seen(console_view))["verdict"]["sentence"] == "Nobody offers minilm just now"
 
 
+@pytest.mark.slow
 async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
     breaths = 0
 
@@ -183,6 +186,7 @@ async def test_requests_get_a_turn_while_a_large_fleet_is_looked_at() -> None:
     assert breaths == 25
 
 
+@pytest.mark.slow
 async def test_a_target_that_leaves_while_a_large_fleet_is_looked_at_is_not_shown() -> None:
     console_view = sight_of(fleet_of_many(300))
     states = await console_view.states(lambda: asyncio.sleep(0.0))  # noqa: TID251

@@ -58,6 +58,7 @@ def any_stage(kind: int, seed: int) -> LinkStage:
             return TraceRate(CapacityTrace([0.0, 0.003, 0.003, 0.2, 0.5]), offset_s=0.1, scale=2.0)
 
 
+@pytest.mark.slow
 @given(sendings, st.lists(st.integers(0, 5), max_size=4), st.integers(0, 99))
 def test_bytes_come_out_in_order_all_of_them_and_never_before_they_went_in(
     sent: list[tuple[float, int]], kinds: list[int], seed: int
@@ -75,6 +76,7 @@ def test_bytes_come_out_in_order_all_of_them_and_never_before_they_went_in(
     assert direction.sent_bytes == sum(size for _, size in sent)
 
 
+@pytest.mark.slow
 @given(sendings, st.floats(1e3, 1e6))
 def test_a_rate_never_delivers_more_than_it_has_time_for(sent: list[tuple[float, int]], bytes_per_s: float) -> None:
     rate, now = Rate(bytes_per_s), 0.0
@@ -112,6 +114,7 @@ def test_what_overflows_a_queue_is_sent_again_and_still_arrives() -> None:
     assert again_at == pytest.approx(0.2 + 0.04)
 
 
+@pytest.mark.slow
 @given(times_ms, st.floats(0.0, 1.0), st.sampled_from([0.25, 1.0, 3.0]), st.integers(1, 5_000))
 def test_a_saturated_trace_delivers_exactly_the_recorded_volume(
     times: list[int], offset_s: float, scale: float, size: int

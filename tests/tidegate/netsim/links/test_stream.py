@@ -248,6 +248,7 @@ def test_a_gate_is_shut_while_the_link_is_gone_and_opens_with_the_next_retransmi
     assert way.enters_at(1500, asked) == asked
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 0.1), st.integers(1, 3000)), min_size=1, max_size=50), st.integers(0, 9))
 def test_segments_leave_in_order_and_arrive_in_order(sent: list[tuple[float, int]], seed: int) -> None:
     profile = StreamProfile(delay_ms=5.0, jitter=Jitter("pareto", 5.0, 1.5), loss=0.1, to_mbit=1.0)

@@ -34,6 +34,7 @@ changes = st.one_of(
 acts = st.lists(st.tuples(st.floats(0.0, 0.3), st.integers(0, 40_000), st.none() | changes), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(acts, st.integers(0, 1000))
 def test_every_byte_comes_back_through_any_link_under_any_changes(

@@ -83,6 +83,7 @@ async def test_a_recorded_link_gives_each_opportunity_at_its_time_and_begins_ane
     assert at == [0.1, 0.1, 0.25, 0.4, 0.5, 0.5]
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_at_every_instant_a_recorded_link_has_given_exactly_what_was_recorded() -> None:
     # However reads have cut the stream: a segment across two opportunities would be late by a part of a packet.

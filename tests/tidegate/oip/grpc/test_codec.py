@@ -30,6 +30,7 @@ def over_the_wire(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
+@pytest.mark.slow
 @given(several(), PARAMETERS, PARAMETERS, st.text("abc", max_size=4))
 def test_a_request_crosses_the_wire_unchanged(
     inputs: tuple[Tensor, ...], parameters: dict[str, Parameter], own: dict[str, Parameter], id_: str
@@ -39,6 +40,7 @@ def test_a_request_crosses_the_wire_unchanged(
     assert request_from_message(over_the_wire(message_from_request(request))) == request
 
 
+@pytest.mark.slow
 @given(several(), PARAMETERS, PARAMETERS, st.text("abc", max_size=4))
 def test_a_response_crosses_the_wire_unchanged(
     outputs: tuple[Tensor, ...], parameters: dict[str, Parameter], own: dict[str, Parameter], id_: str

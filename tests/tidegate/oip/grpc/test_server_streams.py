@@ -39,6 +39,7 @@ async def test_a_stream_of_a_strict_client_ends_with_the_real_status(servers: Se
     assert dict(refused.value.trailing_metadata() or ())["tidegate-code"] == "model_not_found"
 
 
+@pytest.mark.slow
 async def test_a_stream_that_ends_while_its_first_answer_is_written_tells_its_status(servers: Servers) -> None:
     """Many times, for what counts is whether that answer is on its way just then."""
     async with grpc.aio.insecure_channel(servers.grpc) as channel:

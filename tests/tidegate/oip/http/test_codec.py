@@ -63,6 +63,7 @@ def binary_body(inputs: tuple[Tensor, ...], **more: Any) -> tuple[bytes, int]:
 # What passes
 
 
+@pytest.mark.slow
 @given(several(), PARAMETERS, NAMES)
 def test_binary_tensors_arrive_as_they_are(
     inputs: tuple[Tensor, ...], parameters: dict[str, Parameter], id_: str
@@ -72,6 +73,7 @@ def test_binary_tensors_arrive_as_they_are(
     assert request == InferRequest("m", inputs, id=id_, parameters=parameters)
 
 
+@pytest.mark.slow
 @given(several())
 def test_binary_tensors_are_views_of_the_body(inputs: tuple[Tensor, ...]) -> None:
     body, length = binary_body(inputs)
@@ -80,6 +82,7 @@ def test_binary_tensors_are_views_of_the_body(inputs: tuple[Tensor, ...]) -> Non
         assert tensor.raw.obj is body
 
 
+@pytest.mark.slow
 @given(tensors().filter(lambda tensor: tensor.datatype in JSON_KINDS), st.booleans())
 def test_numbers_become_the_bytes_they_mean_flat_or_nested(tensor: Tensor, nested: bool) -> None:
     array = np.frombuffer(tensor.raw, tensor.datatype.numpy_name).reshape(tensor.shape)
@@ -287,6 +290,7 @@ def test_a_raw_body_that_tells_no_shape_is_refused(manifest: Manifest, size: int
 # Answers
 
 
+@pytest.mark.slow
 @given(several(), PARAMETERS)
 def test_a_binary_answer_holds_every_byte_in_order(
     outputs: tuple[Tensor, ...], parameters: dict[str, Parameter]

@@ -206,6 +206,7 @@ def test_a_further_kind_is_one_entry_and_gets_the_64_bytes_that_hardware_signs(m
     assert [len(one) for one in seen] == [64]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**16), st.integers(1, 255))
 def test_with_any_byte_changed_nothing_is_verified(place: int, flip: int) -> None:
     raw = bytearray(_SENT)
@@ -238,6 +239,7 @@ def test_a_certificate_that_the_library_does_not_know_is_refused_and_no_error(wa
     assert isinstance(judged(_SENT.replace(was, becomes)), RefusedEvidence)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300))
 def test_whatever_comes_is_refused_and_never_an_error(raw: bytes) -> None:
     assert isinstance(judged(raw), RefusedEvidence)
@@ -247,6 +249,7 @@ def test_whatever_comes_is_refused_and_never_an_error(raw: bytes) -> None:
     assert isinstance(software.verify(raw, Challenge(NONCE, ASKER, ASKER), NOW_S, POLICY), RefusedEvidence)
 
 
+@pytest.mark.slow
 @given(*[st.binary(min_size=32, max_size=32)] * 3)
 def test_no_two_challenges_share_their_report_data(nonce: bytes, target: bytes, asker: bytes) -> None:
     one = Challenge(nonce, target, asker)

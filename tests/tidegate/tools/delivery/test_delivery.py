@@ -159,6 +159,7 @@ def test_a_files_chunks_are_few_enough_for_every_devices_document(size: int) -> 
     assert -(-size // chunk) <= MOST_CHUNKS and LEAST_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES
 
 
+@pytest.mark.slow
 def test_the_devices_of_a_large_fleet_are_a_screenful_those_with_a_reason_first_and_all_where_asked() -> None:
     told = {"model": "digits", "running": "1", "wanted": "2", "reported_revision": 1, "desired_revision": 2}
     rows = [{"device": f"kiosk-{n:04}", "state": "ready", "reason": "", **told} for n in range(1000)]

@@ -41,6 +41,7 @@ def test_one_number_moves_every_port() -> None:
     assert [port.number for port in planned.ports] == [9004, 9005, 9006, 9007, 9008, 9009, 9000, 9001, 9002, 9003]
 
 
+@pytest.mark.slow
 @given(edges=st.integers(0, 50), ports_from=st.integers(1, 60000))
 def test_no_two_parts_share_a_port(edges: int, ports_from: int) -> None:
     numbers = [port.number for port in plan(options(edges=edges, ports_from=ports_from)).ports]
