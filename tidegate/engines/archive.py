@@ -15,10 +15,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from tidegate.engines.errors import EngineError
@@ -26,6 +28,7 @@ from tidegate.engines.program_grammar import ProgramGrammar, UnsafeText
 
 _FORCE: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _MAX_CONFIG_BYTES: Final = 64 * 2**20
+_BLOCK_BYTES: Final = 8 * 2**20
 _MAX_MEMBERS: Final = 100_000
 _CODE_PREFIXES: Final = ("custom_obj_", "opaque_obj_")
 _MEMBER: Final = re.compile(
@@ -35,14 +38,40 @@ _MEMBER: Final = re.compile(
 )
 
 
-def refuse_code(artefact: Path) -> dict[str, bytes]:
+@contextmanager
+def private_copy(artefact: Path) -> Iterator[Path]:
+    """Within, a copy that no other account can write, in memory where the kernel can: what was checked is what is
+    loaded, also when somebody replaces or rewrites the file in between. Raises EngineError."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="tidegate-")))  # for its owner alone
+        copied = folder / f"copy{artefact.suffix}"
+        try:
+            with artefact.open("rb") as source:
+                if hasattr(os, "memfd_create"):
+                    target = stack.enter_context(os.fdopen(os.memfd_create(artefact.name[:200]), "wb"))
+                    shutil.copyfileobj(source, target, _BLOCK_BYTES)
+                    target.flush()
+                    copied.symlink_to(f"/proc/self/fd/{target.fileno()}")
+                else:
+                    with copied.open("xb") as target:
+                        shutil.copyfileobj(source, target, _BLOCK_BYTES)
+        except OSError as error:
+            raise EngineError(f"{artefact}: it cannot be read: {error}") from error
+        yield copied
+
+
+def refuse_code(artefact: Path, *, shown: Path | None = None) -> dict[str, bytes]:
     """The JSON members that were checked, by name, for a reader that wants to compare.
+
+    Args:
+        shown: the path for messages, where `artefact` is a copy.
 
     Raises:
         EngineError: torch would run a part of the exported program when it loads it, or it is no archive.
     """
+    path, artefact = artefact, shown or artefact
     try:
-        with zipfile.ZipFile(artefact) as archive:
+        with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(artefact, members)
             documents = {one.filename: _read(artefact, archive, one) for one in members if is_document(one.filename)}

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch._C import PyTorchFileReader
 
-from tidegate.engines.archive import is_document, no_pickles, refuse_code
+from tidegate.engines.archive import is_document, no_pickles, private_copy, refuse_code
 from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.staging import CudaMeter, Staged, Staging, release_cached
 from tidegate.engines.torch_device import compiled, device_of, say_if_emulated
@@ -120,16 +120,17 @@ def load_program(artefact: Path) -> Any:
     Raises:
         EngineError: a part of it would run, or is not a part that exported programs have.
     """
-    documents = refuse_code(artefact)
-    # torch's reader of archives is another one than Python's; what it finds must be what was checked.
-    reader = PyTorchFileReader(str(artefact))
-    root = next(iter(documents)).partition("/")[0]
-    names = {f"{root}/{name}" for name in reader.get_all_records() if is_document(f"{root}/{name}")}
-    for name, content in documents.items():
-        if names != set(documents) or reader.get_record(name.partition("/")[2]) != content:
-            raise EngineError(f"{artefact}: {name} can be read in two ways: refused")
-    with no_pickles():
-        return torch.export.load(artefact)
+    with private_copy(artefact) as copied:
+        documents = refuse_code(copied, shown=artefact)
+        # torch's reader of archives is another one than Python's; what it finds must be what was checked.
+        reader = PyTorchFileReader(str(copied))
+        root = next(iter(documents)).partition("/")[0]
+        names = {f"{root}/{name}" for name in reader.get_all_records() if is_document(f"{root}/{name}")}
+        for name, content in documents.items():
+            if names != set(documents) or reader.get_record(name.partition("/")[2]) != content:
+                raise EngineError(f"{artefact}: {name} can be read in two ways: refused")
+        with no_pickles():
+            return torch.export.load(copied)
 
 
 class _Exported:

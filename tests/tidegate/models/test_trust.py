@@ -235,3 +235,24 @@ def test_anything_else_is_no_expression(text: str) -> None:
 def test_a_guard_speaks_of_dimensions_only(text: str, passes: bool) -> None:
     with contextlib.nullcontext() if passes else pytest.raises(UnsafeText):
         check_guard(text)
+
+
+def test_a_file_that_is_replaced_between_the_check_and_the_load_is_not_loaded(
+    dynamic_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidegate.engines import torch as engine
+
+    mark, path = tmp_path / "mark", tmp_path / "m.pt2"
+    code = f"__import__('os').mkdir({str(mark)!r})"
+    bad = rewritten(dynamic_program, tmp_path / "bad.pt2", lambda program: _expression(program, code)).read_bytes()
+    path.write_bytes(dynamic_program.read_bytes())
+
+    def slowly(artefact: Path, **shown: Any) -> Any:
+        checked = refuse_code(artefact, **shown)
+        path.write_bytes(bad)
+        return checked
+
+    monkeypatch.setattr(engine, "refuse_code", slowly)
+    assert engine.load_program(path) is not None
+    assert path.read_bytes() == bad
+    assert not mark.exists()
