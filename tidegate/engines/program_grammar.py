@@ -137,7 +137,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float, bool) and abs(node.value) < _MAX_DIGITS
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) < _MAX_DIGITS
 
 
 def _is_small(node: ast.expr) -> bool:
@@ -146,7 +146,7 @@ def _is_small(node: ast.expr) -> bool:
         node = node.operand
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Integer", "Rational"):
         return all(_is_small(one) for one in node.args) and not node.keywords
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and abs(node.value) <= _MAX_EXPONENT
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) <= _MAX_EXPONENT
 
 
 def _is_sum(node: ast.expr, powers: int) -> bool:
