@@ -4,6 +4,15 @@ A document is accepted when a trusted key has signed it, it is for this device o
 the one in force, and this agent understands it. It is on disk before it is acted upon; so its revision is remembered
 across power cuts, and an older one can never come back (`edge_agent/core/reconcile.py`).
 
+The revision is also kept in the trust record (`trust_record.py`), in two places, and is written there before the
+document: so a document that is damaged, emptied or replaced by an older one lowers nothing. The same document arrives
+again, since it is retained, and is taken back. Where the record cannot be read, no document is accepted.
+
+Expiry is judged when a document arrives; one in force stays, because a device that is offline must go on. Devices may
+have no clock: the time is the device's own, but never less than the latest `issued` that a trusted key has signed, and
+five minutes of disagreement are forgiven. So a clock that is behind, or was set back, can delay an expiry and not undo
+one that a newer document has proven; a clock that is ahead refuses, and the refusal says what time it is here.
+
 Keys are pinned by the operator's files. A document may hand trust over to other keys (`tidegate/rollout/signing.py`);
 the handover is kept beside the documents, and holds until the operator's files change: then those count, since write
 access to them is ownership of the device.
@@ -11,15 +20,16 @@ access to them is ownership of the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from edge_agent.core.reconcile import AcceptedRevision, refusal_reason
-from tidegate import __version__
+from edge_agent.delivery.trust_record import RevisionFloor, TrustFile, TrustRecord, UnreadableTrust
+from tidegate import __version__, clock
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import DocumentRefusal
 from tidegate.models.repository import version_key
@@ -29,12 +39,8 @@ from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, verify_
 from tidegate.storage.atomic_file import write_atomically
 
 _MAX_WORDS: Final = 300
+_CLOCK_ERROR_S: Final = 300  # of a device with NTP, or with a clock that is set by hand
 log = structlog.get_logger(__name__)
-
-
-class TrustRecord(msgspec.Struct, frozen=True):
-    pinned: str  # digest of the operator's keys under which the handover happened
-    keys: dict[str, bytes]
 
 
 class TrustedDocuments:
@@ -43,28 +49,41 @@ class TrustedDocuments:
     Args:
         scopes: of this device: "device/NAME", then "group/NAME" in the order in which they count.
         pinned: the operator's keys.
+        utc_s: the device's clock, which may be wrong.
     """
 
-    def __init__(self, folder: Path, *, scopes: Sequence[str], pinned: Keys) -> None:
+    def __init__(
+        self, folder: Path, *, scopes: Sequence[str], pinned: Keys, utc_s: Callable[[], float] = clock.utc_s
+    ) -> None:
         self.folder = folder
         self.scopes = tuple(scopes)
         self.refused: dict[str, DocumentRefusal] = {}
         self._pinned = pinned
-        self._trusted: Keys = pinned
+        self._utc_s = utc_s
+        # Beside the folder and in it: what empties or restores the one leaves the other.
+        places = (folder / "trust.json", folder.parent / f"{folder.name}-trust.json")
+        self._file = TrustFile(places, traces=folder / "desired")
+        self._record = TrustRecord(_stamp(pinned), dict(pinned))
+        self._closed = ""
         self._documents: dict[str, DesiredDocument] = {}
         self._held: dict[str, AcceptedRevision] = {}
 
     def open(self) -> None:
         """Read the documents accepted before; a damaged one is left out, and will arrive again."""
-        self._trusted = self._read_trust()
+        self._open_record()
         for scope in self.scopes:
             try:
                 raw = self._path(scope).read_bytes()
-                self._keep(scope, decode_desired(raw), raw)
+                self._restore(scope, decode_desired(raw), raw)
             except FileNotFoundError:
                 continue
             except BadMessage as error:
                 log.warning("an accepted document is damaged", path=str(self._path(scope)), reason=str(error))
+        if not self._closed:
+            try:
+                self._record = self._file.write(self._record)
+            except OSError as error:  # a full disk must not keep the agent from its start; `take` will raise
+                log.warning("the trust record cannot be written", reason=str(error))
 
     @property
     def accepted(self) -> Mapping[str, int]:
@@ -81,19 +100,23 @@ class TrustedDocuments:
         """Take in a message on a scope's topic; whether it is a new document, now in force. Raises OSError."""
         if not message:
             return False  # deleted at the broker, which needs no signature: the document stays in force
+        if self._closed:
+            return self._refuse(scope, self._closed)
         try:
-            desired, raw = verify_document(message, self._trusted)
+            desired, raw = verify_document(message, self._record.keys)
         except SignatureRefused as error:
             return self._refuse(scope, f"signature: {error}")
         except BadMessage as error:
             return self._refuse(scope, f"malformed: {error}")
-        held = self._held.get(scope)
-        if why := refusal_reason(desired, digest_of(raw), held, scope=scope) or _too_new(desired):
-            return self._refuse(scope, why, desired.revision)
-        self.refused = {one: refused for one, refused in self.refused.items() if one != scope}
-        if held is not None and held.revision == desired.revision:
+        held = self._record.held(scope)
+        why = refusal_reason(desired, digest_of(raw), held, scope=scope) or _too_new(desired)
+        if scope in self._documents and held is not None and held.revision == desired.revision and not why:
+            self._accept_again(scope)
             return False
-        self._write_trust(desired)
+        if why := why or self._expiry(desired):
+            return self._refuse(scope, why, desired.revision)
+        self._accept_again(scope)
+        self._write_trust(scope, desired, raw)
         write_atomically(self._path(scope), raw, parents=True)
         self._keep(scope, desired, raw)
         log.info("a document is in force", scope=scope, revision=desired.revision)
@@ -102,6 +125,19 @@ class TrustedDocuments:
     def _keep(self, scope: str, desired: DesiredDocument, raw: bytes) -> None:
         self._documents = {**self._documents, scope: desired}
         self._held = {**self._held, scope: AcceptedRevision(desired.revision, digest_of(raw))}
+
+    def _accept_again(self, scope: str) -> None:
+        self.refused = {one: refused for one, refused in self.refused.items() if one != scope}
+
+    def _expiry(self, desired: DesiredDocument) -> str:
+        """Why it has expired, "" while it has not."""
+        here, proven = int(self._utc_s()), self._record.proven_s
+        if not desired.expires_s or max(here, proven) <= desired.expires_s + _CLOCK_ERROR_S:
+            return ""
+        return (
+            f"expired: it held until {desired.expires_s}, and it is {max(here, proven)} (UTC seconds; the clock here "
+            f"says {here}, a signed document {proven}): order the rollout again, or set the clock"
+        )
 
     def _refuse(self, scope: str, reason: str, revision: int = 0) -> bool:
         refused = DocumentRefusal(scope, reason[:_MAX_WORDS], revision)
@@ -113,24 +149,44 @@ class TrustedDocuments:
     def _path(self, scope: str) -> Path:
         return self.folder / "desired" / f"{scope.replace('/', '+')}.json"  # no name has a plus
 
-    def _write_trust(self, desired: DesiredDocument) -> None:
-        keys = keys_after(desired, self._trusted)
-        if keys != self._trusted:
-            # Before the document: a cut in between lets the document come again, signed by the new keys as well.
-            content = msgspec.json.encode(TrustRecord(_stamp(self._pinned), dict(keys)))
-            write_atomically(self.folder / "trust.json", content, parents=True)
-            self._trusted = keys
+    def _write_trust(self, scope: str, desired: DesiredDocument, raw: bytes) -> None:
+        # Before the document: a cut in between lets the same document come again, signed by the new keys as well.
+        keys = keys_after(desired, self._record.keys)
+        rotated = keys != self._record.keys
+        floor = RevisionFloor(desired.revision, digest_of(raw))
+        self._record = self._file.write(
+            replace(
+                self._record,
+                pinned=_stamp(self._pinned),
+                keys=dict(keys),
+                floors={**self._record.floors, scope: floor},
+                proven_s=max(self._record.proven_s, desired.issued_s),
+            )
+        )
+        if rotated:
             log.warning("the keys that are trusted for documents have changed", keys=sorted(keys))
 
-    def _read_trust(self) -> Keys:
+    def _open_record(self) -> None:
         try:
-            trust = msgspec.json.decode((self.folder / "trust.json").read_bytes(), type=TrustRecord)
-        except FileNotFoundError:
-            return self._pinned
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            log.warning("the handed-over keys are damaged; the pinned ones count", reason=str(error))
-            return self._pinned
-        return trust.keys if trust.pinned == _stamp(self._pinned) else self._pinned
+            record = self._file.read()
+        except UnreadableTrust as error:
+            self._closed = str(error)
+            log.error("no document is accepted", reason=self._closed)
+            return
+        if record is not None:
+            stamp = _stamp(self._pinned)
+            self._record = record if record.pinned == stamp else replace(record, pinned=stamp, keys=dict(self._pinned))
+
+    def _restore(self, scope: str, desired: DesiredDocument, raw: bytes) -> None:
+        """Put a document from the disk in force, unless a newer one was accepted or it is another one."""
+        held = self._record.held(scope)
+        if why := refusal_reason(desired, digest_of(raw), held, scope=scope):
+            log.warning("an accepted document is not the newest; it is left out", scope=scope, reason=why)
+            return
+        if not self._closed:
+            floor = RevisionFloor(desired.revision, digest_of(raw))
+            self._record = replace(self._record, floors={**self._record.floors, scope: floor})
+        self._keep(scope, desired, raw)
 
     def __repr__(self) -> str:
         return f"<TrustedDocuments {dict(self.accepted)} refused {list(self.refused)}>"

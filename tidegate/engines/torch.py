@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch._C import PyTorchFileReader
 
-from tidegate.engines.archive import no_pickles, refuse_pickles
+from tidegate.engines.archive import is_document, no_pickles, private_copy, refuse_code
 from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.staging import CudaMeter, Staged, Staging, release_cached
 from tidegate.engines.torch_device import compiled, device_of, say_if_emulated
@@ -113,13 +114,30 @@ class TorchEngine:
         return f"<TorchEngine {self.artefact.name} on {self.device}>"
 
 
+def load_program(artefact: Path) -> Any:
+    """The exported program in a file that was checked to run no code.
+
+    Raises:
+        EngineError: a part of it would run, or is not a part that exported programs have.
+    """
+    with private_copy(artefact) as copied:
+        documents = refuse_code(copied, shown=artefact)
+        # torch's reader of archives is another one than Python's; what it finds must be what was checked.
+        reader = PyTorchFileReader(str(copied))
+        root = next(iter(documents)).partition("/")[0]
+        names = {f"{root}/{name}" for name in reader.get_all_records() if is_document(f"{root}/{name}")}
+        for name, content in documents.items():
+            if names != set(documents) or reader.get_record(name.partition("/")[2]) != content:
+                raise EngineError(f"{artefact}: {name} can be read in two ways: refused")
+        with no_pickles():
+            return torch.export.load(copied)
+
+
 class _Exported:
     """A program of `torch.export`, moved to its device with the constants that its graph holds."""
 
     def __init__(self, artefact: Path, device: torch.device) -> None:
-        refuse_pickles(artefact)
-        with no_pickles():
-            program = torch.export.load(artefact)
+        program = load_program(artefact)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 

@@ -1,8 +1,9 @@
 """The engines that an operator allows: a model file is a program, and some formats can do what any program can.
 
 `onnx`, `torch-packed` (safetensors) and `paced` hold data; `torch-export` a graph of torch's own operators, whose
-pickles are refused (`engines/archive.py`). TorchScript is a language with access to files, in an archive that is read
-by an unpickler, and a TensorRT plan is machine code: both need the key `allowed_engines`.
+pickles, compiled code and evaluated texts are refused (`engines/archive.py`, `engines/program_grammar.py`). TorchScript
+is a language with access to files, in an archive that is read by an unpickler, and a TensorRT plan is machine code:
+both need the key `allowed_engines`.
 """
 
 from __future__ import annotations

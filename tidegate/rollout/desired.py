@@ -37,7 +37,8 @@ class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Args:
         revision: of this scope's documents.
-        issued_s: UTC seconds, for people and for `tidegate model status`; orders nothing.
+        issued_s: UTC seconds, for people and `tidegate model status`; a proof of the time, but it orders nothing.
+        expires_s: UTC seconds after which a device does not accept it any more; 0: never. One in force stays.
         min_agent: agents below this version refuse the document and report it.
         urls: bases of the servers of artefacts, best first; `artefact_path` goes behind.
         keys: where not empty, from now on exactly these public keys are trusted for desired documents. Such a document
@@ -52,12 +53,15 @@ class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     remove: Annotated[tuple[ModelName, ...], Meta(max_length=64)] = ()
     urls: Annotated[tuple[BaseUrl, ...], Meta(max_length=8)] = ()
     min_agent: Version | Literal[""] = ""
+    expires_s: Annotated[int, Meta(ge=0, le=2**53 - 1)] = field(default=0, name="expires")
     keys: Annotated[tuple[PublicKey, ...], Meta(max_length=8)] = ()
     v: Literal[1] = field(default_factory=lambda: 1)
 
     def __post_init__(self) -> None:
         if bool(self.device) == bool(self.group):
             raise ValueError("a document is for one `device` or one `group`")
+        if self.expires_s and self.expires_s <= self.issued_s:
+            raise ValueError(f"`expires` ({self.expires_s}) is not after `issued` ({self.issued_s})")
         if both := sorted(set(self.models) & set(self.remove)):
             raise ValueError(f"{both[0]!r} is in `models` and in `remove`")
 

@@ -62,7 +62,8 @@ class Author:
         """A document that asks for this version of `double`, signed by this author, or by these signers."""
         models = dict(zip(("double",), plans, strict=False))
         target = {} if "group" in keys else {"device": device}
-        desired = DesiredDocument(revision, 1_763_775_000, models=models, urls=tuple(urls), **target, **keys)
+        issued_s = keys.pop("issued_s", 1_763_775_000)
+        desired = DesiredDocument(revision, issued_s, models=models, urls=tuple(urls), **target, **keys)
         return sign_document(desired, signers or [self.key])
 
 

@@ -100,6 +100,10 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     help="One error more, and all devices go back. Default: what --success leaves.",
 )
 @click.option("--deadline", type=Duration(), default="24h", show_default=True, help="Time for each device.")
+@click.option(
+    "--expires", type=Duration(), default="90d", show_default=True,
+    help="Time after which no device accepts the documents any more; what runs by then goes on.",
+)  # fmt: skip
 @click.option("--bake", type=Duration(), default="0s", show_default=True, help="Pause between waves.")
 @click.option(
     "--soak", type=Duration(), default="60s", show_default=True, help="Trial with real requests on each device."
@@ -179,7 +183,9 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
     signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"])
-    terms = OrderTerms(name, plan, tuple(report["urls"]), int(clock.utc_s()), given["replace_unsigned"])
+    issued_s = int(clock.utc_s())
+    expires_s = issued_s + max(1, round(given["expires"]))
+    terms = OrderTerms(name, plan, tuple(report["urls"]), issued_s, given["replace_unsigned"], expires_s)
     if not terms.urls:
         raise click.ClickException("the gateway serves no artefacts: set `artifacts.port`, or `artifacts.advertise`")
     spec = _spec(name, manifest.version, len(chosen), given)

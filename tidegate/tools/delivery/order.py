@@ -94,6 +94,7 @@ class OrderTerms:
     urls: tuple[str, ...]
     issued_s: int
     replace_unsigned: bool = False
+    expires_s: int = 0  # UTC seconds; 0: never
 
 
 def make_order(
@@ -122,6 +123,7 @@ def make_order(
             standing,
             revision=device.revision + 1,
             issued_s=terms.issued_s,
+            expires_s=terms.expires_s,
             models={**standing.models, terms.model: terms.plan},
             remove=tuple(name for name in standing.remove if name != terms.model),
             urls=terms.urls or standing.urls,

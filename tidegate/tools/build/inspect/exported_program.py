@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tidegate.engines.torch import load_program
 from tidegate.models.manifest import Bounds
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.inspect.signature import Dimension, ModelSignature, SignaturePort
@@ -29,7 +30,7 @@ _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf
 def inspect_program(path: Path) -> ModelSignature:
     """Raises BuildError: the file is no exported program, or takes or gives something that is no tensor."""
     try:
-        program = torch.export.load(path)
+        program = load_program(path)
     except Exception as error:  # a zip's, a pickle's or torch's own errors
         raise BuildError(f"{path}: is not an exported program (torch.export.save): {error}") from error
     given = set(program.graph_signature.user_inputs)
