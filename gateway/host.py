@@ -24,14 +24,19 @@ class GatewayHost:
         self._fleet = fleet
         self._metrics = metrics
         self._infer = infer
+        self._draining = False
 
     @property
     def server_name(self) -> str:
         return f"tidegate-gateway-{self._name}"
 
+    def drain(self) -> None:
+        """Be ready for nothing more: a balancer that asks sends its callers elsewhere."""
+        self._draining = True
+
     def ready(self) -> bool:
         """Every static target was tried, and at least one target can be used."""
-        return self._fleet.all_tried() and self._fleet.usable(clock.now())
+        return not self._draining and self._fleet.all_tried() and self._fleet.usable(clock.now())
 
     def manifests(self) -> Sequence[Manifest]:
         return self._catalog.manifests
@@ -41,6 +46,8 @@ class GatewayHost:
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether some usable target offers it now: without a version, any that may stand in for the latest."""
+        if self._draining:
+            return False
         try:
             manifest = self._catalog.manifest(name, version)
         except ModelNotFound:

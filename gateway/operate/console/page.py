@@ -29,6 +29,7 @@ from aiohttp import web
 
 from gateway.operate.console.snapshot import ConsoleView
 from tidegate import clock
+from tidegate.servers.http_connection import mark_endless
 
 STATIC: Final = Path(__file__).parent / "static"
 LASTS_S: Final = 300.0
@@ -88,6 +89,7 @@ class Console:
 
     async def _stream(self, request: web.Request, target_id: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        mark_endless(request)
         await response.prepare(request)
         ends_at = clock.now() + LASTS_S
         await _write(response, _event("history", self._view.history()))
