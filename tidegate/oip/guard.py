@@ -10,11 +10,12 @@ Health needs no credential, since load balancers have no credentials and learn f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 from tidegate.oip.host import ModelHost
-from tidegate.outcome import ShuttingDown
+from tidegate.outcome import ServeError, ShuttingDown
 
 KEY_HEADER: Final = "x-api-key"
 
@@ -43,6 +44,10 @@ class Guard(Protocol):
         """The same for one request, which is on the caller's budget. Raises Overloaded too."""
         ...
 
+    def follow(self, presented: PresentedCredentials) -> AbstractContextManager[Awaitable[ServeError] | None]:
+        """For a stream: what waits until the credential is good no more and gives the refusal. None: it never ends."""
+        ...
+
 
 class OpenGuard:
     """The guard of a host that needs none."""
@@ -55,6 +60,9 @@ class OpenGuard:
 
     async def admit(self, presented: PresentedCredentials) -> ModelHost:
         return self._host
+
+    def follow(self, presented: PresentedCredentials) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def __repr__(self) -> str:
         return f"<OpenGuard may use {self._host.server_name}>"
@@ -83,6 +91,9 @@ class DrainingGuard:
     def admit(self, presented: PresentedCredentials) -> Coroutine[Any, Any, ModelHost]:
         self._check()
         return self._guard.admit(presented)
+
+    def follow(self, presented: PresentedCredentials) -> AbstractContextManager[Awaitable[ServeError] | None]:
+        return self._guard.follow(presented)
 
     def _check(self) -> None:
         if self._draining:

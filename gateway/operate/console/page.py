@@ -11,8 +11,8 @@ page in which to type it. Its data needs the right that the whole port requires;
 it as long as the tab is open.
 
 A snapshot is made once a second for all readers together, and yields to requests in between. A stream ends after
-`LASTS_S` and the page reconnects, so a revoked key works no longer than that; the connection of a reader that takes
-nothing for `STUCK_S` is closed.
+`LASTS_S` and the page reconnects; it ends with its key as well (`gateway/identity/operator_access.py`). The connection
+of a reader that takes nothing for `STUCK_S` is closed.
 """
 
 from __future__ import annotations

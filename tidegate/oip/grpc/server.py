@@ -178,9 +178,10 @@ class OipService:
 
     def _count(self, context: Context) -> None:
         self._under_way += 1
-        context.add_done_callback(self._uncount)
+        # After the last byte of the answer. The stubs take the type of a function for a class.
+        context.add_done_callback(self._uncount)  # type: ignore[arg-type]
 
-    def _uncount(self, _context: object) -> None:
+    def _uncount(self, _context: Any) -> None:
         self._under_way -= 1
 
     async def _model_infer(self, raw: bytes, context: Context) -> bytes:
@@ -233,23 +234,30 @@ class OipService:
         self._count(context)
         said = _text_metadata(context)
         strict = dict(said).get("triton_grpc_error") == "true"
-        try:  # each request of the stream is authorized again: a revoked credential ends it
-            await self._guard.let_in(credentials_over_grpc(said, context, PROTOCOL))
+        presented = credentials_over_grpc(said, context, PROTOCOL)
+        try:
+            await self._guard.let_in(presented)
         except ServeError as error:
             status: Status | None = _status_of(error)
-        else:
-            status = await self._answer_stream(requests, context, strict=strict)
+        else:  # each request of the stream is authorized again, and one that is silent is followed
+            with self._guard.follow(presented) as lapse:
+                status = await self._answer_stream(requests, context, lapse, strict=strict)
         if status is not None:
             await context.abort(*status)
 
-    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, *, strict: bool) -> Status | None:
-        """What ended the stream, if it was not its caller."""
+    async def _answer_stream(
+        self, requests: AsyncIterator[bytes], context: Context, lapse: Awaitable[ServeError] | None, *, strict: bool
+    ) -> Status | None:
+        """What ended the stream, if it was not its caller. `lapse`: of its credential."""
         await send_headers(context)
         window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
         status: Status | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_write_in_order(window, context), name="oip-stream-writer")
+                writing = group.create_task(_write_in_order(window, context), name="oip-stream-writer")
+                if lapse is not None:
+                    lapsing = group.create_task(_raise(lapse), name="oip-stream-credential")
+                    writing.add_done_callback(lambda _: lapsing.cancel())
 
                 async def take(raw: bytes) -> None:
                     answer = self._stream_answer(raw, context, strict=strict)
@@ -313,6 +321,10 @@ class OipService:
 async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], context: Context) -> None:
     while (task := await window.get()) is not None:
         await context.write(await task)
+
+
+async def _raise(lapse: Awaitable[ServeError]) -> None:
+    raise await lapse
 
 
 def _refusing(work: Method) -> Method:
