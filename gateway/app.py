@@ -72,8 +72,8 @@ from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, t
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_drain import HttpDrain
-from tidegate.servers.http_server import Entrance, open_http_server
-from tidegate.servers.limits import raise_file_limit
+from tidegate.servers.http_server import Entrance, connection_table, open_http_server
+from tidegate.servers.limits import PortGroup, limits_by_port, raise_file_limit
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.types import InferRequest, TargetId
 
@@ -135,6 +135,8 @@ class Gateway:
         self._entry = DrainingGuard(self.guard or OpenGuard(self.host), self.host.server_name)
         self._held = BodyMemory(config.limits.max_held_bytes)
         self._oip_over_grpc = self._oip_service()
+        self._limits = limits_by_port(config.limits.door, _port_groups(config))
+        self._operators = connection_table(self._limits["operators"])  # of the ports for metrics, operators and models
         self._http_drains = HttpDrain(), HttpDrain()  # of the inference port, and of the operators'
         self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
@@ -259,7 +261,8 @@ class Gateway:
             fleet=self.fleet,
             guard=self.guard,
             tls=self.tls,
-            limits=self.config.limits.door,
+            limits=self._limits["operators"],
+            connections=self._operators,
         )
         await self._stack.enter_async_context(self._shipping)
         if self._shipping.address:
@@ -273,7 +276,7 @@ class Gateway:
     async def _open_link_port(self) -> None:
         """Open before the gateway announces itself: a device dials an advertised address at once."""
         if self.dialled_in is not None:
-            server = link_port(self.dialled_in, self.config, self.tls, self.guard)
+            server = link_port(self.dialled_in, self.config, self.tls, self.guard, self._limits["link"])
             self.addresses["link"] = await self._stack.enter_async_context(server)
 
     def _knows(self, target_id: str) -> bool:
@@ -289,7 +292,7 @@ class Gateway:
                 max_message_bytes=config.max_body_bytes + ROOM_BYTES,
                 grace_s=CLOSE_GRACE_S,
                 secured=self._secured,
-                limits=config.limits.door,
+                limits=self._limits["grpc"],
             )
         )
         await opened.server.start()
@@ -396,8 +399,9 @@ class Gateway:
             middlewares=middlewares,
             ahead=ahead,
             secured=self._secured,
-            limits=self.config.limits.door,
+            limits=self._limits["http" if name == "http" else "operators"],
             drain=drain,
+            connections=None if name == "http" else self._operators,
         )
         self.addresses[name] = await self._stack.enter_async_context(server)
 
@@ -415,6 +419,10 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
+
+
+def _port_groups(config: GatewayConfig) -> tuple[PortGroup, ...]:
+    return ("http", "grpc", "operators") if config.link_port is None else ("http", "grpc", "operators", "link")
 
 
 def _verifier_of(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:

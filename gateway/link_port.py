@@ -30,6 +30,7 @@ from tidegate.security.standing import StandingWatch
 from tidegate.security.tls import Tls
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.limits import ServerLimits
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.types import TargetId
 
@@ -53,7 +54,7 @@ def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[s
 
 @asynccontextmanager
 async def link_port(
-    dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None, guard: GatewayGuard | None
+    dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None, guard: GatewayGuard | None, limits: ServerLimits
 ) -> AsyncIterator[str]:
     """Open the port and yield its "HOST:PORT"; leaving it ends every stream.
 
@@ -72,8 +73,11 @@ async def link_port(
         grace_s=GRACE_S,
         key="link_port",
         secured=ServerSecurity(tls, frozenset({"edge"})) if tls else None,
-        limits=config.limits.door,
+        limits=limits,
     )
+    if limits.connections < config.max_dialled_in:
+        most = {"connections": limits.connections, "max_dialled_in": config.max_dialled_in}
+        log.info("open files limit the devices that can dial in: raise the limit (nofile) for more", **most)
     async with standing, port as (address, server):
         await server.start()
         if tls is None and config.auth is None and not is_loopback(config.host):

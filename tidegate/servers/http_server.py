@@ -44,6 +44,7 @@ async def open_http_server(
     secured: ServerSecurity | None = None,
     limits: ServerLimits = DEFAULT,
     drain: HttpDrain | None = None,
+    connections: ConnectionTable[HttpConnection] | None = None,
 ) -> AsyncIterator[str]:
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
@@ -53,6 +54,7 @@ async def open_http_server(
         secured: TLS and the admitted roles; None: no encryption, every caller is admitted.
         limits: connections, headers, and how slowly they may come.
         drain: empties the port before it closes, at its owner's word.
+        connections: of several ports that share one limit; None: the port has its own, by `limits`.
 
     Raises:
         StartError: the port cannot be bound; names the port and `key`.
@@ -73,7 +75,8 @@ async def open_http_server(
     drain.add(runner.server)
     try:
         try:
-            await _Site(runner, host, port, _context(secured), limits, drain).start()
+            table = connections if connections is not None else connection_table(limits)
+            await _Site(runner, host, port, _context(secured), limits, drain, table).start()
         except OSError as error:
             raise cannot_listen(host, port, key, error) from error
         yield f"{'https' if secured else 'http'}://{format_address(host, runner.addresses[0][1])}"
@@ -81,10 +84,15 @@ async def open_http_server(
         await runner.cleanup()
 
 
+def connection_table(limits: ServerLimits) -> ConnectionTable[HttpConnection]:
+    """An empty table for one port, or for several that share its limit."""
+    return ConnectionTable(max_connections=limits.connections, max_per_client=limits.max_connections_per_client)
+
+
 class _Site(web.BaseSite):
     """A site of aiohttp's whose connections are `HttpConnection`s."""
 
-    __slots__ = ("_drain", "_host", "_limits", "_port")
+    __slots__ = ("_connections", "_drain", "_host", "_limits", "_port")
 
     def __init__(
         self,
@@ -94,12 +102,14 @@ class _Site(web.BaseSite):
         context: ssl.SSLContext | None,
         limits: ServerLimits,
         drain: HttpDrain,
+        connections: ConnectionTable[HttpConnection],
     ) -> None:
         super().__init__(runner, ssl_context=context, backlog=_BACKLOG)
         self._host = host
         self._port = port
         self._limits = limits
         self._drain = drain
+        self._connections = connections
 
     @property
     def name(self) -> str:
@@ -109,14 +119,11 @@ class _Site(web.BaseSite):
         await super().start()
         loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
         assert server is not None
-        connections: ConnectionTable[HttpConnection] = ConnectionTable(
-            max_connections=limits.connections, max_per_client=limits.max_connections_per_client
-        )
 
         def visitor() -> HttpConnection:
             connection = HttpConnection(
                 server,
-                connections=connections,
+                connections=self._connections,
                 header_timeout_s=limits.header_timeout_s,
                 loop=loop,
                 keepalive_timeout=limits.idle_timeout_s,
