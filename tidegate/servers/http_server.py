@@ -76,7 +76,7 @@ async def open_http_server(
     try:
         try:
             table = connections if connections is not None else connection_table(limits)
-            await _Site(runner, host, port, _context(secured), limits, drain, table).start()
+            await _Site(runner, host, port, _context(secured), limits, drain=drain, connections=table).start()
         except OSError as error:
             raise cannot_listen(host, port, key, error) from error
         yield f"{'https' if secured else 'http'}://{format_address(host, runner.addresses[0][1])}"
