@@ -60,6 +60,7 @@ from tidegate.security.certificate_identity import CertificateIdentity, Role
 from tidegate.security.tls import Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import open_http_server
+from tidegate.servers.limits import limits_by_port
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
@@ -195,7 +196,8 @@ class EdgeApp:
     async def _open_servers(self) -> None:
         """Both open before the models are warm: a caller reads "not ready" and is not refused by the kernel."""
         config, enter = self.config, self._stack.enter_async_context
-        limit, limits = config.max_message_bytes, config.limits
+        limit = config.max_message_bytes
+        shares = limits_by_port(config.limits.door, ("grpc",) if config.http_port is None else ("grpc", "http"))
         door = await enter(
             open_grpc_server(
                 self._add_services,
@@ -204,7 +206,7 @@ class EdgeApp:
                 max_message_bytes=limit + ROOM_BYTES,
                 grace_s=CLOSE_GRACE_S,
                 secured=ServerSecurity(self._tls, LOCAL, narrowed={LINK_SERVICE: GATEWAYS}) if self._tls else None,
-                limits=limits.door,
+                limits=shares["grpc"],
             )
         )
         await door.server.start()
@@ -225,7 +227,7 @@ class EdgeApp:
                 middlewares=[error_middleware],
                 ahead=oip.ahead_of,
                 secured=ServerSecurity(self._tls, LOCAL) if self._tls else None,
-                limits=limits.door,
+                limits=shares["http"],
             )
             self.addresses["http"] = await enter(http)
 

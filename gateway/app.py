@@ -1,8 +1,8 @@
 """The composition root: a gateway's parts are made and connected here, in the order of their dependencies.
 
 `async with Gateway(config)` starts a gateway, in a test as in a process: targets first, so that links are dialled while
-the servers are being opened, servers last. Closing goes backwards, so that requests under way are answered before their
-targets are closed.
+the servers are being opened, servers last. Closing goes backwards, within `drain_s` plus a moment (`drain.py`), so that
+requests under way are answered before their targets are closed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gateway.core.history.recorder import FlightRecorder
 from gateway.default_versions import DefaultVersions
 from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
+from gateway.drain import CLOSE_GRACE_S, GatewayDrain
 from gateway.fleet_sync.registry import FleetRegister
 from gateway.fleet_sync.sync import FleetSync
 from gateway.host import GatewayHost
@@ -62,6 +63,7 @@ from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
+from tidegate.oip.guard import DrainingGuard, OpenGuard
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
@@ -70,14 +72,14 @@ from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
-from tidegate.servers.http_server import Entrance, open_http_server
-from tidegate.servers.limits import raise_file_limit
+from tidegate.servers.http_drain import HttpDrain
+from tidegate.servers.http_server import Entrance, connection_table, open_http_server
+from tidegate.servers.limits import PortGroup, limits_by_port, raise_file_limit
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.types import InferRequest, TargetId
 
 log = structlog.get_logger(__name__)
 
-DRAIN_S = 1.0  # of each server; with the links' goodbyes a stop stays under 3 s
 STATIC_TARGETS_WITHIN_S = 5.0
 
 
@@ -132,7 +134,12 @@ class Gateway:
         self.host = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer)
         self.audit = Audit()
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
+        self._entry = DrainingGuard(self.guard or OpenGuard(self.host), self.host.server_name)
         self._held = BodyMemory(config.limits.max_held_bytes)
+        self._oip_over_grpc = self._oip_service()
+        self._limits = limits_by_port(config.limits.door, _port_groups(config))
+        self._operators = connection_table(self._limits["operators"])  # of the ports for metrics, operators and models
+        self._http_drains = HttpDrain(), HttpDrain()  # of the inference port, and of the operators'
         self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
         self._connect_observers()
@@ -220,8 +227,10 @@ class Gateway:
         await self.tokenizers.load(self.catalog.manifests)  # before the servers: no caller waits for it
         if self.watch is not None:
             await self._stack.enter_async_context(self.watch)
-        await self._open_grpc_server()
+        server = await self._open_grpc_server()
         await self._open_http_servers()
+        drain = GatewayDrain(self.host, self._entry, self._oip_over_grpc, server, self._http_drains)
+        self._stack.push_async_callback(drain.run, self.config.drain_s)
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
@@ -255,7 +264,8 @@ class Gateway:
             trials=self.trials,
             guard=self.guard,
             tls=self.tls,
-            limits=self.config.limits.door,
+            limits=self._limits["operators"],
+            connections=self._operators,
         )
         await self._stack.enter_async_context(self._shipping)
         if self._shipping.address:
@@ -269,13 +279,13 @@ class Gateway:
     async def _open_link_port(self) -> None:
         """Open before the gateway announces itself: a device dials an advertised address at once."""
         if self.dialled_in is not None:
-            server = link_port(self.dialled_in, self.config, self.tls, self.guard)
+            server = link_port(self.dialled_in, self.config, self.tls, self.guard, self._limits["link"])
             self.addresses["link"] = await self._stack.enter_async_context(server)
 
     def _knows(self, target_id: str) -> bool:
         return self.register is None or self.register.knows(TargetId.parse(target_id).name)
 
-    async def _open_grpc_server(self) -> None:
+    async def _open_grpc_server(self) -> grpc.aio.Server:
         config = self.config
         opened = await self._stack.enter_async_context(
             open_grpc_server(
@@ -283,25 +293,28 @@ class Gateway:
                 config.host,
                 config.grpc_port,
                 max_message_bytes=config.max_body_bytes + ROOM_BYTES,
-                grace_s=DRAIN_S,
+                grace_s=CLOSE_GRACE_S,
                 secured=self._secured,
-                limits=config.limits.door,
+                limits=self._limits["grpc"],
             )
         )
         await opened.server.start()
         self.addresses["grpc"] = opened.address
+        return opened.server
 
     def add_services(self, server: grpc.aio.Server) -> None:
         """Add every method of the gRPC port to a server."""
-        limit = self.config.max_body_bytes + ROOM_BYTES
-        OipService(
+        self._oip_over_grpc.add_to(server)
+
+    def _oip_service(self) -> OipService:
+        return OipService(
             self.host,
-            max_message_bytes=limit,
+            max_message_bytes=self.config.max_body_bytes + ROOM_BYTES,
             on_refused=self.metrics.refused,
-            guard=self.guard,
+            guard=self._entry,
             limits=self.config.limits.content,
             held=self._held,
-        ).add_to(server)
+        )
 
     async def _open_http_servers(self) -> None:
         config, oip = self.config, self._oip_routes()
@@ -312,6 +325,7 @@ class Gateway:
             self.inference_routes(oip),
             middlewares=[error_middleware],
             ahead=oip.ahead_of,
+            drain=self._http_drains[0],
         )
         rights = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         host, port = config.metrics_host or config.host, config.metrics_port
@@ -338,6 +352,7 @@ class Gateway:
                 *trial_routes(self.trials),
             ],
             middlewares=admin_middlewares(config, self.guard, self.audit),
+            drain=self._http_drains[1],
         )
 
     def _oip_routes(self) -> OipRoutes:
@@ -345,7 +360,7 @@ class Gateway:
             self.host,
             max_body_bytes=self.config.max_body_bytes,
             on_refused=self.metrics.refused,
-            guard=self.guard,
+            guard=self._entry,
             limits=self.config.limits.content,
             body_limits=self.config.limits.body,
             held=self._held,
@@ -358,7 +373,7 @@ class Gateway:
             self.tokenizers,
             max_body_bytes=self.config.max_body_bytes,
             on_refused=self.metrics.refused,
-            guard=self.guard,
+            guard=self._entry,
             limits=self.config.limits.content,
             body_limits=self.config.limits.body,
             held=self._held,
@@ -375,6 +390,7 @@ class Gateway:
         *,
         middlewares: Iterable[Middleware] = (),
         ahead: Callable[[Entrance], Entrance] | None = None,
+        drain: HttpDrain | None = None,
     ) -> None:
         server = open_http_server(
             routes,
@@ -382,11 +398,13 @@ class Gateway:
             port,
             key=f"{name}_port",
             max_body_bytes=self.config.max_body_bytes,
-            grace_s=DRAIN_S,
+            grace_s=CLOSE_GRACE_S,
             middlewares=middlewares,
             ahead=ahead,
             secured=self._secured,
-            limits=self.config.limits.door,
+            limits=self._limits["http" if name == "http" else "operators"],
+            drain=drain,
+            connections=None if name == "http" else self._operators,
         )
         self.addresses[name] = await self._stack.enter_async_context(server)
 
@@ -404,6 +422,10 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self.config.name} {self.addresses} {self.fleet!r}>"
+
+
+def _port_groups(config: GatewayConfig) -> tuple[PortGroup, ...]:
+    return ("http", "grpc", "operators") if config.link_port is None else ("http", "grpc", "operators", "link")
 
 
 def _verifier_of(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:

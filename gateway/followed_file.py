@@ -17,7 +17,7 @@ from tidegate import clock
 from tidegate.config import ConfigError
 from tidegate.runtime.owned_task import OwnedTask
 
-POLL_S: Final = 1.0
+POLL_S: Final = 0.5  # with what follows from a change, a second
 Content = TypeVar("Content")
 Stamp = tuple[int, int, int]
 

@@ -27,14 +27,19 @@ class GatewayHost:
         self._fleet = fleet
         self._metrics = metrics
         self._infer = infer
+        self._draining = False
 
     @property
     def server_name(self) -> str:
         return f"tidegate-gateway-{self._name}"
 
+    def drain(self) -> None:
+        """Be ready for nothing more: a balancer that asks sends its callers elsewhere."""
+        self._draining = True
+
     def ready(self) -> bool:
         """Every static target was tried, and at least one target can be used."""
-        return self._fleet.all_tried() and self._fleet.usable(clock.now())
+        return not self._draining and self._fleet.all_tried() and self._fleet.usable(clock.now())
 
     def manifests(self) -> Sequence[Manifest]:
         return self._catalog.manifests
@@ -44,7 +49,9 @@ class GatewayHost:
         return self._defaults.manifest(name, version)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a request could be placed now: of this version, or one that names none."""
+        """Whether a request could be placed now: of this version, or one that names none. No while it drains."""
+        if self._draining:
+            return False
         now = clock.now()
         try:
             return self._defaults.serves(name, version, now) if version else self._defaults.ready(name, now)

@@ -89,6 +89,17 @@ class NothingAlive(CapacityError):
     code = "nothing_alive"
 
 
+class ShuttingDown(NothingAlive):
+    """This process drains and takes nothing new. Another one may; it travels as `nothing_alive`."""
+
+    RETRY_AFTER_S = 1.0
+
+    @classmethod
+    def of(cls, server_name: str) -> ShuttingDown:
+        """The refusal of the server of this name. A caller that waits this long has been sent elsewhere by then."""
+        return cls(f"{server_name} is shutting down: ask another", retry_after_s=cls.RETRY_AFTER_S)
+
+
 class Deferred(CapacityError):
     """Not answered now but promised: the answer can be fetched later by `ticket`. Only devices promise."""
 

@@ -151,6 +151,13 @@ class GatewayConfig(ProcessConfig):
         description="Share of the requests in time that `access_log` has a line of. Requests that were late or failed, "
         "and requests whose trace is kept, always have a line.",
     )
+    drain_s: float = Field(
+        30.0,
+        ge=0,
+        le=600,
+        description="Seconds that requests under way get at shutdown before they are cut; new ones are refused "
+        "meanwhile. At least the longest budget of a request; a service manager's own timeout must be longer.",
+    )
     tracing: TracingConfig | None = Field(
         None, description="Where spans of requests go: docs/observability.md. None: nowhere."
     )

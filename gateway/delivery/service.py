@@ -25,6 +25,8 @@ from gateway.identity.guard import GatewayGuard
 from tidegate.models.manifest import Manifest
 from tidegate.oip.http.server import error_middleware
 from tidegate.security.tls import Tls
+from tidegate.servers.connection_limits import ConnectionTable
+from tidegate.servers.http_connection import HttpConnection
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import ServerLimits
 
@@ -37,6 +39,7 @@ class DeliveryService:
     Args:
         host: the address to listen on, if the section has none.
         channel: the session with the broker.
+        connections: what the port counts its connections in, with other ports.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class DeliveryService:
         guard: GatewayGuard | None,
         tls: Tls | None,
         limits: ServerLimits,
+        connections: ConnectionTable[HttpConnection],
     ) -> None:
         self.address = ""
         self._section = section
@@ -59,6 +63,7 @@ class DeliveryService:
         self._catalog = catalog
         self._fleet = fleet
         self._limits = limits
+        self._connections = connections
         self._secured = secured_for_devices(tls)
         self.store = ArtifactStore(section.folder, max_artifact_bytes=section.max_artifact_bytes)
         self.server = ArtifactServer(
@@ -83,6 +88,7 @@ class DeliveryService:
                     middlewares=[error_middleware],
                     secured=self._secured,
                     limits=self._limits,
+                    connections=self._connections,
                 )
                 self.address = await self._stack.enter_async_context(port)
             await self._stack.enter_async_context(self.rollouts)

@@ -14,7 +14,8 @@ the limit costs no decoding.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import asyncio
+from contextlib import AbstractContextManager, AsyncExitStack
 
 from gateway.config.auth import AuthConfig
 from gateway.core.access.api_key import PREFIX
@@ -23,13 +24,14 @@ from gateway.identity.audit import Audit
 from gateway.identity.certificates import Certificates
 from gateway.identity.credential import UnprovedCredential
 from gateway.identity.jwt_tokens import TokenVerifier
-from gateway.identity.keyring import KeyRing
+from gateway.identity.keyring import Changes, KeyRing
 from gateway.identity.scoped_host import ScopedHost
 from tidegate import clock
 from tidegate.caller import Grant, Identity, Right
 from tidegate.oip.guard import PresentedCredentials
 from tidegate.oip.host import ModelHost
-from tidegate.outcome import Forbidden, Unauthenticated
+from tidegate.outcome import Forbidden, ServeError, Unauthenticated
+from tidegate.security.standing import StandingWatch
 
 _BEARER = "bearer "
 
@@ -41,7 +43,8 @@ class GatewayGuard:
         self._host = host
         self._admission = admission
         self._audit = audit
-        self.keys = KeyRing(config.keys_file, audit.keys_changed) if config.keys_file else None
+        self.standing = StandingWatch()
+        self.keys = KeyRing(config.keys_file, self._keys_changed) if config.keys_file else None
         self.tokens = TokenVerifier(config.jwt) if config.jwt else None
         self._certificates = Certificates(config.mtls) if config.mtls else None
         self._anonymous = Identity("anonymous", Grant(config.anonymous)) if config.anonymous else None
@@ -53,6 +56,7 @@ class GatewayGuard:
                 await self._stack.enter_async_context(self.keys)
             if self.tokens is not None:
                 await self._stack.enter_async_context(self.tokens.keys)
+            await self._stack.enter_async_context(self.standing)
             self._stack = self._stack.pop_all()
         return self
 
@@ -69,6 +73,14 @@ class GatewayGuard:
         if wait_s > 0.0:
             raise self._admission.refuse_over_rate(quota, wait_s)
         return ScopedHost(self._host, identity, presented, self._audit.refused)
+
+    def follow(
+        self, presented: PresentedCredentials, right: Right | None = None
+    ) -> AbstractContextManager[asyncio.Future[ServeError]]:
+        """A future, for a stream, that gets the refusal once the credential, or its right, is good no more."""
+        if right is None:
+            return self.standing.follow(lambda: self.identify(presented))
+        return self.standing.follow(lambda: self.with_right(presented, right))
 
     async def identify(self, presented: PresentedCredentials) -> Identity:
         """Return the caller's identity. Raises Unauthenticated; refusals are audited."""
@@ -88,6 +100,10 @@ class GatewayGuard:
             self._audit.refused(f"no right {right}", identity.id, presented)
             raise Forbidden(f"{identity.id} has no right {right!r}")
         return identity
+
+    def _keys_changed(self, changes: Changes) -> None:
+        self._audit.keys_changed(changes)
+        self.standing.look_soon()
 
     async def _identified(self, presented: PresentedCredentials) -> Identity:
         text, utc_s = _credential(presented), clock.utc_s()

@@ -1,6 +1,7 @@
 """Middlewares of the operators' listeners: the required right, the audit of each request, and same-site checks.
 
-Beyond loopback each route but the open ones requires one right. On loopback no credential is required; if `auth` is
+Beyond loopback each route but the open ones requires one right, for as long as its answer takes: a stream ends with its
+credential. On loopback no credential is required; if `auth` is
 configured, each request is still audited, as "local". A closed connection is audited as well (status 499): a stream
 ends in no other way.
 
@@ -19,15 +20,18 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from structlog import get_logger
 
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from tidegate.caller import Right
 from tidegate.oip.http.guard import credentials_over_http
+from tidegate.outcome import ServeError
 
 PROTOCOL: Final = "admin-http"
 OPEN: Final = frozenset({"/healthz"})
 _CLIENT_CLOSED: Final = 499
+log = get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -65,10 +69,15 @@ def right_required(right: Right, guard: GatewayGuard, audit: Audit, opened: Coll
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in opened:
             return await handler(request)
-        identity = await guard.with_right(credentials_over_http(request, PROTOCOL), right)
-        if right != "admin":
-            return await handler(request)
-        return await _audited(request, handler, lambda status: audit.admin(identity.id, *_described(request), status))
+        presented = credentials_over_http(request, PROTOCOL)
+        identity = await guard.with_right(presented, right)
+        with guard.follow(presented, right) as lapse:
+            hang_up_at(lapse, request)
+            if right != "admin":
+                return await handler(request)
+            return await _audited(
+                request, handler, lambda status: audit.admin(identity.id, *_described(request), status)
+            )
 
     return middleware
 
@@ -83,6 +92,17 @@ def loopback_audit(audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
         return await _audited(request, handler, lambda status: audit.local(*_described(request), status))
 
     return middleware
+
+
+def hang_up_at(lapse: asyncio.Future[ServeError], request: web.Request) -> None:
+    """Cut the request's connection once its credential has lapsed: in the middle of an answer there is no status."""
+
+    def hang_up(ended: asyncio.Future[ServeError]) -> None:
+        if not ended.cancelled() and request.transport is not None:
+            log.info("a stream was cut: its credential has lapsed", path=request.path[:200], reason=str(ended.result()))
+            request.transport.abort()  # a reader that takes nothing would hold up a close
+
+    lapse.add_done_callback(hang_up)
 
 
 async def _audited(request: web.Request, handler: Handler, note: Callable[[int], None]) -> web.StreamResponse:

@@ -33,6 +33,7 @@ from gateway.core.history.trace_format import (
     target_line,
 )
 from tidegate import __version__, clock
+from tidegate.servers.http_connection import mark_endless
 
 MOST_S: Final = 3600.0
 MOST_BYTES: Final = 2**23
@@ -61,6 +62,7 @@ class TrafficRecorder:
         tape = RecordingBuffer(self._fleet, clock.now(), for_s)
         memory.start_recording(tape.take)
         try:
+            mark_endless(request)
             await answer.prepare(request)
             tape.write(
                 RecordedHeader(

@@ -7,6 +7,9 @@ firewall can let devices in without letting them call.
 
     connection → proof (certificate, or key, or none) → stream → hello within GREET_WITHIN_S → welcome → used → left
 
+A stream lives no longer than its proof: it is cut when its key is revoked or its certificate expires, and the device
+dials again with what it has by then.
+
 Bounded: the streams without a hello, the time that they have for it, and, in `gateway/core/access/dial_in.py`,
 everything else. A refusal is a gRPC status with words, so that the device's own log names the reason.
 """
@@ -14,7 +17,8 @@ everything else. A refusal is a gRPC status with words, so that the device's own
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from typing import Any, Final
 
@@ -38,6 +42,7 @@ COMPLAIN_EVERY_S: Final = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[Context], Awaitable[str]]  # → "edge/NAME"; ServeError where it may not
+Follow = Callable[[Context], AbstractContextManager[asyncio.Future[ServeError]]]
 log = structlog.get_logger(__name__)
 
 
@@ -68,6 +73,7 @@ class DialInServer:
         self._reception = DialInAdmission(max_streams)
         self._known = known
         self._identify: Identify | None = None
+        self._follow: Follow = _never
         self._encrypted = encrypted
         self._heartbeat = heartbeat
         self._max_message_bytes = max_message_bytes
@@ -85,13 +91,15 @@ class DialInServer:
         """How many refusals have not been logged since the last that was; the next log line reports them."""
         return self._unsaid
 
-    def add_to(self, server: grpc.aio.Server, identify: Identify | None = None) -> None:
+    def add_to(self, server: grpc.aio.Server, identify: Identify | None = None, follow: Follow | None = None) -> None:
         """Serve the link stream on a gRPC server that has not started yet.
 
         Args:
             identify: the peer's identity, from what it shows beside a certificate.
+            follow: a future that gets the refusal once the peer's proof is good no more; None: it proves nothing.
         """
         self._identify = identify
+        self._follow = follow or _never
         handler = grpc.stream_stream_rpc_method_handler(self.exchange)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
@@ -109,6 +117,7 @@ class DialInServer:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams have not said hello yet")
         self._ungreeted += 1
         counted = True
+        lapsed = ""
         try:
             link = AcceptedLink(
                 await ServedStream.open(context),
@@ -124,12 +133,19 @@ class DialInServer:
                 greeted = await _has_greeted(link, running)
                 self._ungreeted -= 1
                 counted = False
-                reason = await running if greeted else f"no hello within {GREET_WITHIN_S:g} s"
+                if greeted:
+                    with self._follow(context) as lapse:
+                        await asyncio.wait((running, lapse), return_when=asyncio.FIRST_COMPLETED)
+                        lapsed = "" if running.done() else lapse.result().message
+                reason = lapsed or (running.result() if greeted else f"no hello within {GREET_WITHIN_S:g} s")
             finally:
                 await cancel_and_wait(running)
                 self._forget(link)
         finally:
             self._ungreeted -= counted
+        if lapsed:
+            log.warning("a device's stream was cut: its proof is good no more", target=link.id, reason=lapsed)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, lapsed)
         await self._part(link, reason, context)
 
     async def _part(self, link: AcceptedLink, reason: str, context: Context) -> None:
@@ -193,6 +209,13 @@ class DialInServer:
 
     def __repr__(self) -> str:
         return f"<DialInServer {self._reception!r}, {self._ungreeted} ungreeted>"
+
+
+@contextmanager
+def _never(_context: Context) -> Iterator[asyncio.Future[ServeError]]:
+    lapse: asyncio.Future[ServeError] = asyncio.get_running_loop().create_future()
+    yield lapse
+    lapse.cancel()
 
 
 async def _has_greeted(link: AcceptedLink, running: asyncio.Task[str]) -> bool:

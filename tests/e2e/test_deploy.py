@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
 import yaml
@@ -36,6 +38,14 @@ def test_there_is_a_profile_for_each_unit_and_a_unit_for_each_profile() -> None:
         unit = (DEPLOY / "systemd" / f"tidegate-{role}.service").read_text()
         assert f"tidegate {role} --config /etc/tidegate/{profile}.yaml" in unit
     assert len(list((DEPLOY / "systemd").glob("*.service"))) == len(list((DEPLOY / "config").glob("*.yaml"))) == 3
+
+
+@pytest.mark.parametrize(("profile", "role"), PROFILES.items())
+def test_systemd_waits_until_a_process_has_drained(profile: str, role: str) -> None:
+    unit = (DEPLOY / "systemd" / f"tidegate-{role}.service").read_text()
+    waits_s = float(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)[1])  # type: ignore[index]
+    config: Any = load(config_model(role), DEPLOY / "config" / f"{profile}.yaml")
+    assert waits_s >= config.drain_s + 5.0, "the parts close one after another after the drain"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")

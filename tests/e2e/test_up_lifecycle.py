@@ -9,6 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -46,6 +49,33 @@ def test_it_ends_within_five_seconds_and_leaves_no_process_and_no_port(
         assert stack.stop(by) == 0
         assert time.perf_counter() - began_at < 5
         nobody_is_left(stack, everyone, within_s=0.5)
+
+
+def test_a_request_under_way_is_answered_before_anything_it_needs_is_stopped(tmp_path: Path) -> None:
+    models = tmp_path / "mine"
+    add_paced("encoder", PacedCosts(edge_ms=((1, 4000), (100, 4000)), pool_ms=((1, 4000), (1000, 4000))), models)
+    with running(tmp_path, "--models", str(models), "--edges", "0") as stack, ThreadPoolExecutor(1) as threads:
+        everyone = stack.everyone()
+        asked = threads.submit(infer_slowly, stack)
+        eventually(lambda: sum(target["in_flight"] for target in stack.state()["targets"]) >= 1, 10, "it is under way")
+        assert stack.stop() == 0
+        assert asked.result() == 200
+        nobody_is_left(stack, everyone, within_s=0.5)
+
+
+def infer_slowly(stack: Stack) -> int:
+    """The status of a request that may take its time."""
+    row = {"datatype": "INT64", "shape": [1, 4], "data": [1, 1, 1, 1]}
+    request = urllib.request.Request(
+        f"{stack.http}/v2/models/encoder/infer",
+        data=json.dumps({"inputs": [{"name": name, **row} for name in ("input_ids", "attention_mask")]}).encode(),
+        headers={"tidegate-budget-ms": "20000"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=40) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as refused:
+        raise AssertionError(refused.read()) from refused
 
 
 def test_a_healthy_run_is_quiet_from_its_start_to_its_end(models: Path, tmp_path: Path) -> None:

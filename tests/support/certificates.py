@@ -34,6 +34,13 @@ class FleetPki:
         begins = _now() - timedelta(days=31 if ended else 0)
         return self.store.issue(CertificateIdentity.parse(who), HOSTS, days=30, now=begins).serial
 
+    def ending_in(self, who: str, seconds: float) -> Tls:
+        """The TLS of one whose certificate is good for no longer than this."""
+        begins = _now() - timedelta(days=1) + timedelta(seconds=seconds)
+        identity = CertificateIdentity.parse(who)
+        self.store.issue(identity, HOSTS, days=1, now=begins)
+        return Tls(TlsConfig(cert=self.store.cert(identity), key=self.store.key(identity), ca=self.store.ca_cert))
+
     def tls(self, who: str, **keys: Any) -> Tls:
         return Tls(self.config(who, **keys))
 

@@ -10,10 +10,12 @@ Health needs no credential, since load balancers have no credentials and learn f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NamedTuple, Protocol
 
 from tidegate.oip.host import ModelHost
+from tidegate.outcome import ServeError, ShuttingDown
 
 KEY_HEADER: Final = "x-api-key"
 
@@ -34,12 +36,16 @@ class PresentedCredentials(NamedTuple):
 class Guard(Protocol):
     """Raises Unauthenticated, or its subclass BadCredential."""
 
-    async def let_in(self, presented: PresentedCredentials) -> ModelHost:
+    def let_in(self, presented: PresentedCredentials) -> Coroutine[Any, Any, ModelHost]:
         """The host as this caller may see it."""
         ...
 
-    async def admit(self, presented: PresentedCredentials) -> ModelHost:
+    def admit(self, presented: PresentedCredentials) -> Coroutine[Any, Any, ModelHost]:
         """The same for one request, which is on the caller's budget. Raises Overloaded too."""
+        ...
+
+    def follow(self, presented: PresentedCredentials) -> AbstractContextManager[Awaitable[ServeError] | None]:
+        """For a stream: what waits until the credential is good no more and gives the refusal. None: it never ends."""
         ...
 
 
@@ -55,5 +61,43 @@ class OpenGuard:
     async def admit(self, presented: PresentedCredentials) -> ModelHost:
         return self._host
 
+    def follow(self, presented: PresentedCredentials) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def __repr__(self) -> str:
         return f"<OpenGuard may use {self._host.server_name}>"
+
+
+class DrainingGuard:
+    """Refuses every new request once the process drains, and passes all others to the guard behind it.
+
+    It refuses where credentials are checked, so before a body is read: requests that were admitted before are not
+    concerned, however long their bodies take to come.
+    """
+
+    def __init__(self, guard: Guard, server_name: str) -> None:
+        self._guard = guard
+        self._server_name = server_name
+        self._draining = False
+
+    def drain(self) -> None:
+        """Refuse every request from now on."""
+        self._draining = True
+
+    def let_in(self, presented: PresentedCredentials) -> Coroutine[Any, Any, ModelHost]:
+        self._check()
+        return self._guard.let_in(presented)
+
+    def admit(self, presented: PresentedCredentials) -> Coroutine[Any, Any, ModelHost]:
+        self._check()
+        return self._guard.admit(presented)
+
+    def follow(self, presented: PresentedCredentials) -> AbstractContextManager[Awaitable[ServeError] | None]:
+        return self._guard.follow(presented)
+
+    def _check(self) -> None:
+        if self._draining:
+            raise ShuttingDown.of(self._server_name)
+
+    def __repr__(self) -> str:
+        return f"<DrainingGuard{' refuses all' if self._draining else ''} before {self._guard!r}>"

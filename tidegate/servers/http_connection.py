@@ -33,6 +33,21 @@ class HttpConnection(web.RequestHandler):
         self._connections = connections
         self._header_timeout_s = header_timeout_s
         self._head: asyncio.TimerHandle | None = None
+        self._endless = False
+        self._leaving = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a request is in progress that has an end of its own."""
+        return not self.idle and not self._endless and self.transport is not None
+
+    def mark_endless(self) -> None:
+        """The request in progress is answered by a stream that a drain need not wait for."""
+        self._endless = True
+
+    def leave(self) -> None:
+        """Announce the connection's end with the next answer, so that its client opens another one elsewhere."""
+        self._leaving = True
 
     @property
     def idle(self) -> bool:
@@ -63,6 +78,14 @@ class HttpConnection(web.RequestHandler):
         elif self._head is None and self.idle:
             self._head = self._loop.call_later(self._header_timeout_s, self._too_slow)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        self._endless = False
+        if self._leaving:
+            resp.force_close()
+        return await super().finish_response(request, resp, start_time)
+
     def _stop_clock(self) -> None:
         if self._head is not None:
             self._head.cancel()
@@ -75,3 +98,9 @@ class HttpConnection(web.RequestHandler):
 
     def __repr__(self) -> str:
         return f"<HttpConnection {self.client or 'unconnected'}{' idle' if self.idle else ''}>"
+
+
+def mark_endless(request: web.BaseRequest) -> None:
+    """The answer to `request` is a stream without an end of its own: a drain does not wait for it."""
+    if isinstance(request.protocol, HttpConnection):
+        request.protocol.mark_endless()

@@ -17,6 +17,7 @@ from tidegate.security.certificate_identity import NotAllowed, alternative_names
 from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.http_connection import HttpConnection
+from tidegate.servers.http_drain import HttpDrain
 from tidegate.servers.limits import DEFAULT, ServerLimits
 from tidegate.servers.role_guard import ServerSecurity
 
@@ -42,6 +43,8 @@ async def open_http_server(
     ahead: Callable[[Entrance], Entrance] | None = None,
     secured: ServerSecurity | None = None,
     limits: ServerLimits = DEFAULT,
+    drain: HttpDrain | None = None,
+    connections: ConnectionTable[HttpConnection] | None = None,
 ) -> AsyncIterator[str]:
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
@@ -50,6 +53,8 @@ async def open_http_server(
         ahead: puts something before aiohttp's dispatch, which it is given; that something sees every request first.
         secured: TLS and the admitted roles; None: no encryption, every caller is admitted.
         limits: connections, headers, and how slowly they may come.
+        drain: empties the port before it closes, at its owner's word.
+        connections: of several ports that share one limit; None: the port has its own, by `limits`.
 
     Raises:
         StartError: the port cannot be bound; names the port and `key`.
@@ -65,9 +70,13 @@ async def open_http_server(
     if secured is not None and secured.checks_roles:
         assert runner.server is not None
         runner.server.request_handler = _guarded(runner.server.request_handler, secured)
+    drain = drain or HttpDrain()
+    assert runner.server is not None
+    drain.add(runner.server)
     try:
         try:
-            await _Site(runner, host, port, _context(secured), limits).start()
+            table = connections if connections is not None else connection_table(limits)
+            await _Site(runner, host, port, _context(secured), limits, drain=drain, connections=table).start()
         except OSError as error:
             raise cannot_listen(host, port, key, error) from error
         yield f"{'https' if secured else 'http'}://{format_address(host, runner.addresses[0][1])}"
@@ -75,18 +84,32 @@ async def open_http_server(
         await runner.cleanup()
 
 
+def connection_table(limits: ServerLimits) -> ConnectionTable[HttpConnection]:
+    """An empty table for one port, or for several that share its limit."""
+    return ConnectionTable(max_connections=limits.connections, max_per_client=limits.max_connections_per_client)
+
+
 class _Site(web.BaseSite):
     """A site of aiohttp's whose connections are `HttpConnection`s."""
 
-    __slots__ = ("_host", "_limits", "_port")
+    __slots__ = ("_connections", "_drain", "_host", "_limits", "_port")
 
     def __init__(
-        self, runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None, limits: ServerLimits
+        self,
+        runner: web.AppRunner,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
+        limits: ServerLimits,
+        drain: HttpDrain,
+        connections: ConnectionTable[HttpConnection],
     ) -> None:
         super().__init__(runner, ssl_context=context, backlog=_BACKLOG)
         self._host = host
         self._port = port
         self._limits = limits
+        self._drain = drain
+        self._connections = connections
 
     @property
     def name(self) -> str:
@@ -96,14 +119,11 @@ class _Site(web.BaseSite):
         await super().start()
         loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
         assert server is not None
-        connections: ConnectionTable[HttpConnection] = ConnectionTable(
-            max_connections=limits.connections, max_per_client=limits.max_connections_per_client
-        )
 
         def visitor() -> HttpConnection:
-            return HttpConnection(
+            connection = HttpConnection(
                 server,
-                connections=connections,
+                connections=self._connections,
                 header_timeout_s=limits.header_timeout_s,
                 loop=loop,
                 keepalive_timeout=limits.idle_timeout_s,
@@ -114,6 +134,8 @@ class _Site(web.BaseSite):
                 access_log=None,
                 logger=_log,
             )
+            self._drain.greet(connection)
+            return connection
 
         self._server = await loop.create_server(
             visitor,

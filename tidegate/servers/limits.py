@@ -3,21 +3,30 @@
 Plain numbers; their keys are in the section `limits` (`limits_config.py`). Over HTTP all of them hold. Over gRPC the
 library owns the connections: it holds their number, the streams on each, the size of metadata and idle times, but it
 has no count per client and cannot evict (docs/security.md says so to users).
+
+The files that a process may open are one budget for all its ports (`limits_by_port`). gRPC takes a fixed number at its
+start, so the budget is cut into fixed shares: idle connections on one port never take a file from another's share.
 """
 
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-_RESERVED_FILES: Final = 512  # logs, models, targets, the broker, the other ports
+_RESERVED_FILES: Final = 512  # logs, models, targets, the broker
+_LEAST_CONNECTIONS: Final = 128
+
+PortGroup = Literal["http", "grpc", "link", "operators"]
+# Sixteenths of the budget. Half is for inference over HTTP, whatever else is open; what no port takes is gRPC's.
+_SIXTEENTHS: Final[dict[PortGroup, int]] = {"http": 8, "grpc": 3, "link": 3, "operators": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Attributes:
-    max_connections: of one port; 0: half of the files that this process may open beyond what it needs itself.
+    max_connections: of one port, or of all before they are shared out; 0: what `connection_budget` leaves.
     header_timeout_s: from a request's first byte to the end of its headers; a TLS handshake has as long.
     idle_timeout_s: without any request, from the first or the last on.
     """
@@ -32,15 +41,26 @@ class ServerLimits:
 
     @property
     def connections(self) -> int:
-        return self.max_connections or default_max_connections()
+        return self.max_connections or connection_budget()
 
 
-def default_max_connections() -> int:
-    """Half of the files that may be open: a port is HTTP or gRPC, and there is one of each."""
+def connection_budget() -> int:
+    """The connections of all ports together: the files that this process may open beyond what it needs itself."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**20
-    return max(64, (files - _RESERVED_FILES) // 2)
+    return max(_LEAST_CONNECTIONS, files - _RESERVED_FILES)
+
+
+def limits_by_port(limits: ServerLimits, ports: Collection[PortGroup]) -> dict[PortGroup, ServerLimits]:
+    """The limits of each of a process's ports, among which is `grpc`; their connections are at most those of `limits`.
+
+    Args: ports: "operators" are all ports that share one `ConnectionTable`.
+    """
+    total = limits.connections
+    share = {port: total * _SIXTEENTHS[port] // 16 for port in ports}
+    share["grpc"] = total - sum(most for port, most in share.items() if port != "grpc")
+    return {port: replace(limits, max_connections=max(1, most)) for port, most in share.items()}
 
 
 def raise_file_limit() -> None:

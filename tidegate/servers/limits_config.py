@@ -70,7 +70,9 @@ class LimitsConfig(Section):
         0,
         ge=0,
         le=2**20,
-        description="Connections of each port. 0: half of the open files that the system allows the process.",
+        description="Connections of all ports together: half are for inference over HTTP, an eighth for operators and "
+        "model files, the rest for gRPC and devices that dial in. 0: the open files that the system allows the "
+        "process, less 512.",
     )
     max_connections_per_client: int = Field(
         1024,

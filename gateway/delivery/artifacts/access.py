@@ -6,10 +6,13 @@ of Tidegate's own processes.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from aiohttp import web
 
 from gateway.delivery.artifacts.server import Admit
 from gateway.identity.guard import GatewayGuard
+from gateway.identity.operator_access import hang_up_at
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.security.tls import Tls
 from tidegate.servers.role_guard import ServerSecurity
@@ -25,11 +28,16 @@ def secured_for_devices(tls: Tls | None) -> ServerSecurity | None:
 
 
 def credential_check(guard: GatewayGuard | None, secured: ServerSecurity | None) -> Admit | None:
-    """Return a check for a credential if no certificate is demanded; None: no credential is required."""
+    """Return a check for a credential if no certificate is demanded; None: no credential is required.
+
+    A download that is under way as its credential lapses is cut.
+    """
     if guard is None or (secured is not None and secured.checks_roles):
         return None
 
-    async def admit(request: web.Request) -> None:
-        await guard.identify(credentials_over_http(request, PROTOCOL))
+    async def admit(request: web.Request, held: ExitStack) -> None:
+        presented = credentials_over_http(request, PROTOCOL)
+        await guard.identify(presented)
+        hang_up_at(held.enter_context(guard.follow(presented)), request)
 
     return admit

@@ -41,14 +41,15 @@ RETRY_AFTER_S: Final = 5
 ROUTE: Final = "/artifacts/sha256/{digest}"
 
 log = structlog.get_logger(__name__)
-Admit = Callable[[web.Request], Awaitable[None]]
+Admit = Callable[[web.Request, ExitStack], Awaitable[None]]
 
 
 class ArtifactServer:
     """Serves the store's files over HTTP. Mutable: the downloads under way.
 
     Args:
-        admit: raises if the client may not fetch; awaited before anything is looked up.
+        admit: raises if the client may not fetch; awaited before anything is looked up. What it puts on the stack is
+            left at the end of the download.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class ArtifactServer:
         return [web.get(ROUTE, self._get), web.get("/healthz", _healthz)]  # HEAD comes with GET
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        if self._admit is not None:
-            await self._admit(request)
-        digest = request.match_info["digest"]
-        if not DIGEST.match(digest):
-            raise web.HTTPNotFound(text="no such artefact: its name is a sha256, 64 digits of 0-9 and a-f")
         with ExitStack() as stack:
+            if self._admit is not None:
+                await self._admit(request, stack)
+            digest = request.match_info["digest"]
+            if not DIGEST.match(digest):
+                raise web.HTTPNotFound(text="no such artefact: its name is a sha256, 64 digits of 0-9 and a-f")
             try:
                 path = self._store.path(digest)
                 descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -11,8 +11,8 @@ page in which to type it. Its data needs the right that the whole port requires;
 it as long as the tab is open.
 
 A snapshot is made once a second for all readers together, and yields to requests in between. A stream ends after
-`LASTS_S` and the page reconnects, so a revoked key works no longer than that; the connection of a reader that takes
-nothing for `STUCK_S` is closed.
+`LASTS_S` and the page reconnects; it ends with its key as well (`gateway/identity/operator_access.py`). The connection
+of a reader that takes nothing for `STUCK_S` is closed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from aiohttp import web
 
 from gateway.operate.console.snapshot import ConsoleView
 from tidegate import clock
+from tidegate.servers.http_connection import mark_endless
 
 STATIC: Final = Path(__file__).parent / "static"
 LASTS_S: Final = 300.0
@@ -88,6 +89,7 @@ class Console:
 
     async def _stream(self, request: web.Request, target_id: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        mark_endless(request)
         await response.prepare(request)
         ends_at = clock.now() + LASTS_S
         await _write(response, _event("history", self._view.history()))

@@ -11,6 +11,8 @@ Every refusal carries its code in trailing metadata; every answer says there and
 
 A stream (`ModelStreamInfer`) answers in the order of its requests and works on several of them at a time; an error is
 an `error_message` in its place, or, for callers that set `triton_grpc_error: true`, ends the stream with its status.
+While the server drains (`drain`), a stream answers what it has read, and ends with a refusal that names a time to
+retry.
 
 Loading a model that exists here is answered as done, because whatever the repository holds is served; unloading and
 loading with overrides are not supported, nor are tracing, log settings and shared memory.
@@ -41,6 +43,7 @@ from tidegate.oip.grpc.health import HealthService
 from tidegate.oip.grpc.methods import ASKED, HEALTH, Ask
 from tidegate.oip.grpc.reflection import SERVICE, inference_pool
 from tidegate.oip.grpc.stream_headers import send_headers
+from tidegate.oip.grpc.stream_requests import read_until
 from tidegate.oip.guard import Guard, OpenGuard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.offload import CodecThreads
@@ -53,6 +56,7 @@ from tidegate.outcome import (
     InvalidRequest,
     NotSupported,
     ServeError,
+    ShuttingDown,
     TooLarge,
     Unauthenticated,
 )
@@ -127,6 +131,17 @@ class OipService:
         self._max_message_bytes = max_message_bytes
         self._on_refused = on_refused
         self._aside = CodecThreads()
+        self._draining = asyncio.Event()
+        self._under_way = 0
+
+    @property
+    def under_way(self) -> int:
+        """The number of inference calls and streams whose last byte has not been sent."""
+        return self._under_way
+
+    def drain(self) -> None:
+        """End the streams, of inference once what they have read is answered, and tell the watchers of health."""
+        self._draining.set()
 
     def __repr__(self) -> str:
         return f"<OipService {self._open.server_name} {len(self._open.manifests())} models>"
@@ -134,7 +149,7 @@ class OipService:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve it, with gRPC health and reflection, on a server made with `server_options` and not yet started."""
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self.handlers()),))
-        health_pb2_grpc.add_HealthServicer_to_server(HealthService(self._open, (SERVICE,)), server)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthService(self._open, (SERVICE,), self._draining), server)
         names = (SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, pool=inference_pool(self.signatures()))
 
@@ -161,7 +176,16 @@ class OipService:
 
     # Inference
 
+    def _count(self, context: Context) -> None:
+        self._under_way += 1
+        # After the last byte of the answer. The stubs take the type of a function for a class.
+        context.add_done_callback(self._uncount)  # type: ignore[arg-type]
+
+    def _uncount(self, _context: Any) -> None:
+        self._under_way -= 1
+
     async def _model_infer(self, raw: bytes, context: Context) -> bytes:
+        self._count(context)
         with self._held.share() as share:
             share.grow(len(raw))
             return await self._infer_within(raw, context)
@@ -207,29 +231,47 @@ class OipService:
         return message_from_response(response, words)
 
     async def _model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        self._count(context)
         said = _text_metadata(context)
         strict = dict(said).get("triton_grpc_error") == "true"
-        try:  # each request of the stream is authorized again: a revoked credential ends it
-            await self._guard.let_in(credentials_over_grpc(said, context, PROTOCOL))
+        presented = credentials_over_grpc(said, context, PROTOCOL)
+        try:
+            await self._guard.let_in(presented)
         except ServeError as error:
             status: Status | None = _status_of(error)
-        else:
-            status = await self._answer_stream(requests, context, strict=strict)
+        else:  # each request of the stream is authorized again, and one that is silent is followed
+            with self._guard.follow(presented) as lapse:
+                status = await self._answer_stream(requests, context, lapse, strict=strict)
         if status is not None:
             await context.abort(*status)
 
-    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, *, strict: bool) -> Status | None:
-        """What ended the stream, if it was not its caller."""
+    async def _answer_stream(
+        self, requests: AsyncIterator[bytes], context: Context, lapse: Awaitable[ServeError] | None, *, strict: bool
+    ) -> Status | None:
+        """What ended the stream, if it was not its caller. `lapse`: of its credential."""
         await send_headers(context)
         window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
         status: Status | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_write_in_order(window, context), name="oip-stream-writer")
-                async for raw in requests:
+                writing = group.create_task(_write_in_order(window, context), name="oip-stream-writer")
+                if lapse is not None:
+                    lapsing = group.create_task(_raise(lapse), name="oip-stream-credential")
+                    writing.add_done_callback(lambda _: lapsing.cancel())
+
+                async def take(raw: bytes) -> None:
                     answer = self._stream_answer(raw, context, strict=strict)
-                    await window.put(group.create_task(answer, name="oip-stream-infer"))
+                    try:
+                        task = group.create_task(answer, name="oip-stream-infer")
+                    except RuntimeError:  # an answer before it has ended the stream, and the group takes no more
+                        answer.close()
+                        return
+                    await window.put(task)
+
+                await read_until(self._draining, requests, take)
                 await window.put(None)
+                if self._draining.is_set():
+                    status = _status_of(ShuttingDown.of(self._open.server_name))
         except* ServeError as failed:
             status = _status_of(_first(failed))
         return status
@@ -279,6 +321,10 @@ class OipService:
 async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], context: Context) -> None:
     while (task := await window.get()) is not None:
         await context.write(await task)
+
+
+async def _raise(lapse: Awaitable[ServeError]) -> None:
+    raise await lapse
 
 
 def _refusing(work: Method) -> Method:

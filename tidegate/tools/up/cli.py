@@ -27,6 +27,7 @@ from tidegate.tools.up.secure import prepare, secure
 from tidegate.tools.up.system import DirectoryInUse, System, only_one
 
 BROKER_ANSWERS_WITHIN_S: Final = 3.0
+STOPPING: Final = "stopping, when what is under way is answered … (Ctrl-C again: at once)"
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -100,7 +101,8 @@ def up(
 ) -> None:
     """Start everything on this machine: broker, pool, edges and gateway.
 
-    The first start builds the demo models and takes a few minutes; later ones take seconds. Ctrl-C stops everything.
+    The first start builds the demo models and takes a few minutes; later ones take seconds. Ctrl-C stops everything,
+    once the requests under way are answered; a second one stops it at once.
 
     \b
     Examples:
@@ -155,13 +157,13 @@ async def _serve(
 ) -> int:
     starting = asyncio.create_task(_start(system, planned, options, screen, as_json), name="start")
     if not await _unless(stopped, starting):
-        screen.say("stopping …")
+        screen.say(STOPPING)
         return 0
     ended = asyncio.create_task(system.all_ended(), name="all ended")
     if await _unless(stopped, ended):
         screen.say("every part has ended", "red")
         return 1
-    screen.say("stopping …")
+    screen.say(STOPPING)
     return 0
 
 

@@ -33,6 +33,7 @@ PORTS_BEFORE_EDGES: Final = 6
 PORTS_PER_EDGE: Final = 2
 FLEET: Final = "demo"
 PORTS_FLAG: Final = "--ports-from"
+GATEWAY_DRAIN_S: Final = 30.0
 # Less than a pool of its own takes: a user waits for it, and real calls correct what is measured roughly.
 POOL_WARMUP_S: Final = 10.0
 
@@ -306,6 +307,7 @@ def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> Pr
             "targets": [
                 {"name": "pool", "tier": "pool", "address": pool, "transport": "link"},
             ],
+            "drain_s": GATEWAY_DRAIN_S,  # fixed here: `system.py` waits for it
             "access_log": "json" if options.requests else "none",
             "ingest": {"path": str(options.data_dir / "run" / "ingest.db")},
             **({"artifacts": _artifacts(options)} if options.ship else {}),

@@ -2,7 +2,8 @@
 
 Starting is a straight sequence (`plan.py` says why), and ends when the gateway itself reports every target
 ready; a part that fails fails the start. Stopping is the reverse: the gateway first, which answers what is under way,
-then its targets, then the broker, so that edges can still sign off. Any process that is left after that is killed.
+then its targets, which it needs until then, then the broker, so that edges can still sign off. Any process that is left
+after that is killed.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import aiohttp
 
 from tidegate import clock
 from tidegate.tools.up.children import Child, ChildFailed, Event
-from tidegate.tools.up.plan import Plan, ProcessPlan, Role
+from tidegate.tools.up.plan import GATEWAY_DRAIN_S, Plan, ProcessPlan, Role
 from tidegate.tools.up.screen import ProgressStep, Screen
 
-# From front to back, so that no part loses another that it still needs, with the wait for each stroke. A gateway that
-# still drains when its stroke is over goes on draining. Together 4 s; the promise to the user is 5 s.
+# From front to back, so that no part loses another that it still needs, with the longest wait for each stroke. A
+# gateway takes as long as what is under way, and some seconds to close; without requests all take less than 5 s.
 STOP_STROKES: Final[tuple[tuple[frozenset[Role], float], ...]] = (
-    (frozenset({"gateway"}), 1.5),
+    (frozenset({"gateway"}), GATEWAY_DRAIN_S + 5.0),
     (frozenset({"pool", "edge"}), 2.0),
     (frozenset({"broker", "link"}), 0.5),
 )

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -146,7 +146,7 @@ async def test_downloads_beyond_the_limit_get_503_with_retry_after(tmp_path: Pat
 
 
 async def test_a_refused_client_is_refused_before_anything_is_looked_up(tmp_path: Path) -> None:
-    async def nobody(_: web.Request) -> None:
+    async def nobody(_: web.Request, _held: ExitStack) -> None:
         raise web.HTTPForbidden
 
     async with (
