@@ -60,7 +60,7 @@ from tidegate.security.certificate_identity import CertificateIdentity, Role
 from tidegate.security.tls import Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import open_http_server
-from tidegate.servers.limits import limits_by_port
+from tidegate.servers.limits import PortGroup, limits_by_port
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
@@ -197,7 +197,8 @@ class EdgeApp:
         """Both open before the models are warm: a caller reads "not ready" and is not refused by the kernel."""
         config, enter = self.config, self._stack.enter_async_context
         limit = config.max_message_bytes
-        shares = limits_by_port(config.limits.door, ("grpc",) if config.http_port is None else ("grpc", "http"))
+        ports: tuple[PortGroup, ...] = ("grpc",) if config.http_port is None else ("grpc", "http")
+        shares = limits_by_port(config.limits.door, ports)
         door = await enter(
             open_grpc_server(
                 self._add_services,
