@@ -1,0 +1,108 @@
+"""A target that accepts requests and gives no answers is left, and used again when it computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkLoad, LinkUp
+from gateway.core.fleet.target import TargetView
+from gateway.core.health.breaker import BreakerState
+from gateway.core.placement.placer import Candidate, estimate
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.attempt import AttemptTelemetry
+from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, report, variant
+from tidegate.outcome import DeadlineExceeded
+from tidegate.types import Accepted
+
+EDGE = "edge/a"
+
+
+def candidate_on(fleet: Fleet, target_id: str = EDGE) -> Candidate:
+    (one,) = [one for one in fleet.offered("minilm", "1") if one.target.id == target_id]
+    return estimate(one, 16.0, NOW)
+
+
+def asked(fleet: Fleet, key: int, at: float, *, promised_s: float | None = 0.01) -> AttemptTelemetry:
+    """An attempt at the edge, which accepts it unless `promised_s` is None."""
+    attempt = AttemptTelemetry(candidate_on(fleet), key, 16.0, at)
+    if promised_s is not None:
+        attempt.accepted(at + 0.002, Accepted(0, promised_s))
+    return attempt
+
+
+def looked_at(target: TargetView, from_s: float, to_s: float) -> bool:
+    """Whether it is to be used at the end, decided about fifty times a second until then."""
+    for look in range(int((to_s - from_s) * 50)):
+        target.takes(from_s + look / 50)
+    return target.takes(to_s)
+
+
+@pytest.mark.parametrize("acknowledges", [True, False], ids=["by its own promise", "by what was predicted"])
+def test_it_is_taken_out_within_half_a_second_while_its_agent_is_well(acknowledges: bool) -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target = fleet.targets[EDGE]
+    for key in range(5):
+        asked(fleet, key, NOW, promised_s=0.01 if acknowledges else None)
+    if acknowledges:
+        fleet.fold(LinkLoad(EDGE, report(0.0, sequence=9)), NOW + 0.3)  # heartbeats go on
+    assert looked_at(target, NOW, NOW + 0.15)
+    assert not looked_at(target, NOW + 0.15, NOW + 0.5)
+    assert "promised answers and gave none" in target.state(NOW + 0.5)[1]
+    assert "stalled" in target.degradation.active
+
+
+def test_where_most_have_stalled_the_one_that_has_not_is_chosen() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant(compute_s=0.2))
+    for key in range(4):
+        asked(fleet, key, NOW)
+        AttemptTelemetry(candidate_on(fleet, "edge/b"), 10 + key, 16.0, NOW).accepted(NOW + 0.002, Accepted(0, 0.01))
+    for look in range(30):
+        for target in fleet.targets.values():
+            target.takes(NOW + look / 50)
+    assert fleet.balance.edges_spared, "as half of the fleet fails"
+    decision = UtilityPlacer(fleet).decide(ask(at=NOW + 0.6), NOW + 0.6)
+    assert decision.chosen is not None and decision.chosen.target.id == "pool/main"
+
+
+def test_answers_however_late_are_progress() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target = fleet.targets[EDGE]
+    attempts = [asked(fleet, key, NOW) for key in range(30)]
+    for place, attempt in enumerate(attempts):
+        at = NOW + 0.15 * (place + 1)
+        assert looked_at(target, at - 0.15, at), "each is served 150 ms after the one before"
+        attempt.answered({"compute": 0.15, "queue": 0.15 * place}, None, at)
+    assert target.breaker.state is BreakerState.CLOSED
+
+
+def test_a_worker_that_is_back_is_tried_at_once_and_a_new_process_has_no_past() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target = fleet.targets[EDGE]
+    for key in range(5):
+        asked(fleet, key, NOW)
+    assert not looked_at(target, NOW, NOW + 0.6)
+    assert not target.allows(NOW + 0.61)
+    fleet.fold(LinkLoad(EDGE, report(0.0, 10), (offer(variant(), state="loading"),)), NOW + 0.61)
+    fleet.fold(LinkLoad(EDGE, report(0.0, 11), (offer(variant()),)), NOW + 0.62)
+    assert target.allows(NOW + 0.63), "its probe is due"
+    fleet.fold(LinkUp(EDGE, EDGE, 2, (offer(variant()),)), NOW + 0.7)
+    assert target.takes(NOW + 0.7)
+    assert target.progress.under_way == 0
+
+
+def test_a_probe_that_is_not_answered_fails_and_one_that_is_closes_it() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target = fleet.targets[EDGE]
+    attempts = [asked(fleet, key, NOW) for key in range(5)]
+    assert not looked_at(target, NOW, NOW + 0.6)
+    for attempt in attempts:
+        attempt.cancelled(NOW + 0.6)
+    at = target.breaker.retry_at
+    asked(fleet, 100, at).failed(DeadlineExceeded("it gave none"), at + 1.0, 0.5)
+    assert target.breaker.state is BreakerState.OPEN
+    for key in (101, 102):
+        at = max(target.breaker.retry_at, at + 1.1)
+        asked(fleet, key, at).answered({"compute": 0.01, "queue": 0.0}, None, at + 0.012)
+    assert target.breaker.state is BreakerState.CLOSED
+    assert looked_at(target, at + 0.1, at + 1.0)
