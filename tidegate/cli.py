@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,16 @@ class Commands(click.Group):
             raise _missing(cmd_name, error) from error
         return command if isinstance(command, click.Command) else None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if close := get_close_matches(args[0], self.list_commands(ctx)):
+                error.message += f" Did you mean {' or '.join(map(repr, close))}?"
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(point.name, _summary(point)) for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)]
         with formatter.section("Commands"):
@@ -70,7 +81,7 @@ class Commands(click.Group):
             raise _missing(ctx.invoked_subcommand or "", error) from error
 
 
-@click.command(cls=Commands, no_args_is_help=True)
+@click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tidegate", prog_name="tidegate")
 @click.option("--die-with-parent", "parent_pid", type=int, hidden=True, help="End when this process, our parent, does.")
 def cli(parent_pid: int | None) -> None:

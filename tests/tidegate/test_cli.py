@@ -157,3 +157,29 @@ def uncommented(text: str) -> str:
     """Keys stand as `#key:`, those of a section as `#  key:`, words as `# words`; required ones get a value."""
     lines = [line if re.match("# [^ ]", line) else line.removeprefix("#") for line in text.splitlines()]
     return "\n".join(line.replace("  # required", " x") for line in lines if not line.startswith("#"))
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_ones_that_are_like_it() -> None:
+    told = run("statsu")
+    assert told.exit_code == 2
+    assert "No such command 'statsu'. Did you mean 'status'" in told.output
+    assert "Did you mean" not in run("xyzzy").output
+
+
+@pytest.mark.parametrize("words", [(), ("link",), ("config", "check")])
+def test_help_is_asked_for_in_short_at_every_command(words: tuple[str, ...]) -> None:
+    assert run(*words, "-h").exit_code == 0
+    assert run(*words, "-h").output == run(*words, "--help").output
+
+
+def test_the_package_is_the_command_too() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tidegate", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert told.stdout.startswith("tidegate")
+
+
+def test_a_link_to_a_url_is_refused_in_words_that_say_what_is_wanted() -> None:
+    told = run("link", "--upstream", "http://127.0.0.1:80")
+    assert told.exit_code == 2
+    assert "'http://127.0.0.1:80' is a URL" in told.output and "HOST:PORT" in told.output

@@ -40,6 +40,8 @@ class Address(click.ParamType[tuple[str, int]]):
         if isinstance(value, tuple):
             return value
         host, _, port = str(value).rpartition(":")
+        if "/" in host:
+            self.fail(f"{value!r} is a URL; a link passes bytes on: give HOST:PORT, like {LOOPBACK}:7001", param, ctx)
         if not port.isdecimal() or int(port) > 65535:
             self.fail(f"{value!r} is not HOST:PORT, like {LOOPBACK}:7001", param, ctx)
         return host.strip("[]") or LOOPBACK, int(port)

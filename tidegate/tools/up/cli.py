@@ -50,7 +50,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
 @click.option(
     "--models",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=None,
     metavar="DIR",
     help="The model repository, if it is not DATA_DIR/models. One that holds models is served as it is, without demos.",

@@ -26,12 +26,14 @@ def missing_models(root: Path, *, own: bool = False) -> list[str]:
     """The demo models that are not in the repository whole and in the version that this release builds.
 
     Args:
-        own: the user named this repository; if it holds any model, nothing is missing from it.
+        own: the user named this repository; if it holds any model, nothing is missing from it. Nor is anything missing
+            from one that holds a model of the user's.
 
     Raises:
         RepositoryError: a manifest of the user's own cannot be used.
     """
-    if own and root.is_dir() and Repository(root).manifests():
+    served = {one.name for one in Repository(root).manifests()} if root.is_dir() else set()
+    if served - set(RECIPES) or (own and served):
         return []
     return [name for name, (_, version) in RECIPES.items() if intact_manifest(root, name, version) is None]
 
