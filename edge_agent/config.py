@@ -218,8 +218,8 @@ class EdgeConfig(ProcessConfig):
         gt=0,
         le=3600,
         description="Most seconds that one computation may take before its worker counts as hung and is replaced. One "
-        "that shows no sign of life is given up earlier, after six times what the slowest of its size take and at "
-        "least 0.5 s.",
+        "that does not compute is given up earlier, after six times what the slowest of its size take and at least "
+        "0.5 s.",
     )
     sensors: Path | None = Field(
         Path("/sys/class"),

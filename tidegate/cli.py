@@ -63,9 +63,10 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if close := get_close_matches(args[0], self.list_commands(ctx)):
-                error.message += f" Did you mean {' or '.join(map(repr, close))}?"
-            raise
+            if not (close := get_close_matches(args[0], self.list_commands(ctx))):
+                raise
+            hint = f"{error.message} Did you mean {' or '.join(map(repr, close))}?"
+            raise click.UsageError(hint, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(point.name, _summary(point)) for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)]

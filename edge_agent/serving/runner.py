@@ -10,8 +10,8 @@ While there is no worker, calls fail with Unreachable at once: the gateway has o
 requests until it may be well again makes them all late. Calls that were inside the dead worker fail the same way,
 through it. The state says so as soon as the worker has died, not when its process is reaped.
 
-A worker that is silent during one call for longer than such calls can take (`tidegate/workers/watchdog.py`), and for
-`hang_timeout_s` at most, is taken as hung and ended, which is a death like others.
+A worker that is silent during one call for longer than such calls can take (`tidegate/workers/watchdog.py`), without
+computing, is taken as hung and ended, which is a death like others; after `hang_timeout_s` one that computes is, too.
 
 Source: docs/design/edge-state.md, "One worker process per generation" (memory, #26831) and "Rollouts and crash loops".
 """
@@ -29,6 +29,7 @@ from typing import Any, Protocol, Self
 import structlog
 from numpy.typing import NDArray
 
+from tidegate import clock
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
@@ -195,10 +196,10 @@ class Runner:
         worker = self._worker
         if worker is None or not worker.alive:
             raise Unreachable(self.unready())
-        within_s = min(patience_s, self._hang_timeout_s)
+        within_s, began_at = min(patience_s, self._hang_timeout_s), clock.now()
         try:
             async with asyncio.timeout(None) as limit:
-                watchdog = CallWatchdog(limit, within_s, lambda: worker.awake_s)
+                watchdog = CallWatchdog(limit, within_s, lambda: worker.awake_s, most_s=self._hang_timeout_s)
                 try:
                     return await worker.infer(variant, inputs)
                 finally:
@@ -206,9 +207,10 @@ class Runner:
         except WorkerDied as error:
             raise Unreachable(f"model {self.name!r}: {error.message}") from error
         except TimeoutError as error:
+            hung = f"hung for {round(clock.now() - began_at, 1):g} s"
             if self._worker is worker:
-                self.recycle(f"hung for {within_s:.3g} s")
-            message = f"model {self.name!r}: its worker hung for {within_s:.3g} s and is restarted"
+                self.recycle(hung)
+            message = f"model {self.name!r}: its worker {hung} and is restarted"
             raise Unreachable(message) from error
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate import clock
-from tidegate.workers.watchdog import remaining_patience_s
+from tidegate.workers.watchdog import LONGEST, remaining_patience_s
 
 _STANDSTILL_S: Final = 1.0  # late for its own timer by so much, a process did not run
 _LEAST_WAIT_S: Final = 0.01  # less is not worth another look
@@ -33,8 +33,17 @@ class CallWatchdog:
     A timer and not a task around the call: every call has one, and a task would cost it two turns of the loop.
     """
 
-    def __init__(self, limit: asyncio.Timeout, within_s: float, excused_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limit: asyncio.Timeout,
+        within_s: float,
+        excused_s: Callable[[], float],
+        *,
+        most_s: float | None = None,
+    ) -> None:
+        """Args: most_s: of a worker that has an excuse all the time; None: `LONGEST` times the second half."""
         self._limit = limit
+        self._longest = LONGEST if most_s is None else max(1.0, 2.0 * most_s / within_s - 1.0)
         self._within_s = within_s
         self._excused_s = excused_s
         self._loop = asyncio.get_running_loop()
@@ -58,7 +67,9 @@ class CallWatchdog:
             self._begin()
             return
         excused_s = self._excused_s() - self._excused_before_s
-        wait_s = remaining_patience_s(0.5 * self._within_s, elapsed_s=clock.now() - self._half_at, excused_s=excused_s)
+        wait_s = remaining_patience_s(
+            0.5 * self._within_s, elapsed_s=clock.now() - self._half_at, excused_s=excused_s, longest=self._longest
+        )
         if wait_s > _LEAST_WAIT_S:
             self._arm(wait_s, self._look)
         else:

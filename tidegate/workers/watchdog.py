@@ -6,9 +6,9 @@ is given up after the floor and not after half a minute. The floor is for delays
 
 A worker that gets no core is starved and not stuck: seconds in which it was ready to run and the kernel ran others are
 its excuse, up to `LONGEST` times its patience, because a machine that is this busy serves no request. On a device the
-seconds that it computed are one as well: some models take longer for one content than for another of its size, and
-ending a worker that makes progress would only begin its work anew. One that sleeps, is stopped or waits for ever has
-none.
+seconds that it computed are one as well, up to the configured limit: some models take longer for one content than for
+another of its size, and ending a worker that computes would only begin its work anew. One that sleeps, is stopped or
+waits for ever has none.
 
 It can be wrong for a shape far off the measured ones: its worker is then restarted for nothing.
 
@@ -29,6 +29,10 @@ def patience_s(p99_s: float, floor_s: float = FLOOR_S) -> float:
     return max(floor_s, RATIO * p99_s)
 
 
-def remaining_patience_s(patience_s: float, *, elapsed_s: float, excused_s: float) -> float:
-    """Seconds that a worker still gets, with an excuse for `excused_s` of the elapsed seconds."""
-    return max(0.0, patience_s + min(excused_s, (LONGEST - 1.0) * patience_s) - elapsed_s)
+def remaining_patience_s(patience_s: float, *, elapsed_s: float, excused_s: float, longest: float = LONGEST) -> float:
+    """Seconds that a worker still gets, with an excuse for `excused_s` of the elapsed seconds.
+
+    Args:
+        longest: times its patience that it gets in all.
+    """
+    return max(0.0, patience_s + min(excused_s, (longest - 1.0) * patience_s) - elapsed_s)

@@ -118,7 +118,8 @@ async def test_fallbacks_and_hedges_are_shown_with_their_times_and_reasons(tmp_p
 
     looks = [one["at_ms"] for one in hedged["events"] if one["what"] == "look"]
     (launched,) = [one["at_ms"] for one in hedged["events"] if one.get("reason") == "hedge"]
-    assert looks and looks[-1] - 1.0 <= launched < 3_000.0
+    before = [at_ms for at_ms in looks if at_ms - 1.0 <= launched]
+    assert before and launched - before[-1] < 300.0 and launched < 3_000.0, "it is launched by one of the looks"
     assert ("cancelled", 0) in [(one["what"], one.get("attempt")) for one in hedged["events"]]
     assert "a second attempt is considered if there is no answer by then" in in_full
     assert "from pool/main (hedge, hedged)" in in_full

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate import clock
 from tidegate.outcome import InternalError
 from tidegate.workers.process import PIPELINE, ComputeResult, EngineSpec, LoadResult, WorkerDied
 
@@ -45,7 +46,7 @@ class FakeWorker:
         self.begun: list[Arrays] = []
         self.fails: deque[Exception] = deque()  # raised by the next calls instead of computing
         self.kept_from_running_s: Callable[[], float] = lambda: 0.0
-        self.kept_from_sleeping_s: Callable[[], float] = lambda: 0.0
+        self.kept_from_sleeping_s: Callable[[], float] = clock.now
         self._computing = asyncio.Lock()
         self._places = asyncio.Semaphore(PIPELINE)
         self._reason: asyncio.Future[str] | None = None
