@@ -186,9 +186,9 @@ class Breaker:
             self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
 
     def answered_late(self, now: float) -> None:
-        """An answer came to an attempt from before it opened. Where it was tripped for silence, a probe is due now."""
+        """An answer came to an attempt from before it opened. It contradicts a silence, and counts as a good probe."""
         if self._cap_now_s < self._cap_s:
-            self.cut_short(now)
+            self.heard(now)
 
     def cut_short(self, now: float) -> None:
         """What made it open was mended, by what is known: the next probe is due now."""

@@ -37,6 +37,7 @@ from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalE
 from tidegate.types import Accepted, LoadReport
 
 _P99_SIGMAS: Final = 2.326
+_DUE_TIMES: Final = 2.0  # a batch may take twice as long as was thought: that is a bad prediction and no stall
 _DUE_MARGINS: Final = 2.0  # margins of 1.645 standard deviations after which a promised answer is due: 99.95 %
 _LONGEST_S: Final = 3600.0  # that an ack may promise: it comes from the network
 _NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
@@ -92,7 +93,7 @@ class AttemptTelemetry:
         self._progress = target.progress
         if not self._link.acknowledges:
             self._ledger.accepted(key)
-            self._progress.due(key, now + candidate.finish_s + _DUE_MARGINS * candidate.margin_s, now)
+            self._progress.due(key, now + _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s, now)
         self._link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
@@ -123,7 +124,7 @@ class AttemptTelemetry:
         self._ledger.accepted(self._key)
         self.candidate.offered.target.refusals = 0
         candidate = self.candidate
-        due_s = word.finish_in_s + 0.5 * candidate.link_s + _DUE_MARGINS * candidate.margin_s
+        due_s = _DUE_TIMES * word.finish_in_s + 0.5 * candidate.link_s + _DUE_MARGINS * candidate.margin_s
         self._progress.due(self._key, now + min(due_s, _LONGEST_S), now)
         if not self._plain:
             return
