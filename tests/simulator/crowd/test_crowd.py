@@ -108,7 +108,7 @@ class TestBeforeARealGateway:
         assert all("goodbye" in one["reason"] for one in devices(stage, all=True)["devices"])
 
     def test_a_power_cut_is_told_by_the_will_and_whoever_comes_back_is_born_again(self, stage: FleetStack) -> None:
-        crowd = started(stage, "--agents", "16", "--churn", "600", "--crashes", "100")
+        crowd = started(stage, "--agents", "4", "--churn", "600", "--crashes", "100")
         wills, back, epochs = set[str](), set[str](), dict[str, int]()
 
         def seen() -> bool:
