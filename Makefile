@@ -24,8 +24,11 @@ CHECKS_READY := $(CHECKS)/.set-up
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
-# As many processes as cores; a file's tests stay together, since they share what is dear to set up.
-PARALLEL := -n $(shell nproc 2>/dev/null || echo 2) --dist loadfile --no-loadscope-reorder
+# One process more than there are cores, since each waits now and then; a file's tests stay together, because they
+# share what is expensive to set up.
+PARALLEL := -n $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 ))) --dist loadfile --no-loadscope-reorder
+# Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
+WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
 BENCHES ?= gateway_overhead decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
 	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
@@ -39,7 +42,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients checks peers tools run test test-fast lint fmt bench fuzz audit sbom proto clean
+.PHONY: help setup clients checks peers tools run test test-fast lint lint-types lint-rules compiled fmt bench fuzz audit sbom proto clean
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,19 +54,29 @@ run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FL
 
 # Two runs, because whole systems beside hundreds of small tests would be late by the small ones' work. Exit code 5 of
 # pytest: none was chosen of this half, which is right where TEST_FLAGS chose of the other.
-test: setup clients tools checks lint ## Lint and every test. TEST_FLAGS="-k words"
+test: setup clients tools checks ## Lint and every test. TEST_FLAGS="-k words"
+	@$(MAKE) -j3 --output-sync=target lint-types lint-rules compiled
 	@shared=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m "not e2e" $(TEST_FLAGS) || shared=$$?; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
-	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m e2e $(TEST_FLAGS) || whole=$$?; \
+	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE)) $(TEST_FLAGS) || whole=$$?; \
 	[ $$whole -eq 0 ] || { [ $$whole -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$whole
 
 test-fast: setup ## The short tests, without processes, models and clients, within a minute.
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
 
-lint: setup ## ruff, mypy, import rules, the rules of this code base, and whether the generated code fits the .proto files.
+lint: lint-rules lint-types ## ruff, mypy, import rules, the rules of this code base, and whether the generated code fits the .proto files.
+
+lint-types: setup
+	$(BIN)/mypy
+
+# Each process of a parallel run would rewrite the assertions of all test files by itself: in a fresh checkout that is
+# most of a minute of both cores, and beside mypy, which uses one, it costs nothing.
+compiled: setup
+	@$(BIN)/python -m pytest --collect-only -q $(TEST_FLAGS) >$(VENV)/collected.log 2>&1 || [ $$? -eq 5 ] || { tail -n 40 $(VENV)/collected.log; exit 1; }
+
+lint-rules: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.lint
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
