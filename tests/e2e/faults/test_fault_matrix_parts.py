@@ -92,7 +92,8 @@ def test_a_pool_whose_worker_is_killed_has_another_and_nobody_else_fails(matrix:
     seen = short(matrix, trial(workers.TRIALS, "19"), during_s=3.0)
     assert_accounted(seen)
     assert workers.worker_of(matrix).pid != worker
-    assert sum("worker lost" in line for line in seen.logs["pool"].splitlines()) == 1
+    lost = [line for line in seen.logs["pool"].splitlines() if "worker lost" in line]
+    assert len(lost) == 1, "\n".join(lost)
     assert seen.after.served()["pool/pool"] > 0
 
 
