@@ -44,7 +44,7 @@ _PRIOR: Final[dict[Feature, tuple[tuple[float, float], ...]]] = {
 class VariantCost:
     """Mutable: the cost of one variant on one target; `record` after each computed answer."""
 
-    __slots__ = ("_factor", "_service", "_wider", "feature", "measured", "points", "sigma")
+    __slots__ = ("_call_s", "_factor", "_service", "_wider", "feature", "measured", "points", "sigma")
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
         self.points = points
@@ -69,7 +69,7 @@ class VariantCost:
 
     def call_s(self) -> float:
         """Seconds of the fixed part of a call: what even the smallest takes."""
-        return self._service.table.seconds_for(0.0) * self._factor
+        return self._call_s
 
     def floor_s(self, units: float) -> float:
         """Seconds below which no answer is possible; 0 where nothing was measured."""
@@ -101,6 +101,7 @@ class VariantCost:
         # Read once per answer instead of once per candidate: there are more candidates than answers.
         residual = self._service.residual
         self._factor = residual.factor
+        self._call_s = self._service.table.seconds_for(0.0) * self._factor
         self.sigma = self._wider * (residual.sigma if self.measured else max(residual.sigma, _UNMEASURED_SIGMA))
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from gateway.core.estimate.queue_externality import QueuePosition
@@ -69,6 +70,7 @@ class QueueEstimate:
         "batches",
         "congestion",
         "error",
+        "last_key",
         "load",
         "reported_at",
     )  # fmt: skip
@@ -78,6 +80,7 @@ class QueueEstimate:
         self.batches = batches
         self.error = WaitError()
         self.congestion = ShadowPrice()
+        self.last_key = -inf  # no attempt under way is ordered behind this: a later one passes none of them
         self._call_s = 0.0  # the fixed part of the latest call, where there are batches
         self._accepted: dict[int, QueuedAttempt] = {}  # attempts that the next report covers
         self._entries: dict[int, QueuedAttempt] = {}  # by attempt, in order of launch
@@ -131,6 +134,8 @@ class QueueEstimate:
         self._call_s = call_s
         if not self._entries:
             self._head_s, self._head_since = work_s, now
+        if place is not None and place.key > self.last_key:
+            self.last_key = place.key
         self._entries[attempt] = QueuedAttempt(work_s, now, place)
         self.congestion.sent(work_s, now)
         self._own_s += work_s
@@ -142,6 +147,7 @@ class QueueEstimate:
         self._accepted.pop(attempt, None)
         if not self._entries:
             self._own_s = self._since_s = 0.0  # sums of floats drift; an empty ledger is exactly empty
+            self.last_key = -inf
             return
         self._head_s, self._head_since = next(iter(self._entries.values())).work_s, now
         self._own_s -= entry.work_s

@@ -235,6 +235,7 @@ def _insertion_cost_at(candidate: Candidate, place: QueuePosition, now: float) -
     queue_estimate = target.queue_estimate
     # A foreign server's order is its own and is taken as first come, first served. So is that of a target that has just
     # refused: its pause is no position in a queue, and urgency does not shorten it.
-    if queue_estimate.in_flight < 2 or target.spec.foreign or now < target.refused_until:
+    # A request that is due after all that are under way, as most are where budgets are alike, passes none of them.
+    if place.key >= queue_estimate.last_key or target.spec.foreign or now < target.refused_until:
         return InsertionCost(candidate.ahead_s, 0.0)
     return insertion_cost(queue_estimate.queue(), place, added_work_s(candidate), candidate.ahead_s, now)
