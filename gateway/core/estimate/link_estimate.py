@@ -247,7 +247,9 @@ class LinkEstimate:
         """
         if self.silent_since is None or self._unanswered < _MUTE_AFTER or not self.acknowledges:
             return False
-        if now - self.silent_since <= _MUTE_AFTER * self.patience_s(now):
+        silence_s = now - self.silent_since
+        # Patience is at least `_PATIENCE_S`: nearly every look ends here, without the sample.
+        if silence_s <= _MUTE_AFTER * _PATIENCE_S or silence_s <= _MUTE_AFTER * self.patience_s(now):
             return False
         if self._seems_mute_since is None:
             self._seems_mute_since = now
