@@ -39,6 +39,7 @@ from gateway.core.history.recorder import (
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
 from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
@@ -59,6 +60,7 @@ class RequestExecution:
         "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_context", "_end",
         "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at", "_request",
         "_rests_on", "_rows", "_started_at", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
+        "_wake_due_at",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +95,7 @@ class RequestExecution:
         self._inline: int | None = None  # being awaited inline
         self._interrupted = False  # we cancelled our own task to end the inline attempt
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_due_at = 0.0  # the instant that the machine asked for; the timer may ring before
         self._waiter: asyncio.Future[None] | None = None
         self._notes: list[RequestEvent] = []  # what happened, for explanations
         self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
@@ -150,10 +153,13 @@ class RequestExecution:
         self._context.spawn(task)
 
     def _wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self._call.deadline is not None and at < self._call.deadline:
             self._note(RequestEvent(at, "look", 0))
+        self._wake_due_at = at
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return  # it rings first and is set anew then: most requests have been answered before
+            self._timer.cancel()
         self._timer = self._loop.call_at(at, self._ring)
 
     def _cancel(self, cancel: Cancel, now: float) -> None:
@@ -172,6 +178,10 @@ class RequestExecution:
 
     def _ring(self) -> None:
         now = clock.now()
+        if now + EARLY_S < self._wake_due_at:
+            self._timer = self._loop.call_at(self._wake_due_at, self._ring)
+            return
+        self._timer = None
         self._perform(self._machine.timer(now), now)
 
     def _accepted(self, number: int, accepted: Accepted) -> None:
