@@ -40,7 +40,7 @@ from cloud_pool.core.batching.deadline_queue import SLACK, DeadlineQueue, QueueE
 from cloud_pool.core.batching.grouping import WINDOW, BatchLimits, batch_seconds
 from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.core.batching.queue_policy import QueuePolicies
-from tidegate.models.manifest import BatchingPolicy
+from tidegate.models.manifest import TARGET_BATCH_S, BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 
@@ -61,6 +61,7 @@ class Batcher:
         max_queue_delay_s: how long a partial batch may be held back; 0 never waits for batch-mates.
         policy: which requests form a batch, and when.
         preferred_batch_size: rows of batches that the policy `window` does not hold back.
+        target_batch_s: seconds that a batch should take, by which the policy `adaptive` sets its window.
         queue_policies: limits of waiting requests, by their level of priority.
     """
 
@@ -74,6 +75,7 @@ class Batcher:
         max_queue_delay_s: float = 0.0,
         policy: BatchingPolicy = "deadline",
         preferred_batch_size: Sequence[int] = (),
+        target_batch_s: float = TARGET_BATCH_S,
         queue_policies: QueuePolicies | None = None,
     ) -> None:
         self._cost = cost
@@ -83,11 +85,12 @@ class Batcher:
             BatchLimits(max_rows, max_work),
             max_queue_delay_s=max_queue_delay_s,
             preferred=preferred_batch_size,
+            target_batch_s=target_batch_s,
         )
         self._max_rows = self._policy.limits.max_rows
         self._max_work = max_work
-        self._max_queue_delay_s = max_queue_delay_s
-        self._preferred = frozenset(preferred_batch_size)
+        # Other policies take no notice of preferred sizes, so none of their batches closes for one.
+        self._preferred = frozenset(preferred_batch_size if policy == "window" else ())
         self._max_queue_size = max_queue_size
         self._queue_policies = queue_policies or QueuePolicies()
         self._queue = DeadlineQueue()
@@ -149,7 +152,7 @@ class Batcher:
         batch_s = batch_seconds(self._cost, [entry.item.shape for entry in chosen])
         self.closed_by = self._closed_by(chosen)
         self._learn_sharing(chosen, batch_s)
-        self._policy.left(chosen, batch_s)
+        self._policy.left(chosen, batch_s, waiting=len(self._queue) - len(chosen))
         self.remove([entry.item.id for entry in chosen])
         return [entry.item for entry in chosen]
 
@@ -276,7 +279,7 @@ class Batcher:
         if held_until == -inf:
             return "idle"
         oldest_at = min(entry.item.arrived_at for entry in chosen)
-        return "delay" if held_until >= oldest_at + self._max_queue_delay_s else "deadline"
+        return "delay" if held_until >= oldest_at + self._policy.delay_s else "deadline"
 
     def _learn_sharing(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         # An exponential average of what a batch costs, as a share of its members' costs alone; never over 1.
