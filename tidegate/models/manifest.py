@@ -107,6 +107,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     max_queue_size: int = 0  # how many of them may wait; 0: only the limit of the whole queue counts
     timeout_action: TimeoutAction = "REJECT"
     default_timeout_microseconds: int = 0  # how long they may wait; 0: until their deadlines
+    demote_when_full: bool = False  # whether a request that finds the level full waits at the next lower one with room
     allow_timeout_override: bool = True  # a caller's own timeout is its deadline, which always counts
 
 

@@ -247,6 +247,8 @@ def _queue_policy(policy: QueuePolicy) -> Iterator[str]:
         yield f"timeout_action: {policy.timeout_action!r} must be one of {', '.join(get_args(TimeoutAction))}"
     if policy.timeout_action == "DELAY" and not policy.default_timeout_microseconds:
         yield "timeout_action: DELAY without default_timeout_microseconds would never happen; set one, or leave it out"
+    if policy.demote_when_full and not policy.max_queue_size:
+        yield "demote_when_full: without max_queue_size the level is never full; set one, or leave it out"
     if not policy.allow_timeout_override:
         yield "allow_timeout_override: false is not possible, a caller's timeout is its deadline; leave it out"
 

@@ -100,8 +100,8 @@ class Batcher:
         self.closed_by = ""  # why the last batch held no more: full, preferred, delay, deadline, shape, idle
         self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
 
-    def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> None:
-        """Queue all parts of one request, or none.
+    def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> list[QueueItem]:
+        """Queue all parts of one request, or none; as they were queued, maybe at a lower level of priority.
 
         Args:
             readmit: the items were here before and go back (their batch failed), so the queue's size does not count,
@@ -111,9 +111,9 @@ class Batcher:
             Overloaded: the queue is full; `retry_after_s` is when it should have drained.
             DeadlineExceeded: the request is provably too late.
         """
-        entries = [self._entry(item, timed=not readmit) for item in items]
         if not readmit:
-            self._check_room(items)
+            items = self._placed(items)
+        entries = [self._entry(item, timed=not readmit) for item in items]
         least_s = EARLY_DROP_RATIO * sum(entry.alone_s for entry in entries)
         left_s = min(item.deadline for item in items) - now
         if least_s >= left_s:
@@ -125,6 +125,7 @@ class Batcher:
             if not readmit:  # a readmitted item was counted as an arrival, and timed, before
                 self._policy.came(entry, now)
                 self._time(entry.item)
+        return list(items)
 
     def limit_work(self, units: float) -> None:
         """Limit a batch to this much work from now on, and never more than `max_work`: memory may be short."""
@@ -212,18 +213,28 @@ class Batcher:
     def __repr__(self) -> str:
         return f"<Batcher {len(self)}/{self._max_queue_size} waiting, drained in {self.drain_s() * 1e3:.0f} ms>"
 
-    def _check_room(self, items: Sequence[QueueItem]) -> None:
-        """Raise Overloaded for a full queue or level; an empty one takes one request of any size."""
-        waiting, at_level = len(self._queue), self._queue.at_level(items[0].priority)
-        room = self._queue_policies.room(items[0].priority)
+    def _placed(self, items: Sequence[QueueItem]) -> Sequence[QueueItem]:
+        """The items at a level that has room; Overloaded for a full queue or level."""
+        waiting, priority = len(self._queue), items[0].priority
         if waiting and waiting + len(items) > self._max_queue_size:
-            full = f"the queue is full: {waiting} of {self._max_queue_size} wait"
-        elif at_level and at_level + len(items) > room:
-            full = f"the queue is full: {at_level} of {room:g} wait at this level of priority"
-        else:
-            return
+            raise self._full(f"{waiting} of {self._max_queue_size} wait")
+        if self._has_room(priority, len(items)):
+            return items
+        lower = self._queue_policies.fallback_levels(priority)
+        level = next((level for level in lower if self._has_room(level, len(items))), None)
+        if level is None:
+            at_level, room = self._queue.at_level(priority), self._queue_policies.room(priority)
+            raise self._full(f"{at_level} of {room:g} wait at this level of priority")
+        return [replace(item, priority=level) for item in items]
+
+    def _has_room(self, priority: int, count: int) -> bool:
+        """Whether so many more may wait at this level; an empty one takes one request of any size."""
+        at_level = self._queue.at_level(priority)
+        return not at_level or at_level + count <= self._queue_policies.room(priority)
+
+    def _full(self, why: str) -> Overloaded:
         low, high = RETRY_AFTER_RANGE_S
-        raise Overloaded(full, retry_after_s=min(max(self.drain_s(), low), high))
+        return Overloaded(f"the queue is full: {why}", retry_after_s=min(max(self.drain_s(), low), high))
 
     def _entry(self, item: QueueItem, *, timed: bool) -> QueueEntry:
         alone_s = self._cost.predict_s(item.shape.units, item.shape.length)

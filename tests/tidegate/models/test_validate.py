@@ -130,6 +130,7 @@ def test_a_manifest_without_text_limits_or_quality_is_right_too() -> None:
             "64",
         ),
         (levels(5), "batching.priority_queue_policy:", "no level 5"),
+        (levels(4, demote_when_full=True), "batching.priority_queue_policy.4.demote_when_full:", "max_queue_size"),
         (levels(4, max_queue_size=-1), "batching.priority_queue_policy.4.max_queue_size:", "-1"),
         (
             levels(1, default_timeout_microseconds=-7),
