@@ -61,6 +61,9 @@ class PoolMetrics:
         yield _gauge("queue_delay_seconds", "Predicted wait now.", scheduler.queue_delay_s(clock.now()))
         yield _counters("refused", "Requests refused: a full queue or no time left.", (), [((), scheduler.refused)])
 
+        words = "Requests that found their level full and wait at a lower one."
+        yield _counters("demoted", words, ("lane", "asked", "level"), scheduler.demoted.items())
+
         words = "Requests answered with another's computation."
         yield _counters("coalesced", words, (), [((), float(self._coalesced()))])
 

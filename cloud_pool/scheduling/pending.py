@@ -45,7 +45,9 @@ class PendingParts:
 
     def enter(self, job: Job, now: float) -> None:
         """Queue all parts of a job. Raises what `Batcher.add` raises; then none is queued."""
-        job.queue.batcher.add([part.queued for part in job.parts], now)
+        queued = job.queue.batcher.add([part.queued for part in job.parts], now)
+        for part, item in zip(job.parts, queued, strict=True):
+            part.queued = item
         self._parts.update((part.queued.id, part) for part in job.parts)
 
     def readmit(self, part: JobPart) -> None:

@@ -35,7 +35,7 @@ Source: docs/design/batching.md, "Scheduler invariants", the list of what has go
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from math import inf
 from typing import Final, Self
@@ -57,6 +57,7 @@ from cloud_pool.scheduling.retries import BatchRetries
 from cloud_pool.scheduling.worker_slots import Compute, WorkerSlot, WorkerSlots
 from tidegate import clock
 from tidegate.outcome import DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ServeError, Unreachable
+from tidegate.priority import level_of
 from tidegate.trace_context import Trace
 from tidegate.types import Accepted
 from tidegate.workers.process import ComputeResult, WorkerDied
@@ -83,6 +84,7 @@ class PoolScheduler:
     ) -> None:
         self.seats = WorkerSlots(standby)
         self.refused = 0  # since the start, for a full queue or a wait that was too long
+        self.demoted = Counter[tuple[str, str, str]]()  # requests by lane, by the level asked for, by the level given
         self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
         self.queues = InstanceQueues()
         self.batches = BatchCounts()
@@ -221,6 +223,8 @@ class PoolScheduler:
         now = clock.now()
         lane.service.relax(now)
         self._waiting.enter(job, now)
+        if (level := level_of(job.parts[0].queued.priority)) != level_of(ask.priority):
+            self.demoted[lane.key, str(level_of(ask.priority)), str(level)] += 1
         self._jobs.add(job)
         self._wake(now)
         return job

@@ -14,7 +14,7 @@ taken to that one while there is time. Which one is better is read from the meas
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -28,6 +28,7 @@ TimeoutAction = Literal["REJECT", "DELAY"]
 BatchingPolicy = Literal["deadline", "adaptive", "window", "eager", "none"]
 Unsure = Literal["accept", "reject", "defer"]
 Measure = Literal["margin", "entropy", "top1"]
+TARGET_BATCH_S: Final = 0.05  # as long as the window with which the policy `adaptive` begins
 Modality = Literal["text", "image", "sound", "generation", "other"]
 
 
@@ -106,6 +107,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     max_queue_size: int = 0  # how many of them may wait; 0: only the limit of the whole queue counts
     timeout_action: TimeoutAction = "REJECT"
     default_timeout_microseconds: int = 0  # how long they may wait; 0: until their deadlines
+    demote_when_full: bool = False  # whether a request that finds the level full waits at the next lower one with room
     allow_timeout_override: bool = True  # a caller's own timeout is its deadline, which always counts
 
 
@@ -118,6 +120,7 @@ class Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     max_queue_size: int = 256
     policy: BatchingPolicy = "deadline"  # how batches are formed; see docs/models.md
     preferred_batch_size: tuple[int, ...] = ()  # rows of batches that the policy `window` does not hold back
+    target_batch_s: float = TARGET_BATCH_S  # what a batch should take to compute; the policy `adaptive` keeps near it
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: dict[int, QueuePolicy] = {}  # by level, 1 to 4, instead of the default
     coalesce: bool = False  # whether equal inputs that are there at once are computed once; for models without chance

@@ -16,6 +16,7 @@ from math import isfinite
 from typing import get_args
 
 from tidegate.models.manifest import (
+    TARGET_BATCH_S,
     Batching,
     BatchingPolicy,
     Bounds,
@@ -216,6 +217,10 @@ def _batching_policy(batching: Batching) -> Iterator[str]:
         yield f"batching.max_queue_delay_s: the policy {batching.policy} takes none; use window, or leave it out"
     if batching.policy == "window" and not batching.max_queue_delay_s > 0:
         yield "batching.max_queue_delay_s: the policy window needs one above 0; with none at all use eager"
+    if not (isfinite(batching.target_batch_s) and batching.target_batch_s > 0):
+        yield f"batching.target_batch_s: {batching.target_batch_s:g} must be a positive number of seconds"
+    if batching.target_batch_s != TARGET_BATCH_S and batching.policy != "adaptive":
+        yield f"batching.target_batch_s: the policy {batching.policy} takes none; use adaptive, or leave it out"
     if batching.preferred_batch_size and batching.policy != "window":
         yield f"batching.preferred_batch_size: the policy {batching.policy} takes none; use window, or leave it out"
     for size in batching.preferred_batch_size:
@@ -242,6 +247,8 @@ def _queue_policy(policy: QueuePolicy) -> Iterator[str]:
         yield f"timeout_action: {policy.timeout_action!r} must be one of {', '.join(get_args(TimeoutAction))}"
     if policy.timeout_action == "DELAY" and not policy.default_timeout_microseconds:
         yield "timeout_action: DELAY without default_timeout_microseconds would never happen; set one, or leave it out"
+    if policy.demote_when_full and not policy.max_queue_size:
+        yield "demote_when_full: without max_queue_size the level is never full; set one, or leave it out"
     if not policy.allow_timeout_override:
         yield "allow_timeout_override: false is not possible, a caller's timeout is its deadline; leave it out"
 

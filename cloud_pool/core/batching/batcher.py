@@ -40,7 +40,7 @@ from cloud_pool.core.batching.deadline_queue import SLACK, DeadlineQueue, QueueE
 from cloud_pool.core.batching.grouping import WINDOW, BatchLimits, batch_seconds
 from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.core.batching.queue_policy import QueuePolicies
-from tidegate.models.manifest import BatchingPolicy
+from tidegate.models.manifest import TARGET_BATCH_S, BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 
@@ -61,6 +61,7 @@ class Batcher:
         max_queue_delay_s: how long a partial batch may be held back; 0 never waits for batch-mates.
         policy: which requests form a batch, and when.
         preferred_batch_size: rows of batches that the policy `window` does not hold back.
+        target_batch_s: seconds that a batch should take, by which the policy `adaptive` sets its window.
         queue_policies: limits of waiting requests, by their level of priority.
     """
 
@@ -74,6 +75,7 @@ class Batcher:
         max_queue_delay_s: float = 0.0,
         policy: BatchingPolicy = "deadline",
         preferred_batch_size: Sequence[int] = (),
+        target_batch_s: float = TARGET_BATCH_S,
         queue_policies: QueuePolicies | None = None,
     ) -> None:
         self._cost = cost
@@ -83,11 +85,12 @@ class Batcher:
             BatchLimits(max_rows, max_work),
             max_queue_delay_s=max_queue_delay_s,
             preferred=preferred_batch_size,
+            target_batch_s=target_batch_s,
         )
         self._max_rows = self._policy.limits.max_rows
         self._max_work = max_work
-        self._max_queue_delay_s = max_queue_delay_s
-        self._preferred = frozenset(preferred_batch_size)
+        # Other policies take no notice of preferred sizes, so none of their batches closes for one.
+        self._preferred = frozenset(preferred_batch_size if policy == "window" else ())
         self._max_queue_size = max_queue_size
         self._queue_policies = queue_policies or QueuePolicies()
         self._queue = DeadlineQueue()
@@ -97,8 +100,8 @@ class Batcher:
         self.closed_by = ""  # why the last batch held no more: full, preferred, delay, deadline, shape, idle
         self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
 
-    def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> None:
-        """Queue all parts of one request, or none.
+    def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> list[QueueItem]:
+        """Queue all parts of one request, or none; as they were queued, maybe at a lower level of priority.
 
         Args:
             readmit: the items were here before and go back (their batch failed), so the queue's size does not count,
@@ -108,9 +111,9 @@ class Batcher:
             Overloaded: the queue is full; `retry_after_s` is when it should have drained.
             DeadlineExceeded: the request is provably too late.
         """
-        entries = [self._entry(item, timed=not readmit) for item in items]
         if not readmit:
-            self._check_room(items)
+            items = self._placed(items)
+        entries = [self._entry(item, timed=not readmit) for item in items]
         least_s = EARLY_DROP_RATIO * sum(entry.alone_s for entry in entries)
         left_s = min(item.deadline for item in items) - now
         if least_s >= left_s:
@@ -122,6 +125,7 @@ class Batcher:
             if not readmit:  # a readmitted item was counted as an arrival, and timed, before
                 self._policy.came(entry, now)
                 self._time(entry.item)
+        return list(items)
 
     def limit_work(self, units: float) -> None:
         """Limit a batch to this much work from now on, and never more than `max_work`: memory may be short."""
@@ -149,7 +153,7 @@ class Batcher:
         batch_s = batch_seconds(self._cost, [entry.item.shape for entry in chosen])
         self.closed_by = self._closed_by(chosen)
         self._learn_sharing(chosen, batch_s)
-        self._policy.left(chosen, batch_s)
+        self._policy.left(chosen, batch_s, waiting=len(self._queue) - len(chosen))
         self.remove([entry.item.id for entry in chosen])
         return [entry.item for entry in chosen]
 
@@ -209,18 +213,28 @@ class Batcher:
     def __repr__(self) -> str:
         return f"<Batcher {len(self)}/{self._max_queue_size} waiting, drained in {self.drain_s() * 1e3:.0f} ms>"
 
-    def _check_room(self, items: Sequence[QueueItem]) -> None:
-        """Raise Overloaded for a full queue or level; an empty one takes one request of any size."""
-        waiting, at_level = len(self._queue), self._queue.at_level(items[0].priority)
-        room = self._queue_policies.room(items[0].priority)
+    def _placed(self, items: Sequence[QueueItem]) -> Sequence[QueueItem]:
+        """The items at a level that has room; Overloaded for a full queue or level."""
+        waiting, priority = len(self._queue), items[0].priority
         if waiting and waiting + len(items) > self._max_queue_size:
-            full = f"the queue is full: {waiting} of {self._max_queue_size} wait"
-        elif at_level and at_level + len(items) > room:
-            full = f"the queue is full: {at_level} of {room:g} wait at this level of priority"
-        else:
-            return
+            raise self._full(f"{waiting} of {self._max_queue_size} wait")
+        if self._has_room(priority, len(items)):
+            return items
+        lower = self._queue_policies.fallback_levels(priority)
+        level = next((level for level in lower if self._has_room(level, len(items))), None)
+        if level is None:
+            at_level, room = self._queue.at_level(priority), self._queue_policies.room(priority)
+            raise self._full(f"{at_level} of {room:g} wait at this level of priority")
+        return [replace(item, priority=level) for item in items]
+
+    def _has_room(self, priority: int, count: int) -> bool:
+        """Whether so many more may wait at this level; an empty one takes one request of any size."""
+        at_level = self._queue.at_level(priority)
+        return not at_level or at_level + count <= self._queue_policies.room(priority)
+
+    def _full(self, why: str) -> Overloaded:
         low, high = RETRY_AFTER_RANGE_S
-        raise Overloaded(full, retry_after_s=min(max(self.drain_s(), low), high))
+        return Overloaded(f"the queue is full: {why}", retry_after_s=min(max(self.drain_s(), low), high))
 
     def _entry(self, item: QueueItem, *, timed: bool) -> QueueEntry:
         alone_s = self._cost.predict_s(item.shape.units, item.shape.length)
@@ -276,7 +290,7 @@ class Batcher:
         if held_until == -inf:
             return "idle"
         oldest_at = min(entry.item.arrived_at for entry in chosen)
-        return "delay" if held_until >= oldest_at + self._max_queue_delay_s else "deadline"
+        return "delay" if held_until >= oldest_at + self._policy.delay_s else "deadline"
 
     def _learn_sharing(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         # An exponential average of what a batch costs, as a share of its members' costs alone; never over 1.

@@ -6,9 +6,9 @@
     eager      the first in order with the ones after it, whatever their lengths, as soon as the device is free
     window     the same, but a partial batch waits for batch-mates up to `max_queue_delay_s` after its oldest member
                came; one of a `preferred_batch_size` does not (Triton's dynamic batcher)
-    adaptive   a window that is learned: it starts at 50 ms, is adjusted after every 10 batches, and goes a step
-               towards what those really took, within 10 and 100 ms: waiting as long as one computes halves calls
-               under load, and waiting longer only makes the wait the larger part
+    adaptive   a window that is learned: it starts at 50 ms, is adjusted after every 10 batches, and stays within 10 and
+               100 ms. Batches slower than `target_batch_s` by a fifth shorten it, because a smaller batch computes for
+               less time; others lengthen it, by the more the fuller the batches are and the more requests wait
     none       one request a call
 
 All but the first exist for comparison: padding to the longest makes eager batches of mixed lengths
@@ -34,7 +34,7 @@ from cloud_pool.core.batching.deadline_queue import QueueEntry
 from cloud_pool.core.batching.grouping import BatchLimits, batch_seconds, cheapest_groups
 from cloud_pool.core.batching.queue_item import FAR_S
 from cloud_pool.core.sharing.batch_choice import BatchCandidate, next_candidate
-from tidegate.models.manifest import BatchingPolicy
+from tidegate.models.manifest import TARGET_BATCH_S, BatchingPolicy
 from tidegate.priority import WEIGHTS, level_of
 
 ROOM_RATIO: Final = 0.5  # share of a member's slack that its batch may take; the rest is for errors and the way back
@@ -65,6 +65,10 @@ class BatchPolicy(Protocol):
     def holds_back(self) -> bool:
         """Whether the policy ever holds a batch back."""
 
+    @property
+    def delay_s(self) -> float:
+        """How long the policy now holds a batch back at most, in seconds."""
+
     def came(self, entry: QueueEntry, now: float) -> None:
         """Record that a request has joined the queue."""
 
@@ -74,8 +78,8 @@ class BatchPolicy(Protocol):
     def held_until(self, chosen: Sequence[QueueEntry]) -> float:
         """Until when the batch may wait for batch-mates; in the past when it should not wait."""
 
-    def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
-        """Record that a batch has left, with its predicted seconds."""
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float, *, waiting: int) -> None:
+        """Record that a batch has left, with its predicted seconds, and how many items stay in the queue."""
 
     def took(self, batch_s: float) -> None:
         """Record the seconds that a batch took."""
@@ -95,6 +99,10 @@ class DeadlinePolicy:
     @property
     def holds_back(self) -> bool:
         return self._delay_s > 0.0
+
+    @property
+    def delay_s(self) -> float:
+        return self._delay_s
 
     def came(self, entry: QueueEntry, now: float) -> None:
         slack_s = entry.item.deadline - now - entry.alone_s
@@ -118,7 +126,7 @@ class DeadlinePolicy:
             return -inf
         return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
 
-    def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float, *, waiting: int) -> None:
         ratio = min(1.0, batch_s / sum(entry.alone_s for entry in chosen))
         self._sharing_ratio += _SMOOTHING * (ratio - self._sharing_ratio)
 
@@ -161,6 +169,10 @@ class WindowPolicy:
     def holds_back(self) -> bool:
         return self._delay_s > 0.0
 
+    @property
+    def delay_s(self) -> float:
+        return self._delay_s
+
     def came(self, entry: QueueEntry, now: float) -> None:
         """Ignored: only the waiting requests count."""
 
@@ -176,41 +188,54 @@ class WindowPolicy:
             return -inf
         return _held_until(chosen, self._delay_s, self.limits.max_rows, self._cost)
 
-    def left(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float, *, waiting: int) -> None:
         """Ignored: costs play no part."""
 
     def took(self, batch_s: float) -> None:
         """Ignored: the window is fixed."""
-
-    @property
-    def delay_s(self) -> float:
-        """The window now, in seconds."""
-        return self._delay_s
 
     def __repr__(self) -> str:
         return f"<WindowPolicy {self._delay_s * 1e3:.0f} ms>"
 
 
 class AdaptivePolicy(WindowPolicy):
-    """A window that follows how long batches compute."""
+    """A window that keeps batches near a target: shorter while they compute for too long, and else longer.
+
+    Args:
+        target_s: seconds that a batch should take to compute.
+    """
 
     START_S: Final = 0.050
     LEAST_S: Final = 0.010
     MOST_S: Final = 0.100
     EVERY: Final = 10  # batches
+    SLOW_RATIO: Final = 1.2  # of the target: what is within a fifth of it is noise, and no reason to shorten
 
-    def __init__(self, cost: BatchCost, limits: BatchLimits) -> None:
+    def __init__(self, cost: BatchCost, limits: BatchLimits, target_s: float) -> None:
         super().__init__(cost, limits, self.START_S)
+        self._target_s = target_s
         self._batches = 0
-        self._sum_s = 0.0
+        self._smoothed_s: float | None = None  # what batches took, the last ones most
+        self._backlog_ratio = 0.0  # smoothed: the requests of a batch and those that stayed, as a share of a full one
+
+    def left(self, chosen: Sequence[QueueEntry], batch_s: float, *, waiting: int) -> None:
+        rows = sum(entry.item.shape.rows for entry in chosen)
+        ratio = min(1.0, (rows + waiting) / self.limits.max_rows)
+        self._backlog_ratio += _SMOOTHING * (ratio - self._backlog_ratio)
 
     def took(self, batch_s: float) -> None:
+        before_s = batch_s if self._smoothed_s is None else self._smoothed_s
+        self._smoothed_s = before_s + _SMOOTHING * (batch_s - before_s)
         self._batches += 1
-        self._sum_s += batch_s
         if self._batches == self.EVERY:
-            aim_s = min(self.MOST_S, max(self.LEAST_S, self._sum_s / self._batches))
-            self._delay_s += _STEP_RATIO * (aim_s - self._delay_s)
-            self._batches, self._sum_s = 0, 0.0
+            self._batches = 0
+            self._adjust(self._smoothed_s)
+
+    def _adjust(self, smoothed_s: float) -> None:
+        # A lone caller's batches are fast and nearly empty: for such the window hardly grows, as waiting gains nothing.
+        slow = smoothed_s > self.SLOW_RATIO * self._target_s
+        factor = 1.0 - _STEP_RATIO if slow else 1.0 + _STEP_RATIO * self._backlog_ratio
+        self._delay_s = min(self.MOST_S, max(self.LEAST_S, factor * self._delay_s))
 
     def __repr__(self) -> str:
         return f"<AdaptivePolicy {self._delay_s * 1e3:.0f} ms>"
@@ -223,13 +248,14 @@ def policy_of(
     *,
     max_queue_delay_s: float = 0.0,
     preferred: Sequence[int] = (),
+    target_batch_s: float = TARGET_BATCH_S,
 ) -> BatchPolicy:
     """The policy of this name."""
     match name:
         case "deadline":
             return DeadlinePolicy(cost, limits, max_queue_delay_s)
         case "adaptive":
-            return AdaptivePolicy(cost, limits)
+            return AdaptivePolicy(cost, limits, target_batch_s)
         case "window":
             return WindowPolicy(cost, limits, max_queue_delay_s, preferred)
         case "eager":

@@ -71,6 +71,7 @@ class ModelInstance:
             max_queue_delay_s=batching.max_queue_delay_s,
             policy=batching.policy,
             preferred_batch_size=batching.preferred_batch_size,
+            target_batch_s=batching.target_batch_s,
             queue_policies=QueuePolicies(batching.default_queue_policy, batching.priority_queue_policy),
         )
 

@@ -8,6 +8,8 @@ is different is what has hurt its users:
                 it next forms a batch (server#7512)
     the caller  its own timeout is its deadline and counts always, beside the level's: the smaller one counts.
                 Triton silently ignores it where the level has none
+    a full level   is refused, as in Triton; with `demote_when_full` the request waits at the next lower level that has
+                room, whose place, worth and timeout it then has
     DELAY       a request that has waited too long goes behind every request that waits in that moment, and no further:
                 a request that arrives later by more than the levels' head start goes behind it. In Triton a delayed
                 request may wait for ever
@@ -25,7 +27,7 @@ from math import inf
 
 from cloud_pool.core.batching.queue_item import QueueItem
 from tidegate.models.manifest import QueuePolicy
-from tidegate.priority import level_of
+from tidegate.priority import LAST_LEVEL, level_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class QueuePolicies:
     def room(self, priority: int) -> float:
         """How many requests may wait at this level; infinity for any number."""
         return self.of(priority).max_queue_size or inf
+
+    def fallback_levels(self, priority: int) -> range:
+        """The levels at which a request may wait instead when its own is full, the highest first."""
+        level = level_of(priority)
+        return range(level + 1, LAST_LEVEL + 1 if self.of(priority).demote_when_full else level + 1)
 
     def rejected_at(self, item: QueueItem) -> float:
         """When an item has waited too long to be computed at all; infinity for never."""

@@ -21,7 +21,7 @@ from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.pool.fake_worker import BAD_ID
 from tests.support.pool.lane_pool import COST, RESTART_S, WORKER, pool, service_s, total
 from tidegate import clock
-from tidegate.models.manifest import Batching
+from tidegate.models.manifest import Batching, QueuePolicy
 from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded, Unreachable
 from tidegate.types import Accepted
 from tidegate.workers.process import ComputeResult, EngineSpec
@@ -103,6 +103,22 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None
         assert clock.now() == came_at
         assert refused.value.retry_after_s is not None and 0.05 <= refused.value.retry_after_s < 1.0
         await asyncio.gather(*callers)
+
+
+@on_virtual_time
+async def test_a_request_that_finds_its_level_full_waits_lower_where_that_is_allowed_and_is_counted() -> None:
+    level = QueuePolicy(max_queue_size=1, demote_when_full=True)
+    batching = Batching(max_batch_size=8, priority_queue_policy={2: level}, pad_axis="sequence")
+    async with pool(manifest_of(batching=batching)) as subject:
+        callers = [subject.ask(text(10))]
+        await settle()
+        callers += [subject.ask(text(10)) for _ in range(3)]
+        await settle()
+        assert subject.scheduler.queued == 3
+        await asyncio.gather(*callers)
+        assert [(asked, level, count) for (_, asked, level), count in subject.scheduler.demoted.items()] == [
+            ("2", "3", 2)
+        ]
 
 
 @on_virtual_time

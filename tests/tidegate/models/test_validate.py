@@ -121,6 +121,8 @@ def test_a_manifest_without_text_limits_or_quality_is_right_too() -> None:
         (changed(batching=Batching(policy="fifo")), "batching.policy:", "deadline, adaptive, window, eager, none"),  # type: ignore[arg-type]
         (changed(batching=Batching(policy="eager", max_queue_delay_s=0.1)), "batching.max_queue_delay_s:", "eager"),
         (changed(batching=Batching(policy="window")), "batching.max_queue_delay_s:", "above 0"),
+        (changed(batching=Batching(policy="adaptive", target_batch_s=0.0)), "batching.target_batch_s:", "0 must be"),
+        (changed(batching=Batching(target_batch_s=0.1)), "batching.target_batch_s:", "deadline takes none"),
         (changed(batching=Batching(preferred_batch_size=(4,))), "batching.preferred_batch_size:", "deadline"),
         (
             changed(batching=Batching(policy="window", max_queue_delay_s=0.1, preferred_batch_size=(64,))),
@@ -128,6 +130,7 @@ def test_a_manifest_without_text_limits_or_quality_is_right_too() -> None:
             "64",
         ),
         (levels(5), "batching.priority_queue_policy:", "no level 5"),
+        (levels(4, demote_when_full=True), "batching.priority_queue_policy.4.demote_when_full:", "max_queue_size"),
         (levels(4, max_queue_size=-1), "batching.priority_queue_policy.4.max_queue_size:", "-1"),
         (
             levels(1, default_timeout_microseconds=-7),

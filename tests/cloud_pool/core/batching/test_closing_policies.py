@@ -8,6 +8,7 @@ import pytest
 
 from cloud_pool.core.batching.batcher import Batcher
 from cloud_pool.core.batching.closing_policies import BLOCKING_RATIO, AdaptivePolicy, policy_of
+from cloud_pool.core.batching.deadline_queue import QueueEntry
 from cloud_pool.core.batching.grouping import BatchLimits, WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
 from cloud_pool.core.batching.queue_item import QueueItem
@@ -26,6 +27,19 @@ def batcher(policy: Any, **overrides: Any) -> Batcher:
 
 def queued(id: int, *, at: float = NOW, due_in_s: float = 2.0, length: int = 16, **more: Any) -> QueueItem:
     return QueueItem(id, at, at + due_in_s, WorkShape(1, length, float(length)), **more)
+
+
+def adaptive(*, target_s: float) -> AdaptivePolicy:
+    return AdaptivePolicy(Formula(affine_s), BatchLimits(8), target_s)
+
+
+def run(policy: AdaptivePolicy, *, batches: int, took_s: float, rows: int, waiting: int = 0) -> None:
+    """Let batches of this many rows leave, while others stay, and take so long."""
+    item = queued(0)
+    chosen = [QueueEntry(item, item.key, affine_s(16), item.deadline)] * rows
+    for _ in range(batches):
+        policy.left(chosen, took_s, waiting=waiting)
+        policy.took(took_s)
 
 
 def ids(items: list[QueueItem]) -> list[int]:
@@ -106,21 +120,74 @@ class TestAdaptive:
         assert subject.next_wake(NOW) == pytest.approx(NOW + AdaptivePolicy.START_S)
 
     @pytest.mark.parametrize(
-        ("batch_s", "aim_s"), [(0.002, AdaptivePolicy.LEAST_S), (0.03, 0.03), (0.7, AdaptivePolicy.MOST_S)]
+        ("batch_s", "ends_at"),
+        [
+            (0.030, AdaptivePolicy.MOST_S),
+            (0.059, AdaptivePolicy.MOST_S),  # within a fifth of the target
+            (0.061, AdaptivePolicy.LEAST_S),
+            (0.700, AdaptivePolicy.LEAST_S),
+        ],
     )
-    def test_it_goes_towards_what_batches_take_within_its_bounds(self, batch_s: float, aim_s: float) -> None:
-        subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
-        for _ in range(AdaptivePolicy.EVERY * 40):
-            subject.took(batch_s)
-        assert subject.delay_s == pytest.approx(aim_s, rel=0.01)
+    def test_batches_slower_than_the_target_by_a_fifth_shorten_it_and_others_lengthen_it(
+        self, batch_s: float, ends_at: float
+    ) -> None:
+        subject = adaptive(target_s=0.05)
+        run(subject, batches=200, took_s=batch_s, rows=8)
+        assert subject.delay_s == pytest.approx(ends_at)
 
     def test_it_is_looked_at_again_only_after_ten_batches(self) -> None:
-        subject = AdaptivePolicy(Formula(affine_s), BatchLimits(8))
-        for _ in range(AdaptivePolicy.EVERY - 1):
-            subject.took(0.01)
+        subject = adaptive(target_s=0.05)
+        run(subject, batches=AdaptivePolicy.EVERY - 1, took_s=0.2, rows=8)
         assert repr(subject) == "<AdaptivePolicy 50 ms>"
-        subject.took(0.01)
-        assert repr(subject) == "<AdaptivePolicy 38 ms>"
+        run(subject, batches=1, took_s=0.2, rows=8)
+        assert repr(subject) == "<AdaptivePolicy 35 ms>"
+
+    def test_one_slow_batch_among_fast_ones_does_not_shorten_it(self) -> None:
+        subject = adaptive(target_s=0.05)
+        run(subject, batches=9, took_s=0.01, rows=8)
+        run(subject, batches=1, took_s=0.2, rows=8)
+        assert subject.delay_s > AdaptivePolicy.START_S
+
+    @pytest.mark.parametrize(("rows", "waiting"), [(8, 0), (1, 7), (4, 4)])
+    def test_it_grows_more_the_more_requests_there_are(self, rows: int, waiting: int) -> None:
+        lone, crowded = adaptive(target_s=0.05), adaptive(target_s=0.05)
+        run(lone, batches=10, took_s=0.01, rows=1)
+        run(crowded, batches=10, took_s=0.01, rows=rows, waiting=waiting)
+        assert AdaptivePolicy.START_S < lone.delay_s < crowded.delay_s
+
+    def test_the_target_is_that_of_the_manifest(self) -> None:
+        subject = batcher("adaptive", target_batch_s=0.5)
+        for number in range(10):
+            subject.add([queued(number)], NOW)
+            subject.release(NOW + 0.06)
+            subject.took(0.4)
+        subject.add([queued(10)], NOW)
+        wake_at = subject.next_wake(NOW)
+        assert wake_at is not None
+        assert wake_at > NOW + AdaptivePolicy.START_S
+
+
+class TestClosedBy:
+    @pytest.mark.parametrize("policy", ["deadline", "window", "adaptive"])
+    @pytest.mark.parametrize(("due_in_s", "after_s", "reason"), [(2.0, 0.051, "delay"), (0.04, 0.035, "deadline")])
+    def test_a_batch_that_leaves_for_its_deadline_is_counted_as_such(
+        self, policy: str, due_in_s: float, after_s: float, reason: str
+    ) -> None:
+        more = {} if policy == "adaptive" else {"max_queue_delay_s": 0.05}
+        subject = batcher(policy, **more)
+        for number in range(1, 100):  # so that batch-mates are expected, or `deadline` would not wait
+            subject.add([queued(number)], NOW)
+            subject.remove([number])
+        subject.add([queued(0, due_in_s=due_in_s)], NOW)
+        assert subject.release(NOW + 0.001) == []
+        assert ids(subject.release(NOW + after_s)) == [0]
+        assert subject.closed_by == reason
+
+    def test_only_the_policy_that_prefers_sizes_closes_for_one(self) -> None:
+        subject = batcher("deadline", preferred_batch_size=(2,))
+        subject.add([queued(1), queued(2)], NOW)
+        assert ids(subject.release(NOW)) == [1, 2]
+        assert subject.closed_by == "idle"
 
 
 class TestDeadline:

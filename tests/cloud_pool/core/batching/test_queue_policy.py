@@ -52,6 +52,32 @@ class TestRoom:
         subject.add([queued(5, priority=3)], NOW)
         assert sorted(ids(subject.waiting())) == [2, 3, 5]
 
+    def test_a_request_that_finds_its_level_full_waits_at_the_next_lower_one_with_room_where_that_is_allowed(
+        self,
+    ) -> None:
+        full = {2: QueuePolicy(max_queue_size=1, demote_when_full=True), 3: QueuePolicy(max_queue_size=1)}
+        subject = batcher(QueuePolicies(by_level={**full, 4: QueuePolicy(max_queue_size=1)}))
+        given = [subject.add([queued(id)], NOW)[0].priority for id in (1, 2, 3)]
+        assert given == [2, 3, 4]
+        with pytest.raises(Overloaded, match="1 of 1 wait at this level"):
+            subject.add([queued(4)], NOW)
+        with pytest.raises(Overloaded):  # its own level allows no demotion
+            subject.add([queued(5, priority=3)], NOW)
+        subject.add([queued(6, priority=1)], NOW)
+        assert [ids(subject.release(NOW)) for _ in range(4)] == [[6], [1], [2], [3]]
+
+    def test_a_demoted_request_has_the_timeout_of_the_level_at_which_it_waits(self) -> None:
+        policies = {2: QueuePolicy(max_queue_size=1, demote_when_full=True), 3: timeout(0.5)}
+        subject = batcher(QueuePolicies(by_level=policies))
+        subject.add([queued(1)], NOW)
+        subject.add([queued(2)], NOW)
+        assert ids(subject.expire(NOW + 0.51)) == [2]
+
+    def test_all_parts_of_a_demoted_request_wait_at_one_level(self) -> None:
+        subject = batcher(QueuePolicies(by_level={2: QueuePolicy(max_queue_size=2, demote_when_full=True)}))
+        subject.add([queued(1)], NOW)
+        assert [item.priority for item in subject.add([queued(2), queued(3)], NOW)] == [3, 3]
+
     def test_a_number_that_is_no_level_counts_as_the_default(self) -> None:
         subject = batcher(QueuePolicies(by_level={2: QueuePolicy(max_queue_size=1)}))
         subject.add([queued(1, priority=0)], NOW)
