@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tidegate import clock
+from tidegate.runtime.owner_option import check_readable, owner_option
 from tidegate.security.authority import IssuedCertificate, PkiError
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
+from tidegate.storage.file_owner import FileOwner
 
 _COLOURS = {"valid": "green", "due": "yellow", "expired": "red"}
 
@@ -90,7 +92,8 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
     show_default=True,
     help="Days until it expires; fewer limit the use of a stolen key.",
 )
-def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
+@owner_option("who runs this, for a renewal whose the older files are")
+def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int, owner: FileOwner | None) -> None:
     """Issue a certificate with a new key for a gateway, edge, pool, broker or client.
 
     The role and the name are what other parts check; for an edge, NAME is its `name` in its configuration. Hosts are
@@ -101,14 +104,17 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
       tidegate pki issue edge/edge-1
       tidegate pki issue broker/main --host broker.local --host 10.0.0.3
       tidegate pki issue client/reports --days 30
+      sudo tidegate pki issue pool/cloud --dir /etc/tidegate/pki --owner tidegate
     """
     store = PkiStore(folder)
     try:
         subject = CertificateIdentity.parse(identity)
-        issued = store.issue(subject, hosts, days=days, now=_now())
+        issued = store.issue(subject, hosts, days=days, now=_now(), owner=owner)
     except (PkiError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{subject}: {store.cert(subject)} and {store.key(subject)}, until {issued.ends:%Y-%m-%d}")
+    files = store.cert(subject), store.key(subject)
+    click.echo(f"{subject}: {files[0]} and {files[1]}, until {issued.ends:%Y-%m-%d}")
+    check_readable(owner, [store.ca_cert, *files])
 
 
 @pki.command()
@@ -118,8 +124,8 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
 def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
     """Renew the certificates with less than a third of their validity left: all, or the named ones.
 
-    Each gets a new key and the hosts and days that it had. Running processes take the new files by themselves, where
-    they lie or where you copy them; nothing need be restarted.
+    Each gets a new key and the hosts, days and owner that it had. Running processes take the new files by themselves,
+    where they lie or where you copy them; nothing need be restarted.
 
     \b
     Examples:
