@@ -8,6 +8,7 @@ import click
 
 from edge_agent.app import EdgeApp
 from edge_agent.commands.doctor_cli import doctor
+from edge_agent.commands.join_cli import join
 from edge_agent.commands.store import store
 from edge_agent.config import EdgeConfig
 from tidegate.runtime import events
@@ -23,6 +24,7 @@ Examples:
   TIDEGATE_EDGE_MODEL_REPOSITORY=models tidegate edge
   tidegate edge --config edge.yaml store list
   tidegate edge --config edge.yaml doctor
+  tidegate edge join kiosk-7.tar
 """,
 )
 @process_options("edge")
@@ -40,6 +42,7 @@ def edge(ctx: click.Context, path: Path | None, parent_pid: int | None) -> None:
 
 edge.add_command(store)
 edge.add_command(doctor)
+edge.add_command(join)
 
 
 async def serve(config: EdgeConfig) -> None:

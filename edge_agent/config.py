@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
 from tidegate.config import ProcessConfig, Section
-from tidegate.fleet.topics import checked_name
+from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
 from tidegate.runtime.logs import Format, Level
@@ -146,7 +146,9 @@ class EdgeConfig(ProcessConfig):
     attestation: AttestationConfig | None = Field(
         None, description="Evidence for gateways that require attested targets; needs `tls`. None: there is none."
     )
-    fleet: Name = Field("demo", description="The fleet to which this device belongs: the third level of MQTT topics.")
+    fleet: Name = Field(
+        DEFAULT_FLEET, description="The fleet to which this device belongs: the third level of MQTT topics."
+    )
     state_dir: Path = Field(
         Path("state"), description="Folder for what must survive a restart: the session's number (epoch), and store.db."
     )

@@ -26,7 +26,9 @@ from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import PINS
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.duration import Duration
+from tidegate.runtime.owner_option import check_readable, owner_option
 from tidegate.storage import audit_log
+from tidegate.storage.file_owner import FileOwner
 
 _EXAMPLES = """
 \b
@@ -88,7 +90,8 @@ keys.add_command(signing)
 @click.option("--edge-s-per-s", type=click.FloatRange(0), help="Seconds of edge compute a second.")
 @click.option("--max-in-flight", type=click.IntRange(1), help="Its requests in flight at once.")
 @click.option("--note", default="", help="A note on its owner; shown in lists.")
-def create(path: Path, tenant: str, expires: float | None, note: str, **given: Any) -> None:
+@owner_option("the file's own, for a new one who runs this")
+def create(path: Path, tenant: str, expires: float | None, note: str, owner: FileOwner | None, **given: Any) -> None:
     """Make a key for a client and print it, once.
 
     \b
@@ -108,7 +111,7 @@ def create(path: Path, tenant: str, expires: float | None, note: str, **given: A
         expires_at=None if expires is None else now + expires,
         note=note,
     )
-    with edit_keys(path) as records:
+    with edit_keys(path, owner) as records:
         records[record.id] = record
     click.echo(f"key {record.id} of tenant {tenant} is in {path}; it is shown here and never again:", err=True)
     click.echo(key)
@@ -116,6 +119,7 @@ def create(path: Path, tenant: str, expires: float | None, note: str, **given: A
         audit_log.beside(path), "key-created", id=record.id, tenant=tenant, models=list(grant.models),
         rights=list(grant.rights), expires=_date(record.expires_at),
     )  # fmt: skip
+    check_readable(owner, [path])
 
 
 @keys.command("list")

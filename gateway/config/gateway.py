@@ -19,6 +19,7 @@ from gateway.config.tenants import TenantConfig
 from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
 from gateway.core.fleet.target import Transport
 from tidegate.config import ProcessConfig
+from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.tls import TlsConfig
@@ -80,7 +81,7 @@ class GatewayConfig(ProcessConfig):
         None, description="Accept and compute what devices stored while offline; needs `mqtt`. None: devices keep it."
     )
     fleet: str = Field(
-        "demo", min_length=1, description="Fleet whose edges are used; others on the broker are ignored."
+        DEFAULT_FLEET, min_length=1, description="Fleet whose edges are used; others on the broker are ignored."
     )
     advertised_networks: tuple[str, ...] | None = Field(
         None,

@@ -21,6 +21,7 @@ import msgspec
 from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, KeyVerifier
 from tidegate.config import ConfigError
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.file_owner import FileOwner, kept
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 64 * 2**20
@@ -48,12 +49,17 @@ def read_keys(path: Path) -> tuple[KeyRecord, ...]:
 
 
 @contextmanager
-def edit_keys(path: Path) -> Iterator[dict[str, KeyRecord]]:
-    """Yield the records by id, to be changed under the lock; they are written if the block ends without an error."""
+def edit_keys(path: Path, owner: FileOwner | None = None) -> Iterator[dict[str, KeyRecord]]:
+    """Yield the records by id, to be changed under the lock; they are written if the block ends without an error.
+
+    Args:
+        owner: whose file it is then; None: whose it was.
+    """
     with _locked(path):
         records = {one.id: one for one in read_keys(path)} if path.exists() else {}
         yield records
-        _write(path, msgspec.json.format(msgspec.json.encode(KeyFile(FORMAT, tuple(records.values()))), indent=2))
+        text = msgspec.json.encode(KeyFile(FORMAT, tuple(records.values())))
+        _write(path, msgspec.json.format(text, indent=2), owner)
 
 
 def _decoded(path: Path, text: bytes) -> KeyFile:
@@ -81,8 +87,9 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write(path: Path, text: bytes) -> None:
+def _write(path: Path, text: bytes, owner: FileOwner | None) -> None:
     try:
-        write_atomically(path, text + b"\n", mode=0o600)
+        # Root revokes keys of a gateway that runs as another user: a file that is root's now, it could not read.
+        write_atomically(path, text + b"\n", mode=0o600, owner=owner.ids if owner else kept(path))
     except OSError as error:
         raise ConfigError(f"cannot write the keys file {path}: {error.strerror}") from error

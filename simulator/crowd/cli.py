@@ -16,6 +16,7 @@ from rich.table import Table
 from simulator.crowd.crowd import Crowd, CrowdCounts, CrowdFailed
 from simulator.crowd.habits import Habits
 from tidegate import clock
+from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.mqtt.broker_url import BrokerUrl
 
 LOOK_EVERY_S = 1.0
@@ -42,7 +43,7 @@ Examples:
 )
 @click.option("--agents", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many devices.")
 @click.option("--broker", default="mqtt://127.0.0.1:1883", show_default=True, help="Where they report.")
-@click.option("--fleet", "name", default="demo", show_default=True, help="The fleet that they belong to.")
+@click.option("--fleet", "name", default=DEFAULT_FLEET, show_default=True, help="The fleet that they belong to.")
 @click.option("--models", type=click.IntRange(0, 32), default=2, show_default=True, help="Models on each device.")
 @click.option(
     "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between heartbeats."

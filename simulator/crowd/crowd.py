@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from simulator.crowd.child import ChildSettings
 from simulator.crowd.habits import Habits
+from tidegate.fleet.topics import DEFAULT_FLEET
 
 PER_PROCESS: Final = 1000
 _GOODBYES_WITHIN_S: Final = 30.0
@@ -48,7 +49,7 @@ class Crowd:
         agents: int,
         url: str,
         *,
-        fleet: str = "demo",
+        fleet: str = DEFAULT_FLEET,
         models: int = 2,
         interval_s: float = 1.0,
         habits: Habits | None = None,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import shutil
 import ssl
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,6 +31,8 @@ from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttLink
 from tidegate.rollout.signing import MAX_SIGNED_BYTES
+from tidegate.storage.file_owner import FileOwner
+from tidegate.testing.ports import free_port
 from tidegate.tools.broker.cli import CONF, PASSWD, broker, copy_certificate, write
 from tidegate.tools.broker.mosquitto_config import MosquittoPlan, Users, gateway_user, passwd_line, passwd_text
 from tidegate.types import LoadReport
@@ -342,6 +346,51 @@ def test_passwords_are_shown_once_and_only_their_hashes_are_kept(tmp_path: Path)
 def test_what_cannot_be_written_is_told_with_the_way_out(tmp_path: Path, words: list[str], way_out: str) -> None:
     code, shown = run(tmp_path, *words)
     assert code == 1 and way_out in shown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Mosquitto as another user than itself")
+@pytest.mark.skipif(FileOwner.known("mosquitto") is None, reason="there is no user mosquitto here")
+@pytest.mark.parametrize("users", ["certificates", "passwords"])
+def test_the_command_that_is_printed_starts_mosquitto_as_root_and_it_becomes_its_own_user(users: str) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    try:
+        pki = FleetPki(folder / "pki")
+        pki.issue("broker/main")
+        port = free_port()
+        code, shown = run(folder / "broker", "--pki", str(pki.store.folder), "--port", str(port), "--users", users)
+        assert code == 0
+        command = shown.partition("start it with: ")[2].partition(",")[0]
+        assert command == f"mosquitto -c {folder / 'broker' / CONF}"
+        with Printed(folder, command.split()[1:]) as started:
+            assert Path(f"/proc/{started.pid}").stat().st_uid == pwd.getpwnam("mosquitto").pw_uid
+    finally:
+        shutil.rmtree(folder)
+
+
+class Printed(Mosquitto):
+    """Mosquitto by the command that was printed."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        super().__init__(folder)
+        self._words = words
+
+    def command(self) -> list[str]:
+        assert MOSQUITTO is not None
+        return [MOSQUITTO, *self._words]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+@pytest.mark.skipif(FileOwner.known("mosquitto") is None, reason="there is no user mosquitto here, or we are not root")
+def test_a_folder_that_mosquittos_user_cannot_enter_is_told_instead_of_a_command_that_fails(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    code, shown = run(tmp_path / "broker")
+    assert code == 0 and "mosquitto cannot enter" in shown and "start it with" not in shown
+    assert run(tmp_path / "broker", "--owner", "mosquitto")[0] == 1
 
 
 def test_the_hash_is_the_one_that_mosquitto_passwd_makes(tmp_path: Path) -> None:

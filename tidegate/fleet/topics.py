@@ -25,6 +25,8 @@ from typing import Final
 # `~` marks a second connection of the same device (`kiosk-1~cli`); `#` there is refused under Mosquitto's pattern ACLs.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z"
 _NAME = re.compile(NAME_PATTERN)
+# The fleet of a device, gateway or broker whose configuration names none: the same everywhere, or they never meet.
+DEFAULT_FLEET: Final = "site"
 
 
 class DeviceTopic(StrEnum):

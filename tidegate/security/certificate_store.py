@@ -19,6 +19,7 @@ from typing import Final
 from tidegate.security.authority import Authority, CertificatePair, IssuedCertificate, PkiError, read_issued
 from tidegate.security.certificate_identity import ROLES, CertificateIdentity
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.file_owner import FileOwner, kept
 
 CA_DAYS: Final = 3650
 CERT_DAYS: Final = 90
@@ -77,11 +78,24 @@ class PkiStore:
             raise PkiError(f"{self.folder} holds no usable CA: {error}") from error
 
     def issue(
-        self, identity: CertificateIdentity, hosts: Sequence[str], *, days: float, now: datetime
+        self,
+        identity: CertificateIdentity,
+        hosts: Sequence[str],
+        *,
+        days: float,
+        now: datetime,
+        owner: FileOwner | None = None,
     ) -> IssuedCertificate:
-        """Issue a certificate and put it in its place, over an older one. Raises PkiError."""
+        """Issue a certificate and put it in its place, over an older one.
+
+        Args:
+            owner: whose files they are; None: whose the older ones were.
+
+        Raises:
+            PkiError: it cannot be issued, or not be written.
+        """
         pair = self.authority().issue(identity, tuple(dict.fromkeys(hosts)), valid=timedelta(days=days), now=now)
-        _write(pair, self.cert(identity), self.key(identity))
+        _write(pair, self.cert(identity), self.key(identity), owner)
         return read_issued(pair.cert)
 
     def renew(self, one: IssuedCertificate, *, now: datetime) -> IssuedCertificate:
@@ -109,10 +123,10 @@ def _read_certificate(path: Path) -> StoredCertificate:
     return StoredCertificate(path, issued)
 
 
-def _write(pair: CertificatePair, cert: Path, key: Path) -> None:
+def _write(pair: CertificatePair, cert: Path, key: Path, owner: FileOwner | None = None) -> None:
     try:
         cert.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(key, pair.key, mode=0o600)
-        write_atomically(cert, pair.cert, mode=0o644)
+        for path, content, mode in ((key, pair.key, 0o600), (cert, pair.cert, 0o644)):
+            write_atomically(path, content, mode=mode, owner=owner.ids if owner else kept(path))
     except OSError as error:
         raise PkiError(f"cannot write {error.filename}: {error.strerror}") from error

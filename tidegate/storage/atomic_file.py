@@ -24,12 +24,19 @@ from pathlib import Path
 
 
 def write_atomically(
-    path: Path, content: bytes, *, mode: int | None = None, durable: bool = True, parents: bool = False
+    path: Path,
+    content: bytes,
+    *,
+    mode: int | None = None,
+    owner: tuple[int, int] | None = None,
+    durable: bool = True,
+    parents: bool = False,
 ) -> None:
     """Replace the content of `path`.
 
     Args:
         mode: the file's exact permissions, which no reader exceeds at any moment; None leaves them to the umask.
+        owner: the user and the group (ids) that the file belongs to before it holds anything; None: this process's.
         durable: whether the content must survive a power cut.
         parents: whether to make the folder when it does not exist.
 
@@ -42,6 +49,8 @@ def write_atomically(
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o666 if mode is None else 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            if owner is not None and owner != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, *owner)
             if mode is not None:
                 os.fchmod(descriptor, mode)
             file.write(content)

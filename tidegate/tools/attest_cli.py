@@ -7,8 +7,10 @@ from pathlib import Path
 import click
 
 from tidegate.config import ConfigError
+from tidegate.runtime.owner_option import check_readable, owner_option
 from tidegate.security.attestation.keys import line_of, make_key, read_allowed, read_key
 from tidegate.security.attestation.software import key_id
+from tidegate.storage.file_owner import FileOwner
 
 _key = click.argument("key", type=click.Path(path_type=Path, dir_okay=False))
 
@@ -28,7 +30,8 @@ def attest() -> None:
 @attest.command()
 @_key
 @click.option("--words", default="", help="A note in the line, for people. Default: the file's name.")
-def init(key: Path, words: str) -> None:
+@owner_option("who runs this")
+def init(key: Path, words: str, owner: FileOwner | None) -> None:
     """Make an attestation key, and print the line that allows it.
 
     KEY is the file for `attestation.key` of an edge or a pool: make it on that machine, and leave it there. The line
@@ -40,11 +43,12 @@ def init(key: Path, words: str) -> None:
       tidegate attest init edge-1.attest.key --words 'kiosk, ground floor' >> attested.keys
     """
     try:
-        made = make_key(key)
+        made = make_key(key, owner)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     click.echo(line_of(made, words or key.name))
     click.echo(f"made {key}, key id {key_id(made.public_key().public_bytes_raw())}", err=True)
+    check_readable(owner, [key])
 
 
 @attest.command()

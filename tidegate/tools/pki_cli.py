@@ -11,9 +11,15 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tidegate import clock
+from tidegate.fleet.topics import DEFAULT_FLEET, Topics
+from tidegate.mqtt.broker_url import BrokerUrl
+from tidegate.runtime.owner_option import check_readable, owner_option
 from tidegate.security.authority import IssuedCertificate, PkiError
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
+from tidegate.security.device_bundle import DEFAULTS, BundleError, settings_in
+from tidegate.storage.file_owner import FileOwner
+from tidegate.tools.device_bundles import FleetSettings, issue_bundles, read_names
 
 _COLOURS = {"valid": "green", "due": "yellow", "expired": "red"}
 
@@ -74,7 +80,7 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
 
 
 @pki.command()
-@click.argument("identity", metavar="ROLE/NAME")
+@click.argument("identity", metavar="[ROLE/NAME]", required=False)
 @_folder
 @click.option(
     "--host",
@@ -90,8 +96,45 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...]) -> None:
     show_default=True,
     help="Days until it expires; fewer limit the use of a stolen key.",
 )
-def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
+@owner_option("who runs this, for a renewal whose the older files are")
+@click.option(
+    "--from",
+    "names_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the names of devices, a line each: write a bundle for each of them.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("bundles"),
+    show_default=True,
+    help="With --from: folder for the bundles, NAME.tar.",
+)
+@click.option("--broker", metavar="URL", help="With --from: the fleet's broker, mqtts://HOST.")
+@click.option("--fleet", default=DEFAULT_FLEET, show_default=True, help="With --from: the fleet of these devices.")
+@click.option(
+    "--config",
+    "common",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --from: YAML with further keys for every device, such as deploy/config/device.yaml.",
+)
+@click.option("--renew", is_flag=True, help="With --from: issue all anew; else devices that have a bundle keep it.")
+def issue(
+    identity: str | None,
+    folder: Path,
+    hosts: tuple[str, ...],
+    days: int,
+    owner: FileOwner | None,
+    names_file: Path | None,
+    out: Path,
+    broker: str | None,
+    fleet: str,
+    common: Path | None,
+    renew: bool,
+) -> None:
     """Issue a certificate with a new key for a gateway, edge, pool, broker or client.
+
+    With --from, for every device of a list, each in a bundle that `tidegate edge join` installs on the device.
 
     The role and the name are what other parts check; for an edge, NAME is its `name` in its configuration. Hosts are
     for callers that check addresses: those of the broker and of the gateway.
@@ -101,14 +144,60 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
       tidegate pki issue edge/edge-1
       tidegate pki issue broker/main --host broker.local --host 10.0.0.3
       tidegate pki issue client/reports --days 30
+      tidegate pki issue --from names.txt --out bundles --broker mqtts://broker.internal
+      sudo tidegate pki issue pool/cloud --dir /etc/tidegate/pki --owner tidegate
     """
     store = PkiStore(folder)
+    if names_file is not None:
+        if identity is not None or hosts or owner is not None or broker is None:
+            raise click.UsageError("--from FILE takes --broker URL, and neither ROLE/NAME nor --host nor --owner")
+        _issue_bundles(store, names_file, out, _settings(broker, fleet, common), days=days, renew=renew)
+        return
+    if identity is None:
+        raise click.UsageError("say ROLE/NAME, such as edge/edge-1, or --from FILE for many devices")
     try:
         subject = CertificateIdentity.parse(identity)
-        issued = store.issue(subject, hosts, days=days, now=_now())
+        issued = store.issue(subject, hosts, days=days, now=_now(), owner=owner)
     except (PkiError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{subject}: {store.cert(subject)} and {store.key(subject)}, until {issued.ends:%Y-%m-%d}")
+    files = store.cert(subject), store.key(subject)
+    click.echo(f"{subject}: {files[0]} and {files[1]}, until {issued.ends:%Y-%m-%d}")
+    check_readable(owner, [store.ca_cert, *files])
+
+
+def _settings(broker: str, fleet: str, common: Path | None) -> FleetSettings:
+    """Raises ClickException for what no device could start with."""
+    try:
+        if not BrokerUrl.parse(broker).secure:
+            raise ValueError(
+                f"--broker {broker.rpartition('@')[2]}: devices with certificates need an mqtts:// address"
+            )
+        Topics(fleet)
+        keys = DEFAULTS if common is None else {**DEFAULTS, **settings_in(common.read_bytes())}
+        if "advertise" in keys:
+            raise ValueError(f"key 'advertise' in {common}: it is each device's own; leave it out, and they dial out")
+    except (ValueError, BundleError) as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+    return FleetSettings(fleet, broker, keys)
+
+
+def _issue_bundles(
+    store: PkiStore, names_file: Path, out: Path, settings: FleetSettings, *, days: int, renew: bool
+) -> None:
+    written = 0
+    try:
+        names = read_names(names_file)
+        for name, issued in issue_bundles(store, names, out, settings, days=days, now=_now(), renew=renew):
+            if issued is not None:
+                written += 1
+                click.echo(f"edge/{name}: {out / name}.tar, until {issued.ends:%Y-%m-%d}")
+    except PkiError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(
+        f"{written} written, {len(names) - written} were there already; on each device: tidegate edge join NAME.tar"
+    )
 
 
 @pki.command()
@@ -118,8 +207,8 @@ def issue(identity: str, folder: Path, hosts: tuple[str, ...], days: int) -> Non
 def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
     """Renew the certificates with less than a third of their validity left: all, or the named ones.
 
-    Each gets a new key and the hosts and days that it had. Running processes take the new files by themselves, where
-    they lie or where you copy them; nothing need be restarted.
+    Each gets a new key and the hosts, days and owner that it had. Running processes take the new files by themselves,
+    where they lie or where you copy them; nothing need be restarted.
 
     \b
     Examples:

@@ -44,6 +44,7 @@ from tests.e2e.test_stack_serving import (  # noqa: F401  # collected here again
     triton_inputs,
 )
 from tests.support.mqtt.brokers import MOSQUITTO
+from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.mqtt.broker_url import BrokerUrl
 
 pytestmark = [
@@ -146,7 +147,7 @@ def test_a_device_cannot_speak_as_another_at_the_systems_broker(stack: Stack) ->
     try:
         eventually(lambda: bool(connected), 30, "a session")
         for device in ("edge-1", "edge-2"):
-            mids[client.publish(f"tidegate/v1/demo/up/{device}/probe", b"{}", qos=1).mid] = device
+            mids[client.publish(f"tidegate/v1/{DEFAULT_FLEET}/up/{device}/probe", b"{}", qos=1).mid] = device
         eventually(lambda: len(reasons) == 2, 30, "both answers")
     finally:
         client.disconnect()

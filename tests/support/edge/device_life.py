@@ -26,10 +26,10 @@ from tests.support.mqtt.brokers import Mosquitto
 from tests.support.mqtt.gossip import Gossip, Heard
 from tidegate.fleet.messages import decode_up
 from tidegate.fleet.reported import ModelReport, Reported
-from tidegate.fleet.topics import DeviceTopic, Topics
+from tidegate.fleet.topics import DEFAULT_FLEET, DeviceTopic, Topics
 
 WITHIN_S = 60.0
-TOPICS = Topics("demo")
+TOPICS = Topics(DEFAULT_FLEET)
 
 
 class DeviceLife(Staged):

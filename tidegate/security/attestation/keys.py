@@ -22,20 +22,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tidegate.config import ConfigError
 from tidegate.security.attestation.software import KEY_BYTES, key_id
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.file_owner import FileOwner
 
 MOST_BYTES: Final = 2**20
 _ALGORITHM: Final = "ed25519"
 
 
-def make_key(path: Path) -> Ed25519PrivateKey:
-    """A new key in a file of its owner's own. Raises ConfigError: there is one already, or it cannot be written."""
+def make_key(path: Path, owner: FileOwner | None = None) -> Ed25519PrivateKey:
+    """A new key in a file for its owner alone, by default this process's user.
+
+    Raises:
+        ConfigError: there is one already, or it cannot be written.
+    """
     if path.exists():
         raise ConfigError(f"{path} exists: a key that was allowed somewhere is not replaced; remove it first")
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, pem, mode=0o600)
+        write_atomically(path, pem, mode=0o600, owner=owner.ids if owner else None)
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
     return key

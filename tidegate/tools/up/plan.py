@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.tools.up import links
 from tidegate.tools.up.links import LinkPlan
 
@@ -31,7 +32,7 @@ LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65535
 PORTS_BEFORE_EDGES: Final = 6
 PORTS_PER_EDGE: Final = 2
-FLEET: Final = "demo"
+FLEET: Final = DEFAULT_FLEET
 PORTS_FLAG: Final = "--ports-from"
 GATEWAY_DRAIN_S: Final = 30.0
 # Less than a pool of its own takes: a user waits for it, and real calls correct what is measured roughly.
