@@ -264,6 +264,7 @@ class PoolApp:
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
             on_change=self._announce,
+            on_lost=self._announce,
             on_progress=self._on_progress,
         )
 

@@ -96,6 +96,8 @@ class PoolMetrics:
         drift = self._steward.health
         up = [((slot.place.name,), float(slot.state == "ready")) for slot in self._supervisor.slots]
         yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
+        lost = [((slot.place.name,), float(slot.lost_workers.count)) for slot in self._supervisor.slots]
+        yield _counters("worker_lost", "Workers that hung or died.", ("slot",), lost)
         busy = [((slot.name,), slot.busy_s) for slot in slots]
         yield _counters("worker_busy_seconds", "Time spent in batches.", ("worker",), busy)
         served = [((slot.name,), float(slot.served)) for slot in slots]

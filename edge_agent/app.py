@@ -251,7 +251,15 @@ class EdgeApp:
     async def _told(self) -> dict[str, Any]:
         """The answer to `GET /v1/state`."""
         links = self._link.paths if self._link else {}
-        return {**self.ready_event(), "ready": self.host.ready(), "links": links, **await self.offline.state()}
+        now = clock.now()
+        workers = [runner.told(now) for runner in self.deployment.serving.runners]
+        return {
+            **self.ready_event(),
+            "ready": self.host.ready(),
+            "links": links,
+            "workers": workers,
+            **await self.offline.state(),
+        }
 
     async def _collector(self) -> Collector | None:
         collector = collector_of(self.config.tracing, "edge", self.config.name)

@@ -99,6 +99,7 @@ class PoolModel:
             variants,
             state=self._supervisor.state,
             digest=self._variants[0].sha256,
+            worker=self._supervisor.worker_report,
         )
 
     def statistics(self) -> ModelStatistics:

@@ -17,9 +17,11 @@ from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.device_worker import DeviceWorker, StartProcess
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
+from tidegate import clock
 from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
 from tidegate.workers.incarnation import Incarnation
+from tidegate.workers.lost_workers import LostWorkers
 from tidegate.workers.supervised import SupervisedWorker
 
 log = structlog.get_logger("supervisor")
@@ -33,6 +35,7 @@ class Replica:
         prepare: loads and warms everything, and says when it begins to warm what was never measured; returns the
             seconds that a later incarnation should need for it.
         on_change: called after each change of `state`.
+        on_lost: called when a worker has hung or died.
     """
 
     def __init__(
@@ -48,9 +51,11 @@ class Replica:
         hang_timeout_s: float = 30.0,
         memory_limit: MemoryLimit = NO_LIMIT,
         on_change: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.place = place
         self.standby = standby
+        self.lost_workers = LostWorkers()
         self._scheduler = scheduler
         self._start_process = start_process
         self._prepare = prepare
@@ -58,6 +63,7 @@ class Replica:
         self._hang_timeout_s = hang_timeout_s
         self._memory_limit = memory_limit
         self._on_change = on_change
+        self._on_lost = on_lost
         self._supervised = SupervisedWorker[DeviceWorker](
             self,
             start=self._started,
@@ -111,7 +117,8 @@ class Replica:
         log.warning("successor lost", worker=incarnation.name, reason=successor.reason)
 
     def ending(self, incarnation: Incarnation[DeviceWorker]) -> None:
-        """Nothing: the scheduler is told once the process is reaped (`lost`)."""
+        """Count it; the scheduler is told once the process is reaped (`lost`)."""
+        self.lost_workers.lost(incarnation.reason, clock.now())
 
     def lost(self, incarnation: Incarnation[DeviceWorker]) -> None:
         self._scheduler.detach(incarnation.name, incarnation.reason)
@@ -119,6 +126,7 @@ class Replica:
     def restarting(self, incarnation: Incarnation[DeviceWorker], delay_s: float) -> None:
         words = {"worker": incarnation.name, "reason": incarnation.reason, "restart_in_s": round(delay_s, 3)}
         log.warning("worker lost", **words, state=self.state)
+        self._on_lost()
 
     async def retire(self, incarnation: Incarnation[DeviceWorker]) -> None:
         await self._scheduler.retire(incarnation.name)

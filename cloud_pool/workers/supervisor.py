@@ -24,9 +24,10 @@ from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartPr
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from cloud_pool.workers.replica import Replica
 from tidegate import clock
-from tidegate.fleet.offers import ModelState
+from tidegate.fleet.offers import ModelState, WorkerReport
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.workers.lost_workers import report_of
 from tidegate.workers.warmup import measure, warm
 
 _BEST_FIRST: Final[tuple[ModelState, ...]] = ("ready", "warming", "loading", "bad")
@@ -44,6 +45,7 @@ class PoolSupervisor:
         memory_limit: of each device; what cannot fit is refused before it is loaded.
         warmup_budget_s: for measuring, shared by all variants.
         on_change: called after each change of `state`.
+        on_lost: called when a worker was lost, whether others serve on or not.
         on_progress: called with words for what a start is at.
     """
 
@@ -61,6 +63,7 @@ class PoolSupervisor:
         memory_limit: MemoryLimit = NO_LIMIT,
         warmup_budget_s: float = 10.0,
         on_change: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.lanes: dict[str, ModelInstance] = {}
@@ -84,6 +87,7 @@ class PoolSupervisor:
                 hang_timeout_s=hang_timeout_s,
                 memory_limit=memory_limit,
                 on_change=self._report,
+                on_lost=on_lost,
             )
             for n, place in enumerate(places)
         )
@@ -92,6 +96,11 @@ class PoolSupervisor:
     def state(self) -> ModelState:
         """The best state of any replica."""
         return min((slot.state for slot in self.slots), key=_BEST_FIRST.index)
+
+    @property
+    def worker_report(self) -> WorkerReport | None:
+        """What gateways hear of the workers that were lost; None where none was."""
+        return report_of([slot.lost_workers for slot in self.slots])
 
     async def __aenter__(self) -> Self:
         try:

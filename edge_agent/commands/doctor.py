@@ -59,6 +59,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         _processor(),
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
+        *_workers(agent),
         *broker,
         diagnosis.gateways(
             reached,
@@ -316,6 +317,18 @@ async def _shows(identity: CertificateIdentity, host: str, port: int, tls: Tls) 
     whose = identity_of(alternative_names(writer.get_extra_info("peercert")))
     writer.close()
     return whose == identity
+
+
+def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
+    """What the running agent says of its workers; an older one, and one that is reached over TLS, says nothing."""
+    told = (agent or {}).get("workers")
+    found = []
+    for one in told if isinstance(told, list) else []:
+        try:
+            found.append(diagnosis.worker(**one))
+        except TypeError:  # a newer agent's, with more to say
+            found.append(DoctorFinding("worker", "ok", f"what the agent says of it is not understood: {one}"))
+    return found
 
 
 def _callers(agent: dict[str, Any] | None) -> list[str]:

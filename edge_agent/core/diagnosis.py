@@ -23,6 +23,8 @@ _PER_ARTEFACT: Final = 2.0  # times an artefact's size that its session takes, w
 _X86_INT8: Final = (("avx512_vnni", "AVX-512 VNNI"), ("avx_vnni", "AVX-VNNI"), ("avx512_vnni_int8", "AVX-VNNI-INT8"))
 _ARM_INT8: Final = (("i8mm", "i8mm"), ("asimddp", "dot product"))
 DAY_S: Final = 86_400.0
+_SLOW: Final = 2.0  # times what was measured at the warm-up
+_LOST_LATELY_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,43 @@ def processor(machine: str, flags: Collection[str]) -> DoctorFinding:
         f"{machine} without AVX2 or NEON: models run, slowly",
         "use small models, or another device",
     )
+
+
+def worker(
+    model: str, *, state: str, overdue_s: float = 0.0, slowness: float = 1.0, lost: int = 0, lost_ago_s: float = 0.0,
+    reason: str = "",
+) -> DoctorFinding:  # fmt: skip
+    """Judge a model's worker process by what the running agent says of it.
+
+    Args:
+        overdue_s: of a call for which the worker has been silent suspiciously long; 0: there is none.
+        slowness: how many times longer than at its warm-up it computes now.
+        lost: workers that hung or died since the agent began; the last one `lost_ago_s` ago, for `reason`.
+    """
+    past = f"{lost} lost since the agent's start, the last {_ago(lost_ago_s)}: {reason}" if lost else ""
+    log = f"the agent's log says when: `worker lost … model={model}`"
+    if state == "bad":
+        words = f"{model} does not come up again; {past}"
+        return DoctorFinding("worker", "failure", words, f"{log}; give the device another version of the model")
+    if state not in ("ready", "soaking"):
+        return DoctorFinding("worker", "warning", f"{model} is {state}; {past or 'none was lost'}", log)
+    if overdue_s > 0.0:
+        words = f"{model} hangs: silent for {overdue_s:.1f} s in one call{f'; {past}' if past else ''}"
+        return DoctorFinding(
+            "worker", "warning", words, "it is ended and replaced by itself; if it comes again, report the model"
+        )
+    if slowness >= _SLOW:
+        words = f"{model} computes {slowness:.1f} times longer than at its warm-up{f'; {past}' if past else ''}"
+        advice = "look for another program on the processor, for heat, or a governor; then restart the agent"
+        return DoctorFinding("worker", "warning", words, advice)
+    if lost and lost_ago_s < _LOST_LATELY_S:
+        advice = f"{log}; a model that hangs or dies again and again needs another version, or more memory"
+        return DoctorFinding("worker", "warning", f"{model} is {state} again; {past}", advice)
+    return DoctorFinding("worker", "ok", f"{model} is {state}{f'; {past}' if past else ''}")
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s ago" if seconds < 120.0 else f"{seconds / 60.0:.0f} min ago"
 
 
 def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> DoctorFinding:

@@ -60,6 +60,8 @@ class EdgeMetrics:
         starts = [((one.name,), float(one.restarts)) for one in self._runners()]
         words = "Workers that were started after another had ended."
         yield counter("tidegate_edge_worker_restarts", words, ("model",), starts)
+        lost = [((one.name,), float(one.lost_workers.count)) for one in self._runners()]
+        yield counter("tidegate_edge_worker_lost", "Of these: workers that hung or died.", ("model",), lost)
 
     def _device_families(self) -> Iterator[Metric]:
         seen = self._sensors.now

@@ -39,6 +39,7 @@ from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.call_watchdog import CallWatchdog
 from tidegate.workers.incarnation import Incarnation
+from tidegate.workers.lost_workers import LostWorkers, report_of
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 from tidegate.workers.supervised import SupervisedWorker
 from tidegate.workers.warmup import CostPoints
@@ -104,6 +105,7 @@ class Runner:
         self.generation = generation
         self.exits = 0  # of its workers, since it was entered
         self.last_exit = ""
+        self.lost_workers = LostWorkers()
         self._loadables = tuple(loadables)
         self._measure = measure
         self._warm = warm
@@ -114,6 +116,8 @@ class Runner:
         self._times: dict[str, ServiceTime] = {}
         self._unwanted = asyncio.Event()  # the worker is to be ended, ...
         self._why_unwanted = ""  # ... and why
+        self._planned = False  # ... for something else than a fault
+        self._calls: dict[object, tuple[float, float]] = {}  # under way: begin, and half of the patience
         self._task: asyncio.Task[None] | None = None
         self._supervised = SupervisedWorker[EngineWorker](
             self,
@@ -183,8 +187,34 @@ class Runner:
         """What gateways hear of this model, with the costs as measured at warm-up."""
         offers = tuple(self._variant_offer(variant) for variant in self.variants)
         return ModelOffer(
-            self.manifest.name, self.manifest.version, offers, state=self.state, digest=self.variants[0].sha256
+            self.manifest.name,
+            self.manifest.version,
+            offers,
+            state=self.state,
+            digest=self.variants[0].sha256,
+            worker=report_of([self.lost_workers]),
         )
+
+    def told(self, now: float) -> dict[str, Any]:
+        """Its worker's part of `GET /v1/state`, which `edge_agent/core/diagnosis.py` judges."""
+        lost = self.lost_workers
+        return {
+            "model": self.name,
+            "state": self.state,
+            "overdue_s": round(self.overdue_s(now), 3),
+            "slowness": round(self.slowness(), 3),
+            "lost": lost.count,
+            "lost_ago_s": round(now - lost.at, 1) if lost.count else 0.0,
+            "reason": lost.reason,
+        }
+
+    def overdue_s(self, now: float) -> float:
+        """How long its worker has been silent where half of the patience with it is over; 0 where it is not."""
+        return max([0.0, *(now - began_at for began_at, half_s in self._calls.values() if now - began_at > half_s)])
+
+    def slowness(self) -> float:
+        """How many times longer than at its warm-up its variants take, of the one that is most; 1 is as measured."""
+        return max([1.0, *(time.residual.factor for time in self._times.values())])
 
     async def infer(self, variant: str, inputs: Arrays, patience_s: float = inf) -> ComputeResult:
         """Compute with one variant. A worker that is silent for `patience_s` is ended and replaced.
@@ -197,6 +227,8 @@ class Runner:
         if worker is None or not worker.alive:
             raise Unreachable(self.unready())
         within_s, began_at = min(patience_s, self._hang_timeout_s), clock.now()
+        call = object()
+        self._calls[call] = began_at, 0.5 * within_s
         try:
             async with asyncio.timeout(None) as limit:
                 watchdog = CallWatchdog(limit, within_s, lambda: worker.awake_s, most_s=self._hang_timeout_s)
@@ -209,9 +241,11 @@ class Runner:
         except TimeoutError as error:
             hung = f"hung for {round(clock.now() - began_at, 1):g} s"
             if self._worker is worker:
-                self.recycle(hung)
+                self.recycle(hung, planned=False)
             message = f"model {self.name!r}: its worker {hung} and is restarted"
             raise Unreachable(message) from error
+        finally:
+            del self._calls[call]
 
     @property
     def pid(self) -> int | None:
@@ -223,9 +257,13 @@ class Runner:
     def ready(self) -> bool:
         return self.state == "ready"
 
-    def recycle(self, reason: str) -> None:
-        """Have the worker ended and another one started. What is inside it fails, as when it dies."""
-        self._why_unwanted = reason
+    def recycle(self, reason: str, *, planned: bool = True) -> None:
+        """Have the worker ended and another one started. What is inside it fails, as when it dies.
+
+        Args:
+            planned: for another reason than a fault: it is not counted among the lost ones.
+        """
+        self._why_unwanted, self._planned = reason, planned
         self._unwanted.set()
 
     def unready(self) -> str:
@@ -264,6 +302,8 @@ class Runner:
         log.info("worker back", model=self.name)
 
     def ending(self, incarnation: Incarnation[EngineWorker]) -> None:
+        if not (self._unwanted.is_set() and self._planned):
+            self.lost_workers.lost(incarnation.reason, clock.now())
         self._supervised.become("loading")  # now and not once it is reaped, which takes a second where it hangs
 
     def lost(self, incarnation: Incarnation[EngineWorker]) -> None:

@@ -53,6 +53,8 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
     console.print(targets_table(shown, narrow=console.width < NARROW))
     if rest := targets[len(shown) :]:
         console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
+    for words in ailments(shown):
+        console.print(words, highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
     refused = state.get("refused", ())  # an older gateway does not send it
     for one in refused if whole else refused[:MOST_REFUSED]:
@@ -65,6 +67,15 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
 def _states(targets: Sequence[dict[str, Any]]) -> str:
     counts = Counter(one["state"] for one in targets)
     return ", ".join(f"{counts[state]} {state}" for state in _WORST_FIRST if counts[state])
+
+
+def ailments(targets: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each condition of these targets; an older gateway does not send their evidence."""
+    return [
+        f"[yellow]{escape(one['id'])}[/]: {ail['condition']} for {ail['for_s']:.0f} s, {escape(ail['evidence'])}"
+        for one in targets
+        for ail in one.get("ailing", ())
+    ]
 
 
 def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Table:

@@ -32,6 +32,7 @@ def conditions_json(fleet: Fleet, now: float) -> list[dict[str, Any]]:
             "condition": one.name,
             "for_s": round(now - one.since, 1),
             "evidence": one.evidence,
+            "model": one.model or None,
             "variant": None if one.variant is None else "/".join(one.variant),
         }
         for target, one in active_conditions(fleet)

@@ -133,6 +133,10 @@ def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
         "mode": target.conditions.mode,
         "kept": target.conditions.kept,
         "ails": sorted(target.degradation.active),
+        "ailing": [
+            {"condition": one.name, "for_s": round(now - one.since, 1), "evidence": one.evidence}
+            for one in target.degradation.active.values()
+        ],
         "price": round(target.price, 6),
         "rtt_ms": _ms(target.link.rtt_s),
         "jitter_ms": _ms(target.link.jitter_s),
@@ -148,6 +152,7 @@ def _offer(offer: ModelOffer, target: TargetView, fleet: Fleet) -> dict[str, Any
         "name": offer.name,
         "version": offer.version,
         "state": offer.state,
+        "workers_lost": offer.worker.lost if offer.worker else 0,
         "variants": [variant.name for variant in offer.variants],
         "paced": any(variant.paced for variant in offer.variants),
         "costs": {name: _cost(cost) for name, cost in costs.items()},

@@ -6,9 +6,10 @@ Unknown keys are ignored, so that a newer agent can talk to an older gateway.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 # "soaking": it answers like "ready", but the generation is new and not committed yet
 # (edge_agent/core/rollout_machine.py); placement prefers other targets, except for the share that the soak needs.
@@ -36,12 +37,23 @@ class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     standing: Standing = ""
 
 
+REASON_CHARS: Final = 200
+
+
+class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a model's workers since their agent or pool started: how many hung or died, and why the last."""
+
+    lost: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    reason: Annotated[str, Meta(max_length=REASON_CHARS)] = ""
+
+
 class ModelOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     version: str
     variants: tuple[VariantOffer, ...]
     state: ModelState = "ready"
     digest: str = ""
+    worker: WorkerReport | None = None  # None: none was lost
 
 
 _decoder = msgspec.json.Decoder(tuple[ModelOffer, ...])

@@ -298,6 +298,9 @@ class Fleet:
         if target.ejected and any(_is_back(one, target.offers) for one in offers):
             target.breaker.cut_short(now)  # its worker was replaced: whether that helped is worth a probe at once
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
+        target.degradation.offered(target.offers, now)
+        if target.degradation.changes:
+            self._act(target)
         self._list(target)
 
     def replicas_needed(self, now: float) -> ReplicaNeed | None:

@@ -153,7 +153,7 @@ class TargetView:
 
     def _stalled(self, now: float) -> None:
         words = f"it promised answers and gave none for {self.progress.overdue_s(now):.2f} s"
-        self.degradation.stalled(words, now)
+        self.degradation.stalled(words, now, self.progress.owed_model(now))
         self.breaker.trip(words, now, self.draw(), cap_s=_STALL_CAP_S)
 
     def warm_up(self, now: float) -> None:

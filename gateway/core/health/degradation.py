@@ -12,6 +12,7 @@ number is still an answer. A condition is the name of such a decay, since when, 
     queue_buildup  the wait is long and grows           no hedges go there
     error_burst    failures come in numbers             no hedges go there
     stalled        promises answers and gives none      its breaker opens (`progress.py`)
+    worker_lost    it says that a worker hung or died   none: what follows from it is seen otherwise
 
 Levers are mild on purpose: predictions already hold what answers have shown, so a condition changes what they cannot
 say, and its chief use is to be reported to people before a deadline is missed.
@@ -27,6 +28,7 @@ It can be wrong where signs are. Pure. Source: docs/design/faults.md, "Degradati
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp, inf, log
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -39,10 +41,12 @@ from gateway.core.health.detectors import (
     overheating_reason,
 )
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
+from tidegate.fleet.offers import ModelOffer
 
 Name = Literal[
-    "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled"
-]
+    "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled",
+    "worker_lost",
+]  # fmt: skip
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 Variant = tuple[str, str, str]  # model, version, variant
 
@@ -54,6 +58,7 @@ _OF_A_VARIANT: Final[tuple[Name, ...]] = ("slow_drift", "cold_cache")
 _OF_THE_PATH: Final = frozenset({"link_regime"})
 _UNHEDGED: Final = frozenset({"link_regime", "queue_buildup", "error_burst"})
 _INSTANT_S: Final = 1e-6
+_SERVING: Final = frozenset({"ready", "soaking"})
 
 
 class Condition(NamedTuple):
@@ -63,6 +68,12 @@ class Condition(NamedTuple):
     since: float
     evidence: str
     variant: Variant | None = None  # where it is about one
+    told_model: str = ""  # where it is about one, and not about a variant
+
+    @property
+    def model(self) -> str:
+        """The model that it is about, if it is about one."""
+        return self.variant[0] if self.variant is not None else self.told_model
 
 
 class ConditionChange(NamedTuple):
@@ -77,7 +88,8 @@ class Degradation:
     """Mutable: told of answers, failures and looks. `active` are the conditions that hold now, by name."""
 
     __slots__ = (
-        "_errors", "_gone_since", "_look_at", "_memory", "_queue", "_speeds", "_stall", "_way", "active", "changes",
+        "_errors", "_gone_since", "_look_at", "_memory", "_queue", "_speeds", "_stall", "_stalled_model", "_way",
+        "_workers_away", "_workers_lost", "active", "changes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -86,7 +98,10 @@ class Degradation:
         self._look_at = -inf
         self._gone_since: dict[Name, float] = {}  # of active ones: when their sign was gone
         self._speeds: dict[Variant, SpeedDetector] = {}
-        self._stall = ""  # why it is thought to stand still
+        self._stall = ""  # why it is thought to stand still, ...
+        self._stalled_model = ""  # ... and with which model
+        self._workers_lost: dict[tuple[str, str], int] = {}  # model, version → how many it has told of
+        self._workers_away: tuple[str, str] = "", ""  # of the last that was lost: in words and its model, until ready
         self._errors = ErrorDetector()
         self._queue = QueueDetector()
         self._way = PathDetector()
@@ -109,10 +124,26 @@ class Degradation:
         if self._errors.ended(failed=failed):
             self._judge("error_burst", self._errors.look(), now)
 
-    def stalled(self, words: str, now: float) -> None:
+    def stalled(self, words: str, now: float, model: str = "") -> None:
         """The target owes answers and gives none."""
-        self._stall = words
-        self._judge("stalled", words, now)
+        self._stall, self._stalled_model = words, model
+        self._judge("stalled", words, now, model=model)
+
+    def offered(self, offers: Iterable[ModelOffer], now: float) -> None:
+        """The target says what it offers, and with it how many workers it has lost.
+
+        A count that is heard for the first time says nothing: they may have been lost before this gateway began.
+        """
+        for offer in offers:
+            key, lost = (offer.name, offer.version), offer.worker.lost if offer.worker else 0
+            known = self._workers_lost.get(key)
+            self._workers_lost[key] = max(lost, known or 0)  # an older message may come by the slower path
+            if known is not None and offer.worker is not None and lost > known:
+                words = f"{offer.name}: {offer.worker.reason or 'its worker was lost'}; {lost} lost since its start"
+                self._workers_away = words, offer.name
+                self._judge("worker_lost", words, now, model=offer.name)
+            if offer.name == self._workers_away[1] and offer.state in _SERVING:
+                self._workers_away = "", ""
 
     def look(self, now: float, *, rtt_s: float, wait_s: float, conditions: DeviceConditions = UNTOLD) -> None:
         """The regular look, about once a second: at the path, the queue and what the device says of itself."""
@@ -133,6 +164,7 @@ class Degradation:
         for name in [name for name in self.active if name not in _OF_THE_PATH]:
             self._end(name, now)
         self._stall = ""
+        self._workers_lost, self._workers_away = {}, ("", "")
         self._errors, self._queue, self._memory = ErrorDetector(), QueueDetector(), MemoryDetector()
         for speed in self._speeds.values():
             speed.cool_down()
@@ -176,21 +208,22 @@ class Degradation:
 
     def _look_again(self, now: float) -> None:
         """Let conditions end whose sign is only seen with answers, where answers may have stopped coming."""
-        self._judge("stalled", self._stall, now)
+        self._judge("stalled", self._stall, now, model=self._stalled_model)
+        self._judge("worker_lost", self._workers_away[0], now, model=self._workers_away[1])
         for name in _OF_A_VARIANT:
             held = self.active.get(name)
             if held is not None and held.variant is not None:
                 self._judge(name, self._told(name, held.variant), now, held.variant)
         self._judge("error_burst", self._errors.look(), now)
 
-    def _judge(self, name: Name, words: str, now: float, variant: Variant | None = None) -> None:
+    def _judge(self, name: Name, words: str, now: float, variant: Variant | None = None, model: str = "") -> None:
         held = self.active.get(name)
         if words:
             self._gone_since.pop(name, None)
             if held is None:
-                self._begin(Condition(name, now, words, variant))
+                self._begin(Condition(name, now, words, variant, model))
             else:
-                self.active[name] = held._replace(evidence=words)
+                self.active[name] = held._replace(evidence=words, told_model=model)
         elif held is not None and now - self._gone_since.setdefault(name, now) >= HOLD_S:
             self._end(name, now)
 

@@ -46,11 +46,16 @@ _LEARN_WEIGHT, _FORGET_WEIGHT = 1 / 4, 1 / 32
 class ProgressWatch:
     """Mutable: `due`, then once for each attempt `answered` or `ended`; `is_stalled` is the verdict."""
 
-    __slots__ = ("_carried_s", "_counted_to", "_due", "_idle_since", "_late_s", "_owed_from", "_seen_at", "look_at")
+    __slots__ = (
+        "_carried_s", "_counted_to", "_due", "_idle_since", "_late_s", "_models", "_owed_from", "_owed_model",
+        "_seen_at", "look_at",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.look_at = inf  # before this instant it is surely not stalled, and nothing is to be counted
         self._due: dict[int, float] = {}  # attempt → when its answer is due, in order of acceptance
+        self._models: dict[int, str] = {}  # attempt → its model, where that was said
+        self._owed_model = ""  # of the last that ended without an answer that was due
         self._owed_from = inf  # when the earliest of them is due, or the last answer, if that came later
         self._carried_s = 0.0  # overdue time since the last answer, ...
         self._counted_to = 0.0  # ... up to here
@@ -68,13 +73,15 @@ class ProgressWatch:
         """Attempts that are to be answered."""
         return len(self._due)
 
-    def due(self, attempt: int, at: float, now: float) -> None:
+    def due(self, attempt: int, at: float, now: float, model: str = "") -> None:
         """The answer to this attempt is to come by `at`. A second word on the same attempt replaces the first."""
         if not self._due and now - self._idle_since > FORGET_S:
             self._carried_s, self._seen_at = 0.0, None
         self._count(now)
         known = self._due.get(attempt)
         self._due[attempt] = at
+        if model:
+            self._models[attempt] = model
         if known is not None and known <= self._owed_from:
             self._owed_from = min(self._due.values())
         elif at < self._owed_from:
@@ -84,6 +91,7 @@ class ProgressWatch:
     def answered(self, attempt: int, now: float) -> None:
         """An answer came: whatever was owed is paid. How late it was is learned."""
         at = self._due.pop(attempt, None)
+        self._models.pop(attempt, None)
         if at is not None:
             late_s = min(max(0.0, now - at), self.patience_s)
             self._late_s += (_LEARN_WEIGHT if late_s > self._late_s else _FORGET_WEIGHT) * (late_s - self._late_s)
@@ -99,8 +107,11 @@ class ProgressWatch:
     def ended(self, attempt: int, now: float) -> None:
         """The attempt is over without an answer: given up, refused, or failed."""
         at = self._due.pop(attempt, None)
+        model = self._models.pop(attempt, "")
         if at is None:
             return
+        if at < now:
+            self._owed_model = model
         self._count(now)
         if at <= self._owed_from or not self._due:
             self._owed_from = min(self._due.values(), default=inf)
@@ -111,6 +122,11 @@ class ProgressWatch:
         """Whether the answer to this attempt was due before now, and has not come."""
         at = self._due.get(attempt)
         return at is not None and at < now
+
+    def owed_model(self, now: float) -> str:
+        """The model whose answer is owed for longest, or was when the last such attempt ended; "" if it is unknown."""
+        owed = [(at, attempt) for attempt, at in self._due.items() if at < now]
+        return self._models.get(min(owed)[1], "") if owed else self._owed_model
 
     def overdue_s(self, now: float) -> float:
         """For how long an answer has been owed and none came."""

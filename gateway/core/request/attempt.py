@@ -93,7 +93,8 @@ class AttemptTelemetry:
         self._progress = target.progress
         if not self._link.acknowledges:
             self._ledger.accepted(key)
-            self._progress.due(key, now + _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s, now)
+            due_at = now + _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s
+            self._progress.due(key, due_at, now, candidate.offered.model)
         self._link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
@@ -125,7 +126,7 @@ class AttemptTelemetry:
         self.candidate.offered.target.refusals = 0
         candidate = self.candidate
         due_s = _DUE_TIMES * word.finish_in_s + 0.5 * candidate.link_s + _DUE_MARGINS * candidate.margin_s
-        self._progress.due(self._key, now + min(due_s, _LONGEST_S), now)
+        self._progress.due(self._key, now + min(due_s, _LONGEST_S), now, candidate.offered.model)
         if not self._plain:
             return
         expected_s = max(0.0, candidate.ahead_s - (now - self.launched_at - candidate.link_s))

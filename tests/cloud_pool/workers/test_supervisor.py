@@ -21,6 +21,7 @@ from tests.cloud_pool.workers_support import Arrays, text
 from tests.support.loop import on_virtual_time, settle
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
+from tidegate.fleet.offers import WorkerReport
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
@@ -39,6 +40,7 @@ class Pool:
     states: list[str]
     progress: list[str]
     processes: list[FakeWorker] = field(default_factory=list)
+    told: list[WorkerReport | None] = field(default_factory=list)
 
     async def answer(self, budget_s: float = 60.0) -> float:
         now = clock.now()
@@ -54,6 +56,7 @@ async def pool(
     places: Sequence[WorkerPlace] = (WorkerPlace("0"),),
 ) -> AsyncIterator[Pool]:
     states, progress, processes = list[str](), list[str](), list[FakeWorker]()
+    told = list[WorkerReport | None]()
 
     def start_process(life: str, cores: frozenset[int]) -> FakeWorker:
         processes.append(FakeWorker(service_s=service_s))
@@ -68,11 +71,12 @@ async def pool(
             places=places,
             hang_timeout_s=hang_timeout_s,
             on_change=lambda: states.append(supervisor.state),
+            on_lost=lambda: told.append(supervisor.worker_report),
             on_progress=progress.append,
         )
         with capture_logs():
             async with supervisor:
-                yield Pool(scheduler, supervisor, states, progress, processes)
+                yield Pool(scheduler, supervisor, states, progress, processes, told)
 
 
 @on_virtual_time
@@ -108,6 +112,16 @@ async def test_a_worker_that_hangs_is_replaced() -> None:
         assert await subject.answer() == 8.0
         assert len(subject.processes) == 2
         assert clock.now() - hung_at == pytest.approx(1.0 + 0.5, abs=0.1)
+
+
+@on_virtual_time
+async def test_a_pool_tells_of_one_lost_worker_though_another_serves_on() -> None:
+    async with pool(places=(WorkerPlace("0"), WorkerPlace("1"))) as subject:
+        assert subject.supervisor.worker_report is None
+        subject.processes[1].kill()
+        await settle(20)
+        assert subject.supervisor.state == "ready"
+        assert subject.told == [WorkerReport(1, "worker was killed by SIGKILL")]
 
 
 @on_virtual_time

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +21,14 @@ from edge_agent.commands.doctor import run_checks
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import DoctorFinding
 from gateway.app import Gateway
+from gateway.commands.status import ailments
+from gateway.observe.conditions import conditions_json
+from gateway.operate.admin import state_of
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import configured, until
 from tests.support.models.tiny_models import tiny_repository
 from tests.support.mqtt.brokers import Embedded
+from tidegate import clock
 from tidegate.config import load
 from tidegate.testing.ports import free_port
 
@@ -75,6 +81,31 @@ async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
         assert told["broker"].verdict == "ok"
         assert "double:1" in told["models"].words
         assert (app.sync.connected, app.sync.epoch) == (True, epoch)
+
+
+async def test_a_worker_that_was_lost_is_told_by_the_device_and_by_its_gateway(
+    keys: dict[str, Any], broker: Embedded, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, name="main", mqtt=broker.url, fleet="f", link_port=0)
+    keys["mqtt"] = broker.url
+    async with Gateway(config) as gateway, EdgeApp(load(EdgeConfig, **keys)) as app:
+        await until(lambda: bool(gateway.fleet.targets) and gateway.fleet.targets["edge/kiosk-1"].up, 30.0)
+        (runner,) = app.deployment.serving.runners
+        assert (await found(keys))["worker"].verdict == "ok"
+        assert runner.pid is not None
+        os.kill(runner.pid, signal.SIGKILL)
+        await until(lambda: bool(conditions_json(gateway.fleet, clock.now())), 10.0)
+
+        told = await found(keys)
+        (condition,) = conditions_json(gateway.fleet, clock.now())
+
+        assert told["worker"].verdict == "warning"
+        assert "double:1" in told["worker"].words and "1 lost since the agent's start" in told["worker"].words
+        assert (condition["target"], condition["condition"], condition["model"]) == (
+            "edge/kiosk-1", "worker_lost", "double",
+        )  # fmt: skip
+        (target,) = state_of(gateway.fleet, gateway.catalog, clock.now(), {})["targets"]
+        assert "edge/kiosk-1[/]: worker_lost for" in ailments([target])[0]
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])

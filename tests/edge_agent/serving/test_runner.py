@@ -16,7 +16,7 @@ from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.models.tiny_models import FOREVER, double_manifest, rounds_manifest
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
-from tidegate.fleet.offers import VariantOffer
+from tidegate.fleet.offers import VariantOffer, WorkerReport
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import InternalError, Unreachable
 from tidegate.runtime.backoff import Backoff
@@ -165,6 +165,30 @@ async def test_a_worker_that_shows_no_sign_is_given_up_after_the_patience_of_its
             await call
         await settle(20)
         assert runner.state == "loading"
+
+
+@on_virtual_time
+async def test_a_worker_that_hangs_is_told_while_it_does_and_afterwards_and_a_planned_end_is_not() -> None:
+    stage = Stage()
+    async with stage.running(rounds_manifest()) as runner:
+        assert runner.offer().worker is None
+        stage.workers[0].kept_from_sleeping_s = lambda: 0.0
+        call = asyncio.create_task(elapsed(runner.infer("int8", ENDLESS, 0.5)))
+        await clock.sleep(0.2)
+        assert runner.told(clock.now())["overdue_s"] == 0.0
+        await clock.sleep(0.2)
+        assert runner.told(clock.now())["overdue_s"] == pytest.approx(0.4)
+        with pytest.raises(Unreachable):
+            await call
+        await settle(20)
+        assert runner.offer().worker == WorkerReport(1, "hung for 0.5 s")
+        await clock.sleep(5.0)
+        told = runner.told(clock.now())
+        assert (told["state"], told["lost"], told["overdue_s"]) == ("ready", 1, 0.0)
+        assert told["lost_ago_s"] == pytest.approx(5.0, abs=0.3)
+        runner.recycle("its memory grows")
+        await clock.sleep(5.0)
+        assert (runner.restarts, runner.lost_workers.count) == (2, 1)
 
 
 @on_virtual_time

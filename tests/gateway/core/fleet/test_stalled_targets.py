@@ -49,7 +49,7 @@ def test_it_is_taken_out_within_half_a_second_while_its_agent_is_well(acknowledg
     assert looked_at(target, NOW, NOW + 0.15)
     assert not looked_at(target, NOW + 0.15, NOW + 0.5)
     assert "promised answers and gave none" in target.state(NOW + 0.5)[1]
-    assert "stalled" in target.degradation.active
+    assert target.degradation.active["stalled"].model == "minilm"
 
 
 def test_where_most_have_stalled_the_one_that_has_not_is_chosen() -> None:

@@ -22,6 +22,7 @@ from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.observe.conditions import MOST_SERIES, condition_family, conditions_json
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
 from tidegate.fleet.conditions import DeviceConditions
+from tidegate.fleet.offers import ModelOffer, ModelState, WorkerReport
 from tidegate.outcome import InternalError
 from tidegate.types import LoadReport
 
@@ -380,6 +381,30 @@ def test_failures_through_the_evidence_keep_hedges_away_and_a_new_process_is_giv
     assert fleet.unhedged == {"edge/a"}
     fleet.fold(LinkUp("edge/a", "edge/a", 2, (offer(variant("int8")),)), NOW + 2.0)
     assert fleet.unhedged == set()
+
+
+def lost(count: int, state: ModelState = "ready") -> ModelOffer:
+    return ModelOffer("minilm", "1", (variant(),), state=state, worker=WorkerReport(count, "hung for 0.6 s"))
+
+
+def test_a_worker_that_hung_is_a_condition_of_its_model_until_it_has_been_back_for_the_hold() -> None:
+    one = Degradation()
+    one.offered([lost(3)], NOW)
+    assert not one.active, "they may have been lost before this gateway began"
+    one.offered([lost(4, "loading")], NOW + 1.0)
+    condition = one.active["worker_lost"]
+    assert (condition.model, condition.evidence) == ("minilm", "minilm: hung for 0.6 s; 4 lost since its start")
+    one.offered([lost(3)], NOW + 1.1)  # an older message, by the slower path
+    for second in range(2, 40):
+        one.look(NOW + second, rtt_s=0.002, wait_s=0.0)
+        assert ("worker_lost" in one.active) == (second < 2 + HOLD_S)
+    one.offered([lost(5, "bad")], NOW + 50.0)
+    for second in range(51, 90):
+        one.look(NOW + second, rtt_s=0.002, wait_s=0.0)
+    assert "worker_lost" in one.active, "it is not back"
+    one.new_process(NOW + 90.0)
+    one.offered([lost(1)], NOW + 90.0)
+    assert not one.active
 
 
 # told
