@@ -2,12 +2,21 @@
 
 Spinning is off. ONNX Runtime's threads otherwise burn their core for a while after each call in the hope of another
 one, which on a device that also does other work costs more than the wake-up it saves, and makes its neighbours late.
-The session loads from the path, not from bytes, so that a large model is not held twice while it loads.
+
+A file is checked before the runtime opens it, here and so for every process and command: its bytes are walked
+(`onnx_wire.py`), and weights in other files, foreign operators and impossible tensors are refused. What is loaded is
+the copy that was checked, a file in memory that no other account can write, so that a file which is replaced or
+rewritten in between gains nothing. The copy costs the file's size while the model loads and is given back whole, as the
+runtime's own copy of a model that comes as bytes is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +25,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.onnx_wire import problem_in
 
 # ONNX Runtime's log severity. What fails is raised as well, and one line about it is enough; below errors it warns
 # every device without a GPU about having none.
 _FATAL_ONLY = 4
+_BLOCK_BYTES = 8 * 2**20
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
@@ -37,21 +48,24 @@ class OnnxEngine:
     Args:
         threads: threads within one operator; 0 takes as many as there are cores.
         device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where this ONNX Runtime has it).
+        copied: a `checked_copy` of the artefact, where the caller has one.
 
     Raises:
-        EngineError: ONNX Runtime does not have the device, or refuses the artefact.
+        EngineError: the file may not be loaded, or ONNX Runtime does not have the device or refuses the artefact.
     """
 
-    def __init__(self, artefact: Path, *, threads: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self, artefact: Path, *, threads: int = 1, device: str = "cpu", copied: str | bytes | None = None
+    ) -> None:
         self.artefact = artefact
         if not artefact.is_file():
             raise EngineError(f"{artefact}: there is no such artefact")
-        try:
-            self._session = onnxruntime.InferenceSession(str(artefact), _options(threads), providers=_providers(device))
-        except EngineError:
-            raise
-        except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
-            raise failure_of(error, f"{artefact}: ONNX Runtime cannot load it") from error
+        providers = _providers(device)
+        if copied is not None:
+            self._session = _session(artefact, copied, threads, providers)
+        else:
+            with checked_copy(artefact) as copied:
+                self._session = _session(artefact, copied, threads, providers)
         self.input_ports = tuple(map(_port, self._session.get_inputs()))
         self.output_ports = tuple(map(_port, self._session.get_outputs()))
         self.inputs = tuple(port.name for port in self.input_ports)
@@ -69,6 +83,51 @@ class OnnxEngine:
     def __repr__(self) -> str:
         provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")
         return f"<OnnxEngine {self.artefact.name} on {provider}>"
+
+
+@contextmanager
+def checked_copy(artefact: Path) -> Iterator[str | bytes]:
+    """Within, what the runtime may load: the path of a private copy in memory, or bytes where the system has no such.
+
+    Raises:
+        EngineError: the file cannot be read, or may not be loaded.
+    """
+    if not hasattr(os, "memfd_create"):
+        whole = _read(artefact)
+        _refuse(artefact, memoryview(whole))
+        yield whole
+        return
+    with os.fdopen(os.memfd_create("tidegate-model"), "wb") as copy:
+        try:
+            with artefact.open("rb") as source:
+                shutil.copyfileobj(source, copy, _BLOCK_BYTES)
+            copy.flush()
+        except OSError as error:
+            raise EngineError(f"{artefact}: it cannot be read: {error.strerror or error}") from error
+        if not copy.tell():
+            raise EngineError(f"{artefact}: is not an ONNX model: it is empty")
+        with mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            _refuse(artefact, view)
+        yield f"/proc/self/fd/{copy.fileno()}"
+
+
+def _read(artefact: Path) -> bytes:
+    try:
+        return artefact.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{artefact}: it cannot be read: {error.strerror or error}") from error
+
+
+def _refuse(artefact: Path, model: memoryview) -> None:
+    if problem := problem_in(model):
+        raise EngineError(f"{artefact}: {problem}")
+
+
+def _session(artefact: Path, copied: str | bytes, threads: int, providers: list[Any]) -> Any:
+    try:
+        return onnxruntime.InferenceSession(copied, _options(threads), providers=providers)
+    except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
+        raise failure_of(error, f"{artefact}: ONNX Runtime cannot load it") from error
 
 
 def _port(one: Any) -> OnnxPort:

@@ -1,9 +1,9 @@
 """Checks whether an ONNX file may be loaded: `python -m tidegate.engines.onnx_check FILE MODEL_YAML VARIANT`.
 
 It runs as a process of its own with bounded memory, time and files, since the file came over a network and the runtime
-is native code. Before the runtime sees the file its bytes are walked: weights in other files and operators of foreign
-domains are refused unread. Then a session is made, which proves that this very runtime can, and what the graph takes
-and gives is compared with the manifest.
+is native code. The engine walks the file's bytes before the runtime sees them, as it does wherever an ONNX file is
+loaded (`onnx_wire.py`). The session that it then makes proves that this very runtime can, and what the graph takes and
+gives is compared with the manifest.
 
 It prints one line of JSON, {"problem": ""} if there is none; its parent treats missing output as a problem, too.
 """
@@ -11,15 +11,13 @@ It prints one line of JSON, {"problem": ""} if there is none; its parent treats 
 from __future__ import annotations
 
 import json
-import mmap
 import resource
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from tidegate.engines.errors import EngineError
-from tidegate.engines.onnx import OnnxEngine, OnnxPort
-from tidegate.engines.onnx_wire import References, references
+from tidegate.engines.onnx import OnnxEngine, OnnxPort, checked_copy
 from tidegate.models.manifest import Manifest, TensorSpec
 from tidegate.models.repository import RepositoryError, parse_manifest
 from tidegate.types import Datatype
@@ -27,10 +25,6 @@ from tidegate.types import Datatype
 CPU_S: Final = 100
 _RUNTIME_BYTES: Final = 3 << 30  # of addresses, not of memory: the runtime's libraries and arenas
 _PER_FILE: Final = 8
-# ONNX's own, and what ONNX Runtime brings along: its quantized operators are in com.microsoft.
-_DOMAINS: Final = frozenset(
-    {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
-)
 _DATATYPES: Final = {
     "tensor(bool)": Datatype.BOOL, "tensor(uint8)": Datatype.UINT8, "tensor(uint16)": Datatype.UINT16,
     "tensor(uint32)": Datatype.UINT32, "tensor(uint64)": Datatype.UINT64, "tensor(int8)": Datatype.INT8,
@@ -40,38 +34,16 @@ _DATATYPES: Final = {
 }  # fmt: skip
 
 
-def problem_of(artefact: Path, manifest: Manifest, variant: str) -> str:
-    """What is wrong with the file, "" when nothing is."""
+def problem_of(artefact: Path, manifest: Manifest, variant: str, *, copied: str | bytes | None = None) -> str:
+    """What is wrong with the file, or with the copy of it that was checked; "" when nothing is."""
     try:
-        found = _references(artefact)
-    except (ValueError, OSError) as error:
-        return f"is not an ONNX model: {error}"
-    if found.external:
-        return f"keeps weights in other files ({', '.join(found.external[:3])})"
-    if foreign := sorted(found.domains - _DOMAINS):
-        return f"uses operators that are not ONNX Runtime's own (domains {', '.join(foreign[:3])})"
-    try:
-        engine = OnnxEngine(artefact)
+        engine = OnnxEngine(artefact, copied=copied)
     except EngineError as error:
-        return str(error)
+        return str(error).removeprefix(f"{artefact}: ")
     if next(one for one in manifest.variants if one.name == variant).packed is not None:
         return ""  # takes its rows in a form that the manifest's shapes do not describe
     inputs = _mismatch("input", manifest.inputs, engine.input_ports)
     return inputs or _mismatch("output", manifest.outputs, engine.output_ports)
-
-
-def _references(artefact: Path) -> References:
-    if not artefact.stat().st_size:
-        raise ValueError("it is empty")
-    with artefact.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-        view = memoryview(whole)
-        try:
-            found = references(view)
-        finally:
-            view.release()
-    if not found.nodes:
-        raise ValueError("it has no graph")
-    return found
 
 
 def _mismatch(kind: str, specs: tuple[TensorSpec, ...], ports: tuple[OnnxPort, ...]) -> str:
@@ -111,8 +83,11 @@ def main() -> None:
     artefact, manifest_path, variant = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     try:
         manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"), manifest_path)
-        _confine(artefact)
-        problem = problem_of(artefact, manifest, variant)
+        with checked_copy(artefact) as copied:
+            _confine(artefact)
+            problem = problem_of(artefact, manifest, variant, copied=copied)
+    except EngineError as error:
+        problem = str(error).removeprefix(f"{artefact}: ")
     except (OSError, RepositoryError, MemoryError) as error:
         problem = str(error) or type(error).__name__
     print(json.dumps({"problem": problem}), flush=True)

@@ -1,0 +1,111 @@
+"""What the ONNX engine loads is the file that was checked, in every process, and a file with references is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.support.models.tiny_models import double_graph, rounds_graph
+from tidegate.engines import onnx as engine_module
+from tidegate.engines.engine import load_engine
+from tidegate.engines.errors import EngineError
+from tidegate.engines.onnx import OnnxEngine
+
+X = np.array([[1.0, 2.0]], dtype=np.float32)
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    onnx.save(double_graph(), path)
+    return path
+
+
+def weights_in(location: str) -> onnx.ModelProto:
+    """y = x + w, with w in another file."""
+    model = double_graph()
+    model.graph.node[0].input[1] = "w"
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=location)
+    weight.external_data.add(key="length", value="4")
+    model.graph.initializer.append(weight)
+    return model
+
+
+@pytest.mark.parametrize("location", ["{outside}", "../secret.bin", "link.bin", "beside.bin"])
+def test_weights_in_other_files_are_not_followed(tmp_path: Path, location: str) -> None:
+    outside, folder = tmp_path / "secret.bin", tmp_path / "model"
+    folder.mkdir()
+    outside.write_bytes(b"1234")
+    (folder / "beside.bin").write_bytes(b"1234")
+    (folder / "link.bin").symlink_to(outside)
+    onnx.save(weights_in(location.format(outside=outside)), folder / "m.onnx")
+    with pytest.raises(EngineError, match=r"m\.onnx: keeps weights in other files \(w\)"):
+        load_engine("onnx", folder / "m.onnx", outputs=("y",))
+
+
+def test_operators_of_others_are_refused_before_the_runtime_sees_them(artefact: Path) -> None:
+    model = double_graph()
+    model.graph.node.append(helper.make_node("Steal", ["x"], ["z"], domain="evil.ops"))
+    onnx.save(model, artefact)
+    with pytest.raises(EngineError, match=r"not ONNX Runtime's own \(domains evil\.ops\)"):
+        OnnxEngine(artefact)
+
+
+@pytest.mark.parametrize("rewrite", ["in place", "by another file"])
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_file_that_changes_after_the_check_is_loaded_as_it_was(
+    artefact: Path, monkeypatch: pytest.MonkeyPatch, rewrite: str, memory: bool
+) -> None:
+    real = engine_module.onnxruntime.InferenceSession
+    other = rounds_graph().SerializeToString()
+
+    def session(*given: Any, **more: Any) -> Any:
+        if rewrite == "by another file":
+            artefact.unlink()
+        artefact.write_bytes(other)
+        return real(*given, **more)
+
+    monkeypatch.setattr(engine_module.onnxruntime, "InferenceSession", session)
+    if not memory:
+        monkeypatch.delattr(os, "memfd_create")
+    assert OnnxEngine(artefact).infer({"x": X})["y"].tolist() == [[2.0, 4.0]]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00not a model", double_graph().SerializeToString()[:-3]])
+def test_a_damaged_file_is_no_model_and_the_error_names_it(artefact: Path, content: bytes) -> None:
+    artefact.write_bytes(content)
+    with pytest.raises(EngineError, match=r"m\.onnx: is not an ONNX model"):
+        OnnxEngine(artefact)
+
+
+@pytest.mark.slow
+def test_the_confined_check_of_a_rollout_says_the_same(tmp_path: Path) -> None:
+    from tests.support.models.tiny_models import tiny_repository
+
+    folder = tiny_repository(tmp_path) / "double" / "1"
+    artefact = next(folder.glob("*.onnx"))
+    assert checked(artefact) == ""
+    onnx.save(weights_in("/etc/passwd"), artefact)
+    assert checked(artefact) == "keeps weights in other files (w)"
+    onnx.save(rounds_graph(), artefact)
+    assert checked(artefact).startswith("its inputs are rounds")
+    artefact.write_bytes(b"")
+    assert checked(artefact) == "is not an ONNX model: it is empty"
+
+
+def checked(artefact: Path) -> str:
+    command = (sys.executable, "-P", "-m", "tidegate.engines.onnx_check")
+    said = subprocess.run(
+        [*command, str(artefact), str(artefact.parent / "model.yaml"), "int8"], capture_output=True, check=True
+    )
+    return str(json.loads(said.stdout)["problem"])
