@@ -68,13 +68,15 @@ from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
 from tidegate.runtime import events
+from tidegate.runtime.process import StartError
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
-from tidegate.servers.address import is_loopback
+from tidegate.servers.address import is_loopback, port_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_drain import HttpDrain
 from tidegate.servers.http_server import Entrance, connection_table, open_http_server
 from tidegate.servers.limits import PortGroup, limits_by_port, raise_file_limit
+from tidegate.servers.operator_token import OperatorToken
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.types import InferRequest, TargetId
 
@@ -133,6 +135,7 @@ class Gateway:
         )
         self.host = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer)
         self.audit = Audit()
+        self.operator_token = OperatorToken()  # for changes over the admin port, where `auth` does not guard it
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
         self._entry = DrainingGuard(self.guard or OpenGuard(self.host), self.host.server_name)
         self._held = BodyMemory(config.limits.max_held_bytes)
@@ -351,9 +354,26 @@ class Gateway:
                 *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
                 *trial_routes(self.trials),
             ],
-            middlewares=admin_middlewares(config, self.guard, self.audit),
+            middlewares=admin_middlewares(config, self.guard, self.audit, self.operator_token),
             drain=self._http_drains[1],
         )
+        if self.guard is None:
+            await self._publish_operator_token()
+
+    async def _publish_operator_token(self) -> None:
+        port, token = port_of(self.addresses["admin"]), self.operator_token
+        self._stack.callback(token.withdraw)
+        named = self.config.admin_token_file
+        try:
+            await asyncio.to_thread(token.publish, port, named)
+        except OSError as error:
+            if named is not None:
+                raise StartError(f"cannot write {named} (key 'admin_token_file'): {error.strerror or error}") from error
+            log.warning(
+                "changes over the admin port are refused: there is no folder for the operator's token",
+                reason=str(error),
+                way_out="set admin_token_file, or auth",
+            )
 
     def _oip_routes(self) -> OipRoutes:
         return OipRoutes(

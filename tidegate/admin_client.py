@@ -1,6 +1,7 @@
 """The client of a running gateway's admin port, for operators' commands, with the credential from the environment.
 
-The key is no option of a command: options stand in process lists and in shell histories.
+The key is no option of a command: options stand in process lists and in shell histories. Without a key a request that
+changes something shows the operator's token, whose file on this machine is found by the port.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import click
+
+from tidegate.servers.operator_token import FILE_VARIABLE, token_for
 
 KEY_VARIABLE: Final = "TIDEGATE_API_KEY"
 WITHIN_S: Final = 5.0
@@ -63,7 +66,7 @@ class Admin:
         self, path: str, *, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[Any]:
         """The same, as a stream. Raises AdminError, also if the answer breaks off within the block."""
-        key = os.environ.get(KEY_VARIABLE)
+        key = os.environ.get(KEY_VARIABLE) or (None if method in ("GET", "HEAD") else self._operator_token())
         shown = {"Authorization": f"Bearer {key}"} if key else {}
         typed = {} if body is None else {"Content-Type": "application/octet-stream"}
         try:
@@ -92,6 +95,16 @@ class Admin:
     def put(self, path: str, body: bytes) -> Any:
         return self._decoded(self.ask(path, method="PUT", body=body)[0])
 
+    def _operator_token(self) -> str | None:
+        try:
+            return token_for(self.address)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            named = os.environ.get(FILE_VARIABLE, "")
+            raise AdminError(
+                f"cannot use {named!r} ({FILE_VARIABLE}): {reason}; unset it, or name the token file of the gateway"
+            ) from error
+
     def _decoded(self, raw: bytes) -> Any:
         try:
             return json.loads(raw)
@@ -99,12 +112,12 @@ class Admin:
             raise AdminError(f"what answers at {self.address} is no gateway of ours: {error}") from error
 
     def _words(self, error: HTTPError) -> str:
-        if error.code in _REFUSED:
+        text = error.read(_MAX_WORDS).decode(errors="replace").strip()
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            text = str(json.loads(text)["error"])
+        # A gateway without `auth` says where its token is; any other wants a key, whatever it says.
+        if error.code in _REFUSED and "operator's token" not in text:
             text = f"put a key with the right `admin` into {KEY_VARIABLE}"
-        else:
-            text = error.read(_MAX_WORDS).decode(errors="replace").strip()
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                text = str(json.loads(text)["error"])
         return f"the gateway at {self.address} answers {error.code}: {text or error.reason}"
 
     def __repr__(self) -> str:

@@ -43,6 +43,16 @@ class ArtifactsConfig(Section):
         16 * 2**30, gt=0, description="Largest file that is accepted; a larger one is refused."
     )
 
+    max_partials: int = Field(
+        64, ge=2, le=4096, description="Unfinished uploads in all; one credential may have half of them."
+    )
+    max_partial_bytes: int = Field(
+        64 * 2**30, gt=0, description="Bytes of unfinished uploads in all; one credential may have half of them."
+    )
+    partials_kept_s: float = Field(
+        86_400.0, gt=0, description="Seconds after which an unfinished upload that has not grown is removed."
+    )
+
     @property
     def rate(self) -> float:
         return inf if self.bytes_per_s is None else self.bytes_per_s

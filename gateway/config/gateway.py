@@ -61,6 +61,11 @@ class GatewayConfig(ProcessConfig):
         "127.0.0.1",
         description="Address of the admin port. Any but a loopback one needs `auth`, and requires the right `admin`.",
     )
+    admin_token_file: Path | None = Field(
+        None,
+        description="File for the token that changes over the admin port require without `auth`, readable by this "
+        "account and root. None: admin-PORT.token in the first usable folder for run-time files (docs/security.md).",
+    )
     console: bool = Field(True, description="Whether the admin port serves the operators' web page, under /.")
     auth: AuthConfig | None = Field(
         None, description="Which credentials are accepted; none: every caller is let in, and names its own tenant."

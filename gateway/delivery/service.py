@@ -5,9 +5,11 @@ It is separate from `gateway/app.py` because a gateway without the section `arti
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
+import structlog
 from aiohttp import web
 
 from gateway.catalog import Catalog
@@ -15,6 +17,7 @@ from gateway.config.artifacts import ArtifactsConfig
 from gateway.core.fleet.fleet import Fleet
 from gateway.delivery.artifacts.access import credential_check, secured_for_devices
 from gateway.delivery.artifacts.pacing import BytePacer
+from gateway.delivery.artifacts.partial_ledger import PartialBounds
 from gateway.delivery.artifacts.server import ArtifactServer
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.artifacts.upload import intake_routes
@@ -22,13 +25,18 @@ from gateway.delivery.rollouts.coordinator import DeviceChannel, RolloutControll
 from gateway.delivery.rollouts.routes import rollout_routes
 from gateway.delivery.trials import Trials
 from gateway.identity.guard import GatewayGuard
+from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip.http.server import error_middleware
+from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Tls
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.http_connection import HttpConnection
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import ServerLimits
+
+COLLECT_S = 600.0
+log = structlog.get_logger(__name__)
 
 GRACE_S = 1.0  # a download that is cut resumes by range
 
@@ -65,7 +73,12 @@ class DeliveryService:
         self._limits = limits
         self._connections = connections
         self._secured = secured_for_devices(tls)
-        self.store = ArtifactStore(section.folder, max_artifact_bytes=section.max_artifact_bytes)
+        self.store = ArtifactStore(
+            section.folder,
+            max_artifact_bytes=section.max_artifact_bytes,
+            partials=PartialBounds(section.max_partials, section.max_partial_bytes, section.partials_kept_s),
+        )
+        self._collector = OwnedTask(self._collect, name="unfinished uploads", crash_means="they stay on the disk")
         self.server = ArtifactServer(
             self.store,
             admit=credential_check(guard, self._secured),
@@ -92,6 +105,8 @@ class DeliveryService:
                 )
                 self.address = await self._stack.enter_async_context(port)
             await self._stack.enter_async_context(self.rollouts)
+            self._collector.start()
+            self._stack.push_async_callback(self._collector.aclose)
             self._stack = self._stack.pop_all()
         return self
 
@@ -102,6 +117,16 @@ class DeliveryService:
         """Return the routes for the admin port: uploads and rollouts."""
         base = self._section.advertise or self.address
         return [*intake_routes(self.store), *rollout_routes(self.rollouts, self._channel, (base,) if base else ())]
+
+    async def _collect(self) -> None:
+        """Remove what is unfinished and old: at the start, since an earlier process may have left it, and then on."""
+        while True:
+            try:
+                if removed := await asyncio.to_thread(self.store.collect):
+                    log.info("removed unfinished uploads that had not grown", count=len(removed))
+            except OSError as error:
+                log.warning("unfinished uploads cannot be removed", reason=str(error))
+            await clock.sleep(min(COLLECT_S, self._section.partials_kept_s))
 
     def _ship(self, manifests: Iterable[Manifest]) -> None:
         self._catalog.ship(manifests)

@@ -17,8 +17,9 @@ from gateway.identity.event_throttle import EventCoalescer
 from gateway.identity.keyring import Changes
 from tidegate import clock
 from tidegate.oip.guard import PresentedCredentials
+from tidegate.runtime.logs import AUDIT
 
-log = structlog.get_logger("tidegate.audit")
+log = structlog.get_logger(AUDIT)
 
 LOCAL: Final = "local"  # any account of this machine: each can open a connection to loopback
 LOCAL_WINDOW_S: Final = 60.0

@@ -1,9 +1,10 @@
 """Middlewares of the operators' listeners: the required right, the audit of each request, and same-site checks.
 
 Beyond loopback each route but the open ones requires one right, for as long as its answer takes: a stream ends with its
-credential. On loopback no credential is required; if `auth` is
-configured, each request is still audited, as "local". A closed connection is audited as well (status 499): a stream
-ends in no other way.
+credential. On loopback only what changes something (all but GET and HEAD) requires a credential: one with the right
+`admin` if `auth` is configured, else the operator's token (`tidegate/servers/operator_token.py`). Looks require none
+there, since every account of the machine may look; if `auth` is configured, each is still audited, as "local". A closed
+connection is audited as well (status 499): a stream ends in no other way.
 
 A browser sends the requests of foreign web sites to any port that it can reach, loopback too. So a request with a
 foreign `Origin` is refused (`same_site_only`), and without credentials so is a host *name* in `Host`: a foreign domain
@@ -22,14 +23,19 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from structlog import get_logger
 
-from gateway.identity.audit import Audit
+from gateway.identity.audit import LOCAL, Audit
 from gateway.identity.guard import GatewayGuard
 from tidegate.caller import Right
 from tidegate.oip.http.guard import credentials_over_http
-from tidegate.outcome import ServeError
+from tidegate.oip.http.server import error_middleware, error_response
+from tidegate.outcome import ServeError, Unauthenticated
+from tidegate.servers.operator_token import FILE_VARIABLE, OperatorToken
 
 PROTOCOL: Final = "admin-http"
 OPEN: Final = frozenset({"/healthz"})
+LOOKS: Final = frozenset({"GET", "HEAD"})
+OPERATOR: Final = "operator-token"
+CALLER: Final = web.RequestKey("caller", str)
 _CLIENT_CLOSED: Final = 499
 log = get_logger(__name__)
 
@@ -71,6 +77,7 @@ def right_required(right: Right, guard: GatewayGuard, audit: Audit, opened: Coll
             return await handler(request)
         presented = credentials_over_http(request, PROTOCOL)
         identity = await guard.with_right(presented, right)
+        request[CALLER] = identity.id
         with guard.follow(presented, right) as lapse:
             hang_up_at(lapse, request)
             if right != "admin":
@@ -92,6 +99,53 @@ def loopback_audit(audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
         return await _audited(request, handler, lambda status: audit.local(*_described(request), status))
 
     return middleware
+
+
+def right_for_changes(guard: GatewayGuard, audit: Audit, opened: Collection[str] = OPEN) -> Middleware:
+    """Return a middleware that requires the right `admin` for changes, and audits looks."""
+    looked, changed = loopback_audit(audit, opened), right_required("admin", guard, audit, ())
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method in LOOKS:
+            return await looked(request, handler)
+        return await error_middleware(request, lambda asked: changed(asked, handler))
+
+    return middleware
+
+
+def token_for_changes(token: OperatorToken, audit: Audit) -> Middleware:
+    """Return a middleware that requires the operator's token for changes, and audits them."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method in LOOKS:
+            return await handler(request)
+        presented = credentials_over_http(request, PROTOCOL)
+        if not token.admits(presented.authorization):
+            audit.refused("no operator token", LOCAL, presented)
+            return error_response(Unauthenticated(_way_in(token)))
+        request[CALLER] = OPERATOR
+        return await _audited(request, handler, lambda status: audit.admin(OPERATOR, *_described(request), status))
+
+    return middleware
+
+
+def caller_of(request: web.Request) -> str:
+    """Return the public id of the credential that let the request in; "" if none was required."""
+    return request.get(CALLER, "")
+
+
+def _way_in(token: OperatorToken) -> str:
+    if token.path is None:
+        return (
+            "changes need the operator's token, and this gateway could write its file nowhere: "
+            "set `admin_token_file`, or `auth`"
+        )
+    return (
+        f"changes need the operator's token in {token.path}, which the gateway's account and root can read: run the "
+        f"command as one of them, put a copy's path into {FILE_VARIABLE}, or send `Authorization: Bearer TOKEN`"
+    )
 
 
 def hang_up_at(lapse: asyncio.Future[ServeError], request: web.Request) -> None:

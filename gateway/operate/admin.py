@@ -1,4 +1,4 @@
-"""The read-only admin routes: a running gateway's state, its conditions, and its last decisions.
+"""The admin routes that only look: a running gateway's state, its conditions, and its last decisions.
 
     GET /v1/state          targets with state and load, models with the targets that offer them
     GET /debug/conditions  conditions by target, each with its beginning and its evidence

@@ -1,7 +1,8 @@
 """The admin port put together: its routes, and the middlewares that check and audit each request.
 
-On loopback no credential is required; if `auth` is configured, each admin request is still audited. On other addresses
-the right `admin` is required, on every route but the console's static page and `/healthz`.
+On loopback looking requires no credential, and changing something requires the operator's token, or the right `admin`
+if `auth` is configured. On other addresses the right `admin` is required, on every route but the console's static page
+and `/healthz`. Changes are audited in each case.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gateway.core.versions.canary import CanaryRollout
 from gateway.delivery.trials import Trials
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from gateway.identity.operator_access import OPEN, loopback_audit, right_required, same_site_only
+from gateway.identity.operator_access import OPEN, right_for_changes, right_required, same_site_only, token_for_changes
 from gateway.observe.traffic_recorder import TrafficRecorder
 from gateway.operate.admin import admin_routes
 from gateway.operate.console.history import ConsoleHistory
@@ -33,6 +34,7 @@ from gateway.targets.directory import Directory
 from tidegate.caller import Right
 from tidegate.oip.http.server import error_middleware
 from tidegate.servers.address import is_loopback
+from tidegate.servers.operator_token import OperatorToken
 
 
 def operator_routes(
@@ -71,12 +73,15 @@ def operator_routes(
     return [*admin, *Console(console_view).routes()]
 
 
-def admin_middlewares(config: GatewayConfig, guard: GatewayGuard | None, audit: Audit) -> list[Middleware]:
+def admin_middlewares(
+    config: GatewayConfig, guard: GatewayGuard | None, audit: Audit, token: OperatorToken
+) -> list[Middleware]:
     """Return the admin port's middlewares: they depend on whether its address is a loopback one."""
     opened = OPEN | page_files().keys()
     if not is_loopback(config.admin_host):
         return [same_site_only(by_name=True), *require_right(guard, audit, "admin", opened)]
-    return [same_site_only(by_name=False), *([] if guard is None else [loopback_audit(audit, opened)])]
+    changes = token_for_changes(token, audit) if guard is None else right_for_changes(guard, audit, opened)
+    return [same_site_only(by_name=False), changes]
 
 
 def require_right(

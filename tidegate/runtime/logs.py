@@ -6,7 +6,8 @@ form, from WARNING up. A line that belongs to a traced request carries its `trac
 
 Levels can be changed while the process runs, for all or for the modules under one name: over the gateway's admin port
 (`tidegate log-level`), and at any process by the signal SIGRTMIN, which turns `debug` on and off again. So a line
-below its level is dropped when it is logged, by the levels of that moment, and not when the loggers are made.
+below its level is dropped when it is logged, by the levels of that moment, and not when the loggers are made. Audit
+lines have no level: who may turn down the log must not be able to act unseen.
 
 Metrics are counted in each process's own file (`gateway/observe/metrics/`), so that an edge needs no prometheus client.
 """
@@ -25,6 +26,7 @@ from tidegate.trace_context import current
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 NUMBERS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+AUDIT: Final = "tidegate.audit"  # the logger of audit lines, which no level drops
 MOST_MODULES: Final = 100  # with levels of their own
 _BY_METHOD: Final = {**NUMBERS, "warn": 30, "exception": 40, "critical": 50, "fatal": 50}
 
@@ -41,8 +43,10 @@ class Levels:
         """Set the level of `module` and all under it, or of all modules that have no level of their own.
 
         Raises:
-            ValueError: `MOST_MODULES` modules have levels already.
+            ValueError: `MOST_MODULES` modules have levels already, or the module is the audit log.
         """
+        if module == AUDIT or module.startswith(f"{AUDIT}."):
+            raise ValueError(f"{module} has no level: audit lines are always written")
         if not module:
             self.level, self._before = level, None
         elif module not in self.modules and len(self.modules) >= MOST_MODULES:
@@ -60,7 +64,8 @@ class Levels:
         return self.level
 
     def allows(self, module: str, number: int) -> bool:
-        return number >= NUMBERS[self.of(module) if self.modules else self.level]
+        # The level first: nearly all lines are decided by it, and a dropped line must cost next to nothing.
+        return number >= NUMBERS[self.of(module) if self.modules else self.level] or module == AUDIT
 
     def of(self, module: str) -> Level:
         while module:

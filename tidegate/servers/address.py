@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+from urllib.parse import urlsplit
 
 from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
@@ -16,6 +17,13 @@ from tidegate.runtime.process import StartError
 def format_address(host: str, port: int) -> str:
     """The address as "HOST:PORT", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def port_of(address: str) -> int:
+    """The port of an address such as "http://127.0.0.1:8003"."""
+    port = urlsplit(address).port
+    assert port is not None, address
+    return port
 
 
 def is_loopback(host: str) -> bool:

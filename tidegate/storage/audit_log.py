@@ -1,5 +1,8 @@
 """The audit log records each change that a command made: one JSON line beside the changed file, and on stderr.
 
+A terminal gets no line: its reader ran the command, has its answer, and finds the line in the file. It gets the line
+only if the file cannot be written.
+
 A gateway's own audit (`gateway/identity/audit.py`) sees requests. Keys and models are changed by commands, on files
 that several processes read, so their audit log lies beside the files, and a copy of the folder has its history.
 
@@ -31,7 +34,7 @@ from tidegate import clock
 
 
 def note(trail: Path, action: str, **what: Any) -> None:
-    """Append one line about a change that was made, to stderr first, which is there even if the disk is not.
+    """Append one line about a change that was made, to stderr first unless it is a terminal.
 
     Raises:
         click.ClickException: the change was made, and the file cannot be written.
@@ -41,10 +44,14 @@ def note(trail: Path, action: str, **what: Any) -> None:
     line = json.dumps(
         {"audit": action, "at": at, "who": f"os:{_name_of(uid)}", "uid": uid, **what}, separators=(",", ":")
     )
-    print(line, file=sys.stderr, flush=True)
+    watched = sys.stderr.isatty()
+    if not watched:
+        print(line, file=sys.stderr, flush=True)
     try:
         _append(trail, f"{line}\n".encode())
     except OSError as error:
+        if watched:
+            print(line, file=sys.stderr, flush=True)
         raise click.ClickException(
             f"{action} is done, but could not be noted in {trail}: {error.strerror}; the line on stderr is all there is"
         ) from error

@@ -5,7 +5,8 @@
 
 A file gets its name by one rename, after all of it was written, hashed and synced. So a name always leads to the
 content that it names, after a power cut too, and two models that share a file store it once. A partial file is hashed
-again from its first byte when it is complete: bytes that were written before a crash are not trusted.
+again from its first byte when it is complete: bytes that were written before a crash are not trusted. Partial files are
+bounded by a ledger (`partial_ledger.py`), and one that has not grown for a day is removed.
 
 Every method blocks on the disk: call it in a thread.
 """
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from pathlib import Path
 from typing import Final
 
+from gateway.delivery.artifacts.partial_ledger import DEFAULT, PartialBounds, PartialLedger
+from tidegate import clock
 from tidegate.models.digest import sha256_of
 from tidegate.storage.atomic_file import move_durably
 
@@ -30,6 +34,10 @@ class StoreError(Exception):
 
 class ArtifactStoreFull(StoreError):
     """The disk is full, or the file is larger than allowed."""
+
+
+class TooManyPartials(StoreError):
+    """There is no room for another partial content, of this caller or of all."""
 
 
 class WrongContent(StoreError):
@@ -47,9 +55,12 @@ class OffsetMismatch(StoreError):
 class ArtifactStore:
     """The store over one folder, which is created with the first upload."""
 
-    def __init__(self, root: Path, *, max_artifact_bytes: int = 16 * 2**30) -> None:
+    def __init__(self, root: Path, *, max_artifact_bytes: int = 16 * 2**30, partials: PartialBounds = DEFAULT) -> None:
         self.root = root
         self.max_artifact_bytes = max_artifact_bytes
+        self._partials = PartialLedger(partials)
+        self._lock = threading.Lock()  # of the ledger: pieces of several contents are written at once
+        self._adopted = False
 
     def path(self, digest: str) -> Path:
         """Return where the content of this digest is, or would be. Raises ValueError: that is no digest."""
@@ -69,11 +80,24 @@ class ArtifactStore:
         except FileNotFoundError:
             return 0
 
-    def append(self, digest: str, at: int, piece: bytes) -> int:
+    def collect(self) -> list[str]:
+        """Remove partial contents that have not grown for long, those of earlier processes too; return their names."""
+        removed = []
+        now = clock.utc_s()
+        with self._lock:
+            self._adopt()
+            for digest in self._partials.stale(now):
+                self._partial(digest).unlink(missing_ok=True)
+                self._partials.drop(digest)
+                removed.append(digest)
+        return removed
+
+    def append(self, digest: str, at: int, piece: bytes, caller: str = "") -> int:
         """Append a piece to a partial content and return the new offset.
 
         Raises:
             OffsetMismatch: `at` is not where the last piece ended.
+            TooManyPartials: the caller, or all callers, have too much that is unfinished.
             ArtifactStoreFull: the disk is full, and the partial content stays; or the file would be too large.
         """
         partial = self._partial(digest)
@@ -83,11 +107,13 @@ class ArtifactStore:
             raise ArtifactStoreFull(
                 f"an artefact of over {self.max_artifact_bytes} bytes: raise `artifacts.max_artifact_bytes`"
             )
+        self._reserve(digest, caller, at + len(piece))
         try:
             partial.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("ab") as file:
                 file.write(piece)
         except OSError as error:
+            self._settle(digest, caller)
             raise self._translated(error) from error
         return at + len(piece)
 
@@ -105,11 +131,44 @@ class ArtifactStore:
             found = sha256_of(partial)
             if found != digest:
                 partial.unlink()
+                self._forget(digest)
                 raise WrongContent(f"what came has sha256 {found}, not {digest}; send it again")
             move_durably(partial, whole)
+            self._forget(digest)
             return whole.stat().st_size
         except OSError as error:
             raise self._translated(error) from error
+
+    def _reserve(self, digest: str, caller: str, size_bytes: int) -> None:
+        with self._lock:
+            self._adopt()
+            if why := self._partials.refusal(digest, caller, size_bytes):
+                raise TooManyPartials(why)
+            self._partials.put(digest, caller, size_bytes, clock.utc_s())
+
+    def _settle(self, digest: str, caller: str) -> None:
+        """Note what was written of a piece that did not fit: perhaps nothing, perhaps not even the file."""
+        with self._lock:
+            if size := self.offset_bytes(digest):
+                self._partials.put(digest, caller, size, clock.utc_s())
+            else:
+                self._partials.drop(digest)
+
+    def _forget(self, digest: str) -> None:
+        with self._lock:
+            self._partials.drop(digest)
+
+    def _adopt(self) -> None:
+        """Note, once, the partial contents that lie here from earlier processes."""
+        if self._adopted:
+            return
+        folder = self.root / "partial"
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if DIGEST.match(path.name):
+                about = path.stat()
+                # A file from the future, of a clock that was wrong, is as old as this look at it.
+                self._partials.put(path.name, "", about.st_size, min(about.st_mtime, clock.utc_s()))
+        self._adopted = True
 
     def _partial(self, digest: str) -> Path:
         return self.root / "partial" / _checked(digest)

@@ -7,7 +7,8 @@
 
 A piece is bounded in size: a broken upload of gigabytes loses one piece, and no client makes the gateway hold more
 than that. With the last piece the whole file is hashed; only then has it a name that devices can request.
-A content is uploaded by one client at a time: two interleaved uploads would spoil each other.
+A content is uploaded by one client at a time: two interleaved uploads would spoil each other. What is unfinished is
+bounded for each credential and for all (429), and removed when it has not grown for a day.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from gateway.delivery.artifacts.store import DIGEST, ArtifactStore, ArtifactStoreFull, OffsetMismatch, StoreError
+from gateway.delivery.artifacts.store import (
+    DIGEST,
+    ArtifactStore,
+    ArtifactStoreFull,
+    OffsetMismatch,
+    StoreError,
+    TooManyPartials,
+)
+from gateway.identity.operator_access import caller_of
 
 MAX_PIECE_BYTES: Final = 8 * 2**20
 PIECE_WITHIN_S: Final = 60.0
@@ -48,7 +57,9 @@ def intake_routes(store: ArtifactStore) -> list[web.RouteDef]:
             if await asyncio.to_thread(store.size_bytes, digest) is not None:
                 return web.Response(status=200, headers={"Upload-Offset": str(size)})
             piece = await _piece(request, count)
-            return await _take(store, digest, first, piece, size)
+            return await _take(
+                partial(store.append, digest, first, piece, caller_of(request)), store, digest, piece, size
+            )
         finally:
             arriving.discard(digest)
 
@@ -56,9 +67,8 @@ def intake_routes(store: ArtifactStore) -> list[web.RouteDef]:
     return [web.head(route, head), web.put(route, put)]
 
 
-async def _take(store: ArtifactStore, digest: str, first: int, piece: bytes, size: int) -> web.Response:
-    append = partial(store.append, digest, first, piece) if piece else partial(store.offset_bytes, digest)
-    offset = await _stored(append)
+async def _take(append: Callable[[], int], store: ArtifactStore, digest: str, piece: bytes, size: int) -> web.Response:
+    offset = await _stored(append if piece else partial(store.offset_bytes, digest))
     if offset < size:
         return web.Response(status=202, headers={"Upload-Offset": str(offset)})
     await _stored(partial(store.finish, digest))
@@ -70,6 +80,8 @@ async def _stored(step: Callable[[], T]) -> T:
         return await asyncio.to_thread(step)
     except OffsetMismatch as error:
         raise web.HTTPConflict(text=str(error), headers={"Upload-Offset": str(error.offset_bytes)}) from error
+    except TooManyPartials as error:
+        raise web.HTTPTooManyRequests(text=str(error)) from error
     except ArtifactStoreFull as error:
         raise web.HTTPInsufficientStorage(text=str(error)) from error
     except StoreError as error:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.models.tiny_models import tiny_repository
 from tests.support.mqtt.brokers import MOSQUITTO
+from tidegate.servers.operator_token import token_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,7 +56,7 @@ def told(stack: FleetStack, method: str, path: str, body: dict[str, Any] | None 
     request = urllib.request.Request(
         f"{stack.gateway.addresses['admin']}/v1/versions{path}",
         json.dumps(body).encode() if body is not None else None,
-        {"Content-Type": "application/json"},
+        {"Content-Type": "application/json", "Authorization": f"Bearer {token_for(stack.gateway.addresses['admin'])}"},
         method=method,
     )
     try:

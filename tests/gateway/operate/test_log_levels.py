@@ -61,7 +61,8 @@ async def test_a_gateways_admin_port_has_the_route(tmp_path: Path) -> None:
         async with session.get(url) as response:
             assert (await response.json())["level"] in ("debug", "info", "warning", "error")
         for body in (b"{", b'{"level": "loud"}', b'{"level": "info", "x": 1}', b"x" * 5000):
-            async with session.put(url, data=body) as response:
+            shown = {"Authorization": f"Bearer {gateway.operator_token.value}"}
+            async with session.put(url, data=body, headers=shown) as response:
                 assert response.status == 400
 
 

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tidegate import clock
-from tidegate.runtime.logs import LEVELS, MOST_MODULES, Format, Levels
+from tidegate.runtime.logs import AUDIT, LEVELS, MOST_MODULES, Format, Level, Levels
 from tidegate.runtime.process import until_signal
 
 SCRIPT = """
@@ -117,3 +117,14 @@ async def test_a_signal_turns_debugging_on_and_off_again() -> None:
         await until_signal(serve())
     assert seen == ["debug", "warning"]
     assert [line["level"] for line in logs] == seen
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_no_level_drops_an_audit_line(level: Level) -> None:
+    levels = Levels(level)
+    levels.set("error", "tidegate")
+
+    assert levels.allows(AUDIT, 10) and not levels.allows("tidegate.audits", 30)
+    for module in (AUDIT, f"{AUDIT}.refusals"):
+        with pytest.raises(ValueError, match="always written"):
+            levels.set("error", module)

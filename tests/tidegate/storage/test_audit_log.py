@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pwd
@@ -10,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -103,3 +105,21 @@ def test_a_model_that_is_added_or_replaced_is_a_line_in_its_repository_with_the_
     assert [one["manifest_sha256"] for one in found] == digests
     assert digests[0] != digests[1]
     assert CliRunner().invoke(model, ["list", "--repository", str(tmp_path)]).exit_code == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_the_line_only_if_the_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    audit_log.note(tmp_path / "audit.jsonl", "key-created", id="a")
+    assert screen.getvalue() == "" and len(noted(tmp_path / "audit.jsonl")) == 1
+
+    with pytest.raises(click.ClickException):
+        audit_log.note(tmp_path / "absent" / "audit.jsonl", "key-created", id="b")
+    assert json.loads(screen.getvalue())["id"] == "b"
