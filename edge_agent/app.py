@@ -353,7 +353,8 @@ class EdgeApp:
         while True:
             await clock.sleep(SAVE_AGAIN_S)
             try:
-                if self._epoch.unsaved and await asyncio.to_thread(self._epoch.save):
+                saved = bool(self._epoch.unsaved) and await asyncio.to_thread(self._epoch.save)
+                if saved:
                     self._tell_fleet()
             except OSError as error:
                 log.warning("the session's number cannot be written", reason=str(error))
