@@ -53,6 +53,7 @@ from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.owned_task import OwnedTask
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
@@ -69,6 +70,7 @@ from tidegate.workers.warmup import warm
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
 LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # roles that may send a device requests
 CLOSE_GRACE_S = 0.2  # what calls that are left get when a server closes, after the drain
+SAVE_AGAIN_S: Final = 10.0  # between attempts to write the epoch, while the disk takes nothing
 WILDCARDS = ("", "0.0.0.0", "::")
 log = structlog.get_logger(__name__)
 
@@ -96,7 +98,8 @@ class EdgeApp:
         self._stack = AsyncExitStack()
         self._tls: Tls | None = None
         self._endurance = Endurance(config.min_battery, config.max_temperature_c)
-        self._epoch = EpochStore(config.state_dir / "epoch")
+        self._epoch = EpochStore(config.state_dir / "epoch", draw=draw)
+        self._saving = OwnedTask(self._save_epoch, name="epoch on disk")
         self._host: EdgeHost | None = None
         self._local: LocalHost | None = None
         self._sensors: Sensors | None = None
@@ -163,6 +166,7 @@ class EdgeApp:
         self._sync = self._fleet_sync()
         await asyncio.to_thread(models.read)
         await self._bump_epoch()
+        await self._stack.enter_async_context(self._saving)
         await self._stack.enter_async_context(self.offline)
         queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
         self._scheduler = await self._stack.enter_async_context(EdgeScheduler(queue, on_moved=self._tell_fleet))
@@ -258,6 +262,7 @@ class EdgeApp:
             "ready": self.host.ready(),
             "links": links,
             "workers": workers,
+            "disk": self._disk_trouble(),
             **await self.offline.state(),
         }
 
@@ -327,7 +332,8 @@ class EdgeApp:
             admission = "draining"
         elif self._endurance.why_not(seen):
             admission = "closed"
-        conditions = self._memory.told(replace(seen, mode=self.offline.mode, kept=self.offline.backlog))
+        own = replace(seen, mode=self.offline.mode, kept=self.offline.backlog, unwritable=bool(self._disk_trouble()))
+        conditions = self._memory.told(own)
         rollouts = self.deployment.rollouts
         return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
 
@@ -344,6 +350,21 @@ class EdgeApp:
             await asyncio.to_thread(self._epoch.bump, clock.utc_s())
         except OSError as error:
             raise StartError(f"cannot write {self._epoch.path} (key 'state_dir'): {error.strerror}") from error
+
+    async def _save_epoch(self) -> None:
+        """A disk that was full at a start may have room later, and no new session need begin for that."""
+        while True:
+            await clock.sleep(SAVE_AGAIN_S)
+            try:
+                saved = bool(self._epoch.unsaved) and await asyncio.to_thread(self._epoch.save)
+                if saved:
+                    self._tell_fleet()
+            except OSError as error:
+                log.warning("the session's number cannot be written", reason=str(error))
+
+    def _disk_trouble(self) -> str:
+        """Why the disk takes nothing, as far as this agent tried; "" while it does."""
+        return self._epoch.unsaved or (self._deployment.disk_trouble if self._deployment is not None else "")
 
     def _models(self) -> Deployment:
         return Deployment(

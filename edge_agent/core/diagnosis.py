@@ -64,12 +64,16 @@ def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> Doct
 def disk(folder: str, *, error: str, full: bool = False, free_bytes: int, fsync_s: float) -> DoctorFinding:
     """Args: error: why the folder cannot be written, "" if it can; full: whether the disk is full."""
     if error:
-        advice = "make room there" if full else "give the agent's user the folder of `state_dir`"
+        advice = (
+            "make room there: until then the agent serves with its session's number in memory, and takes no rollouts"
+            if full
+            else "give the agent's user the folder of `state_dir`"
+        )
         return DoctorFinding("disk", "failure", f"{folder} cannot be written: {error}", advice)
     free = f"{free_bytes / 1e6:.0f} MB free in {folder}"
     if free_bytes < _NO_DISK_BYTES:
         return DoctorFinding(
-            "disk", "failure", f"only {free}", "make room: the session's number must be written at a start"
+            "disk", "failure", f"only {free}", "make room: what is rolled out, kept or measured needs it"
         )
     if free_bytes < _LOW_DISK_BYTES:
         return DoctorFinding(

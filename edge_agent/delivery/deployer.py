@@ -43,6 +43,7 @@ from tidegate.models.repository import RepositoryError
 from tidegate.rollout.desired import DesiredModel
 from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
 from tidegate.runtime.process import StartError
+from tidegate.storage.disk_failure import is_disk_failure
 
 NOTE_GAP_S: Final = 60.0  # spent bytes and time are journaled this often; a power cut loses no more
 REST_S: Final = 5.0  # until the next try, when the journal could not be written
@@ -81,11 +82,17 @@ class Deployer:
         self._rollout: Rollout | None = None  # under way
         self._writing = asyncio.Lock()
         self._entered_at = self._noted_at = 0.0
+        self._opened = False
         self._trouble = ""
         self._told: RolloutReport | None = None
 
     async def __aenter__(self) -> Self:
-        await blocking(self._open)
+        try:
+            await blocking(self._open)
+        except OSError as error:
+            if not is_disk_failure(error):
+                raise
+            self._trouble = f"disk: {error.strerror or error}"  # the task tries again; the models serve
         self._task.start()
         return self
 
@@ -104,6 +111,11 @@ class Deployer:
         if scope in self._documents.scopes:
             self._inbox[scope] = message
             self._news.set()
+
+    @property
+    def disk_trouble(self) -> str:
+        """Why the journal cannot be written; "" while it can."""
+        return self._trouble.removeprefix("disk: ") if self._trouble.startswith("disk: ") else ""
 
     @property
     def rollouts(self) -> RolloutReport:
@@ -134,10 +146,14 @@ class Deployer:
                 self._journal.write(found)
             if not found.state.is_settled:
                 self._enter(found)
+        self._opened = True
 
     async def _run(self) -> None:
         while True:
             try:
+                if not self._opened:
+                    await blocking(self._open)
+                    self._over()
                 await self._turn()
                 self._trouble = ""
             except OSError as error:  # the journal could not be written: nothing changed, and the old model serves
@@ -149,6 +165,12 @@ class Deployer:
                 log.exception("the deployer has a defect")
                 await self._rest()
 
+    def _over(self) -> None:
+        """The trouble is over; reported at once, since nothing more may happen for long."""
+        if self._trouble:
+            self._trouble = ""
+            self.changed()
+
     async def _rest(self) -> None:
         self.changed()
         await clock.sleep(REST_S)
@@ -158,6 +180,7 @@ class Deployer:
         if self._rollout is not None:
             await self._perform(self._rollout)
         elif not await self._begin():
+            self._over()
             await self._news.wait()
 
     async def _take_documents(self) -> None:

@@ -43,6 +43,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.keys import read_allowed
+from tidegate.storage.disk_failure import is_disk_failure
 
 log = structlog.get_logger(__name__)
 
@@ -119,12 +120,20 @@ class Deployment:
             try:
                 self._store.prepare()
             except OSError as error:
-                raise StartError(f"cannot write {self._store.root} (key 'state_dir'): {error.strerror}") from error
+                if not is_disk_failure(error):
+                    raise StartError(f"cannot write {self._store.root} (key 'state_dir'): {error.strerror}") from error
+                # What was deployed before can be read, and the static models need no disk: the deployer tries again.
+                log.warning("the store of models takes nothing", path=str(self._store.root), reason=error.strerror)
             deployed = tuple(self._store.committed().models)
         for model in dict.fromkeys((*self._statics, *deployed)):
             found = list(self._candidates(model))
             if (runner := self._first(model, found)) is not None:
                 self._chosen[model] = _BootChoice(runner, found)
+
+    @property
+    def disk_trouble(self) -> str:
+        """Why rollouts cannot be written to the disk; "" while they can."""
+        return self._deployer.disk_trouble if self._deployer is not None else ""
 
     async def enter(self, host: EdgeHost) -> Self:
         """The runners live until this object's `async with` ends."""

@@ -34,6 +34,8 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: Mode = "online"  # what the device can reach, as it sees it
     kept: Annotated[int, Meta(ge=0, le=2**31 - 1)] = field(name="sf", default=0)  # things stored for a gateway
 
+    unwritable: bool = field(name="nw", default=False)  # its disk takes nothing: full, read-only or broken
+
     @property
     def on_battery(self) -> bool:
         return self.battery is not None and not self.charging
@@ -49,6 +51,8 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append("metered link")
         if self.mode != "online":
             words.append(self.mode.replace("-", " "))
+        if self.unwritable:
+            words.append("disk takes no writes")
         if self.kept:
             words.append(f"{self.kept} things kept for a gateway")
         return "; ".join(words)

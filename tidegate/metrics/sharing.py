@@ -40,6 +40,7 @@ from prometheus_client.samples import Exemplar, Sample
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.disk_failure import is_disk_failure
 
 EVERY_S: Final = 1.0
 MOST_BYTES: Final = 32 * 2**20  # of one snapshot
@@ -90,7 +91,17 @@ class SharedMetrics:
         self._task = OwnedTask(self._keep_writing, name="metrics snapshots")
 
     async def __aenter__(self) -> Self:
-        """Raises OSError if the folder cannot be used."""
+        """Raises OSError if the folder cannot be used, and its disk is not the reason."""
+        try:
+            self._join()
+        except OSError as why:
+            if not is_disk_failure(why):
+                raise
+            log.warning("metrics are this process's alone", folder=str(self._folder), error=str(why))
+        self._task.start()
+        return self
+
+    def _join(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = _locked(self._folder / _LOCK)  # no process with this pid is being folded now
         try:
@@ -98,26 +109,26 @@ class SharedMetrics:
             (self._folder / f"{self._name}.json").unlink(missing_ok=True)
         finally:
             os.close(lock)
-        self._task.start()
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
+        if self._life is None:
+            return
         try:
             self._write(list(self.own()))  # the last snapshot; the next scraped process folds it
         except OSError as why:
             log.warning("the last metrics were not left for others", folder=str(self._folder), error=str(why))
-        if self._life is not None:
-            os.close(self._life)
+        os.close(self._life)
 
     def merged(self, own: list[Metric]) -> Iterator[Metric]:
         """All processes' families, this one's being `own`."""
+        others: list[tuple[str, list[_Family]]] = []
         try:
-            self._write(own)
-            others = self._others()
+            if self._life is not None:
+                self._write(own)
+                others = self._others()
         except OSError as why:  # a full disk must not end the scrapes
             log.warning("metrics are this process's alone", folder=str(self._folder), error=str(why))
-            others = []
         sums = _Sums()
         for snapshot in others:
             sums.add(snapshot[1], snapshot[0])
@@ -127,6 +138,8 @@ class SharedMetrics:
     async def _keep_writing(self) -> None:
         while True:
             try:
+                if self._life is None:
+                    self._join()  # its disk took nothing at the start
                 self._write(list(self.own()))
             except OSError as why:
                 log.warning("metrics are not left for others", folder=str(self._folder), error=str(why))

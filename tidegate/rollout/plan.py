@@ -14,6 +14,7 @@ speak to an older agent; what an agent must understand is required by the docume
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -130,6 +131,8 @@ class ModelPlan(msgspec.Struct, frozen=True, omit_defaults=True):
         paths = [file.path for file in self.files]
         if len(set(paths)) != len(paths):
             raise ValueError("a path is there twice in files")
+        if clash := _file_in_a_file(paths):
+            raise ValueError(f"files have {clash[0]!r} and {clash[1]!r}: one name cannot be a file and a folder")
         if not any(file.path == MANIFEST_PATH and file.sha256 == self.manifest for file in self.files):
             raise ValueError(f"files have no {MANIFEST_PATH} with the digest that `manifest` names")
 
@@ -158,6 +161,17 @@ class ModelPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     def max_bytes(self) -> int:
         """The byte budget of fetching."""
         return self.net.max_bytes or 2 * self.size_bytes + 4 * max(one.chunk_bytes for one in self.artefacts)
+
+
+def _file_in_a_file(paths: Iterable[str]) -> tuple[str, str] | None:
+    """A path that another one would lie under, and that one; None if all can exist in one folder."""
+    known = set(paths)
+    for path in sorted(known):
+        above = path
+        while above := above.rpartition("/")[0]:
+            if above in known:
+                return above, path
+    return None
 
 
 def artefact_path(sha256: str) -> str:

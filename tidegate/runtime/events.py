@@ -11,8 +11,18 @@ import json
 import sys
 from typing import Any
 
+from tidegate.storage.disk_failure import is_disk_failure
+
 
 def emit(event: str, **fields: Any) -> None:
-    """Write one event line and flush it, so that a parent on a pipe sees it at once."""
-    sys.stdout.write(json.dumps({"event": event, **fields}, separators=(",", ":"), default=str) + "\n")
-    sys.stdout.flush()
+    """Write one event line and flush it, so that a parent on a pipe sees it at once.
+
+    Where stdout is a file on a disk that takes nothing the line is lost, and not the request that it tells of.
+    """
+    line = json.dumps({"event": event, **fields}, separators=(",", ":"), default=str) + "\n"
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError as error:
+        if not is_disk_failure(error):
+            raise

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
+from tidegate.storage.disk_failure import is_disk_failure
 from tidegate.trace_context import current
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -112,6 +113,17 @@ class _Lines(structlog.WriteLogger):
     def __init__(self, name: str, stream: TextIO) -> None:
         super().__init__(stream)
         self.name = name
+
+    def msg(self, message: str) -> None:
+        """Write one line. Where the disk takes nothing the line is lost, and not the request that logged it."""
+        try:
+            super().msg(message)
+        except OSError as error:
+            if not is_disk_failure(error):
+                raise
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
 
 
 def drop_low(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -136,6 +136,7 @@ class ConsoleView:
             "temperature_c": conditions.temperature_c,
             "throttled": conditions.throttled,
             "metered": conditions.metered,
+            "unwritable": conditions.unwritable,
             "memory_bytes": conditions.memory_bytes,
             "memory_limit_bytes": conditions.memory_limit_bytes,
             "mode": conditions.mode,

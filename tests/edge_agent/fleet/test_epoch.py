@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from edge_agent.fleet import epoch as epoch_file
 from edge_agent.fleet.epoch import EpochStore
 from tidegate.fleet.messages import MAX_EPOCH
 
@@ -80,3 +82,34 @@ def test_an_epoch_that_cannot_be_kept_is_not_used(tmp_path: Path) -> None:
     assert store.current == 1_800_000_000
     assert "1800000000" in repr(store)
     assert "unread" in repr(EpochStore(tmp_path / "other"))
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_on_a_full_disk_the_epoch_grows_in_memory_and_is_saved_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EpochStore(tmp_path / "epoch")
+    store.bump(NOW)
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(epoch_file, "write_atomically", full)
+        assert [store.bump(NOW), store.bump(NOW)] == [1_800_000_001, 1_800_000_002]
+        assert not store.save()
+        # The next start reads an older number, and its clock makes up for it.
+        assert EpochStore(tmp_path / "epoch").bump(NOW + 60) > store.current
+    assert [one["log_level"] for one in logs if one["event"].endswith("memory only")] == ["warning", "warning"]
+    assert store.unsaved == "No space left on device"
+    assert "unsaved: No space" in repr(store)
+    assert store.save()
+    assert (store.unsaved, store.path.read_text()) == ("", "1800000002\n")
+
+
+def test_without_clock_and_disk_two_starts_hardly_use_one_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EpochStore(tmp_path / "epoch").bump(IN_1970)
+    monkeypatch.setattr(epoch_file, "write_atomically", full)
+    starts = [EpochStore(tmp_path / "epoch", draw=lambda at=at: at).bump(IN_1970) for at in (0.25, 0.75)]  # type: ignore[misc]
+    assert starts == [2 + (1 << 14), 2 + 3 * (1 << 14)]

@@ -74,7 +74,7 @@ async def serving(
             held=held,
         )
     )
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, auto_decompress=False)
     await runner.setup()
     assert runner.server is not None
     runner.server.request_handler = oip.ahead_of(runner.server.request_handler)  # as in the gateway's door

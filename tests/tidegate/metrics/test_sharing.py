@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.support.loop import on_virtual_time
 from tidegate import clock
+from tidegate.metrics import sharing as sharing_file
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.families import counter, gauge, histogram
 from tidegate.metrics.histogram import Exemplar, Histogram
@@ -239,3 +241,24 @@ def test_the_format_is_the_one_that_was_asked_for(accept: str, begins: bytes, en
     body, kind = Exposition(Counted().families).render(accept)
     assert kind.encode().startswith(begins)
     assert body.endswith(ends)
+
+
+@on_virtual_time
+async def test_a_full_disk_at_the_start_leaves_a_process_to_itself_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    busy, asked = Counted(), Counted()
+    busy.serve(5)
+    async with sharing(tmp_path, busy, "a"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sharing_file, "_locked", full)
+            other = await sharing(tmp_path, asked, "b").__aenter__()
+            asked.serve(2)
+            assert total(other.merged(list(asked.families()))) == 2
+            await clock.sleep(EVERY_S / 2)
+        await clock.sleep(EVERY_S)
+        assert total(other.merged(list(asked.families()))) == 7
+        await other.__aexit__()

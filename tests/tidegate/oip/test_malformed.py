@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,7 +189,16 @@ BAD_BODIES: dict[str, tuple[bytes, dict[str, str], str]] = {
     "a body that says gzip and is none": (PLAIN, {"Content-Encoding": "gzip"}, "no valid gzip"),
     "a body that says deflate and is none": (PLAIN, {"Content-Encoding": "deflate"}, "no valid deflate"),
     "an encoding that is not offered": (PLAIN, {"Content-Encoding": "br"}, "use gzip or deflate"),
-    "a gzip that ends early": (gzip.compress(PLAIN)[:40], {"Content-Encoding": "gzip"}, "JSON is wrong"),
+    "a gzip that ends early": (gzip.compress(PLAIN)[:40], {"Content-Encoding": "gzip"}, "no valid gzip"),
+    "a gzip without its trailer": (gzip.compress(PLAIN)[:-8], {"Content-Encoding": "gzip"}, "no valid gzip"),
+    "a gzip with half a trailer": (gzip.compress(PLAIN)[:-3], {"Content-Encoding": "gzip"}, "no valid gzip"),
+    "a gzip and something after it": (gzip.compress(PLAIN) + b"more", {"Content-Encoding": "gzip"}, "no valid gzip"),
+    "a deflate without its trailer": (zlib.compress(PLAIN)[:-4], {"Content-Encoding": "deflate"}, "no valid deflate"),
+    "a deflate and something after it": (
+        zlib.compress(PLAIN) + b"m",
+        {"Content-Encoding": "deflate"},
+        "no valid deflate",
+    ),
 }
 
 

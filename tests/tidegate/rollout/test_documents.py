@@ -50,6 +50,18 @@ def test_a_document_comes_back_as_it_was_written() -> None:
     assert is_canonical(raw)
 
 
+@pytest.mark.parametrize("below", ["int8.onnx/part", "int8.onnx/deep/part"])
+def test_a_file_and_a_folder_of_one_name_are_refused_when_the_plan_is_made_and_when_it_comes(below: str) -> None:
+    words = rf"files have 'int8\.onnx' and '{below}': one name cannot be a file and a folder"
+    part, beside = artefact_of(below, b"part"), artefact_of("int8.onnx-part/more", b"part")
+    with pytest.raises(ValueError, match=words):
+        ModelPlan("2", MANIFEST.sha256, (MANIFEST, WEIGHTS, part))
+    fine = document(models={"digits": ModelPlan("2", MANIFEST.sha256, (MANIFEST, WEIGHTS, beside))})
+    raw = encode_desired(fine).replace(beside.path.encode(), below.encode())
+    with pytest.raises(BadMessage, match=words):
+        decode_desired(raw)
+
+
 @pytest.mark.parametrize(
     "spelling",
     [b'{"b":1,"a":2}', b'{"a": 2}', b'{"a":1,"a":2}', b"{", b"\xff", b'{"a":1.0e0}', b"[" * 5000],

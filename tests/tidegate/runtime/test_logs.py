@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -44,6 +45,22 @@ def said(form: Format) -> list[str]:
     ran = subprocess.run([sys.executable, "-c", SCRIPT, form], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout == "", "stdout is for events"
     return ran.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_both_streams_costs_the_lines_and_not_the_work() -> None:
+    script = """
+import sys, structlog
+from tidegate.runtime import events
+from tidegate.runtime.logs import configure_logging
+configure_logging("gateway/main")
+structlog.get_logger("a").warning("lost")
+events.emit("served", id=1)
+open(sys.argv[1], "w").write("went on")
+"""
+    with tempfile.NamedTemporaryFile() as told, open("/dev/full", "w") as full:
+        subprocess.run([sys.executable, "-c", script, told.name], stdout=full, stderr=full, timeout=60, check=False)
+        assert told.read() == b"went on"
 
 
 @pytest.mark.slow
