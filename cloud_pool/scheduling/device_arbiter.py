@@ -84,7 +84,7 @@ class DeviceArbiter:
         turns = {group: turn for turn, group in enumerate(self._shares.order(heads))}
         own = [queue for queue in queues if queue.worker in (None, worker) and queue.batcher.head_key < inf]
         for queue in own:
-            queue.batcher.limit_work(self._fitting_units(queue.lane, worker))
+            queue.batcher.limit_work(self._fitting_units(queue.lane, worker), queue.lane.memory.footprint.predict_bytes)
         return sorted(own, key=lambda queue: (turns[self._group(queue.lane)], queue.batcher.head_key))
 
     def begin(self, worker: str, batch: Batch) -> bool:
