@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tidegate.engines.device_memory_meter import arena_meter
 from tidegate.engines.errors import EngineError, failure_of
 
 # ONNX Runtime's log severity. What fails is raised as well, and one line about it is enough; below errors it warns
@@ -46,12 +47,17 @@ class OnnxEngine:
         self.artefact = artefact
         if not artefact.is_file():
             raise EngineError(f"{artefact}: there is no such artefact")
+        providers = _providers(device)
+        # Before the session, so that what the device loses while it is made is known to be the engine's.
+        meter = self.device_meter = arena_meter(_cuda_index(device)) if providers[0] != _CPU else None
         try:
-            self._session = onnxruntime.InferenceSession(str(artefact), _options(threads), providers=_providers(device))
+            self._session = onnxruntime.InferenceSession(str(artefact), _options(threads), providers=providers)
         except EngineError:
             raise
         except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
             raise failure_of(error, f"{artefact}: ONNX Runtime cannot load it") from error
+        if meter is not None:
+            meter.loaded()
         self.input_ports = tuple(map(_port, self._session.get_inputs()))
         self.output_ports = tuple(map(_port, self._session.get_outputs()))
         self.inputs = tuple(port.name for port in self.input_ports)
@@ -85,11 +91,16 @@ def _options(threads: int) -> Any:
     return options
 
 
+def _cuda_index(device: str) -> int:
+    return int(device.partition(":")[2] or "0")
+
+
 def _providers(device: str) -> list[Any]:
     available = onnxruntime.get_available_providers()
     kind, _, index = device.partition(":")
     if kind == "cpu" or (kind == "auto" and _CUDA not in available):
         return [_CPU]
     if kind in ("cuda", "auto") and _CUDA in available:
-        return [(_CUDA, {"device_id": index or "0"}), _CPU]
+        # An arena that grows by what is asked for, and not to the next power of two, is as large as the largest call.
+        return [(_CUDA, {"device_id": index or "0", "arena_extend_strategy": "kSameAsRequested"}), _CPU]
     raise EngineError(f"this ONNX Runtime has no device {device!r} (it has {', '.join(available)})")
