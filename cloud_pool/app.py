@@ -26,7 +26,6 @@ from cloud_pool.banner import serving_banner
 from cloud_pool.config import PoolConfig
 from cloud_pool.core.health.adaptive_control import AdaptiveControl
 from cloud_pool.core.health.standby import Standby
-from cloud_pool.core.sharing.fair_share import FairShare
 from cloud_pool.core.sharing.worker_layout import WorkerPlace, worker_places
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch
@@ -42,6 +41,7 @@ from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
 from tidegate.metrics.scrape_port import ScrapeServer
+from tidegate.models.fair_share import FairShare
 from tidegate.models.repository import Repository
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from cloud_pool.core.health.adaptive_control import ControlLimits
 from cloud_pool.core.health.worker_health import HealthLimits
-from tidegate.config import ProcessConfig, Section
+from tidegate.config import ProcessConfig, Section, Shares
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
 from tidegate.runtime.logs import Format, Level
@@ -194,7 +194,7 @@ class PoolConfig(ProcessConfig):
         description="Most bytes to use of each device's memory, for models and batches together. Default: 90 % of what "
         "there is (GPU memory; on a CPU the machine's or the control group's, shared by all workers).",
     )
-    shares: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
+    shares: Shares = Field(
         {},
         description="Weights by which models share a device when there is not room for all, by model or by modality "
         "(text, image, sound, generation, other); others have 1. Deadlines decide first, shares in the long run.",

@@ -49,6 +49,8 @@ from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
+from tidegate.models.fair_share import FairShare
+from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.http.server import OipRoutes, error_middleware
@@ -168,7 +170,8 @@ class EdgeApp:
         await self._bump_epoch()
         await self._stack.enter_async_context(self._saving)
         await self._stack.enter_async_context(self.offline)
-        queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots)
+        shares = FairShare(config.shares) if config.shares else None
+        queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots, shares=shares)
         self._scheduler = await self._stack.enter_async_context(EdgeScheduler(queue, on_moved=self._tell_fleet))
         sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
         self._sensors = await self._stack.enter_async_context(sensors)
@@ -178,6 +181,7 @@ class EdgeApp:
             self._scheduler,
             epoch=lambda: self._epoch.current,
             exhausted=lambda: self._endurance.why_not(sensors.now),
+            shares=ShareWeights(config.shares),
             on_answered=models.answered,
             traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
         )

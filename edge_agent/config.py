@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
-from tidegate.config import ProcessConfig, Section
+from tidegate.config import ProcessConfig, Section, Shares
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
@@ -202,6 +202,12 @@ class EdgeConfig(ProcessConfig):
         ge=1,
         le=4096,
         description="Requests that may wait. More takes longer bursts; a request that would be late is refused anyway.",
+    )
+    shares: Shares = Field(
+        {},
+        description="Weights by which models share this device when there is not room for all, by model or by modality "
+        "(text, image, sound, generation, other); others have 1. Deadlines decide first, shares in the long run. "
+        "Nothing: deadlines alone decide.",
     )
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."

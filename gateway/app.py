@@ -61,6 +61,7 @@ from tidegate import clock
 from tidegate.fleet.topics import Topics
 from tidegate.link.client import ROOM_BYTES
 from tidegate.models.repository import Repository
+from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.guard import DrainingGuard, OpenGuard
@@ -119,6 +120,7 @@ class Gateway:
             register=self.register,
         )
         self.admission = admission_of(config, self.fleet, draw)
+        self._shares = ShareWeights(config.shares)
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
         held = Quarantine()
         self.dispatcher = self._new_dispatcher(held, strained)
@@ -179,6 +181,7 @@ class Gateway:
             overloaded=strained,
             placement=placement_of(placer, self.fleet, self.admission, draw, strained),
             weight_of=self.admission.weight_of,
+            shares=self._shares,
             listener=QuarantineListener(held, clock.now),
         )
 
@@ -187,7 +190,7 @@ class Gateway:
         behind = stack(  # a deferred request has no caller: no layer counts live traffic or authenticates
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: a call that is refused here takes no place
-            admit(self.admission, clock.now),  # after expire: nothing late takes a place
+            admit(self.admission, clock.now, self._share_of),  # after expire: nothing late takes a place
             versions(self.defaults, clock.now, self._draw, self.trials),  # where there are two
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
@@ -198,6 +201,10 @@ class Gateway:
             inner=behind,
         )
         return behind, called
+
+    def _share_of(self, request: InferRequest) -> float:
+        """The weight of the request's model."""
+        return self._shares.of(self.defaults.manifest(request.model_name, request.model_version))
 
     async def __aenter__(self) -> Gateway:
         async with self._stack:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 SettingsT = TypeVar("SettingsT", bound="ProcessConfig")
+
+# weights by model or modality (tidegate/models/share_weights.py)
+Shares = dict[str, Annotated[float, Field(gt=0, le=1000)]]
 
 
 class ConfigError(Exception):

@@ -7,7 +7,7 @@ worker, as predicted, and corrected when it ends; its memory is reserved for as 
 The other models wait for a model whose share is overdue and whose batch finds no room now: otherwise smaller batches
 could keep a large one out for ever.
 
-`cloud_pool/core/sharing/fair_share.py` and `cloud_pool/core/memory/device_memory.py` decide; the arbiter maps workers,
+`tidegate.models.fair_share.py` and `cloud_pool/core/memory/device_memory.py` decide; the arbiter maps workers,
 devices and batches to them. It awaits nothing and reads no clock.
 """
 
@@ -20,8 +20,8 @@ import structlog
 
 from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.memory.device_memory import DeviceMemory, human_size
-from cloud_pool.core.sharing.fair_share import FairShare
 from cloud_pool.scheduling.job import Batch, InstanceQueue
+from tidegate.models.fair_share import FairShare
 from tidegate.outcome import OutOfMemory
 
 RETRY_AFTER_S = 1.0  # for callers refused for memory: by then other batches have ended, or other requests arrive
@@ -84,7 +84,7 @@ class DeviceArbiter:
         turns = {group: turn for turn, group in enumerate(self._shares.order(heads))}
         own = [queue for queue in queues if queue.worker in (None, worker) and queue.batcher.head_key < inf]
         for queue in own:
-            queue.batcher.limit_work(self._fitting_units(queue.lane, worker))
+            queue.batcher.limit_work(self._fitting_units(queue.lane, worker), queue.lane.memory.footprint.predict_bytes)
         return sorted(own, key=lambda queue: (turns[self._group(queue.lane)], queue.batcher.head_key))
 
     def begin(self, worker: str, batch: Batch) -> bool:

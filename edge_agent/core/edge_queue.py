@@ -12,6 +12,10 @@ Order is by deadline and priority, as everywhere (`tidegate/priority.py`). Every
 for ever. A waiting request is dropped as soon as it could not meet its deadline even if it started now;
 `next_wake` is the next such instant, so its caller is answered by a timer and not when a slot happens to become free.
 
+With shares (`tidegate/models/fair_share.py`) a group of models that is owed its share of the device's seconds goes
+first, and one far ahead of it last; predictions on arrival go by deadlines alone. Each ticket is charged its prediction
+as it is taken.
+
 Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` are
 taken at once, and at most one of a lane (a model's worker process computes one call after another).
 
@@ -31,6 +35,7 @@ from bisect import insort
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from tidegate.models.fair_share import FairShare
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import order_key
 from tidegate.types import Accepted
@@ -49,6 +54,7 @@ class QueueTicket:
     deadline: float
     cost_s: float
     priority: int = 0
+    group: str = ""  # the model or modality whose share of the device it uses
 
     @property
     def key(self) -> float:
@@ -69,9 +75,10 @@ class _RunningTicket:
 class EdgeQueue:
     """Mutable; `admit` takes in, `take`, `expire` and `remove` give out, `finish` frees a slot."""
 
-    def __init__(self, *, max_size: int, slots: int = 1) -> None:
+    def __init__(self, *, max_size: int, slots: int = 1, shares: FairShare | None = None) -> None:
         self._max_size = max_size
         self._slots = slots
+        self._shares = shares  # None: deadlines alone decide
         self._waiting: list[QueueTicket] = []  # by key; equal keys in order of arrival
         self._running: dict[int, _RunningTicket] = {}
 
@@ -107,12 +114,12 @@ class EdgeQueue:
         if len(self._running) >= self._slots:
             return None
         busy = {running.ticket.lane for running in self._running.values()}
-        for at, ticket in enumerate(self._waiting):
-            if ticket.lane not in busy and now < ticket.latest_start:
-                del self._waiting[at]
-                self._running[ticket.id] = _RunningTicket(ticket, now)
-                return ticket
-        return None
+        startable = (one for one in self._waiting if one.lane not in busy and now < one.latest_start)
+        ticket = next(startable, None) if self._shares is None else _of_first_group(list(startable), self._shares)
+        if ticket is not None:
+            self._waiting.remove(ticket)
+            self._running[ticket.id] = _RunningTicket(ticket, now)
+        return ticket
 
     def finish(self, ticket_id: int) -> None:
         """Free the slot of a taken ticket, whatever became of it."""
@@ -187,6 +194,18 @@ class EdgeQueue:
 
     def __repr__(self) -> str:
         return f"<EdgeQueue {self.queued}/{self._max_size} waiting, {self.in_flight}/{self._slots} computing>"
+
+
+def _of_first_group(startable: list[QueueTicket], shares: FairShare) -> QueueTicket | None:
+    """The first ticket, in order, of the group whose turn it is; it is charged."""
+    if not startable:
+        return None
+    first: dict[str, QueueTicket] = {}
+    for ticket in startable:
+        first.setdefault(ticket.group, ticket)
+    chosen = first[shares.order({group: ticket.key for group, ticket in first.items()})[0]]
+    shares.charge(chosen.group, chosen.cost_s)
+    return chosen
 
 
 def _key(ticket: QueueTicket) -> float:

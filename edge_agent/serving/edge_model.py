@@ -16,6 +16,7 @@ from edge_agent.serving.scheduler import EdgeScheduler, WorkResult
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.share_weights import ShareWeights
 from tidegate.models.work import Work, fits
 from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.outcome import InternalError, NotSupported, PeerError, Unreachable
@@ -32,6 +33,7 @@ class EdgeModel:
     Args:
         server_name: of the edge, for refusals.
         soaking: whether the runner's generation still has to prove itself, which its offer says.
+        shares: the weights by which models share the device: they say in which group this one is.
         on_answered: called after each call with the runner and the seconds that the call computed; or with None where
             the runner failed by its own fault, not by the caller's or through a full queue.
     """
@@ -43,6 +45,7 @@ class EdgeModel:
         scheduler: EdgeScheduler,
         *,
         soaking: bool = False,
+        shares: ShareWeights | None = None,
         on_answered: OnAnswered = lambda runner, compute_s: None,
     ) -> None:
         self.runner = runner
@@ -52,6 +55,7 @@ class EdgeModel:
         self.idle.set()
         self._server_name = server_name
         self._scheduler = scheduler
+        self._group = (shares or ShareWeights()).group_of(runner.manifest)
         self._on_answered = on_answered
         self._statistics = ModelStatistics(runner.manifest.name, runner.manifest.version)
 
@@ -136,6 +140,7 @@ class EdgeModel:
             deadline=computation.deadline,
             cost_s=time.predict_s(units),
             priority=call.priority,
+            group=self._group,
             on_accepted=call.on_accepted,
         )
 

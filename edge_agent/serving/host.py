@@ -12,6 +12,7 @@ from edge_agent.serving.edge_model import EdgeModel, OnAnswered
 from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate.fleet.offers import ModelOffer
+from tidegate.models.share_weights import ShareWeights
 from tidegate.outcome import Overloaded
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_host import TargetHost
@@ -27,6 +28,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         name: of this edge in its fleet; answers say "edge/NAME".
         epoch: the number of this agent's session, the same that its MQTT messages carry.
         exhausted: why the device takes no new work just now, "" while it does; asked for every call.
+        shares: the weights by which models share the device.
         on_answered: as `EdgeModel` calls it.
     """
 
@@ -38,6 +40,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         *,
         epoch: Callable[[], int],
         exhausted: Callable[[], str] = lambda: "",
+        shares: ShareWeights | None = None,
         on_answered: OnAnswered = lambda runner, compute_s: None,
         traces: ServedTraces | None = None,
     ) -> None:
@@ -52,6 +55,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         )
         self._name = name
         self._scheduler = scheduler
+        self._shares = shares
         self._on_answered = on_answered
         self._leaving: list[EdgeModel] = []  # routed no more, with calls inside
         for runner in runners:
@@ -101,7 +105,14 @@ class EdgeHost(TargetHost[EdgeModel]):
             self._leaving.remove(model)
 
     def _model(self, runner: Runner, *, soaking: bool = False) -> EdgeModel:
-        return EdgeModel(self.server_name, runner, self._scheduler, soaking=soaking, on_answered=self._on_answered)
+        return EdgeModel(
+            self.server_name,
+            runner,
+            self._scheduler,
+            soaking=soaking,
+            shares=self._shares,
+            on_answered=self._on_answered,
+        )
 
     def _put_aside(self, model: EdgeModel | None) -> None:
         self._leaving = [one for one in self._leaving if one.calls_inside]

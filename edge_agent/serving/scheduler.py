@@ -110,6 +110,7 @@ class EdgeScheduler:
         deadline: float,
         cost_s: float,
         priority: int = 0,
+        group: str = "",
         on_accepted: Callable[[Accepted], None] | None = None,
     ) -> WorkResult[T]:
         """Await `work()` when its turn comes. `on_accepted` is called before that, once it has a place.
@@ -123,7 +124,7 @@ class EdgeScheduler:
         if self._closed:
             raise Unreachable(f"the edge {self._closed}")
         now = clock.now()
-        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority)
+        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority, group)
         accepted = self._queue.admit(ticket, now)
         job = self._jobs[ticket.id] = _ScheduledWork(ticket, work, asyncio.get_running_loop().create_future(), now)
         try:

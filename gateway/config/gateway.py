@@ -18,7 +18,7 @@ from gateway.config.targets import TargetConfig
 from gateway.config.tenants import TenantConfig
 from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
 from gateway.core.fleet.target import Transport
-from tidegate.config import ProcessConfig
+from tidegate.config import ProcessConfig, Shares
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.runtime.logs import Format, Level
@@ -146,6 +146,12 @@ class GatewayConfig(ProcessConfig):
     tenants: dict[str, TenantConfig] = Field(
         {},
         description="What each tenant may use, by name; `default` is for all others. Only `auth` proves names.",
+    )
+    shares: Shares = Field(
+        {},
+        description="How much more than others' an answer of a model is worth, by model or by modality (text, image, "
+        "sound, generation, other); others have 1. Placement counts it beside the tenant's weight, and overload "
+        "refuses a model of weight 2 half as often. Give pools and edges the same.",
     )
     access_log: Literal["none", "text", "json"] = Field(
         "none", description="A line per request: `text` on stderr, `json` as events on stdout; costs some 50 µs each."

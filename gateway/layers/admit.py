@@ -16,11 +16,19 @@ from tidegate.types import Call, InferRequest, Reply
 _READ_BYTES: Final = 4096  # of each tensor: enough to tell requests apart, little enough to cost nothing
 
 
-def admit(admission: Admission, now: Callable[[], float]) -> Layer:
+def admit(
+    admission: Admission, now: Callable[[], float], share_of: Callable[[InferRequest], float] = lambda _request: 1.0
+) -> Layer:
+    """Args:
+    share_of: the weight of the request's model; asked only while requests are shed.
+    """
+
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
             entered_at = now()
-            asked = AdmissionRequest(call.tenant, call.priority, lambda: fingerprint(call.request))
+            asked = AdmissionRequest(
+                call.tenant, call.priority, lambda: fingerprint(call.request), lambda: share_of(call.request)
+            )
             refusal = admission.enter(asked, entered_at)
             if refusal is not None:
                 raise refusal

@@ -24,6 +24,7 @@ from gateway.serving.execution import RequestExecution
 from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock
+from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.sequence import SequenceStep, sequence_of
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Call, Reply
@@ -44,6 +45,7 @@ class Dispatcher:
         overloaded: Callable[[], bool] = lambda: False,
         placement: Placement | None = None,
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
+        shares: ShareWeights | None = None,
         listener: AttemptListener | None = None,
     ) -> None:
         """Args:
@@ -51,6 +53,7 @@ class Dispatcher:
         overloaded: whether escalations stop now.
         placement: decides instead of the placer alone, such as the admission guard around it.
         weight_of: the weight of a tenant's answers relative to others'.
+        shares: the weight of a model's answers relative to others'.
         listener: observes how attempts end.
         """
         self.recorder = FlightRecorder(256) if memory is None else memory  # one that is empty is false
@@ -62,7 +65,7 @@ class Dispatcher:
         self.targets = targets
         self.draw = draw
         self._manifest_of = manifest_of
-        self.ask_builder = AskBuilder(manifest_of, placer.fleet, weight_of)
+        self.ask_builder = AskBuilder(manifest_of, placer.fleet, weight_of, shares)
         self.listener: AttemptListener | None = listener
         self._keys = count()
         self._tasks: set[asyncio.Task[None]] = set()

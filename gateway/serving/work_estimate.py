@@ -16,6 +16,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import variant_misfit
 from tidegate.models.manifest import Feature, Manifest
+from tidegate.models.share_weights import ShareWeights
 from tidegate.models.work import answer_bytes, work_of
 from tidegate.placement_pin import stricter
 from tidegate.types import Call, Tensor
@@ -37,14 +38,20 @@ class AskBuilder:
 
     Args:
         weight_of: how much more than others' an answer to this tenant is worth.
+        shares: how much more than others' an answer of a model is worth.
     """
 
     def __init__(
-        self, manifest_of: ManifestOf, fleet: Fleet, weight_of: Callable[[str], float] = lambda _tenant: 1.0
+        self,
+        manifest_of: ManifestOf,
+        fleet: Fleet,
+        weight_of: Callable[[str], float] = lambda _tenant: 1.0,
+        shares: ShareWeights | None = None,
     ) -> None:
         self._manifest_of = manifest_of
         self._fleet = fleet
         self._weight_of = weight_of
+        self._shares = shares or ShareWeights()
 
     def ask(self, call: Call) -> Ask:
         """The call as placement sees it."""
@@ -65,7 +72,7 @@ class AskBuilder:
             answer_bytes=answer_bytes(manifest, request) if self._fleet.is_metered else 0,
             min_quality=max(call.min_quality, manifest.min_quality),
             pin=stricter(call.pin, manifest.pin),
-            weight=self._weight_of(call.tenant),
+            weight=self._weight_of(call.tenant) * self._shares.of(manifest),
             tenant=call.tenant,
             escalates=manifest.confidence is not None
             and not call.variant

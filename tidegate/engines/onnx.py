@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tidegate.engines.device_memory_meter import arena_meter
 from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.onnx_wire import problem_in
 
@@ -61,11 +62,15 @@ class OnnxEngine:
         if not artefact.is_file():
             raise EngineError(f"{artefact}: there is no such artefact")
         providers = _providers(device)
+        # Before the session, so that what the device loses while it is made is known to be the engine's.
+        meter = self.device_meter = arena_meter(_cuda_index(device)) if providers[0] != _CPU else None
         if copied is not None:
             self._session = _session(artefact, copied, threads, providers)
         else:
             with checked_copy(artefact) as copied:
                 self._session = _session(artefact, copied, threads, providers)
+        if meter is not None:
+            meter.loaded()
         self.input_ports = tuple(map(_port, self._session.get_inputs()))
         self.output_ports = tuple(map(_port, self._session.get_outputs()))
         self.inputs = tuple(port.name for port in self.input_ports)
@@ -144,11 +149,16 @@ def _options(threads: int) -> Any:
     return options
 
 
+def _cuda_index(device: str) -> int:
+    return int(device.partition(":")[2] or "0")
+
+
 def _providers(device: str) -> list[Any]:
     available = onnxruntime.get_available_providers()
     kind, _, index = device.partition(":")
     if kind == "cpu" or (kind == "auto" and _CUDA not in available):
         return [_CPU]
     if kind in ("cuda", "auto") and _CUDA in available:
-        return [(_CUDA, {"device_id": index or "0"}), _CPU]
+        # An arena that grows by what is asked for, and not to the next power of two, is as large as the largest call.
+        return [(_CUDA, {"device_id": index or "0", "arena_extend_strategy": "kSameAsRequested"}), _CPU]
     raise EngineError(f"this ONNX Runtime has no device {device!r} (it has {', '.join(available)})")

@@ -4,7 +4,8 @@ On a CPU it is the process's resident memory, as Linux keeps it: the high-water 
 after it. Allocators keep some of what a call gave back, and the next call then seems to need less. So what an engine's
 calls have left resident is counted to the next call that is larger than all before it: it had use for all of that. To
 smaller ones it is not counted: how much of it they used is not known, and a call of five tokens would then seem to
-need what the largest batch did. On a GPU the runtime's own allocator is asked (`DeviceMeter`), which knows exactly.
+need what the largest batch did. On a GPU the runtime's own allocator is asked (`DeviceMeter`), which knows exactly
+(torch), or the device, which knows after calls that took more than any before (ONNX Runtime).
 
 Reading costs some 60 µs, so only calls that can teach something are measured: a larger one than before, and every
 EVERY-th.
@@ -45,8 +46,8 @@ class DeviceMeter(Protocol):
         """Set the peak back to what is held now."""
         ...
 
-    def peak_bytes(self) -> int:
-        """The most that was held since `begin`, beyond what was held then."""
+    def peak_bytes(self) -> int | None:
+        """The most that was held since `begin`, beyond the engine itself; None where that is not known."""
         ...
 
 

@@ -28,7 +28,7 @@ late, provable drop as in Clockwork (Gujarati et al., OSDI 2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -127,9 +127,14 @@ class Batcher:
                 self._time(entry.item)
         return list(items)
 
-    def limit_work(self, units: float) -> None:
-        """Limit a batch to this much work from now on, and never more than `max_work`: memory may be short."""
-        self._policy.limits = BatchLimits(self._policy.limits.max_rows, min(units, self._max_work))
+    def limit_work(self, units: float, bytes_of: Callable[[float], float] | None = None) -> None:
+        """Limit a batch to this much work from now on, and never more than `max_work`: memory may be short.
+
+        Args:
+            bytes_of: predicts the memory of so much work; what a batch is worth is then measured by its bytes too.
+        """
+        by_memory = bytes_of if units < self._max_work else None
+        self._policy.limits = BatchLimits(self._policy.limits.max_rows, min(units, self._max_work), bytes_of=by_memory)
 
     def remove(self, ids: Sequence[int]) -> None:
         """Take out the items of `ids` that still wait: their caller has left."""
@@ -180,8 +185,7 @@ class Batcher:
 
     def cap_rows(self, ratio: float) -> None:
         """Limit batches to this part of `max_rows` from now on, and to at least one row."""
-        limits = self._policy.limits
-        self._policy.limits = BatchLimits(max(1, int(self._max_rows * ratio)), limits.max_work, limits.max_s)
+        self._policy.limits = replace(self._policy.limits, max_rows=max(1, int(self._max_rows * ratio)))
 
     @property
     def timed_size(self) -> int:

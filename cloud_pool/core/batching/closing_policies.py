@@ -24,14 +24,15 @@ Source: Triton's dynamic batcher (docs/design/batching.md, "Policies to compare 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Final, Protocol
 
 from cloud_pool.core.batching.arrival_rate import ArrivalRate
 from cloud_pool.core.batching.batch_cost import BatchCost
 from cloud_pool.core.batching.deadline_queue import QueueEntry
-from cloud_pool.core.batching.grouping import BatchLimits, batch_seconds, cheapest_groups
+from cloud_pool.core.batching.grouping import BatchLimits, batch_seconds, cheapest_groups, padded_shape
 from cloud_pool.core.batching.queue_item import FAR_S
 from cloud_pool.core.sharing.batch_choice import BatchCandidate, next_candidate
 from tidegate.models.manifest import TARGET_BATCH_S, BatchingPolicy
@@ -111,10 +112,14 @@ class DeadlinePolicy:
     def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
         # A batch cannot be interrupted: it takes at most a share of the slack that a tight arrival would have.
         blocking_s = max(BLOCKING_RATIO * self._demand.tight_s, _FEWEST_CALLS * self._cost.predict_s(0.0, 1.0))
-        limits = BatchLimits(self.limits.max_rows, self.limits.max_work, blocking_s)
+        limits = replace(self.limits, max_s=blocking_s)
         shapes = [entry.item.shape for entry in candidates]
+        # Memory is short where what waits here would not fit at once.
+        bytes_of = limits.bytes_of if sum(shape.units for shape in shapes) > limits.max_work else None
         rooms_s = [_room_s(entry, now) for entry in candidates]
-        groups = [self._group(candidates, run) for run in cheapest_groups(shapes, self._cost, limits, rooms_s)]
+        groups = [
+            self._group(candidates, run, bytes_of) for run in cheapest_groups(shapes, self._cost, limits, rooms_s)
+        ]
         if now - candidates[0].item.arrived_at > FAR_S:  # the first in order has waited long enough
             turn = next(group for group in groups if 0 in group.members)
         else:
@@ -133,15 +138,19 @@ class DeadlinePolicy:
     def took(self, batch_s: float) -> None:
         """Ignored: the cost model learns this already, and the policy reads the cost model."""
 
-    def _group(self, candidates: Sequence[QueueEntry], run: Sequence[int]) -> BatchCandidate:
+    def _group(
+        self, candidates: Sequence[QueueEntry], run: Sequence[int], bytes_of: Callable[[float], float] | None
+    ) -> BatchCandidate:
         members = [candidates[index].item for index in run]
-        batch_s = batch_seconds(self._cost, [item.shape for item in members])
+        shape = padded_shape([item.shape for item in members])
+        batch_s = self._cost.predict_s(shape.units, shape.length)
         return BatchCandidate(
             members=tuple(run),
             cost_s=batch_s,
             due_at=min(item.deadline for item in members),
             weight=sum(WEIGHTS[level_of(item.priority)] for item in members),
             guard_s=GUARD_S + GUARD_RATIO * min(item.deadline - item.arrived_at for item in members),
+            held_bytes=1.0 if bytes_of is None else max(1.0, bytes_of(shape.units)),
             patient_until=min(item.arrived_at for item in members) + PASSED_CALLS * batch_s,
         )
 

@@ -19,7 +19,7 @@ request that is over them on its own; a call with at most WINDOW requests takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import add
@@ -47,11 +47,15 @@ class WorkShape:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of one group: rows, padded work, and seconds."""
+    """Limits of one group: rows, padded work, and seconds.
+
+    `bytes_of` predicts the memory of so much work, where it is memory that limits the work now.
+    """
 
     max_rows: int
     max_work: float = inf
     max_s: float = inf
+    bytes_of: Callable[[float], float] | None = None
 
 
 def padded_shape(shapes: Sequence[WorkShape]) -> WorkShape:

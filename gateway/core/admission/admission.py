@@ -48,11 +48,12 @@ _MOST_TICKS: Final = 200  # to catch up on after a pause: by then everything is 
 
 
 class AdmissionRequest(NamedTuple):
-    """A request to be let in. `asked` is a fingerprint of what is asked, worked out only when it matters."""
+    """A request to be let in. `asked`, a fingerprint of what is asked, and `share` are worked out only in overload."""
 
     tenant: str
     priority: int
     asked: Callable[[], int]
+    share: Callable[[], float] = lambda: 1.0  # the weight of its model
 
 
 class Admission:
@@ -101,7 +102,7 @@ class Admission:
         quota, priority_level = self.tenants.of(request.tenant), level_of(request.priority)
         refusal = self._over_budget(quota, now)
         if refusal is None and self.overload.on and self.sheds:
-            refusal = self._shed(quota, priority_level, request.asked(), now)
+            refusal = self._shed(quota, priority_level, request, now)
         if refusal is None and not self.limit.try_acquire(urgent=priority_level == 1):
             refusal = self._refuse("full", f"{self.limit.in_flight} requests are in flight", self._drain_s)
         if refusal is None:
@@ -139,8 +140,11 @@ class Admission:
         wait_s = min(quota.wait_s(tier, 0.0, now) for tier in quota.buckets)
         return self.refuse_over_budget(quota, wait_s) if wait_s > 0.0 else None
 
-    def _shed(self, quota: TenantQuota, priority_level: int, asked: int, now: float) -> Overloaded | None:
-        place = level(priority_level, quota.name, asked, now, quota.spec.weight)
+    def _shed(
+        self, quota: TenantQuota, priority_level: int, request: AdmissionRequest, now: float
+    ) -> Overloaded | None:
+        weight = quota.spec.weight * request.share()
+        place = level(priority_level, quota.name, request.asked(), now, weight)
         self.cut.record(place)
         if not self.cut.refuses(place):
             return None

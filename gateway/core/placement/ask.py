@@ -22,7 +22,7 @@ class Ask(NamedTuple):
     answer_bytes: int = 0  # expected; known only where an answer's bytes have a price
     min_quality: float = 0.0  # a variant of lower or unmeasured quality is not eligible
     pin: Pin = "any"  # targets outside of it are never candidates
-    weight: float = 1.0  # of its tenant: how much more an answer to it is worth than an answer to others
+    weight: float = 1.0  # of its tenant times its model's: how much more its answer is worth than others
     tenant: str = ""  # the tenant that pays; "" is the anonymous one
     escalates: bool = False  # an unsure answer of a lesser variant is sent on to a better one
     attested: bool = False  # targets without evidence that is good until the deadline are no candidates

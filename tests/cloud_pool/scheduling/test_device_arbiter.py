@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from cloud_pool.core.batching.model_instance import ModelInstance
-from cloud_pool.core.sharing.fair_share import FairShare
 from cloud_pool.scheduling.device_arbiter import RETRY_AFTER_S, DeviceArbiter
 from cloud_pool.scheduling.job import PoolRequest, PoolResult
 from cloud_pool.scheduling.scheduler import PoolScheduler
@@ -22,6 +21,7 @@ from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.pool.fake_worker import FakeWorker
 from tests.support.pool.lane_pool import by, total
 from tidegate import clock
+from tidegate.models.fair_share import FairShare
 from tidegate.models.manifest import Batching, BatchingPolicy
 from tidegate.outcome import DeadlineExceeded, OutOfMemory, Overloaded
 from tidegate.workers.process import EngineSpec

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edge_agent.core.edge_queue import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, QueueTicket
+from tidegate.models.fair_share import FairShare
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 from tidegate.types import Accepted
@@ -19,6 +20,10 @@ _ids = count(1)
 
 def ticket(*, deadline: float, cost_s: float = 0.010, priority: int = 0, lane: str = "minilm") -> QueueTicket:
     return QueueTicket(next(_ids), lane, deadline, cost_s, priority)
+
+
+def of_group(group: str, *, deadline: float) -> QueueTicket:
+    return QueueTicket(next(_ids), group, deadline, 0.1, group=group)
 
 
 def queue_with(*tickets: QueueTicket, max_size: int = 8, slots: int = 1, now: float = 0.0) -> EdgeQueue:
@@ -364,3 +369,28 @@ def test_with_one_slot_the_predicted_finish_is_the_sum_of_what_goes_first(
         total += taken.cost_s
         queue.finish(taken.id)
     assert accepted.finish_in_s == pytest.approx(total)
+
+
+@pytest.mark.parametrize(("weights", "least", "most"), [({}, 7, 10), ({"image": 3.0}, 12, 15)])
+def test_shares_divide_the_device_and_an_urgent_model_does_not_starve_the_others(
+    weights: dict[str, float], least: int, most: int
+) -> None:
+    queue = EdgeQueue(max_size=99, shares=FairShare(weights, window_s=0.2))
+    for _ in range(20):
+        queue.admit(of_group("text", deadline=20.0), 0.0)
+        queue.admit(of_group("image", deadline=1000.0), 0.0)
+    taken = []
+    for _ in range(20):
+        one = queue.take(0.0)
+        assert one is not None
+        taken.append(one.group)
+        queue.finish(one.id)
+    assert least <= taken.count("image") <= most
+
+
+def test_without_shares_deadlines_alone_decide() -> None:
+    queue = EdgeQueue(max_size=99)
+    tickets = [of_group("image", deadline=1000.0), *[of_group("text", deadline=20.0) for _ in range(5)]]
+    for one in tickets:
+        queue.admit(one, 0.0)
+    assert drained(queue)[-1] == tickets[0].id

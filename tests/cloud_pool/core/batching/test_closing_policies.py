@@ -215,6 +215,15 @@ class TestDeadline:
         assert len(batch) > 1
         assert affine_s(1_000 * len(batch)) <= BLOCKING_RATIO * 0.15
 
+    @pytest.mark.parametrize(("room", "first"), [(200.0, [2]), (100_000.0, [1])])
+    def test_where_memory_is_short_the_batch_of_fewer_bytes_goes_first(self, room: float, first: list[int]) -> None:
+        # A row of 160 is worth more, its level being higher, for a second, and one of 8 for each byte of it.
+        subject = batcher("deadline", max_rows=1)
+        subject.add([queued(1, length=160, priority=1, due_in_s=25.0)], NOW)
+        subject.add([queued(2, length=8, due_in_s=25.0), queued(3, length=64, due_in_s=25.0)], NOW)
+        subject.limit_work(room, lambda units: 1000.0 * units)
+        assert ids(subject.release(NOW)) == first
+
     def test_where_no_request_is_tight_a_batch_is_as_long_as_it_pays(self) -> None:
         subject = batcher("deadline", max_rows=64)
         subject.add([queued(number, due_in_s=3.0, length=1_000) for number in range(10)], NOW)

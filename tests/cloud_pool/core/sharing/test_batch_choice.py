@@ -109,3 +109,23 @@ def test_without_load_a_feasible_order_stays_feasible_to_the_end(groups: list[Ba
         at += chosen.cost_s
         assert at <= chosen.due_at + 1e-9 < inf
         left = [one for one in left if one is not chosen]
+
+
+held = st.tuples(st.floats(0.001, 1.0), st.floats(0.1, 10.0), st.floats(1.0, 1e9))
+
+
+@given(st.lists(held, min_size=1, max_size=8))
+def test_where_memory_is_short_the_group_goes_that_is_worth_most_for_each_byte_second(
+    many: list[tuple[float, float, float]],
+) -> None:
+    groups = [group(cost_s, 1000.0, worth=worth)._replace(held_bytes=size) for cost_s, worth, size in many]
+    chosen = next_candidate(groups, NOW)
+    best = max(worth / (cost_s * size) for cost_s, worth, size in many)
+    assert chosen.weight / (chosen.cost_s * chosen.held_bytes) == pytest.approx(best)
+
+
+@given(st.lists(held, min_size=1, max_size=8), st.sampled_from([0.5, 2.0, 1024.0]))
+def test_only_the_ratio_of_bytes_matters(many: list[tuple[float, float, float]], factor: float) -> None:
+    groups = [group(cost_s, 1.0, worth=worth, member=n) for n, (cost_s, worth, _) in enumerate(many)]
+    scaled = [one._replace(held_bytes=factor) for one in groups]
+    assert next_candidate(scaled, NOW).members == next_candidate(groups, NOW).members

@@ -15,8 +15,8 @@ from tidegate.outcome import Overloaded
 NOW = 1000.0
 
 
-def who(tenant: str = "", priority: int = 0, asked: int = 0) -> AdmissionRequest:
-    return AdmissionRequest(tenant, priority, lambda: asked)
+def who(tenant: str = "", priority: int = 0, asked: int = 0, share: float = 1.0) -> AdmissionRequest:
+    return AdmissionRequest(tenant, priority, lambda: asked, lambda: share)
 
 
 def swamp(door: Admission, now: float, *, loss: float = 0.5, for_s: float = 0.3) -> float:
@@ -53,6 +53,20 @@ def test_in_overload_the_least_important_are_refused_first_and_the_most_importan
     assert refused[4] > 100
     assert refused[1] == 0
     assert door.refused["shed"] == refused[4]
+
+
+def test_overload_refuses_a_model_of_more_weight_less_often() -> None:
+    door, now = admission_of(10_000), NOW
+    refused = {0.2: 0, 1.0: 0, 5.0: 0}
+    for asked in range(600):
+        now += 0.005
+        for share in refused:
+            if door.enter(who(asked=asked, share=share), now) is not None:
+                refused[share] += 1
+                continue
+            door.leave("", 0.1)
+            door.placed(0.2, 2.0, 0.2)
+    assert refused[0.2] > 1.5 * refused[1.0] > 1.5 * 1.5 * refused[5.0]
 
 
 def test_a_retry_meets_the_same_refusal() -> None:

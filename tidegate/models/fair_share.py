@@ -36,6 +36,7 @@ from math import inf, isfinite
 from typing import Final
 
 from tidegate.models.manifest import Manifest
+from tidegate.models.share_weights import ShareWeights
 
 WINDOW_S: Final = 0.25
 
@@ -49,15 +50,14 @@ class FairShare:
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None, *, window_s: float = WINDOW_S) -> None:
-        self._weights = dict(weights or {})
+        self._weights = ShareWeights(weights)
         self._window_s = window_s
         self._owed_s: dict[str, float] = {}
         self._busy: frozenset[str] = frozenset()
 
     def group_of(self, manifest: Manifest) -> str:
         """The model's name, or its modality where that has a weight and the model itself has none."""
-        by_kind = manifest.kind in self._weights and manifest.name not in self._weights
-        return manifest.kind if by_kind else manifest.name
+        return self._weights.group_of(manifest)
 
     def order(self, heads: Mapping[str, float]) -> list[str]:
         """The groups with work, first those that should go first.
@@ -121,7 +121,7 @@ class FairShare:
             self._owed_s[group] += seconds * self._weight(group) / total
 
     def _weight(self, group: str) -> float:
-        return self._weights.get(group, 1.0)
+        return self._weights.of_group(group)
 
     def __repr__(self) -> str:
         owed = ", ".join(f"{group} {owed_s * 1e3:+.0f} ms" for group, owed_s in sorted(self._owed_s.items()))

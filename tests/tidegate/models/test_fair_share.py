@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.core.sharing.fair_share import FairShare
 from tests.cloud_pool.models import TEXT, manifest_of
+from tidegate.models.fair_share import FairShare
 from tidegate.models.manifest import Cost
 
 HEAVY_S, LIGHT_S = 0.1, 0.005
