@@ -11,13 +11,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
-from math import inf
 from typing import Final
 
 import structlog
 
 from gateway.config.gateway import GatewayConfig
-from gateway.identity.certificates import expiry_utc_s
 from gateway.identity.guard import GatewayGuard
 from gateway.targets.dial_in import Context, DialInServer, Follow, Identify
 from tidegate import clock
@@ -28,6 +26,7 @@ from tidegate.oip.guard import PresentedCredentials
 from tidegate.outcome import BadCredential, ServeError
 from tidegate.security.standing import StandingWatch
 from tidegate.security.tls import Tls
+from tidegate.security.validity import earliest_expiry_utc_s
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.limits import ServerLimits
@@ -112,7 +111,7 @@ def _key_follower(guard: GatewayGuard | None) -> Follow | None:
 def _certificate_follower(standing: StandingWatch) -> Follow:
     def follow(context: Context) -> AbstractContextManager[asyncio.Future[ServeError]]:
         shown = context.auth_context().get("x509_pem_cert", ())
-        expires_at = min(map(expiry_utc_s, shown), default=inf)  # without one there was no stream
+        expires_at = earliest_expiry_utc_s(shown)
 
         async def check() -> None:
             if clock.utc_s() >= expires_at:

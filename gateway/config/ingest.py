@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -22,5 +24,14 @@ class IngestConfig(Section):
         1_000_000,
         ge=1000,
         description="Ids remembered against duplicates, some 100 bytes each, for seven days. If a week brings more "
-        "than this, older items are refused.",
+        "than this, the device with the most ids forgets its oldest, and its older items are refused.",
     )
+    priorities: dict[str, Annotated[int, Field(ge=0, le=9)]] = Field(
+        {},
+        description="Highest priority (0 to 9) that deferred requests of a device may have against those of others, by "
+        "the device's name or a pattern such as kiosk-*; the first that matches counts. Others: 0, devices take turns.",
+    )
+
+    def right_of(self, device: str) -> int:
+        """Return the highest priority that the device's requests may have against those of others."""
+        return next((most for pattern, most in self.priorities.items() if fnmatchcase(device, pattern)), 0)

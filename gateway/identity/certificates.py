@@ -61,11 +61,6 @@ class Certificates:
         return f"<Certificates {len(self._entries)} entries, {len(self._known)} remembered>"
 
 
-def expiry_utc_s(pem: bytes) -> float:
-    """Return the end of a certificate's validity in UTC seconds. Raises ValueError: it is malformed."""
-    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
-
-
 def certificate_names(certificate: x509.Certificate) -> Iterator[str]:
     """Yield a certificate's names as KIND:NAME, alternative names first. Raises ValueError: it is malformed."""
     try:

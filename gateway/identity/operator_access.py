@@ -133,7 +133,8 @@ def token_for_changes(token: OperatorToken, audit: Audit) -> Middleware:
 
 def caller_of(request: web.Request) -> str:
     """Return the public id of the credential that let the request in; "" if none was required."""
-    return request.get(CALLER, "")
+    caller: str = request.get(CALLER, "")
+    return caller
 
 
 def _way_in(token: OperatorToken) -> str:

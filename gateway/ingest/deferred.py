@@ -39,6 +39,7 @@ BUDGET_S: Final = 30.0
 LOWEST_PRIORITY: Final = 4
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
+NO_ROOM_S: Final = 1.0
 RETRY_S: Final = 5.0  # after a defect or a disk that fails
 
 Service = Callable[[Call], Awaitable[Reply]]
@@ -97,7 +98,9 @@ class DeferredWorker:
             task.add_done_callback(partial(self._over, job.seq))
         if len(jobs) == free or self._work:
             return None
-        return await self._ingest.due_in_s()
+        due_in_s = await self._ingest.due_in_s()
+        # What is due and was not given out waits for room in the journal: it is not started until it can be answered.
+        return due_in_s or (None if due_in_s is None else NO_ROOM_S)
 
     def _over(self, seq: int, _task: asyncio.Task[None]) -> None:
         del self._work[seq]

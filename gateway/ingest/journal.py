@@ -8,24 +8,35 @@
 
 An item's id and the item are stored in one transaction, so a crash cannot separate them. When room runs short the
 oldest records are deleted and counted; jobs and answers, which devices were promised, are never deleted for room: then
-devices are asked to come back later and keep their items.
+devices are asked to come back later and keep their items. No device takes more than its share (`shares.py`), and no job
+is given out before there is room for its answer: what is computed can be stored.
 
-Instants are this gateway's wall clock: a gateway knows the time.
+Durations are measured by a steady clock, which goes on from what the last process stored (`resume`): ids, answers and
+jobs grow older by the time in which a gateway runs, and not by a wall clock that is set. Records have wall-clock times.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from gateway.ingest.dedup import WINDOW_S, classify_duplicate, dedup_horizon_s
-from tidegate.fleet.stored import MAX_WORDS, DeferredAnswer, Forwarded, ItemRefusal
+from gateway.ingest.shares import WaitingDevice, may_hold, next_device, who_forgets
+from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, DeferredAnswer, Forwarded, ItemRefusal
 from tidegate.storage.database import DatabaseFull
 
 ROW_BYTES: Final = 256
-MOST_OF_ONE: Final = 0.25  # share of the room for one device's deferred requests, so that others have room too
+OFF_S: Final = 3600.0  # a gateway's absence counts as so much at most: its clock may have been set meanwhile
 JOB_S: Final = 86_400.0  # a deferred request without an answer for this long has failed
 _SWEEP: Final = 1000
+
+_NOT_YET: Final = "NOT EXISTS (SELECT 1 FROM meta WHERE name = 'promised')"
+_HELD: Final = (
+    "INSERT OR IGNORE INTO holdings (device) VALUES ({0}.device);"
+    " UPDATE holdings SET promised = promised {1} {0}.bytes WHERE device = {0}.device;"
+    " UPDATE meta SET value = value {1} {0}.bytes WHERE name = 'promised';"
+)
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
@@ -52,6 +63,29 @@ SCHEMA: Final = (
         for table in ("records", "jobs", "answers")
         for event, change in (("insert", "bytes = bytes + NEW.bytes"), ("delete", "bytes = bytes - OLD.bytes"))
     ],
+    """CREATE TABLE IF NOT EXISTS holdings (
+        device TEXT PRIMARY KEY, seen INTEGER NOT NULL DEFAULT 0, promised INTEGER NOT NULL DEFAULT 0,
+        forgotten_at_s REAL, turn INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS holding_most ON holdings (seen)",
+    "CREATE INDEX IF NOT EXISTS oldest_of_one ON seen (device, at_s)",
+    # Once, in a file that was made before there were shares; the row in `meta` says that it is done.
+    f"INSERT OR IGNORE INTO holdings (device, seen) SELECT device, COUNT(*) FROM seen WHERE {_NOT_YET} GROUP BY device",
+    f"INSERT OR IGNORE INTO holdings (device) SELECT DISTINCT device FROM jobs WHERE {_NOT_YET}",
+    f"INSERT OR IGNORE INTO holdings (device) SELECT DISTINCT device FROM answers WHERE {_NOT_YET}",
+    f"""UPDATE holdings SET promised =
+        (SELECT COALESCE(SUM(bytes), 0) FROM jobs WHERE jobs.device = holdings.device)
+        + (SELECT COALESCE(SUM(bytes), 0) FROM answers WHERE answers.device = holdings.device) WHERE {_NOT_YET}""",
+    "INSERT OR IGNORE INTO meta SELECT 'promised', COALESCE(SUM(promised), 0) FROM holdings",
+    *[
+        f"CREATE TRIGGER IF NOT EXISTS {table}_{event}_held AFTER {event} ON {table} BEGIN {change} END"
+        for table in ("jobs", "answers")
+        for event, change in (("insert", _HELD.format("NEW", "+")), ("delete", _HELD.format("OLD", "-")))
+    ],
+    "CREATE TRIGGER IF NOT EXISTS seen_insert_held AFTER insert ON seen BEGIN"
+    " INSERT OR IGNORE INTO holdings (device) VALUES (NEW.device);"
+    " UPDATE holdings SET seen = seen + 1 WHERE device = NEW.device; END",
+    "CREATE TRIGGER IF NOT EXISTS seen_delete_held AFTER delete ON seen BEGIN"
+    " UPDATE holdings SET seen = seen - 1 WHERE device = OLD.device; END",
     "CREATE TRIGGER IF NOT EXISTS seen_insert AFTER insert ON seen BEGIN UPDATE usage SET seen = seen + 1; END",
     "CREATE TRIGGER IF NOT EXISTS seen_delete AFTER delete ON seen BEGIN UPDATE usage SET seen = seen - 1; END",
 )
@@ -70,17 +104,61 @@ class DeferredJob(NamedTuple):
     body: bytes
 
 
+def no_right(_device: str) -> int:
+    return 0
+
+
 class IngestJournal:
-    """The journal's statements, rules and bounds; all state is in the database."""
+    """The journal's statements, rules and bounds. All state is in the database, but for the answers under way.
 
-    def __init__(self, *, max_bytes: int, max_seen: int) -> None:
+    Args:
+        kept_for_answers: bytes that requests may not take, so that there is always room to answer some.
+        right_of: the highest priority that a device's requests may have against those of other devices.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        max_seen: int,
+        kept_for_answers: int = 0,
+        right_of: Callable[[str], int] = no_right,
+    ) -> None:
         self.max_bytes = max_bytes
+        self._kept_for_answers = kept_for_answers
         self.max_seen = max_seen
+        self.answer_bytes = min(MAX_BODY_BYTES, max_bytes // 8) + ROW_BYTES  # the most that one takes
+        self._right_of = right_of
+        self._reserved = 0  # for the answers of jobs that were given out
 
-    def take(self, db: sqlite3.Connection, one: Forwarded, now_s: float) -> ItemRefusal | None:
-        """Store an item once. Return None if it is stored, now or before, or its refusal. Raises DatabaseFull."""
+    def resume(self, db: sqlite3.Connection, utc_s: float) -> float:
+        """Return the instant of the steady clock at which this process begins.
+
+        It is never before one that is stored, and the time since then counts up to OFF_S: nothing tells a gateway that
+        was off for a day from one whose clock was set ahead by a day, and to keep what was promised for longer is safe.
+        """
+        stored = self._meta(db, "steady_s")
+        if stored is None:
+            return utc_s
+        last_utc_s = self._meta(db, "utc_s") or stored
+        (newest,) = db.execute("SELECT MAX(at_s) FROM seen").fetchone()  # stored after the last sweep
+        return max(stored, newest or stored) + min(max(0.0, utc_s - last_utc_s), OFF_S)
+
+    def keep_time(self, db: sqlite3.Connection, now_s: float, utc_s: float) -> None:
+        """Store the instant, for the next process."""
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", (("steady_s", now_s), ("utc_s", utc_s)))
+
+    def take(
+        self, db: sqlite3.Connection, one: Forwarded, now_s: float, utc_s: float | None = None
+    ) -> ItemRefusal | None:
+        """Store an item once. Return None if it is stored, now or before, or its refusal. Raises DatabaseFull.
+
+        Args:
+            utc_s: the wall clock's instant, for records; None: as `now_s`.
+        """
+        utc_s = now_s if utc_s is None else utc_s
         known = db.execute("SELECT 1 FROM seen WHERE device = ? AND id = ?", (one.device, one.id)).fetchone()
-        reach = dedup_horizon_s(now_s, self._meta(db, "forgotten_at_s"))
+        reach = dedup_horizon_s(now_s, self._forgotten_at_s(db, one.device))
         match classify_duplicate(known=known is not None, age_s=one.age_ms / 1e3, reach_s=reach):
             case "duplicate":
                 self._count(db, "duplicates")
@@ -90,19 +168,23 @@ class IngestJournal:
                 why = f"it is {one.age_ms / 1e3:.0f} s old; whether it was taken before is known for {reach:.0f} s"
                 return ItemRefusal(one.id, why, final=True)
         self._remember(db, one, now_s)
-        born_s = now_s - one.age_ms / 1e3
+        born_s = utc_s - one.age_ms / 1e3
         size = len(one.body) + ROW_BYTES
-        self._make_room(db, size)
         if one.kind == "request":
-            (mine,) = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM jobs WHERE device = ?", (one.device,)).fetchone()
-            if mine + size > MOST_OF_ONE * self.max_bytes:
-                raise DatabaseFull(f"{mine} bytes are deferred requests of {one.device} alone")
+            held, free = self._held(db, one.device)
+            if size > (free := free - self._kept_for_answers):
+                used = self.max_bytes - self._reserved - self._kept_for_answers - free
+                raise DatabaseFull(f"{used} of {self.max_bytes} bytes are deferred requests and their answers")
+            if not may_hold(held=held, size=size, free=free):
+                raise DatabaseFull(f"{held} bytes are answers and deferred requests of {one.device} alone")
+            self._make_room(db, size + self._reserved)
             db.execute(
                 "INSERT INTO jobs (device, id, priority, taken_s, born_s, model, version, variant, body, bytes)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (one.device, one.id, one.priority, now_s, born_s, one.model, one.version, one.variant, one.body, size),
             )
         else:
+            self._make_room(db, size)
             self._record(
                 db,
                 device=one.device,
@@ -110,7 +192,7 @@ class IngestJournal:
                 kind=one.kind,
                 by=(one.model, one.version, one.variant),
                 happened_s=born_s,
-                now_s=now_s,
+                now_s=utc_s,
                 code="",
                 body=one.body,
             )
@@ -120,12 +202,28 @@ class IngestJournal:
     def _remember(self, db: sqlite3.Connection, one: Forwarded, now_s: float) -> None:
         (seen,) = db.execute("SELECT seen FROM usage").fetchone()
         if seen >= self.max_seen:
-            oldest = db.execute("SELECT device, id, at_s FROM seen ORDER BY at_s LIMIT 1").fetchone()
-            db.execute("DELETE FROM seen WHERE device = ? AND id = ?", (oldest["device"], oldest["id"]))
+            most = db.execute("SELECT device, seen FROM holdings ORDER BY seen DESC LIMIT 1").fetchone()
+            mine = db.execute("SELECT seen FROM holdings WHERE device = ?", (one.device,)).fetchone()
+            device = who_forgets(one.device, mine["seen"] if mine else 0, (most["device"], most["seen"]))
+            oldest = db.execute(
+                "SELECT id, at_s FROM seen WHERE device = ? ORDER BY at_s LIMIT 1", (device,)
+            ).fetchone()
+            db.execute("DELETE FROM seen WHERE device = ? AND id = ?", (device, oldest["id"]))
             if now_s - oldest["at_s"] < WINDOW_S:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten_at_s', ?)", (oldest["at_s"],))
+                db.execute("UPDATE holdings SET forgotten_at_s = ? WHERE device = ?", (oldest["at_s"], device))
                 self._count(db, "forgotten_early")
         db.execute("INSERT INTO seen VALUES (?, ?, ?)", (one.device, one.id, now_s))
+
+    def _forgotten_at_s(self, db: sqlite3.Connection, device: str) -> float | None:
+        """Return when the newest id was taken that this device forgot early, or all did before there were shares."""
+        row = db.execute("SELECT forgotten_at_s FROM holdings WHERE device = ?", (device,)).fetchone()
+        instants = (self._meta(db, "forgotten_at_s"), row["forgotten_at_s"] if row else None)
+        return max((at_s for at_s in instants if at_s is not None), default=None)
+
+    def _held(self, db: sqlite3.Connection, device: str) -> tuple[int, int]:
+        """Return the bytes promised to a device, and those that are free for promises to any."""
+        row = db.execute("SELECT promised FROM holdings WHERE device = ?", (device,)).fetchone()
+        return (row["promised"] if row else 0), self.max_bytes - self._reserved - int(self._meta(db, "promised") or 0)
 
     def _make_room(self, db: sqlite3.Connection, size: int) -> None:
         (used,) = db.execute("SELECT bytes FROM usage").fetchone()
@@ -140,13 +238,49 @@ class IngestJournal:
     # jobs and answers
 
     def jobs(self, db: sqlite3.Connection, now_s: float, limit: int, without: frozenset[int]) -> list[DeferredJob]:
-        """Return due jobs, most important first, then in the order in which they were taken."""
+        """Return due jobs that there is room to answer: of the devices in turn, the most important of each first.
+
+        Args:
+            without: the jobs that were given out before and are not answered yet.
+        """
+        self._reserved = len(without) * self.answer_bytes
+        given: list[DeferredJob] = []
+        waiting = self._waiting(db, now_s, without)
+        while len(given) < limit and (device := next_device(waiting.values(), self._right_of)) is not None:
+            waiting.pop(device.name)
+            held, free = self._held(db, device.name)
+            # The answer takes the place of its request.
+            out = [*without, *(job.seq for job in given)]
+            marks = ",".join("?" * len(out))
+            row = db.execute(
+                f"SELECT * FROM jobs WHERE device = ? AND not_before_s <= ? AND seq NOT IN ({marks})"
+                " ORDER BY priority DESC, seq LIMIT 1",
+                (device.name, now_s, *out),
+            ).fetchone()
+            if not may_hold(held=held - row["bytes"], size=self.answer_bytes, free=free + row["bytes"]):
+                continue
+            self._reserved += self.answer_bytes
+            given.append(_job(row, row["body"]))
+            db.execute(
+                "UPDATE holdings SET turn = (SELECT MAX(turn) FROM holdings) + 1 WHERE device = ?", (device.name,)
+            )
+            waiting.update(self._waiting(db, now_s, frozenset({*out, row["seq"]}), device.name))
+        return given
+
+    def _waiting(
+        self, db: sqlite3.Connection, now_s: float, without: frozenset[int], device: str = ""
+    ) -> dict[str, WaitingDevice]:
+        """Return the devices with due jobs, or the one."""
         rows = db.execute(
-            "SELECT * FROM jobs WHERE not_before_s <= ? ORDER BY priority DESC, seq LIMIT ?",
-            (now_s, limit + len(without)),
-        ).fetchall()
-        due = [row for row in rows if row["seq"] not in without][:limit]
-        return [_job(row, row["body"]) for row in due]
+            "SELECT jobs.device, MAX(priority) AS priority, turn, MIN(seq) AS oldest FROM jobs"
+            " JOIN holdings ON holdings.device = jobs.device"
+            f" WHERE not_before_s <= ? AND seq NOT IN ({','.join('?' * len(without))}) AND ? IN ('', jobs.device)"
+            " GROUP BY jobs.device",
+            (now_s, *without, device),
+        )
+        return {
+            row["device"]: WaitingDevice(row["device"], row["priority"], row["turn"], row["oldest"]) for row in rows
+        }
 
     def next_due_s(self, db: sqlite3.Connection) -> float | None:
         row = db.execute("SELECT MIN(not_before_s) AS at FROM jobs").fetchone()
@@ -156,19 +290,35 @@ class IngestJournal:
         db.execute("UPDATE jobs SET attempts = attempts + 1, not_before_s = ? WHERE seq = ?", (until_s, job.seq))
 
     def answer(
-        self, db: sqlite3.Connection, job: DeferredJob, answer: DeferredAnswer, variant: str, whole: bytes, now_s: float
+        self,
+        db: sqlite3.Connection,
+        job: DeferredJob,
+        answer: DeferredAnswer,
+        variant: str,
+        whole: bytes,
+        now_s: float,
+        utc_s: float | None = None,
     ) -> None:
-        """Finish a job: store the answer for the device, and a record of it. A second answer changes nothing."""
+        """Finish a job: store the answer for the device, and a record of it. A second answer changes nothing.
+
+        The room for the answer was kept free. A record, of which nothing was promised, is left out if it finds none.
+        """
         row = db.execute("SELECT born_s FROM jobs WHERE seq = ?", (job.seq,)).fetchone()
         if row is None:
             return
         db.execute("DELETE FROM jobs WHERE seq = ?", (job.seq,))
         size = len(answer.body) + ROW_BYTES
-        self._make_room(db, size + len(whole) + ROW_BYTES)
+        self._make_room(db, size)
         db.execute(
             "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
             (job.device, job.id, now_s, answer.code, answer.why[:MAX_WORDS], answer.body, size),
         )
+        self._count(db, "answered" if not answer.code else "failed")
+        try:
+            self._make_room(db, len(whole) + ROW_BYTES)
+        except DatabaseFull:
+            self._count(db, "records_dropped")
+            return
         self._record(
             db,
             device=job.device,
@@ -176,11 +326,10 @@ class IngestJournal:
             kind="answer",
             by=(job.model, job.version, variant),
             happened_s=row["born_s"],
-            now_s=now_s,
+            now_s=now_s if utc_s is None else utc_s,
             code=answer.code,
             body=whole,
         )
-        self._count(db, "answered" if not answer.code else "failed")
 
     def asked(
         self, db: sqlite3.Connection, device: str, ids: tuple[str, ...]
@@ -197,7 +346,7 @@ class IngestJournal:
 
     # expiry, and what operators read
 
-    def sweep(self, db: sqlite3.Connection, now_s: float) -> None:
+    def sweep(self, db: sqlite3.Connection, now_s: float, utc_s: float | None = None) -> None:
         """Delete expired rows: ids and answers after seven days; jobs fail after one."""
         for table in ("seen", "answers"):
             db.execute(
@@ -208,7 +357,12 @@ class IngestJournal:
         for row in db.execute("SELECT * FROM jobs WHERE taken_s < ? LIMIT ?", (now_s - JOB_S, _SWEEP)).fetchall():
             job = _job(row, b"")
             why = f"nobody could compute it for {JOB_S / 3600:.0f} hours"
-            self.answer(db, job, DeferredAnswer(job.id, code="nothing_alive", why=why), "", b"", now_s)
+            self.answer(db, job, DeferredAnswer(job.id, code="nothing_alive", why=why), "", b"", now_s, utc_s)
+        db.execute(
+            "DELETE FROM holdings WHERE seen = 0 AND promised = 0 AND COALESCE(forgotten_at_s, 0) < ?",
+            (now_s - WINDOW_S,),
+        )
+        self.keep_time(db, now_s, now_s if utc_s is None else utc_s)
 
     def records(self, db: sqlite3.Connection, after: int, limit: int) -> list[sqlite3.Row]:
         return db.execute("SELECT * FROM records WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)).fetchall()

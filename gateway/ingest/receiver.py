@@ -19,12 +19,13 @@ import asyncio
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
 
-from gateway.ingest.journal import SCHEMA, DeferredJob, IngestJournal
+from gateway.ingest.journal import SCHEMA, DeferredJob, IngestJournal, no_right
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.stored import (
@@ -62,10 +63,22 @@ class Ingest:
         gateway: this gateway's name, which receipts carry.
         max_bytes: bytes of deferred requests, answers and records.
         max_seen: how many ids are remembered against duplicates.
+        right_of: the highest priority that a device's requests may have against those of other devices.
     """
 
-    def __init__(self, path: Path, gateway: str, *, max_bytes: int, max_seen: int) -> None:
-        self.journal = IngestJournal(max_bytes=max_bytes, max_seen=max_seen)
+    def __init__(
+        self,
+        path: Path,
+        gateway: str,
+        *,
+        max_bytes: int,
+        max_seen: int,
+        right_of: Callable[[str], int] = no_right,
+    ) -> None:
+        self.journal = IngestJournal(
+            max_bytes=max_bytes, max_seen=max_seen, kept_for_answers=max_bytes // 2, right_of=right_of
+        )
+        self._began = (0.0, 0.0)  # the same instant by the steady clock of the journal, and of this process
         self.send: Send = lambda _device, _receipt: False  # set by the session with the broker
         self.dropped: Counter[str] = Counter()  # messages that were not taken, by reason
         self.work = asyncio.Event()  # set when a deferred request may be due; the deferred worker clears it
@@ -81,12 +94,25 @@ class Ingest:
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
+        utc_s, now = clock.utc_s(), clock.now()
+        try:
+            self._began = await self._database.run(lambda db: self.journal.resume(db, utc_s)), now
+        except (DatabaseUnavailable, sqlite3.Error):  # the database has logged it
+            self._began = utc_s, now
         self._task.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
+        now_s, utc_s = self._now_s(), clock.utc_s()
+        with suppress(DatabaseUnavailable, sqlite3.Error):
+            await self._database.run(lambda db: self.journal.keep_time(db, now_s, utc_s))
         await self._database.__aexit__()
+
+    def _now_s(self) -> float:
+        """The journal's steady clock, which setting the wall clock does not move."""
+        steady_s, began = self._began
+        return steady_s + clock.now() - began
 
     def message(self, device: str, payload: bytes) -> None:
         """Queue one message of a device. Its topic names the device, and the broker's ACL enforces that."""
@@ -149,14 +175,14 @@ class Ingest:
 
     async def _one(self, message: Forwarded | Inquiry) -> _MessageOutcome:
         # One after another in one transaction: `Database` groups what waits.
-        now_s = clock.utc_s()
+        now_s, utc_s = self._now_s(), clock.utc_s()
         try:
             if isinstance(message, Inquiry):
                 answers, unknown = await self._database.run(
                     lambda db: self.journal.asked(db, message.device, message.ids)
                 )
                 return _MessageOutcome(answers=answers, unknown=unknown)
-            refusal = await self._database.run(lambda db: self.journal.take(db, message, now_s))
+            refusal = await self._database.run(lambda db: self.journal.take(db, message, now_s, utc_s))
         except (DatabaseUnavailable, sqlite3.Error) as error:
             self.dropped["unavailable"] += 1
             log.warning("devices are asked to keep their items", reason=str(error))
@@ -167,33 +193,33 @@ class Ingest:
         if clock.now() < self._sweep_at:
             return
         self._sweep_at = clock.now() + SWEEP_S
-        now_s = clock.utc_s()
+        now_s, utc_s = self._now_s(), clock.utc_s()
         try:
-            await self._database.run(lambda db: self.journal.sweep(db, now_s))
+            await self._database.run(lambda db: self.journal.sweep(db, now_s, utc_s))
         except DatabaseUnavailable:
             return  # the database has logged it
 
     # for `deferred.py`
 
     async def jobs(self, limit: int, without: frozenset[int]) -> list[DeferredJob]:
-        now_s = clock.utc_s()
+        now_s = self._now_s()
         return await self._database.run(lambda db: self.journal.jobs(db, now_s, limit, without))
 
     async def due_in_s(self) -> float | None:
         """Return the time until the next deferred request is due; None: there is none."""
         at_s = await self._database.run(self.journal.next_due_s)
-        return None if at_s is None else max(0.0, at_s - clock.utc_s())
+        return None if at_s is None else max(0.0, at_s - self._now_s())
 
     async def postpone(self, job: DeferredJob, for_s: float) -> None:
-        until_s = clock.utc_s() + for_s
+        until_s = self._now_s() + for_s
         await self._database.run(lambda db: self.journal.postpone(db, job, until_s))
 
     async def answered(
         self, job: DeferredJob, answer: DeferredAnswer, *, variant: str = "", whole: bytes = b""
     ) -> None:
         """Store the answer, then send it to the device, which inquires if it does not arrive."""
-        now_s = clock.utc_s()
-        await self._database.run(lambda db: self.journal.answer(db, job, answer, variant, whole, now_s))
+        now_s, utc_s = self._now_s(), clock.utc_s()
+        await self._database.run(lambda db: self.journal.answer(db, job, answer, variant, whole, now_s, utc_s))
         self.send(job.device, Receipt(self._gateway, answers=(answer,)))
 
     # for operators

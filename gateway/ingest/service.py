@@ -29,7 +29,13 @@ class IngestService:
     def __init__(
         self, section: IngestConfig, gateway: str, infer: Service, manifest_of: Callable[[str, str], Manifest]
     ) -> None:
-        self.ingest = Ingest(section.path, gateway, max_bytes=section.max_bytes, max_seen=section.max_remembered)
+        self.ingest = Ingest(
+            section.path,
+            gateway,
+            max_bytes=section.max_bytes,
+            max_seen=section.max_remembered,
+            right_of=section.right_of,
+        )
         self._deferred = DeferredWorker(self.ingest, infer, manifest_of)
         self._stack = AsyncExitStack()
 

@@ -31,10 +31,11 @@ from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
 from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
-from tidegate.outcome import Disconnected
+from tidegate.outcome import BadCredential, Disconnected
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
+from tidegate.security.validity import earliest_expiry_utc_s, until_expiry
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 log = structlog.get_logger(__name__)
@@ -191,7 +192,10 @@ class LinkTarget:
         )
         reason = "the target is closed"
         try:
-            reason = explain_dial_error(await self._client.run())
+            async with until_expiry(earliest_expiry_utc_s((self._shown,)), "this gateway's"):
+                reason = explain_dial_error(await self._client.run())
+        except BadCredential as error:
+            reason = str(error)
         except Exception as exc:  # a defect of ours must not cost the target for good
             log.exception("link failed", target=self._id)
             reason = f"internal error: {type(exc).__name__}"

@@ -79,7 +79,8 @@ def _bounds(limits: ServerLimits) -> list[tuple[str, int]]:
 def _guards(secured: ServerSecurity | None) -> list[RoleGuard]:
     if secured is None or not secured.checks_roles:
         return []  # each call pays for a guard
-    return [RoleGuard(secured.roles, secured.tls.min_version("1.3"), secured.narrowed)]
+    tls = secured.tls
+    return [RoleGuard(secured.roles, tls.min_version("1.3"), secured.narrowed, lambda: tls.fresh().cert)]
 
 
 def _bind(server: grpc.aio.Server, address: str, secured: ServerSecurity | None) -> int:

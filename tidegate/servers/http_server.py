@@ -13,7 +13,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
+from tidegate import clock
 from tidegate.security.certificate_identity import NotAllowed, alternative_names, check_role
+from tidegate.security.validity import peer_expiry_utc_s
 from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.http_connection import HttpConnection
@@ -166,9 +168,14 @@ def _guarded(entrance: Entrance, secured: ServerSecurity) -> Entrance:
 
     async def guarded(request: web.BaseRequest) -> web.StreamResponse:
         try:
-            check_role(alternative_names(request.get_extra_info("peercert")), secured.roles)
+            peercert = request.get_extra_info("peercert")
+            check_role(alternative_names(peercert), secured.roles)
         except NotAllowed as error:
             return web.json_response({"error": str(error)}, status=403)
+        if clock.utc_s() >= peer_expiry_utc_s(peercert):
+            response = web.json_response({"error": "your certificate has expired: connect again"}, status=403)
+            response.force_close()
+            return response
         return await entrance(request)
 
     return guarded

@@ -2,7 +2,8 @@
 
 A certificate that the CA has signed opens a connection; it does not say that an edge may send work to another edge.
 Edges are in strangers' hands, and their keys with them, so each server requires a role. The role is checked at each
-call, in the certificate that the transport has verified; nothing is taken from headers.
+call, in the certificate that the transport has verified; nothing is taken from headers. So is its end, which the
+transport looks at in the handshake only, and a stream ends with its caller's certificate, and with this server's own.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import grpc
 import grpc.aio
 from structlog import get_logger
 
+from tidegate import clock
+from tidegate.outcome import BadCredential
 from tidegate.security.certificate_identity import NotAllowed, Role, check_role
 from tidegate.security.tls import Tls
+from tidegate.security.validity import earliest_expiry_utc_s, until_expiry
 
 log = get_logger(__name__)
 
@@ -52,8 +56,16 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
     """Refuses a caller without one of the roles, with PERMISSION_DENIED and the reason."""
 
     def __init__(
-        self, roles: Collection[Role], min_version: str, narrowed: Mapping[str, frozenset[Role]] | None = None
+        self,
+        roles: Collection[Role],
+        min_version: str,
+        narrowed: Mapping[str, frozenset[Role]] | None = None,
+        own: Callable[[], bytes | None] = lambda: None,
     ) -> None:
+        """Args:
+        own: the certificate, PEM, that this server presents now.
+        """
+        self._own = own
         self._roles = frozenset(roles)
         self._narrowed = narrowed or {}
         self._min_version = f"TLSv{min_version}".encode()
@@ -66,21 +78,37 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
             return None
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
         service = str(handler_call_details.method).strip("/").partition("/")[0]
-        guarded = self._guarded(getattr(handler, kind), self._narrowed.get(service, self._roles))
+        roles = self._narrowed.get(service, self._roles)
+        guarded = self._guarded(getattr(handler, kind), roles, lasting=kind != "unary_unary")
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(guarded, handler.request_deserializer, handler.response_serializer)
 
     def _guarded(
-        self, behaviour: Callable[[Any, Context], Any], roles: frozenset[Role]
+        self, behaviour: Callable[[Any, Context], Any], roles: frozenset[Role], *, lasting: bool
     ) -> Callable[[Any, Context], Any]:
         if inspect.isasyncgenfunction(behaviour):
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-                await self.admit(context, roles)
-                async for answer in behaviour(request, context):
-                    yield answer
+                expires_at_s = await self.admit(context, roles)
+                try:
+                    async with until_expiry(self._end(expires_at_s), "the caller's or this server's"):
+                        async for answer in behaviour(request, context):
+                            yield answer
+                except BadCredential as error:
+                    await self._refuse(context, str(error))
 
             return stream
+
+        async def last(request: Any, context: Context) -> Any:
+            expires_at_s = await self.admit(context, roles)
+            try:
+                async with until_expiry(self._end(expires_at_s), "the caller's or this server's"):
+                    return await behaviour(request, context)
+            except BadCredential as error:
+                await self._refuse(context, str(error))
+
+        if lasting:
+            return last
 
         async def answer(request: Any, context: Context) -> Any:
             await self.admit(context, roles)
@@ -88,8 +116,15 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
         return answer
 
-    async def admit(self, context: Context, roles: frozenset[Role] | None = None) -> None:
-        """Abort the call unless its peer has one of `roles` (None: of the guard's own) over a TLS version allowed."""
+    def _end(self, expires_at_s: float) -> float:
+        return min(expires_at_s, earliest_expiry_utc_s((self._own(),)))
+
+    async def admit(self, context: Context, roles: frozenset[Role] | None = None) -> float:
+        """Return when the peer's certificate ends.
+
+        The call is aborted unless the certificate is good now and has one of `roles` (None: of the guard's own), over a
+        TLS version allowed.
+        """
         seen = context.auth_context()
         version = next(iter(seen.get("ssl_tls_version", ())), self._min_version)  # gRPC before 1.75 does not tell
         if version < self._min_version:
@@ -101,6 +136,10 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
             )
         except NotAllowed as error:
             await self._refuse(context, str(error))
+        expires_at_s = earliest_expiry_utc_s(seen.get("x509_pem_cert", ()))
+        if clock.utc_s() >= expires_at_s:
+            await self._refuse(context, "your certificate has expired since this connection began: connect again")
+        return expires_at_s
 
     async def _refuse(self, context: Context, why: str) -> None:
         log.warning("refused a caller", peer=context.peer(), reason=why)

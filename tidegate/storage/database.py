@@ -10,7 +10,7 @@ has a savepoint, so that one that raises undoes itself and nothing of the others
 What can go wrong with a disk, and what is done about it:
 
     corrupt        moved aside as `NAME.corrupt-N` with its WAL, logged, and begun anew; the current work fails
-    full           the current work fails with `DatabaseFull` and has changed nothing; the next is tried again
+    full           the work that found no room fails with `DatabaseFull` and has changed nothing; other work is done
     not writable   `DatabaseUnavailable` with the reason; tried again after RETRY_S
 
 None of these ends the process: callers get an exception, and decide what they report to their own callers. A caller
@@ -42,6 +42,11 @@ MAX_WAITING: Final = 512
 MAX_GROUP: Final = 64
 RETRY_S: Final = 5.0
 _CORRUPT: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_OF_THE_DISK: Final = (
+    *_CORRUPT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERNAL,
+)  # fmt: skip
 _MOST_MOVED_ASIDE: Final = 3  # a disk that corrupts again and again is not filled with the remains
 
 log = structlog.get_logger(__name__)
@@ -165,7 +170,7 @@ class Database:
         outcomes: list[tuple[_QueuedTransaction, Any, BaseException | None]]
         try:
             connection = self._opened()
-            outcomes = _in_one_transaction(connection, group)
+            outcomes = self._in_transactions(connection, group)
         except (sqlite3.Error, OSError, DatabaseUnavailable) as error:
             failure = self._understood(error)
             outcomes = [(job, None, failure) for job in group]
@@ -175,6 +180,26 @@ class Database:
         for job, result, failed in outcomes:
             with suppress(RuntimeError):  # the loop has ended, and the callers with it
                 job.loop.call_soon_threadsafe(_settle, job.answer, result, failed)
+
+    def _in_transactions(
+        self, connection: sqlite3.Connection, group: list[_QueuedTransaction]
+    ) -> list[tuple[_QueuedTransaction, Any, BaseException | None]]:
+        """Do the group in one transaction, or each for itself if there is no room for all. Raises sqlite3.Error."""
+        try:
+            return _in_one_transaction(connection, group)
+        except sqlite3.Error as error:
+            if len(group) == 1 or not _is_full(error):
+                raise
+        outcomes = []
+        for number, job in enumerate(group):
+            try:
+                outcomes += _in_one_transaction(connection, [job])
+            except sqlite3.Error as error:
+                failure = self._understood(error)
+                if not _is_full(error):  # the connection is gone; what was done before is on the disk
+                    return [*outcomes, *((left, None, failure) for left in group[number:])]
+                outcomes.append((job, None, failure))
+        return outcomes
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -199,7 +224,7 @@ class Database:
     def _understood(self, error: Exception) -> DatabaseUnavailable:
         if isinstance(error, DatabaseUnavailable):
             return error
-        if _code(error) == sqlite3.SQLITE_FULL or "disk is full" in str(error):
+        if _is_full(error):
             return DatabaseFull(f"{self.path}: there is no room left for it")
         self._close()
         if isinstance(error, sqlite3.DatabaseError) and _is_corrupt(error):
@@ -257,7 +282,10 @@ def _in_one_transaction(
 def _attempts(
     connection: sqlite3.Connection, works: Sequence[Work[Any]]
 ) -> list[tuple[Work[Any], Any, BaseException | None]]:
-    """Every work's outcome. Raises sqlite3.Error where the disk failed: then nothing was changed by any."""
+    """Every work's outcome. Raises sqlite3.Error where the disk failed: then nothing was changed by any.
+
+    An error that SQLite does not blame on the disk (a limit, a type, a missing table) is that of the work which met it.
+    """
     done: list[tuple[Work[Any], Any, BaseException | None]] = []
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -265,11 +293,11 @@ def _attempts(
             connection.execute("SAVEPOINT one")
             try:
                 done.append((work, work(connection), None))
-            except (sqlite3.IntegrityError, sqlite3.ProgrammingError) as error:
+            except sqlite3.Error as error:
+                if _code(error) in _OF_THE_DISK or not connection.in_transaction:
+                    raise
                 connection.execute("ROLLBACK TO one")
                 done.append((work, None, error))
-            except sqlite3.Error:
-                raise
             except Exception as error:
                 connection.execute("ROLLBACK TO one")
                 done.append((work, None, error))
@@ -290,6 +318,10 @@ def _settle(answer: asyncio.Future[Any], result: Any, failed: BaseException | No
         answer.set_exception(failed)
     else:
         answer.set_result(result)
+
+
+def _is_full(error: Exception) -> bool:
+    return _code(error) == sqlite3.SQLITE_FULL or "disk is full" in str(error)
 
 
 def _is_corrupt(error: Exception) -> bool:
