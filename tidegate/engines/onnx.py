@@ -132,7 +132,9 @@ def _session(artefact: Path, copied: str | bytes, threads: int, providers: list[
     try:
         return onnxruntime.InferenceSession(copied, _options(threads), providers=providers)
     except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
-        raise failure_of(error, f"{artefact}: ONNX Runtime cannot load it") from error
+        failure = failure_of(error, f"{artefact}: ONNX Runtime cannot load it")
+        shown = str(failure).replace(copied, artefact.name) if isinstance(copied, str) else str(failure)
+        raise type(failure)(shown) from error
 
 
 def _port(one: Any) -> OnnxPort:

@@ -2,8 +2,8 @@
 
 A device has no `onnx` package, and a runtime that opens a file has already followed its references. So the protobuf is
 walked by its wire format, along the few fields that matter: graphs, the bodies of If, Loop and Scan, functions,
-training graphs, and every place that can hold a tensor. A tensor's content is skipped by its length, unread. Whatever is not
-well-formed raises ValueError; nesting and the number of parts are bounded.
+training graphs, and every place that can hold a tensor. A tensor's content is skipped by its length, unread. What is
+not well-formed raises ValueError; nesting and the number of parts are bounded.
 
 `problem_in` is the verdict that every loader shares: nothing but the file itself may hold a part of the model,
 operators are those that ONNX Runtime brings along, and no tensor claims more elements than its bytes can hold.
@@ -47,15 +47,19 @@ class References:
     nodes: int = 0
 
 
-def problem_in(model: memoryview) -> str:
-    """Why the model may not be loaded, "" when nothing is wrong with it."""
+def problem_in(model: memoryview, *, beside: bool = False) -> str:
+    """Why the model may not be loaded, "" when nothing is wrong with it.
+
+    Args:
+        beside: whether weights may be in other files, for a reader that takes them in itself.
+    """
     try:
         found = references(model)
     except ValueError as error:
         return f"is not an ONNX model: {error}"
     if not found.nodes:
         return "is not an ONNX model: it has no graph"
-    if found.external:
+    if found.external and not beside:
         return f"keeps weights in other files ({', '.join(found.external[:_NAMED])})"
     if found.impossible:
         return f"has tensors with more elements than bytes for them ({', '.join(found.impossible[:_NAMED])})"

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 from aiohttp import web
+from msgspec.structs import replace
 
 from tidegate import clock
 from tidegate.models.manifest import Manifest
@@ -43,12 +44,12 @@ from tidegate.oip.reply import (
     TIMING_KEY,
     reply_parameters,
 )
-from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of
+from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.openai import embeddings
 from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow, WrongParameter
 from tidegate.openai.tokens import Tokenizers
-from tidegate.outcome import CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
+from tidegate.outcome import BadAnswer, CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
 from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
@@ -182,14 +183,16 @@ class OpenAIRoutes:
             headers = kept_headers(request.headers.items())
             if defer_of(headers, {}):
                 raise NotSupported(f"{DEFER_KEY}: a ticket is for one inference; use /v2/models/NAME/infer")
-            manifest = host.manifest(name)
+            demanded = version_of(headers, {})
+            manifest = _manifest(host, name, demanded)
             used.model = manifest.name
             embeddings.check_dimensions(asked, manifest)
             rows = await self._rows(asked, manifest)
             used.tokens = sum(len(row.ids) for row in rows)
             max_rows, max_work = embeddings.group_limits(manifest)
             parts = embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
-            pinned = len(parts) > 1 and VERSION_KEY not in headers  # one call gets whatever is the default for it
+            # One call gets whatever is the default for it; several get one version, so that they agree.
+            pinned = len(parts) > 1 and demanded in ("", manifest.version)
             calls = [
                 call_of(
                     embeddings.infer_request(manifest, [rows[index] for index in part], pinned=pinned),
@@ -223,9 +226,15 @@ class OpenAIRoutes:
         return embeddings.token_rows(asked.tokens, text.max_tokens)
 
     async def _infer_all(self, calls: Sequence[Call], host: ModelHost) -> list[Reply]:
-        """Every call's reply, in order; the first failure cancels the rest and is raised."""
-        if len(calls) == 1:
-            return [await host.infer(calls[0])]
+        """Every call's reply, in order and of one version; the first failure cancels the rest and is raised."""
+        if len(calls) == 1 or not calls[0].request.model_version:
+            # What a caller's `candidate` means may change between two calls: the others follow the first.
+            first = await host.infer(calls[0])
+            rest = [replace(one, request=one.request.pinned(first.response.model_version)) for one in calls[1:]]
+            return [first, *(await self._infer_together(rest, host) if rest else [])]
+        return await self._infer_together(calls, host)
+
+    async def _infer_together(self, calls: Sequence[Call], host: ModelHost) -> list[Reply]:
         gate = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         failure: BaseException | None = None
         tasks: list[asyncio.Task[Reply]] = []
@@ -237,6 +246,13 @@ class OpenAIRoutes:
         if failure is not None:
             raise failure
         return [task.result() for task in tasks]
+
+
+def _manifest(host: ModelHost, name: str, demanded: str) -> Manifest:
+    """The manifest of the version that answers: its tokenizer reads the texts. `demanded` may also be a role."""
+    if demanded and any(one.name == name and one.version == demanded for one in host.manifests()):
+        return host.manifest(name, demanded)
+    return host.manifest(name)
 
 
 async def _infer(host: ModelHost, call: Call, gate: asyncio.Semaphore) -> Reply:
@@ -308,7 +324,12 @@ def _answer(
     found: dict[int, Any] = {}
     for part, reply in zip(parts, replies, strict=True):
         found.update(zip(part, embeddings.vectors(reply.response, output, len(part)), strict=True))
+    versions = {reply.response.model_version for reply in replies}
+    if len(versions) != 1:
+        raise BadAnswer(f"the vectors are of several versions ({', '.join(sorted(versions))}): send the request again")
     words = _joined([reply_parameters(reply) for reply in replies])
+    if version := versions.pop():
+        words[VERSION_KEY] = version
     headers = dict(words)
     truncated = sum(row.truncated for row in rows)
     if truncated:

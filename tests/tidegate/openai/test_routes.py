@@ -99,7 +99,43 @@ async def test_the_vectors_of_one_answer_are_of_one_version_and_a_single_call_le
     await client.embeddings.create(model="minilm", input="hello")
     await client.embeddings.create(model="minilm", input=many)
     await client.embeddings.create(model="minilm", input=many, extra_headers={"tidegate-version": "candidate"})
-    assert [call.request.model_version for call in servers.host.calls] == ["", "1", "1", "", ""]
+    # The first call of `candidate` finds out which version that is, and the others are of that one.
+    assert [call.request.model_version for call in servers.host.calls] == ["", "1", "1", "", "1"]
+
+
+async def test_an_answer_names_its_version_and_never_mixes_two(folder: Path) -> None:
+    both = replace(minilm(), version="1"), replace(minilm(), version="2")
+    many = ["hello", "word " * 100, "word " * 200]
+    async with serving(FakeHost(*both), folder) as servers:
+        drawn = iter("1212")
+        computed = servers.host.computed
+
+        def by_chance(call: Call) -> Reply:
+            """As a split: a request without a version gets one and then the other."""
+            version = call.request.model_version or next(drawn)
+            reply = computed(call)
+            return replace(reply, response=replace(reply.response, model_version=version))
+
+        servers.host.answer = by_chance
+        async with openai.AsyncOpenAI(base_url=f"http://{servers.http}/v1", api_key="any") as client:
+            create = client.embeddings.with_raw_response.create
+            for input_, headers, version in (
+                ("hello", {}, "1"),
+                ("hello", {}, "2"),
+                (many, {}, "1"),
+                (many, {"tidegate-version": "2"}, "2"),
+                (many, {"tidegate-version": "candidate"}, "1"),
+            ):
+                before = len(servers.host.calls)
+                raw = await create(model="minilm", input=input_, extra_headers=headers)
+                assert raw.headers["tidegate-version"] == version
+                assert (raw.parse().model_extra or {})["tidegate"]["tidegate-version"] == version
+                assert len(servers.host.calls) - before == (1 if input_ == "hello" else 3)
+            servers.host.answer = lambda call: replace(
+                computed(call), response=replace(computed(call).response, model_version=str(len(sent(call)[0])))
+            )
+            with pytest.raises(openai.InternalServerError, match="the vectors are of several versions"):
+                await client.with_options(max_retries=0).embeddings.create(model="minilm", input=many)
 
 
 async def test_tokens_are_taken_as_they_are(servers: Servers, client: openai.AsyncOpenAI) -> None:

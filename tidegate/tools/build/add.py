@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tidegate.tools.build.draft import Draft, DraftOptions, draft
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.compare import Metric, closeness
 from tidegate.tools.build.inspect.onnx_file import inspect_onnx
+from tidegate.tools.build.inspect.onnx_weights import in_one_file
 from tidegate.tools.build.inspect.signature import ModelSignature
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.staging import model_lock, staged_version
@@ -82,7 +84,11 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
     place = root / request.name / request.version
     if place.exists() and not force:
         raise BuildError(f"{place} exists; give another --version, or --force to replace it")
-    parts = _parts(request)
+    with ExitStack() as stack:
+        return _added(request, root, _parts(request, stack))
+
+
+def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact]) -> AddedModel:
     drafted = _drafted(request, parts)
     engines = _loaded(parts, drafted.manifest)
     notes = list(drafted.choices)
@@ -105,7 +111,7 @@ def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
     return engine
 
 
-def _parts(request: AddRequest) -> tuple[_PlacedArtefact, ...]:
+def _parts(request: AddRequest, stack: ExitStack) -> tuple[_PlacedArtefact, ...]:
     given: list[tuple[Where, Path]] = []
     if request.edge is not None:
         given.append(("edge", request.edge))
@@ -113,11 +119,13 @@ def _parts(request: AddRequest) -> tuple[_PlacedArtefact, ...]:
         given.append(("pool", request.pool))
     if not given:
         raise BuildError("nothing to add: give --edge, --pool or both")
-    return tuple(_part(where, path, request.engine if where == "pool" else None) for where, path in given)
+    return tuple(_part(where, path, request.engine if where == "pool" else None, stack) for where, path in given)
 
 
-def _part(where: Where, path: Path, wished: EngineName | None) -> _PlacedArtefact:
+def _part(where: Where, path: Path, wished: EngineName | None, stack: ExitStack) -> _PlacedArtefact:
     engine = engine_of(path, wished)
+    if engine == "onnx":
+        path = stack.enter_context(in_one_file(path))
     return _PlacedArtefact(where, path, engine, _inspect(path, engine))
 
 
@@ -265,6 +273,14 @@ def _store(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], ma
     with model_lock(root, request.name), staged_version(root, request.name, request.version) as folder:
         for part, variant in zip(parts, manifest.variants, strict=True):
             shutil.copyfile(part.path, folder / variant.artefact)
+            _check_copy(folder / variant.artefact, variant.sha256, part.path)
         if request.tokenizer is not None:
             shutil.copyfile(request.tokenizer, folder / request.tokenizer.name)
+            if manifest.text is not None:
+                _check_copy(folder / request.tokenizer.name, manifest.text.sha256, request.tokenizer)
         save_manifest(folder, manifest)
+
+
+def _check_copy(copied: Path, sha256: str, source: Path) -> None:
+    if sha256_of(copied) != sha256:
+        raise BuildError(f"{source}: changed while it was being added; add it again when it is written")

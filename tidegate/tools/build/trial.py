@@ -34,7 +34,11 @@ def limited_by_running(drafted: Draft, engines: Mapping[Where, Engine], notes: l
     manifest = drafted.manifest
     for where, engine in engines.items():
         if (error := _failure(engine, manifest, {})) is not None:
-            raise BuildError(f"the {where}'s artefact cannot be run on the smallest inputs that are described: {error}")
+            raise BuildError(
+                f"the {where}'s artefact cannot be run on the smallest inputs that are described: "
+                f"{' '.join(str(error).split())}; where an exporter fixed a length that the file calls free, export it "
+                "anew (torch.onnx.export with dynamo=True and dynamic_shapes)"
+            )
     for name in drafted.open_axes:
         axis = manifest.axes[name]
         most = _longest(manifest, name, engines)

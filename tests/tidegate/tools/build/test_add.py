@@ -187,8 +187,13 @@ def test_weights_in_another_file_are_refused_with_the_way_out(files: Path, tmp_p
 
     loaded = onnx.load(files / "dense.onnx")
     onnx.save(loaded, tmp_path / "apart.onnx", save_as_external_data=True, size_threshold=0, location="weights.bin")
-    result = run("add", "m", "--edge", tmp_path / "apart.onnx", "--repository", tmp_path / "r")
-    assert "keeps its weights in another file" in result.output
+    (tmp_path / "weights.bin").rename(tmp_path / "elsewhere.bin")
+    (tmp_path / "weights.bin").symlink_to(tmp_path / "elsewhere.bin")
+    for command in (("add", "m", "--edge"), ("quantize",)):
+        more = ("--repository", tmp_path / "r") if command[0] == "add" else (tmp_path / "int8.onnx",)
+        result = run(*command, tmp_path / "apart.onnx", *more)
+        assert result.exit_code == 1
+        assert "keeps its weights in another file" in result.output
 
 
 def test_quantizing_reports_size_latency_and_quality(files: Path, tmp_path: Path) -> None:

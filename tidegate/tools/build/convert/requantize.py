@@ -1,7 +1,7 @@
 """`tidegate model quantize` quantizes a user's model, then reports what was gained and what was lost.
 
-The target appears only when it is whole. Without data of the user's the comparison runs on made-up inputs and says so:
-random ids are no text, and a quality measured on them shows only that the model runs.
+The target appears only when it is whole and was found to run. Without data of the user's the comparison runs on
+made-up inputs and says so: random ids are no text, and a quality measured on them shows only that the model runs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from tidegate.models.manifest import Manifest
 from tidegate.storage.atomic_file import replacing
 from tidegate.tools.build.agree import agreed_signature
 from tidegate.tools.build.convert.quantize import quantize_dynamically, quantize_statically
-from tidegate.tools.build.draft import Draft, DraftOptions, batch_axis, draft, row_axis
+from tidegate.tools.build.draft import DraftOptions, batch_axis, draft, row_axis
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.compare import Metric, closeness, latencies_s
-from tidegate.tools.build.inspect.onnx_file import inspect_onnx
+from tidegate.tools.build.inspect.onnx_file import signature_of
+from tidegate.tools.build.inspect.onnx_weights import in_one_file, load_onnx
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.trial import limited_by_running
+from tidegate.types import Datatype
 
 _SIZES = ((1, 16), (1, 128), (8, 32))  # rows, and their length where rows vary
 _MADE_UP = 16
@@ -37,39 +39,47 @@ def requantize(
         raise BuildError("--static needs --calibration x.npz: scales are fixed from real inputs")
     if source.resolve() == target.resolve():
         raise BuildError(f"{target}: the int8 model cannot replace the model that it is made from")
-    signature = inspect_onnx(source)
+    model = load_onnx(source)
+    signature = signature_of(model.graph, source)
     if signature.precision == "int8":
         raise BuildError(f"{source}: is quantized already")
     inputs = [port.name for port in signature.inputs]
     given = load_samples(calibration, inputs) if calibration else None
-    try:
-        with replacing(target) as temporary:
-            if static and given is not None:
-                quantize_statically(source, temporary, given.feeds)
-            else:
-                quantize_dynamically(source, temporary)
-    except OSError as error:
-        raise BuildError(f"{target}: {error.strerror}") from error
     samples = load_samples(evaluation, inputs) if evaluation else given
-    yield from _report(
-        source, target, draft("model", "1", agreed_signature([signature]), DraftOptions()), samples, metric
-    )
-
-
-def _report(source: Path, target: Path, drafted: Draft, samples: Samples | None, metric: Metric) -> Iterator[str]:
+    drafted = draft("model", "1", agreed_signature([signature]), DraftOptions())
     try:
-        reference, candidate = OnnxEngine(source), OnnxEngine(target)
-        manifest = limited_by_running(drafted, {"edge": reference}, [])
-        yield _size(source, target)
-        feeds = _sized(manifest) if samples is None else {"one sample": samples.feeds[0], **_joined(samples, manifest)}
-        for label, taken in latencies_s({"fp32": reference, "int8": candidate}, feeds).items():
-            times = taken["fp32"] / taken["int8"]
-            yield f"latency  {taken['fp32'] * 1e3:.2f} → {taken['int8'] * 1e3:.2f} ms ({times:.1f}x) for {label}"
-        measured = samples or Samples(tuple(_made_up(manifest)))
-        output = manifest.outputs[0].name
-        found = closeness(reference, candidate, measured.feeds, output=output, metric=metric, labels=measured.labels)
+        with in_one_file(source) as whole:
+            reference = OnnxEngine(whole)
+            manifest = limited_by_running(drafted, {"edge": reference}, [])
+            # Measured before it appears, so that a target that is there is one that was found to run.
+            with replacing(target) as temporary:
+                if static and given is not None:
+                    quantize_statically(source, temporary, given.feeds)
+                else:
+                    quantize_dynamically(source, temporary)
+                report = [
+                    _size(whole, temporary),
+                    *_report(reference, OnnxEngine(temporary), manifest, samples, metric),
+                ]
     except EngineError as error:
         raise BuildError(str(error)) from error
+    except OSError as error:
+        raise BuildError(f"{target}: {error.strerror}") from error
+    yield from report
+    if not static and any(node.op_type == "Conv" for node in model.graph.node):
+        yield "hint     convolutions are slow with scales made anew in each call: try --static --calibration x.npz"
+
+
+def _report(
+    reference: OnnxEngine, candidate: OnnxEngine, manifest: Manifest, samples: Samples | None, metric: Metric
+) -> Iterator[str]:
+    feeds = _sized(manifest) if samples is None else {"one sample": samples.feeds[0], **_joined(samples, manifest)}
+    for label, taken in latencies_s({"fp32": reference, "int8": candidate}, feeds).items():
+        times = taken["fp32"] / taken["int8"]
+        yield f"latency  {taken['fp32'] * 1e3:.2f} → {taken['int8'] * 1e3:.2f} ms ({times:.1f}x) for {label}"
+    measured = samples or Samples(tuple(_made_up(manifest)))
+    output = _measured_output(manifest)
+    found = closeness(reference, candidate, measured.feeds, output=output, metric=metric, labels=measured.labels)
     what = "cosine to fp32" if metric == "cosine" else "top-1, same class as fp32"
     if found.reference is not None:
         yield f"quality  top-1 {found.reference:.4f} → {found.value:.4f} on {found.samples} labelled samples"
@@ -77,6 +87,12 @@ def _report(source: Path, target: Path, drafted: Draft, samples: Samples | None,
         yield f"quality  {what} {found.value:.4f} on {found.samples} samples of {output}"
     else:
         yield f"quality  {what} {found.value:.4f} on {found.samples} made-up inputs: give real ones with --evaluation"
+
+
+def _measured_output(manifest: Manifest) -> str:
+    """The first output of scores or vectors: what quantization moves. Classifiers of scikit-learn give labels first."""
+    floats = (Datatype.FP32, Datatype.FP16, Datatype.FP64)
+    return next((spec.name for spec in manifest.outputs if spec.datatype in floats), manifest.outputs[0].name)
 
 
 def _size(source: Path, target: Path) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.engines.engine import Engine
-from tidegate.tools.build.evaluate.measure import cosines, interleaved_s, top1
+from tidegate.engines.engine import Engine, EngineError
+from tidegate.tools.build.evaluate.measure import cosines, interleaved_s
 
 Metric = Literal["cosine", "top1"]
 Feed = Mapping[str, NDArray[Any]]
@@ -40,14 +40,24 @@ def closeness(
     metric: Metric,
     labels: NDArray[Any] | None = None,
 ) -> Closeness:
-    """How `output` of the candidate compares on `feeds`, run one after another."""
-    truth = np.concatenate([_rows(reference, feed, output) for feed in feeds])
-    answer = np.concatenate([_rows(candidate, feed, output) for feed in feeds])
+    """How `output` of the candidate compares on `feeds`, run one after another.
+
+    Feeds may be of unequal length: a row is compared with the row of the same feed.
+
+    Raises:
+        EngineError: an engine cannot run a feed, or the two answer in other shapes.
+    """
+    pairs = [(_rows(reference, feed, output), _rows(candidate, feed, output)) for feed in feeds]
+    if other := next((pair for pair in pairs if pair[0].shape != pair[1].shape), None):
+        raise EngineError(f"{output!r} cannot be compared: it has {other[0].shape} values in one and {other[1].shape}")
+    count = sum(len(truth) for truth, _ in pairs)
     if metric == "cosine":
-        return Closeness(metric, float(cosines(truth, answer).mean()), len(answer))
+        return Closeness(metric, float(np.concatenate([cosines(*pair) for pair in pairs]).mean()), count)
+    wanted = np.concatenate([truth.argmax(axis=-1) for truth, _ in pairs])
+    found = np.concatenate([answer.argmax(axis=-1) for _, answer in pairs])
     if labels is None:
-        return Closeness(metric, top1(answer, truth.argmax(axis=-1)), len(answer))
-    return Closeness(metric, top1(answer, labels), len(answer), reference=top1(truth, labels))
+        return Closeness(metric, float((found == wanted).mean()), count)
+    return Closeness(metric, float((found == labels).mean()), count, reference=float((wanted == labels).mean()))
 
 
 def latencies_s(engines: Mapping[str, Engine], feeds: Mapping[str, Feed]) -> dict[str, dict[str, float]]:

@@ -11,11 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
 from tidegate.models.manifest import Bounds
 from tidegate.tools.build.errors import BuildError
+from tidegate.tools.build.inspect.onnx_weights import load_onnx
 from tidegate.tools.build.inspect.signature import Dimension, ModelSignature, SignaturePort
 from tidegate.types import Datatype
 
@@ -27,23 +27,18 @@ _DATATYPES = {
     TensorProto.BFLOAT16: Datatype.BF16, TensorProto.STRING: Datatype.BYTES,
 }  # fmt: skip
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+_MOST_ELEMENTS = 2**31 - 1
 _QUANTIZED = ("DynamicQuantize", "QuantizeLinear", "QLinear", "MatMulInteger", "ConvInteger", "QGemm")
 _SAME_VALUES = {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
 
 
 def inspect_onnx(path: Path) -> ModelSignature:
-    """Raises BuildError: it is no ONNX model, keeps its weights elsewhere, or takes or gives what is no tensor."""
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except OSError as error:
-        raise BuildError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # protobuf's errors differ between its versions
-        raise BuildError(f"{path}: is not an ONNX model: {error}") from error
-    if any(weight.data_location == TensorProto.EXTERNAL for weight in graph.initializer):
-        raise BuildError(
-            f"{path}: keeps its weights in another file; store it in one with "
-            "onnx.save(onnx.load(path), path, save_as_external_data=False)"
-        )
+    """Raises BuildError: it is no ONNX model, may not be loaded, or takes or gives what is no tensor."""
+    return signature_of(load_onnx(path).graph, path)
+
+
+def signature_of(graph: Any, path: Path) -> ModelSignature:
+    """The signature of a graph that was read from `path`. Raises BuildError."""
     weights = {weight.name for weight in graph.initializer}
     return ModelSignature(
         source=path.name,
@@ -55,10 +50,26 @@ def inspect_onnx(path: Path) -> ModelSignature:
     )
 
 
+def is_quantized(graph: Any) -> bool:
+    """Whether an operator of the graph, or of a branch or loop in it, computes in integers or converts from them."""
+    return any(
+        node.op_type.startswith(_QUANTIZED)
+        or any(is_quantized(inner) for one in node.attribute for inner in (one.g, *one.graphs) if inner.node)
+        for node in graph.node
+    )
+
+
 def _port(path: Path, value: Any, bounds: Bounds | None) -> SignaturePort:
     tensor = value.type.tensor_type
+    if value.type.WhichOneof("value") in ("sequence_type", "map_type"):
+        raise BuildError(
+            f"{path}: {value.name!r} is a sequence or a map, and requests and answers are made of tensors: export it "
+            "without (skl2onnx: options={'zipmap': False})"
+        )
     if tensor.elem_type not in _DATATYPES:
         raise BuildError(f"{path}: {value.name!r} is not a tensor of a type that the protocol knows")
+    if prod(one.dim_value for one in tensor.shape.dim if one.dim_value > 0) > _MOST_ELEMENTS:
+        raise BuildError(f"{path}: {value.name!r} has more than {_MOST_ELEMENTS} elements, which no request can hold")
     return SignaturePort(value.name, _DATATYPES[tensor.elem_type], tuple(map(_dimension, tensor.shape.dim)), bounds)
 
 
@@ -84,7 +95,7 @@ def _bounds(graph: Any, name: str) -> Bounds | None:
 
 
 def _precision(graph: Any) -> str:
-    if any(node.op_type.startswith(_QUANTIZED) for node in graph.node):
+    if is_quantized(graph):
         return "int8"
     elements: Counter[str] = Counter()
     for weight in graph.initializer:
