@@ -1,10 +1,11 @@
-"""Rows 28 to 30: workers stop, or are twenty times too slow, while agents, links and heartbeats are well.
+"""Rows 28 to 31: workers stop, or are twenty times too slow, or an agent does, while links and connections are well.
 
-    28 one edge's worker    29 all edges' workers    30 the pool's worker
+    28 one edge's worker    29 all edges' workers    30 the pool's worker    31 one edge's agent, and not its worker
 
 The letters go through stopped (SIGSTOP) and slowed (`tests/support/slow_worker.py`), budgets of 300 ms, 1 s and 2 s, at
-0.3 and at 0.6 of the knee. What may be lost: nothing where there is a second for each request, and with
-300 ms what is under way when it happens and what comes within 100 ms.
+0.3 and at 0.6 of the knee. Row 31 stops the agent itself (SIGSTOP), or blocks its event loop for two seconds. What may
+be lost: nothing where there is a second for each request, and with 300 ms what is under way when it happens and what
+comes within 100 ms.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import psutil
 
 from tests.bench.fault_rows.links import POOL
 from tests.bench.fault_rows.trial import Check, Trial
+from tests.support.edge.odd_edge import BLOCKED_S
 from tests.support.faults.matrix import Act, Matrix, Row
 from tests.support.faults.matrix_seen import Seen
 
@@ -25,8 +27,14 @@ LOADS: Final = (0.3, 0.6)
 _ONLY_POOL: Final = 512  # units that no edge takes more of
 _AT_ONCE_S: Final = 0.1
 _SECOND_MS: Final = 1000
-_WHOSE: Final = {"28": "an edge's worker", "29": "all edges' workers", "30": "the pool's worker"}
+_WHOSE: Final = {
+    "28": "an edge's worker",
+    "29": "all edges' workers",
+    "30": "the pool's worker",
+    "31": "an edge's agent",
+}
 _SLOWED_BY: Final = signal.SIGWINCH  # `tests/support/slow_worker.py`
+_BLOCKED_BY: Final = signal.SIGPROF  # `tests/support/edge/odd_edge.py`
 
 
 def _names(number: str, matrix: Matrix) -> Sequence[str]:
@@ -64,9 +72,27 @@ def _slow(number: str) -> tuple[object, object]:
     return (lambda matrix: [(0.0, lambda: turn(matrix))]), turn
 
 
+def _stop_agent(_number: str) -> tuple[object, object]:
+    """Its worker computes on, and its connections stay."""
+
+    def agent(matrix: Matrix) -> psutil.Process:
+        return matrix.fleet.part(matrix.edges[0]).everyone()[0]
+
+    return (lambda matrix: [(0.0, agent(matrix).suspend)]), (lambda matrix: agent(matrix).resume())
+
+
+def _block_loop(_number: str) -> tuple[object, object]:
+    def block(matrix: Matrix) -> None:
+        matrix.fleet.part(matrix.edges[0]).signal(_BLOCKED_BY)
+
+    return (lambda matrix: [(0.0, lambda: block(matrix))]), (lambda _matrix: None)
+
+
 def _targets(number: str, seen: Seen) -> set[str]:
     known = seen.looks[0].states
-    return {"28": {"edge/device-1"}, "30": {POOL}}.get(number, {one for one in known if one.startswith("edge/")})
+    if number in ("28", "31"):
+        return {"edge/device-1"}
+    return {POOL} if number == "30" else {one for one in known if one.startswith("edge/")}
 
 
 def _checks(number: str, budget_ms: int) -> object:
@@ -88,11 +114,17 @@ def _checks(number: str, budget_ms: int) -> object:
     return checks
 
 
+_FAULTS: Final = {
+    "": (("stop computing", _stop, 6.0), ("compute 20 times too slowly", _slow, 6.0)),
+    "31": (("stands still", _stop_agent, 4.0), ("does nothing for 2 s", _block_loop, BLOCKED_S)),
+}
+
+
 def _trials() -> list[Trial]:
     trials = []
     for number, whose in _WHOSE.items():
         letters = iter("abcdefghijkl")
-        for how, fault in (("stop computing", _stop), ("compute 20 times too slowly", _slow)):
+        for how, fault, during_s in _FAULTS["31" if number == "31" else ""]:
             for load in LOADS:
                 for budget_ms in BUDGETS_MS:
                     acts, end = fault(number)
@@ -101,7 +133,7 @@ def _trials() -> list[Trial]:
                         f"{whose} {how}; budgets of {budget_ms} ms at {load:g} of the knee",
                         acts,  # type: ignore[arg-type]
                         end,  # type: ignore[arg-type]
-                        during_s=6.0,
+                        during_s=during_s,
                         load=load,
                         changes=8,
                         budget_ms=budget_ms,

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from tests.bench.fault_rows import broker, callers, lives, workers
+from tests.bench.fault_rows import broker, callers, lives, stalls, workers
 from tests.bench.fault_rows.trial import Trial
 from tests.bench.faults import MODULES
 from tests.bench.open_loop import LEFT
@@ -146,3 +146,16 @@ def test_workers_drop_what_a_killed_gateway_had_asked_for(matrix: Matrix) -> Non
     cut = [one for one in seen.answers if one.status == 0 and one.at < seen.broken_at]
     assert all(one.at + one.latency_s < seen.broken_at + 10.0 for one in cut), "callers are told at once"
     eventually(lambda: serves(matrix), 60.0, "its successor serves")
+
+
+@pytest.mark.parametrize("number", ["31b", "31h"], ids=["the agent is stopped", "its event loop is blocked"])
+def test_an_agent_that_stands_still_on_a_whole_connection_costs_no_request_of_a_second(
+    matrix: Matrix, number: str
+) -> None:
+    one = trial(stalls.TRIALS, number)
+    seen = short(matrix, one, during_s=2.5, after_s=3.0, load=0.3)
+    assert_accounted(seen)
+    assert [answer for answer in seen.during.answers if answer.status != 200 or answer.latency_s > 1.0] == []
+    assert len(seen.launches("edge/device-1", seen.broken_at)) > 0, "it was asked meanwhile, or afterwards"
+    used_again_s = seen.served_again_after("edge/device-1")
+    assert used_again_s is not None and used_again_s < 3.0

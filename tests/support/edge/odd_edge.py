@@ -4,11 +4,13 @@ SIGUSR1 makes it fail every request in no time, as a device with a broken runtim
 SIGURG makes every computation take three times as long, as on a device that got too hot, and the next one cools it.
 SIGUSR2 steps its wall clock (`tests/support/odd_clock.py`).
 SIGWINCH slows its workers (`tests/support/slow_worker.py`).
+SIGPROF blocks its event loop for two seconds, as a library does that waits on a file or a lock.
 """
 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
@@ -27,6 +29,7 @@ from tidegate.types import Call, Reply
 from tidegate.workers.process import ComputeResult
 
 TIMES_SLOWER: Final = 3.0
+BLOCKED_S: Final = 2.0
 
 
 def turned_by(number: signal.Signals) -> Callable[[], bool]:
@@ -69,7 +72,15 @@ def slow_down_on_signal() -> None:
     Runner.infer = infer  # type: ignore[method-assign]
 
 
+def block_on_signal() -> None:
+    def block(*_: object) -> None:
+        time.sleep(BLOCKED_S)  # in the main thread, and so in the loop
+
+    signal.signal(signal.SIGPROF, block)
+
+
 if __name__ == "__main__":
+    block_on_signal()
     fail_on_signal()
     slow_down_on_signal()
     slow_workers_on_signal()
