@@ -111,9 +111,12 @@ class TrustedDigests:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / f".{FILE_NAME}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        folder = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(folder)
 
     def __repr__(self) -> str:
         return f"<TrustedDigests {self.path}>"
