@@ -59,6 +59,7 @@ from tidegate.tracing.served import ServedTraces
 from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
+from tidegate.workers.sandbox_check import check_sandbox, sandbox_parts
 
 CLOSE_GRACE_S = 0.1  # what calls that are left get when the server closes, after the drain
 log = structlog.get_logger(__name__)
@@ -128,6 +129,7 @@ class PoolApp:
 
     async def _start(self) -> None:
         config = self.config
+        check_sandbox(config.sandbox)
         tls = tls_of(config.tls, lambda: CertificateIdentity("pool", config.name))
         self._attester = attester_of(config.attestation, tls, self._measure)
         repository = Repository(config.model_repository)
@@ -222,6 +224,7 @@ class PoolApp:
             live_sequences=self.host.sequences.live,
             coalesced=lambda: self.host.coalesced,
             served=self.host.served,
+            sandbox=sandbox_parts(self.config.sandbox),
         )
         try:
             door = await self._stack.enter_async_context(
@@ -255,7 +258,9 @@ class PoolApp:
         return PoolSupervisor(
             loadables,
             scheduler,
-            start_process=lambda life, cores: WorkerProcess(f"{config.name}/{life}", cores=cores),
+            start_process=lambda life, cores: WorkerProcess(
+                f"{config.name}/{life}", cores=cores, sandbox=config.sandbox
+            ),
             new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
             places=places,
             standby=config.standby_workers,

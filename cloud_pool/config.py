@@ -19,6 +19,7 @@ from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
 from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.tracing.config import TracingConfig
+from tidegate.workers.sandbox import SandboxMode
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
@@ -131,6 +132,11 @@ class PoolConfig(ProcessConfig):
         TRUSTED,
         description="Engines that may run here. `torchscript` and `tensorrt` are programs that can do what they like: "
         "add them for files whose makers you trust.",
+    )
+    sandbox: SandboxMode = Field(
+        "auto",
+        description="Whether workers give up the network, and the disk but for a scratch folder: auto does what the "
+        "kernel can and logs what is missing, require does not start without all of it, off leaves them everything.",
     )
     models: tuple[str, ...] | None = Field(
         None,

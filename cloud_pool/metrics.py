@@ -9,7 +9,7 @@ prometheus-client is imported only here and in `tidegate/metrics`: a pool needs 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 
 from prometheus_client.metrics_core import Metric
@@ -37,7 +37,9 @@ class PoolMetrics:
         live_sequences: Callable[[str], int] = lambda _model: 0,
         coalesced: Callable[[], int] = lambda: 0,
         served: ServedCounts | None = None,
+        sandbox: Mapping[str, bool] | None = None,
     ) -> None:
+        self._sandbox = sandbox or {}
         self._served = served or ServedCounts()
         self._scheduler = scheduler
         self._supervisor = supervisor
@@ -98,6 +100,8 @@ class PoolMetrics:
         yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
         lost = [((slot.place.name,), float(slot.lost_workers.count)) for slot in self._supervisor.slots]
         yield _counters("worker_lost", "Workers that hung or died.", ("slot",), lost)
+        parts = [((part,), float(inside)) for part, inside in self._sandbox.items()]
+        yield _gauges("worker_sandbox", "Whether workers have given up files or network.", ("part",), parts)
         busy = [((slot.name,), slot.busy_s) for slot in slots]
         yield _counters("worker_busy_seconds", "Time spent in batches.", ("worker",), busy)
         served = [((slot.name,), float(slot.served)) for slot in slots]

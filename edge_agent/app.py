@@ -67,6 +67,7 @@ from tidegate.servers.limits import PortGroup, limits_by_port
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
+from tidegate.workers.sandbox_check import check_sandbox, sandbox_parts
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
@@ -161,6 +162,7 @@ class EdgeApp:
     async def _start(self) -> None:
         config = self.config
         _check_advertised(config)
+        check_sandbox(config.sandbox)
         self._tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)
@@ -286,6 +288,7 @@ class EdgeApp:
                 self._scheduler,
                 self._sensors,
                 self._sync,
+                sandbox_parts(config.sandbox),
             )
 
     def _add_services(self, server: grpc.aio.Server) -> None:
@@ -388,7 +391,7 @@ class EdgeApp:
         return Runner(
             entry.manifest,
             entry.loadables,
-            start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup),
+            start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox),
             measure=self._costs.measuring(config.warmup_budget_s / len(entry.loadables)),
             warm=warm,
             backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),

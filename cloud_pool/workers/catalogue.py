@@ -19,6 +19,7 @@ from cloud_pool.workers.device_worker import PoolLoadable
 from tidegate.models.manifest import EngineName, Manifest, Variant
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.trust import TRUSTED, check_engine
+from tidegate.models.trusted_digests import check_trusted
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime.process import StartError
 
@@ -95,6 +96,7 @@ def _loadables(
     for variant in variants:
         check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
+        check_trusted(repository, manifest, variant)
     return [PoolLoadable(manifest, variant, repository.artefact(manifest, variant)) for variant in variants]
 
 

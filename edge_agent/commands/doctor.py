@@ -38,6 +38,7 @@ from tidegate.runtime.process import StartError
 from tidegate.security.certificate_identity import CertificateIdentity, alternative_names, identity_of
 from tidegate.security.tls import Tls, tls_of
 from tidegate.servers.address import format_address
+from tidegate.workers.sandbox import missing_here
 
 PATIENCE_S: Final = 5.0
 _LISTEN_S: Final = 1.0  # for the retained states of gateways
@@ -57,6 +58,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         await asyncio.to_thread(_disk, config.state_dir),
         *await asyncio.to_thread(_models, config),
         _processor(),
+        diagnosis.sandbox(config.sandbox, missing_here()),
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
         *_workers(agent),

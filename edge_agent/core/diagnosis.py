@@ -7,7 +7,7 @@ is a row in a test.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -186,6 +186,16 @@ def port(key: str, address: str, *, free: bool, ours: bool) -> DoctorFinding:
     return DoctorFinding(
         key, "failure", f"{address} is taken by another program", f"free it, or set `{key}` to another"
     )
+
+
+def sandbox(mode: str, missing: Sequence[str]) -> DoctorFinding:
+    """Args: mode: the key `sandbox`; missing: the parts that this machine cannot do."""
+    if mode == "off":
+        return DoctorFinding("sandbox", "warning", "workers have the network and the disk", "key `sandbox`: auto")
+    if missing:
+        worst: Verdict = "failure" if mode == "require" else "warning"
+        return DoctorFinding("sandbox", worst, f"missing here: {'; '.join(missing)}", "a newer kernel, with Landlock")
+    return DoctorFinding("sandbox", "ok", "workers have neither the network nor the disk")
 
 
 def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> DoctorFinding:

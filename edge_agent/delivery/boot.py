@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.model_store import Deployed, ModelStore
 from edge_agent.serving.catalogue import CatalogueEntry, read_entry
 from tidegate.models.manifest import EngineName
 from tidegate.models.repository import Repository
@@ -35,13 +35,18 @@ def boot_candidates(
             deployed = generation.models.get(model)
             if deployed is not None and deployed.content not in seen and generation.number <= committed.number:
                 seen.add(deployed.content)
-                repository = Repository(store.repository(deployed.content))
-                found.append(BootCandidate(generation.number, _reader(repository, model, allowed)))
+                found.append(BootCandidate(generation.number, _reader(store, deployed, model, allowed)))
     if model in statics:
         static = statics[model]
         found.append(BootCandidate(0, lambda: static))
     return found
 
 
-def _reader(repository: Repository, model: str, allowed: tuple[EngineName, ...]) -> Callable[[], CatalogueEntry]:
-    return lambda: read_entry(repository, model, allowed)
+def _reader(
+    store: ModelStore, deployed: Deployed, model: str, allowed: tuple[EngineName, ...]
+) -> Callable[[], CatalogueEntry]:
+    def read() -> CatalogueEntry:
+        store.vouch(deployed)
+        return read_entry(Repository(store.repository(deployed.content)), model, allowed)
+
+    return read

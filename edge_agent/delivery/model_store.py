@@ -25,6 +25,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from tidegate.models.trusted_digests import TrustedDigests
 from tidegate.rollout.plan import Artefact, ModelPlan
 from tidegate.storage.atomic_file import link_atomically, move_durably, sync_folder, write_atomically
 
@@ -121,12 +122,23 @@ class ModelStore:
             place = folder / file.path
             place.parent.mkdir(parents=True, exist_ok=True)
             os.link(self.path(file.sha256), place)
+        # The document that asked for these files was signed by a trusted key.
+        TrustedDigests(beside).add({file.sha256: f"rolled out: {model}/{file.path}" for file in plan.files})
         for one in [*beside.rglob("*"), beside]:
             if one.is_dir():
                 sync_folder(one)
         os.replace(beside, root)
         sync_folder(self._versions)
         return root
+
+    def vouch(self, deployed: Deployed) -> None:
+        """Trust a version's files, which a signed document named: versions that older agents staged have no trust list.
+
+        Raises RepositoryError.
+        """
+        root = self.repository(deployed.content)
+        if root.is_dir():
+            TrustedDigests(root).add(dict.fromkeys(deployed.files, "rolled out"))
 
     # -- generations -----------------------------------------------------------------------------------------------
 

@@ -20,9 +20,12 @@ from pathlib import Path
 
 from tidegate.runtime.process import StartError
 from tidegate.workers.process import WorkerProcess
+from tidegate.workers.sandbox import SandboxMode
 
 
-def worker_starter(*, nice: int, cgroup: Path | None) -> Callable[[str], AbstractAsyncContextManager[WorkerProcess]]:
+def worker_starter(
+    *, nice: int, cgroup: Path | None, sandbox: SandboxMode = "auto"
+) -> Callable[[str], AbstractAsyncContextManager[WorkerProcess]]:
     """A function that starts a worker of a name under this nice value and control group.
 
     Raises:
@@ -36,7 +39,7 @@ def worker_starter(*, nice: int, cgroup: Path | None) -> Callable[[str], Abstrac
 
     @asynccontextmanager
     async def start(name: str) -> AsyncIterator[WorkerProcess]:
-        async with WorkerProcess(name) as worker:
+        async with WorkerProcess(name, sandbox=sandbox) as worker:
             if worker.pid is not None:
                 _settle(worker.pid, nice, cgroup)
             yield worker

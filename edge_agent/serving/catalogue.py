@@ -17,6 +17,7 @@ from edge_agent.serving.runner import EdgeLoadable
 from tidegate.models.manifest import EngineName, Manifest
 from tidegate.models.repository import Repository
 from tidegate.models.trust import TRUSTED, check_engine
+from tidegate.models.trusted_digests import check_trusted
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime.process import StartError
 
@@ -72,6 +73,7 @@ def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, .
     for variant in variants:
         check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
+        check_trusted(repository, manifest, variant)
     return CatalogueEntry(
         manifest, tuple(EdgeLoadable(variant, repository.artefact(manifest, variant)) for variant in variants)
     )

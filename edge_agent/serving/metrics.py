@@ -9,7 +9,7 @@ prometheus-client is imported here and in `tidegate/metrics`: it is needed only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -33,7 +33,9 @@ class EdgeMetrics:
         scheduler: EdgeScheduler,
         sensors: Sensors,
         sync: EdgeSync | None,
+        sandbox: Mapping[str, bool] | None = None,
     ) -> None:
+        self._sandbox = sandbox or {}
         self._host = host
         self._runners = runners
         self._scheduler = scheduler
@@ -57,6 +59,9 @@ class EdgeMetrics:
     def _model_families(self) -> Iterator[Metric]:
         up = [((one.name,), float(one.state == "ready")) for one in self._runners()]
         yield gauge("tidegate_edge_model_up", "Whether the model has a worker that serves.", ("model",), up)
+        parts = [((part,), float(inside)) for part, inside in self._sandbox.items()]
+        words = "Whether workers have given up files or network."
+        yield gauge("tidegate_edge_worker_sandbox", words, ("part",), parts)
         starts = [((one.name,), float(one.restarts)) for one in self._runners()]
         words = "Workers that were started after another had ended."
         yield counter("tidegate_edge_worker_restarts", words, ("model",), starts)

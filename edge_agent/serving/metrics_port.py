@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from edge_agent.device.sensors import Sensors
@@ -22,6 +22,7 @@ async def open_metrics(
     scheduler: EdgeScheduler,
     sensors: Sensors,
     sync: EdgeSync | None,
+    sandbox: Mapping[str, bool],
 ) -> str:
     """Where it listens, until the stack ends. Raises StartError."""
     try:
@@ -30,7 +31,7 @@ async def open_metrics(
         from tidegate.metrics.exposition import Exposition
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync)
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox)
     door = ScrapeServer(Exposition(metrics.collect).render, *address)
     try:
         return (await stack.enter_async_context(door)).address

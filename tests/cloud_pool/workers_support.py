@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.cloud_pool.models import TEXT, manifest_of
+from tests.support.models.trusted import trust_file
 from tests.support.pool.fake_worker import LAST_ID
 from tidegate.models.digest import sha256_of
 from tidegate.models.repository import save_manifest
@@ -125,7 +126,11 @@ def write_hungry_model(path: Path, *, floats_per_row: int) -> Path:
 
 
 def write_hungry_program(path: Path, *, floats_per_row: int) -> Path:
-    """The same for torch, which keeps nothing of what a call had: the next one must find it anew."""
+    """The same for torch, which keeps nothing of what a call had: the next one must find it anew.
+
+    Args:
+        path: in a repository, ROOT/NAME/VERSION/FILE, whose trust list it is put on.
+    """
     import torch
 
     class Hungry(torch.nn.Module):
@@ -134,6 +139,7 @@ def write_hungry_program(path: Path, *, floats_per_row: int) -> Path:
 
     rows = {"x": {0: torch.export.Dim("batch", min=1, max=1024)}}
     torch.export.save(torch.export.export(Hungry(), (torch.ones(2, 1),), dynamic_shapes=rows), path)
+    trust_file(path)
     return path
 
 

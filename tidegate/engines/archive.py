@@ -8,6 +8,9 @@ own, which could find other members than Python's; so names that occur twice are
 
 Programs that `torch.export.save` writes from ordinary tensors have none of these, so nothing is lost by refusing; a
 digest in the manifest does not make a pickle harmless, it only says that it is the one that was meant.
+
+What a program computes is not judged here. So before all this its digest must be on the trust list
+(`tidegate/models/trusted_digests.py`), and it is the digest of the copy that is then checked and loaded.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from tidegate.engines.errors import EngineError
+from tidegate.engines.errors import EngineError, UntrustedProgram
 from tidegate.engines.program_grammar import ProgramGrammar, UnsafeText
+from tidegate.models.digest import sha256_of
+from tidegate.models.repository import RepositoryError
+from tidegate.models.trusted_digests import TrustedDigests
 
 _FORCE: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _MAX_CONFIG_BYTES: Final = 64 * 2**20
@@ -58,6 +64,16 @@ def private_copy(artefact: Path) -> Iterator[Path]:
         except OSError as error:
             raise EngineError(f"{artefact}: it cannot be read: {error}") from error
         yield copied
+
+
+def require_trust(copied: Path, shown: Path, trusted: TrustedDigests) -> None:
+    """Raises UntrustedProgram unless the digest of a private copy is trusted. `shown`: the path for messages."""
+    try:
+        digest = sha256_of(copied)
+        if digest not in trusted:
+            raise UntrustedProgram(trusted.refusal(digest, shown))
+    except (OSError, RepositoryError) as error:
+        raise UntrustedProgram(str(error)) from error
 
 
 def refuse_code(artefact: Path, *, shown: Path | None = None) -> dict[str, bytes]:

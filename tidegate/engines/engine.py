@@ -16,6 +16,7 @@ from tidegate.engines.errors import EngineError
 from tidegate.engines.protocol import Arrays, Engine
 from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
+from tidegate.models.trusted_digests import TrustedDigests
 
 _TENSORRT_WAY_OUT = (
     "serve the ONNX file that it was made from (engine: onnx), on a GPU with pip install onnxruntime-gpu"
@@ -32,6 +33,7 @@ def load_engine(
     paced_slow: float = 1.0,
     packing: Packing | None = None,
     compile: bool = False,
+    trusted: TrustedDigests | None = None,
 ) -> Engine:
     """Load `artefact` with the runtime that `engine` names.
 
@@ -40,15 +42,25 @@ def load_engine(
         paced_slow: how many times slower than its artefact a paced engine is; other engines ignore it.
         packing: the inputs that the artefact takes packed (`packing_of`); the returned engine takes plain batches too.
         compile: whether torch's engines use torch.compile, if a compiler is installed.
+        trusted: digests of programs that may be loaded; None: those of the repository that the artefact lies in.
 
     Raises:
         EngineError: the runtime is not installed, does not have the device, or the artefact does not load.
     """
+    plain = _load(
+        engine,
+        artefact,
+        outputs,
+        threads=threads,
+        device=device,
+        paced_slow=paced_slow,
+        compile=compile,
+        trusted=trusted,
+    )
     if packing is None:
-        return _load(engine, artefact, outputs, threads=threads, device=device, paced_slow=paced_slow, compile=compile)
+        return plain
     from tidegate.engines.packed import PackingEngine
 
-    plain = _load(engine, artefact, outputs, threads=threads, device=device, paced_slow=paced_slow, compile=compile)
     return PackingEngine(plain, packing)
 
 
@@ -61,6 +73,7 @@ def _load(
     device: str,
     paced_slow: float,
     compile: bool,
+    trusted: TrustedDigests | None,
 ) -> Engine:
     # Imported here: a pool need not have ONNX Runtime installed, and an edge need not have torch.
     if engine == "onnx":
@@ -82,7 +95,9 @@ def _load(
     with _runtime("PyTorch", "cloud"):
         from tidegate.engines.torch import TorchEngine
 
-    return TorchEngine(engine, artefact, outputs=outputs, threads=threads, device=device, compile=compile)
+    return TorchEngine(
+        engine, artefact, outputs=outputs, threads=threads, device=device, compile=compile, trusted=trusted
+    )
 
 
 def _tensorrt_refused(artefact: Path, device: str) -> EngineError:

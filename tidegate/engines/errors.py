@@ -23,6 +23,10 @@ class EngineError(Exception):
     """An engine could not be loaded or could not run; the message names the artefact and the way out."""
 
 
+class UntrustedProgram(EngineError):
+    """The file is a program whose digest is not on the trust list; it was not read further."""
+
+
 class EngineOutOfMemory(EngineError):
     """The device has too little memory for this call; the engine is whole, and smaller calls may go well."""
 

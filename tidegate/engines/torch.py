@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch._C import PyTorchFileReader
 
-from tidegate.engines.archive import is_document, no_pickles, private_copy, refuse_code
-from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.archive import is_document, no_pickles, private_copy, refuse_code, require_trust
+from tidegate.engines.errors import EngineError, UntrustedProgram, failure_of
 from tidegate.engines.staging import CudaMeter, Staged, Staging, release_cached
 from tidegate.engines.torch_device import compiled, device_of, say_if_emulated
+from tidegate.models.trusted_digests import TrustedDigests
 
 Kind = Literal["torch-export", "torchscript"]
 
@@ -34,6 +35,7 @@ class TorchEngine:
         outputs: the manifest's output names, in the order in which the program returns them.
         threads: threads within one operator, set for the whole process; 0 leaves torch's choice, all cores.
         device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where there is one).
+        trusted: the digests that may be loaded; None: those of the repository that the artefact lies in.
         compile: by torch.compile, which takes a minute at the first calls, and pays where a model is many small steps.
 
     Raises:
@@ -49,6 +51,7 @@ class TorchEngine:
         threads: int = 1,
         device: str = "cpu",
         compile: bool = False,
+        trusted: TrustedDigests | None = None,
     ) -> None:
         self.artefact = artefact
         self.outputs = tuple(outputs)
@@ -59,7 +62,10 @@ class TorchEngine:
             torch.set_num_threads(threads)
         load = _Exported if kind == "torch-export" else _Script
         try:
-            self._program: _Exported | _Script = load(artefact, self.device)
+            allowed = trusted or TrustedDigests.of_artefact(artefact)
+            self._program: _Exported | _Script = load(artefact, self.device, allowed)
+        except UntrustedProgram:
+            raise
         except Exception as error:  # torch's loaders raise whatever zip, pickle and C++ raise
             raise failure_of(error, f"{artefact}: torch cannot load it as {kind}") from error
         for dtype in (torch.bfloat16, torch.float16):
@@ -114,13 +120,14 @@ class TorchEngine:
         return f"<TorchEngine {self.artefact.name} on {self.device}>"
 
 
-def load_program(artefact: Path) -> Any:
-    """The exported program in a file that was checked to run no code.
+def load_program(artefact: Path, trusted: TrustedDigests) -> Any:
+    """The exported program in a file that is trusted, and was checked to run no code while it is read.
 
     Raises:
-        EngineError: a part of it would run, or is not a part that exported programs have.
+        EngineError: its digest is not trusted, a part of it would run, or is not a part that exported programs have.
     """
     with private_copy(artefact) as copied:
+        require_trust(copied, artefact, trusted)
         documents = refuse_code(copied, shown=artefact)
         # torch's reader of archives is another one than Python's; what it finds must be what was checked.
         reader = PyTorchFileReader(str(copied))
@@ -136,8 +143,8 @@ def load_program(artefact: Path) -> Any:
 class _Exported:
     """A program of `torch.export`, moved to its device with the constants that its graph holds."""
 
-    def __init__(self, artefact: Path, device: torch.device) -> None:
-        program = load_program(artefact)
+    def __init__(self, artefact: Path, device: torch.device, trusted: TrustedDigests) -> None:
+        program = load_program(artefact, trusted)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
@@ -160,11 +167,12 @@ class _Exported:
 class _Script:
     """A TorchScript module; its parameter names come from the schema of `forward`."""
 
-    def __init__(self, artefact: Path, device: torch.device) -> None:
-        with warnings.catch_warnings():
+    def __init__(self, artefact: Path, device: torch.device, trusted: TrustedDigests) -> None:
+        with private_copy(artefact) as copied, warnings.catch_warnings():
+            require_trust(copied, artefact, trusted)
             # TorchScript is deprecated in favour of torch.export, but many models that people have are still in it.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._module = torch.jit.load(str(artefact), map_location=device).eval()  # type: ignore[no-untyped-call]
+            self._module = torch.jit.load(str(copied), map_location=device).eval()  # type: ignore[no-untyped-call]
         self.inputs = tuple(argument.name for argument in self._module.forward.schema.arguments[1:])
         self.dtypes: dict[str, torch.dtype] = {}
         self.weights = {weight.dtype for weight in self._module.parameters()}

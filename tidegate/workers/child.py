@@ -39,7 +39,7 @@ from tidegate.engines.errors import is_out_of_memory
 from tidegate.models.manifest import EngineName
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.types import Buffer
-from tidegate.workers import channel
+from tidegate.workers import channel, sandbox
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import (
     CancelRun,
@@ -252,11 +252,13 @@ def _give_up_rights() -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """`python -m tidegate.workers.child FD PARENT_PID CORES INPUT_FDS OUTPUT_FDS SHARE_FROM_BYTES`"""
+    """`python -m tidegate.workers.child FD PARENT_PID CORES INPUT_FDS OUTPUT_FDS SHARE_FROM_BYTES SCRATCH`"""
     fd, parent_pid, cores = int(arguments[0]), int(arguments[1]), arguments[2]
     incoming, outgoing, share_from_bytes = _numbers(arguments[3]), _numbers(arguments[4]), int(arguments[5])
     die_with_parent(parent_pid, by=signal.SIGKILL)
     _give_up_rights()
+    if scratch := arguments[6]:
+        sandbox.enter(Path(scratch))
     if cores:  # before any thread is there: they inherit it
         os.sched_setaffinity(0, _numbers(cores))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

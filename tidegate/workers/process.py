@@ -23,8 +23,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ from tidegate.workers import channel
 from tidegate.workers.array_transport import SHARE_FROM_BYTES, Handover
 from tidegate.workers.channel import Arrays, FrameError
 from tidegate.workers.exit_status import describe_exit
+from tidegate.workers.sandbox import SandboxMode
 from tidegate.workers.starvation import awake_s, starved_s
 
 PIPELINE = 2
@@ -109,6 +112,7 @@ class WorkerProcess:
         start_timeout_s: how long the child may take to come up, and how long one engine may take to load.
         cores: that it may run on; empty: all that this process may.
         share_from_bytes: payloads from this size on lie in shared memory.
+        sandbox: whether the child gives up network and disk (`sandbox.py`).
     """
 
     def __init__(
@@ -118,8 +122,11 @@ class WorkerProcess:
         start_timeout_s: float = 60.0,
         cores: frozenset[int] = frozenset(),
         share_from_bytes: int = SHARE_FROM_BYTES,
+        sandbox: SandboxMode = "auto",
     ) -> None:
         self.name = name
+        self._sandbox = sandbox
+        self._scratch = ""
         self._share_from_bytes = share_from_bytes
         self._handover = Handover.nothing()
         self._cores = cores
@@ -223,6 +230,8 @@ class WorkerProcess:
             raise InternalError(f"worker {self.name}: {error}") from error
 
     async def _start(self) -> None:
+        if self._sandbox != "off":
+            self._scratch = tempfile.mkdtemp(prefix="tidegate-worker-")
         self._handover = Handover.to_child(self._share_from_bytes)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -253,6 +262,7 @@ class WorkerProcess:
             ",".join(map(str, inputs)),
             ",".join(map(str, outputs)),
             str(self._share_from_bytes),
+            self._scratch,
             pass_fds=(theirs.fileno(), *inputs, *outputs),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=2,  # our stderr: stdout carries our events, and nothing that a runtime prints may get among them
@@ -364,6 +374,13 @@ class WorkerProcess:
         return InternalError(f"worker {self.name} answered with {type(answer).__name__}")
 
     async def _stop(self) -> None:
+        try:
+            await self._end()
+        finally:
+            if self._scratch:  # a program may have filled it
+                await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+
+    async def _end(self) -> None:
         """End the child: by the end of its socket, which it obeys in the midst of anything, else by SIGKILL."""
         if self._watcher is None:  # it never came to talk
             self._handover.close()

@@ -10,6 +10,7 @@ import pytest
 
 from cloud_pool.workers.catalogue import read_catalogue
 from tests.cloud_pool.models import manifest_of
+from tests.support.models.trusted import trust_file
 from tidegate.models.manifest import Variant
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
 from tidegate.runtime.process import StartError
@@ -30,6 +31,7 @@ def repository(root: Path, **models: tuple[Variant, ...]) -> Repository:
             save_manifest(folder, manifest_of(name=name, version=version, variants=variants))
             for one in variants:
                 (folder / one.artefact).write_bytes(CONTENT)
+                trust_file(folder / one.artefact)
     return Repository(root)
 
 

@@ -127,7 +127,7 @@ def _of_an_edge() -> list[Metric]:
     queue = SimpleNamespace(queued=0, in_flight=0, queue_delay_s=lambda now: 0.0, oldest_age_s=0.0)
     sensors = SimpleNamespace(now=SimpleNamespace(battery=0.5, on_battery=False, temperature_c=40.0, throttled=False))
     sync = SimpleNamespace(connected=True, epoch=1)
-    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync)))
+    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync, {"files": True})))
     return list(Exposition(counts.collect).own())
 
 

@@ -111,3 +111,11 @@ def test_a_hot_device_rests_until_it_has_cooled() -> None:
     assert "max_temperature_c is 90" in Endurance(0.2, 90.0).why_not(DeviceConditions(temperature_c=93.0))
     assert Endurance(0.2, None).why_not(DeviceConditions(temperature_c=149.0)) == ""
     assert "battery" in Endurance(0.2, 90.0).why_not(DeviceConditions(battery=0.1, charging=False, temperature_c=20.0))
+
+
+@pytest.mark.parametrize(("mode", "missing", "verdict"), [
+    ("auto", (), "ok"), ("require", (), "ok"), ("auto", ("files",), "warning"), ("require", ("files",), "failure"),
+    ("off", (), "warning"),
+])  # fmt: skip
+def test_a_sandbox_that_lacks_a_part_is_said(mode: str, missing: tuple[str, ...], verdict: str) -> None:
+    assert diagnosis.sandbox(mode, missing).verdict == verdict

@@ -95,7 +95,9 @@ def test_a_version_is_staged_once_and_its_litter_does_not_matter(store: ModelSto
     litter = root.with_name(f".{root.name}")
     litter.mkdir()
     assert store.stage("double", one.plan()) == root
-    assert sorted(path.name for path in root.rglob("*") if path.is_file()) == ["int8.onnx", "model.yaml"]
+    assert sorted(path.name for path in root.rglob("*") if path.is_file()) == [
+        "int8.onnx", "model.yaml", "trusted.digests"
+    ]  # fmt: skip
 
 
 def test_what_is_kept_is_the_newest_of_each_model_and_what_is_wanted(store: ModelStore) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.models.trusted import trust_file
 from tidegate.engines.engine import EngineError, load_engine
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,8 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         def forward(self, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return left - 2 * right, left.sum(dim=1)
 
-    folder = tmp_path_factory.mktemp("artefacts")
+    folder = tmp_path_factory.mktemp("artefacts") / "m" / "1"
+    folder.mkdir(parents=True)
     paths = {name: folder / f"m.{name}" for name in ("onnx", "torch-export", "torchscript", "bf16")}
     example = (torch.ones(2, 3), torch.ones(2, 3))
     rows = torch.export.Dim("rows", min=1)
@@ -48,6 +50,8 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             output_names=["difference", "sum"],
             dynamic_axes={"left": {0: "rows"}, "right": {0: "rows"}},
         )
+    for kind in ("torch-export", "bf16", "torchscript"):
+        trust_file(paths[kind])
     return paths
 
 

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.support.models.trusted import trust_file
 from tests.support.serving.host import minilm
 from tidegate.engines.archive import refuse_code
 from tidegate.engines.errors import EngineError
 from tidegate.engines.program_grammar import UnsafeText, check_expression, check_guard
 from tidegate.models.repository import RepositoryError
 from tidegate.models.trust import TRUSTED, check_engine
+from tidegate.models.trusted_digests import TrustedDigests
 
 
 @pytest.mark.parametrize("engine", ["torchscript", "tensorrt"])
@@ -94,9 +96,10 @@ def test_example_inputs_that_are_a_pickle_are_not_run(tmp_path: Path, monkeypatc
             examples = one.filename.endswith(".pt")
             target.writestr(one.filename, pickled.getvalue() if examples else source.read(one))
 
-    load_engine("torch-export", good, outputs=("y",))
+    trust_file(bad, tmp_path)
+    load_engine("torch-export", good, outputs=("y",), trusted=trust_file(good, tmp_path))
     with contextlib.suppress(EngineError):
-        load_engine("torch-export", bad, outputs=("y",))
+        load_engine("torch-export", bad, outputs=("y",), trusted=TrustedDigests(tmp_path))
 
     assert not mark.exists()
 
@@ -145,10 +148,10 @@ def _target(program: Any, name: str) -> None:
     program["graph_module"]["graph"]["nodes"][0]["target"] = name
 
 
-def test_a_program_with_dimensions_that_vary_passes_and_loads(dynamic_program: Path) -> None:
+def test_a_program_with_dimensions_that_vary_passes_and_loads(dynamic_program: Path, tmp_path: Path) -> None:
     from tidegate.engines.torch import load_program
 
-    assert load_program(dynamic_program).module() is not None
+    assert load_program(dynamic_program, trust_file(dynamic_program, tmp_path)).module() is not None
 
 
 @pytest.mark.parametrize("change", [_expression, _guard])
@@ -165,9 +168,9 @@ def test_code_in_a_programs_json_is_not_run(dynamic_program: Path, tmp_path: Pat
     bad = rewritten(dynamic_program, tmp_path / "bad.pt2", lambda program: change(program, code))
 
     with pytest.raises(EngineError, match="refused, since it could run code"):
-        load_engine("torch-export", bad, outputs=("a", "b"))
+        load_engine("torch-export", bad, outputs=("a", "b"), trusted=trust_file(bad, tmp_path))
     with pytest.raises(BuildError, match="could run code"):
-        inspect_program(bad)
+        inspect_program(bad, TrustedDigests(tmp_path))
     assert not mark.exists()
 
     with contextlib.suppress(Exception):
@@ -254,6 +257,6 @@ def test_a_file_that_is_replaced_between_the_check_and_the_load_is_not_loaded(
         return checked
 
     monkeypatch.setattr(engine, "refuse_code", slowly)
-    assert engine.load_program(path) is not None
+    assert engine.load_program(path, trust_file(dynamic_program, tmp_path)) is not None
     assert path.read_bytes() == bad
     assert not mark.exists()

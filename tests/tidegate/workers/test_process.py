@@ -182,7 +182,8 @@ async def test_a_call_that_finds_no_memory_is_a_failure_of_its_own_and_the_worke
 
 
 async def test_torch_without_memory_says_so_too(tmp_path: Path) -> None:
-    path = write_hungry_program(tmp_path / "hungry.pt2", floats_per_row=4 * MIB)
+    (folder := tmp_path / "hungry" / "1").mkdir(parents=True)
+    path = write_hungry_program(folder / "hungry.pt2", floats_per_row=4 * MIB)
     async with WorkerProcess("w") as worker:
         assert worker.pid is not None
         await worker.load(EngineSpec("hungry", "torch-export", path, ("y",)))

@@ -21,6 +21,7 @@ from tidegate.models.example import example_arrays
 from tidegate.models.manifest import EngineName, Manifest, Packed, Quality, Variant, Where
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import save_manifest
+from tidegate.models.trusted_digests import CODE_ENGINES, TrustedDigests
 from tidegate.tools.build.agree import agreed_signature, disagreements
 from tidegate.tools.build.draft import Draft, DraftOptions, draft
 from tidegate.tools.build.errors import BuildError
@@ -55,6 +56,7 @@ class AddRequest:
     edge_max_batch: int | None = None
     edge_max_tokens: int | None = None
     engine: EngineName | None = None  # of the pool's artefact; None: by its suffix
+    trust: bool = False  # whether the user vouches for artefacts that can run code
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,18 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
     place = root / request.name / request.version
     if place.exists() and not force:
         raise BuildError(f"{place} exists; give another --version, or --force to replace it")
+    trusted = TrustedDigests(root)
+    if request.trust:
+        _trust(request, trusted)
     with ExitStack() as stack:
-        return _added(request, root, _parts(request, stack))
+        return _added(request, root, _parts(request, trusted, stack), trusted)
 
 
-def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact]) -> AddedModel:
+def _added(
+    request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], trusted: TrustedDigests
+) -> AddedModel:
     drafted = _drafted(request, parts)
-    engines = _loaded(parts, drafted.manifest)
+    engines = _loaded(parts, drafted.manifest, trusted)
     notes = list(drafted.choices)
     manifest = limited_by_running(drafted, engines, notes)
     check_answers(manifest, engines)
@@ -111,7 +118,26 @@ def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
     return engine
 
 
-def _parts(request: AddRequest, stack: ExitStack) -> tuple[_PlacedArtefact, ...]:
+def _trust(request: AddRequest, trusted: TrustedDigests) -> None:
+    """Put the artefacts that can run code on the trust list."""
+    for where, path, engine in _given(request):
+        if engine in CODE_ENGINES:
+            trusted.add({sha256_of(path): f"{request.name}:{request.version} for the {where}, by model add --trust"})
+
+
+def _parts(request: AddRequest, trusted: TrustedDigests, stack: ExitStack) -> tuple[_PlacedArtefact, ...]:
+    return tuple(_part(where, path, engine, trusted, stack) for where, path, engine in _given(request))
+
+
+def _part(
+    where: Where, path: Path, engine: EngineName, trusted: TrustedDigests, stack: ExitStack
+) -> _PlacedArtefact:
+    if engine == "onnx":
+        path = stack.enter_context(in_one_file(path))
+    return _PlacedArtefact(where, path, engine, _inspect(path, engine, trusted))
+
+
+def _given(request: AddRequest) -> list[tuple[Where, Path, EngineName]]:
     given: list[tuple[Where, Path]] = []
     if request.edge is not None:
         given.append(("edge", request.edge))
@@ -119,17 +145,10 @@ def _parts(request: AddRequest, stack: ExitStack) -> tuple[_PlacedArtefact, ...]
         given.append(("pool", request.pool))
     if not given:
         raise BuildError("nothing to add: give --edge, --pool or both")
-    return tuple(_part(where, path, request.engine if where == "pool" else None, stack) for where, path in given)
+    return [(where, path, engine_of(path, request.engine if where == "pool" else None)) for where, path in given]
 
 
-def _part(where: Where, path: Path, wished: EngineName | None, stack: ExitStack) -> _PlacedArtefact:
-    engine = engine_of(path, wished)
-    if engine == "onnx":
-        path = stack.enter_context(in_one_file(path))
-    return _PlacedArtefact(where, path, engine, _inspect(path, engine))
-
-
-def _inspect(path: Path, engine: EngineName) -> ModelSignature | None:
+def _inspect(path: Path, engine: EngineName, trusted: TrustedDigests) -> ModelSignature | None:
     if engine == "onnx":
         return inspect_onnx(path)
     if engine == "torch-export":
@@ -137,7 +156,7 @@ def _inspect(path: Path, engine: EngineName) -> ModelSignature | None:
             from tidegate.tools.build.inspect.exported_program import inspect_program
         except ImportError as error:
             raise BuildError(f"{path} needs PyTorch: pip install 'tidegate[cloud]'") from error
-        return inspect_program(path)
+        return inspect_program(path, trusted)
     if engine == "torch-packed":
         try:
             from tidegate.tools.build.inspect.packed_weights import inspect_packed
@@ -170,12 +189,16 @@ def _check_onnx_names(signature: ModelSignature, names: Sequence[str]) -> None:
         raise BuildError(f"--output: {signature.source} itself names its outputs {', '.join(own)}")
 
 
-def _loaded(parts: Sequence[_PlacedArtefact], manifest: Manifest) -> dict[Where, Engine]:
+def _loaded(parts: Sequence[_PlacedArtefact], manifest: Manifest, trusted: TrustedDigests) -> dict[Where, Engine]:
     outputs = tuple(spec.name for spec in manifest.outputs)
     try:
         return {
             part.where: load_engine(
-                part.engine, part.path, outputs=outputs, packing=packing_of(manifest, _packed(part, manifest))
+                part.engine,
+                part.path,
+                outputs=outputs,
+                packing=packing_of(manifest, _packed(part, manifest)),
+                trusted=trusted,
             )
             for part in parts
         }

@@ -27,6 +27,7 @@ from tidegate.tools.build.demo.demo_models import RECIPES, build_demo
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.pack_cli import pack
 from tidegate.tools.build.progress import Progress
+from tidegate.tools.build.trust_cli import trust
 from tidegate.tools.delivery import cli as delivery
 from tidegate.tools.delivery import versions
 
@@ -40,12 +41,12 @@ def model() -> None:
     \b
     Examples:
       tidegate model list
-      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --cost tokens:input_ids
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --cost tokens:input_ids
       tidegate model rollout encoder --key operator.key
     """
 
 
-for _command in (calibrate, pack, *delivery.COMMANDS, *versions.COMMANDS):
+for _command in (calibrate, pack, trust, *delivery.COMMANDS, *versions.COMMANDS):
     model.add_command(_command)
 
 
@@ -177,6 +178,7 @@ def quantize(
 @click.option(
     "--edge-max-tokens", type=click.IntRange(min=1), help="Longest row that an edge takes; measured by default."
 )
+@click.option("--trust", is_flag=True, help="Trust these .pt2 and .pt files: they are programs, and are run here.")
 @repository_option
 @click.option("--force", is_flag=True, help="Replace the version if it exists.")
 @errors_in_one_line
@@ -185,8 +187,8 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
 
     \b
     Examples:
-      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --cost tokens:input_ids
-      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --tokenizer tokenizer.json
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --cost tokens:input_ids
+      tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --tokenizer tokenizer.json
       tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
     """
     with requires_extra("onnx"):

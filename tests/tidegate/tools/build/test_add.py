@@ -76,7 +76,9 @@ def run(*words: Any) -> Result:
 
 
 def test_a_text_model_is_added_with_all_that_its_files_say(files: Path, tmp_path: Path) -> None:
-    result = run("add", "t", "--edge", files / "text.onnx", "--pool", files / "text.pt2", "--repository", tmp_path)
+    result = run(
+        "add", "t", "--edge", files / "text.onnx", "--pool", files / "text.pt2", "--trust", "--repository", tmp_path
+    )
     assert result.exit_code == 0, result.output
     repository = Repository(tmp_path)
     added = repository.manifest("t")
@@ -104,17 +106,19 @@ def test_the_longest_length_is_found_by_running_where_no_file_says_it(files: Pat
 
 
 def test_torchscript_is_described_by_the_onnx_file_beside_it(files: Path, tmp_path: Path) -> None:
-    result = run("add", "d", "--edge", files / "dense.onnx", "--pool", files / "dense.pt", "--repository", tmp_path)
+    result = run(
+        "add", "d", "--edge", files / "dense.onnx", "--pool", files / "dense.pt", "--trust", "--repository", tmp_path
+    )
     assert result.exit_code == 0, result.output
     assert [one.engine for one in Repository(tmp_path).manifest("d").variants] == ["onnx", "torchscript"]
 
 
 def test_a_quality_is_written_only_if_it_was_measured_on_real_samples(files: Path, tmp_path: Path) -> None:
-    pair = ("--edge", files / "dense.onnx", "--pool", files / "dense.pt2", "--repository", tmp_path)
+    pair = ("--edge", files / "dense.onnx", "--repository", tmp_path, "--pool", files / "dense.pt2", "--trust")
     assert "made-up inputs" in run("add", "a", *pair).output
     run("add", "b", *pair, "--samples", files / "x.npz")
     run("add", "c", *pair, "--samples", files / "labelled.npz", "--metric", "top1")
-    run("add", "d", *pair[:2], *pair[4:], "--samples", files / "labelled.npz", "--metric", "top1")
+    run("add", "d", *pair[:4], "--samples", files / "labelled.npz", "--metric", "top1")
     qualities = {one.name: [variant.quality for variant in one.variants] for one in Repository(tmp_path).manifests()}
     assert qualities["a"] == [None, None]
     assert [(one.metric, one.value, one.samples) for one in qualities["b"] if one] == [("cosine", 1.0, 40)] * 2
@@ -168,7 +172,7 @@ def test_what_cannot_be_added_is_named_and_nothing_appears(
     files: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     paths = [str(files / word) if Path(word).suffix and "=" not in word else word for word in words]
-    result = run("add", "m", *paths, "--repository", tmp_path)
+    result = run("add", "m", *paths, "--trust", "--repository", tmp_path)
     assert result.exit_code == 1
     assert message in result.output
     assert Repository(tmp_path).manifests() == ()
@@ -177,7 +181,7 @@ def test_what_cannot_be_added_is_named_and_nothing_appears(
 @pytest.mark.parametrize("name", ["broken.onnx", "broken.pt2"])
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x00not a model")
-    result = run("add", "m", "--edge", tmp_path / name, "--repository", tmp_path / "r")
+    result = run("add", "m", "--edge", tmp_path / name, "--trust", "--repository", tmp_path / "r")
     assert result.exit_code == 1
     assert f"{name}: is not an" in result.output
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import torch
 
+from tidegate.models.digest import sha256_of
+from tidegate.models.trusted_digests import TrustedDigests
+
 Axes = Mapping[str, Mapping[int, str]]  # tensor → dimension → the axis' name
 _OPSET = 17  # the first with LayerNormalization
 
@@ -20,13 +23,14 @@ _OPSET = 17  # the first with LayerNormalization
 def export_program(
     module: torch.nn.Module, example: Mapping[str, torch.Tensor], axes: Axes, path: Path, *, most: Mapping[str, int]
 ) -> None:
-    """Write a .pt2 whose named axes go from 1 to `most` (not in it: without limit)."""
+    """Write a .pt2 whose named axes go from 1 to `most` (not in it: without limit), and trust it in its repository."""
     _check_is_eval(module)
     names = {axis for dimensions in axes.values() for axis in dimensions.values()}
     dims = {name: torch.export.Dim(name, min=1, max=most.get(name)) for name in sorted(names)}
     shapes = {tensor: {at: dims[axis] for at, axis in axes[tensor].items()} for tensor in example}
     program = torch.export.export(module, tuple(example.values()), dynamic_shapes=shapes, strict=False)
     torch.export.save(program, path)
+    TrustedDigests.of_artefact(path).add({sha256_of(path): f"built here: {path.parent.parent.name}/{path.name}"})
 
 
 def export_onnx(

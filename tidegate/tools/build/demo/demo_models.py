@@ -1,6 +1,7 @@
 """A demo model is kept when it is there and whole, and built anew otherwise.
 
-"Whole" means that the manifest can be read, that every artefact and the tokenizer have their digests. A
+"Whole" means that the manifest can be read, that every artefact and the tokenizer have their digests, and that those
+which can run code are on the repository's trust list: a file of unknown origin is not taken for one that we built. A
 recipe that changes raises its version, which makes a model of another version.
 """
 
@@ -12,6 +13,7 @@ from typing import Literal
 
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError, load_manifest, save_manifest
+from tidegate.models.trusted_digests import check_trusted
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.progress import Progress
 from tidegate.tools.build.staging import model_lock, staged_version
@@ -46,6 +48,7 @@ def intact_manifest(root: Path, name: str, version: str) -> Manifest | None:
         manifest = load_manifest(root / name / version)
         for variant in manifest.variants:
             repository.verify(manifest, variant)
+            check_trusted(repository, manifest, variant)
         repository.verify_tokenizer(manifest)
     except RepositoryError:
         return None

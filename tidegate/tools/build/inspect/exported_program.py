@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from tidegate.engines.errors import UntrustedProgram
 from tidegate.engines.torch import load_program
 from tidegate.models.manifest import Bounds
+from tidegate.models.trusted_digests import TrustedDigests
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.inspect.signature import Dimension, ModelSignature, SignaturePort
 from tidegate.types import Datatype
@@ -27,10 +29,12 @@ _DATATYPES = {
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-def inspect_program(path: Path) -> ModelSignature:
+def inspect_program(path: Path, trusted: TrustedDigests) -> ModelSignature:
     """Raises BuildError: the file is no exported program, or takes or gives something that is no tensor."""
     try:
-        program = load_program(path)
+        program = load_program(path, trusted)
+    except UntrustedProgram as error:
+        raise BuildError(str(error)) from error
     except Exception as error:  # a zip's, a pickle's or torch's own errors
         raise BuildError(f"{path}: is not an exported program (torch.export.save): {error}") from error
     given = set(program.graph_signature.user_inputs)

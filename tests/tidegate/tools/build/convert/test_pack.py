@@ -139,6 +139,8 @@ def test_an_engine_that_is_named_goes_before_the_suffix(tmp_path: Path) -> None:
     command = ["add", "mine", "--pool", str(tmp_path / "m.bin"), "--repository", str(tmp_path / "models")]
     assert "unknown kind of artefact '.bin'" in CliRunner().invoke(model, command).output
     done = CliRunner().invoke(model, [*command, "--engine", "torch-export"])
+    assert "m.bin: it is a program" in done.output
+    done = CliRunner().invoke(model, [*command, "--engine", "torch-export", "--trust"])
     assert "m.bin: is not an exported program" in done.output
 
 

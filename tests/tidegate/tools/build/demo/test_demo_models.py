@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.models.trusted import trust_file
 from tidegate.engines.engine import Engine, load_engine
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Bounds, EngineName, Manifest
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import Repository
+from tidegate.models.trusted_digests import FILE_NAME
 from tidegate.tools.build.demo.corpus import texts
 from tidegate.tools.build.demo.demo_models import RECIPES, build_demo, intact_manifest
 from tidegate.tools.build.evaluate.measure import cosines, top1
@@ -160,7 +162,7 @@ def test_every_runtime_gives_the_same_embeddings(minilm: Manifest, engines: dict
     inputs["attention_mask"][2, 5] = 0  # inside of a row: nobody attends it, and what follows keeps its place
     first, *others = (engines[name].infer(inputs)["sentence_embedding"] for name in FULL)
     for other in others:
-        np.testing.assert_allclose(first, other, atol=1e-5)
+        np.testing.assert_allclose(first["probabilities"], other["probabilities"], atol=1e-5)
     assert cosines(first, engines["bf16"].infer(inputs)["sentence_embedding"]).min() > 0.9998
 
 
@@ -223,12 +225,16 @@ def test_every_runtime_gives_the_same_digits(demo_repository: Repository, tmp_pa
     kinds: dict[EngineName, Path] = {
         "torch-export": program, "torchscript": tmp_path / "m.pt", "onnx": tmp_path / "m.onnx",
     }  # fmt: skip
+    trusted = trust_file(tmp_path / "m.pt", tmp_path)
+    trust_file(program, tmp_path)
     first, *others = (
-        load_engine(kind, path, outputs=("probabilities",)).infer({"image": images[:16]})["probabilities"]
+        load_engine(kind, path, outputs=("probabilities",), trusted=trusted).infer({"image": images[:16]})[
+            "probabilities"
+        ]
         for kind, path in kinds.items()
     )
     for other in others:
-        np.testing.assert_allclose(first, other, atol=1e-5)
+        np.testing.assert_allclose(first["probabilities"], other["probabilities"], atol=1e-5)
 
 
 def test_no_part_of_the_digits_has_an_image_of_another() -> None:
@@ -285,6 +291,7 @@ def test_what_is_whole_is_kept_and_what_is_not_is_built_again(demo_repository: R
     import shutil
 
     shutil.copytree(demo_repository.root / "digits", tmp_path / "digits")
+    shutil.copy(demo_repository.root / FILE_NAME, tmp_path)
     assert build_demo("digits", tmp_path, no_progress)[1] == "kept"
     (tmp_path / "digits" / RECIPES["digits"][1] / "int8.onnx").write_bytes(b"cut off")
     manifest, how = build_demo("digits", tmp_path, no_progress)
